@@ -1,0 +1,112 @@
+# make run    installs into .venv and trains a model under four strategies, side by side
+# make test   installs what tests need and checks everything: lint, types, imports, tests
+# make gpu    the tests that need a CUDA device, and a benchmark on it
+# make bench  the benchmarks of the host's side
+#
+# Settings, as in `make run PYTHON=python3.12 ARGS="--steps 50"`:
+#   PYTHON       interpreter that makes the virtual environment
+#   VENV         where that is; a torch that it has already is kept
+#   EXTRAS       optional dependencies of `make run`
+#   TORCH_INDEX  package index for torch alone, such as https://download.pytorch.org/whl/cpu
+#   OUT, ARGS    where `make run` writes, and more arguments for it
+#   PYTEST_ARGS  more arguments for pytest
+#   PY           an interpreter with all dependencies: nothing is installed, no .venv is made
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= hf
+TORCH_INDEX ?=
+OUT ?= runs/compare
+ARGS ?=
+PYTEST_ARGS ?=
+
+ifdef PY
+  # The source tree is used where it lies, with the host kernel built in place.
+  READY_RUN := inplace
+  READY_DEV := inplace
+  export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
+  PY := $(VENV)/bin/python
+  READY_RUN := $(VENV)/.ready-run
+  READY_DEV := $(VENV)/.ready-dev
+endif
+
+# What an installation depends on: after a change of these, the next target installs again.
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/_host_kernel.c)
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
+CONSTRAINTS := $(VENV)/constraints.txt
+
+.PHONY: help venv install inplace run test lint types imports unit gpu bench clean
+
+help:
+	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
+
+venv: $(VENV)/.ready-venv
+install: $(READY_RUN)
+
+$(VENV)/.ready-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Python 3.10 or later is needed: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "No virtual environment: install python3-venv, or give another PYTHON" >&2; exit 1; }
+	@$(VENV)/bin/python -m pip --version >/dev/null || { \
+	  echo "$(VENV) has no pip: remove it, install python3-venv, and try again" >&2; exit 1; }
+	@touch $@
+
+# Torch first and alone: it is the one package whose build depends on the machine, and a build
+# that is there already (for this GPU's driver, say) is kept.
+$(CONSTRAINTS): constraints.txt $(VENV)/.ready-venv
+	@if $(VENV)/bin/python -c 'import torch' 2>/dev/null; then \
+	  echo "Keeping the torch that $(VENV) has"; sed '/^torch==/d' constraints.txt > $@.new; \
+	else \
+	  echo "Installing torch (large, once)"; \
+	  $(PIP) -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch \
+	    && cp constraints.txt $@.new; \
+	fi
+	@mv $@.new $@
+
+$(VENV)/.ready-run: $(SOURCES) $(CONSTRAINTS)
+	@echo "Installing zenflow-offload into $(VENV)"
+	@$(PIP) -q -c $(CONSTRAINTS) -e ".$(if $(EXTRAS),[$(EXTRAS)])"
+	@touch $@
+
+$(VENV)/.ready-dev: $(SOURCES) $(CONSTRAINTS)
+	@echo "Installing zenflow-offload and its tests' needs into $(VENV)"
+	@$(PIP) -q -c $(CONSTRAINTS) -e ".[hf,dev]"
+	@touch $@ $(VENV)/.ready-run
+
+inplace:
+	@$(PY) setup.py -q build_ext --inplace || echo "No C compiler: the torch kernel is used"
+
+run: $(READY_RUN)
+	$(PY) -m experiments.cli train --compare --out $(OUT) $(ARGS)
+	@echo "Outputs are in $(OUT)"
+
+test: lint types imports unit
+
+lint: $(READY_DEV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY_DEV)
+	$(PY) -m mypy
+
+imports: $(READY_DEV)
+	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+unit: $(READY_DEV)
+	$(PY) -m pytest --timeout=300 $(PYTEST_ARGS)
+
+gpu: $(READY_DEV)
+	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+	$(PY) -m benchmarks.gpu_step
+
+bench: $(READY_RUN)
+	$(PY) -m benchmarks.host_update
+	$(PY) -m benchmarks.step_overhead
+
+# The virtual environment stays; the kernel goes with the builds, so it is installed anew.
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .import_linter_cache $(VENV)/.ready-run $(VENV)/.ready-dev zenflow/*.so
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,190 @@
+"""From settings to the objects of a run: device, model, data, optimizer, schedule."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from experiments.data import TrainingData, make_batches, read_source
+from experiments.pretrained import NamedModel, find_model, load_model, load_tokenizer
+from experiments.recipes import DEFAULT_STEPS, TrainSettings
+from experiments.records import available_cores
+from experiments.tokens import TextTokenizer
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+from zenflow.optimizer import ZenFlowAdamW
+from zenflow.transfer import PacedLink
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """Everything a run works with, before its optimizer is made."""
+
+    settings: TrainSettings
+    config: ZenFlowConfig
+    device: torch.device
+    found: NamedModel
+    model: nn.Module
+    tokenizer: TextTokenizer
+    data: TrainingData
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the trainable parameters, tied ones counted once."""
+        return sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        )
+
+
+def build_workbench(settings: TrainSettings) -> Workbench:
+    """Return the run's device, model and data.
+
+    Raises:
+        ConfigError: The settings name something that is not there or does not fit together.
+    """
+    device = choose_device(settings)
+    found = find_model(settings.model)
+    use_threads(settings, device)
+    tokenizer = load_tokenizer(found)
+    data = make_batches(read_source(settings), tokenizer, settings)
+    model = load_model(found, settings, data.num_classes)
+    model.to(device=device, dtype=DTYPES[settings.dtype])
+    model.train()
+    steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
+    return Workbench(
+        settings=settings,
+        config=settings.config(steps_per_epoch),
+        device=device,
+        found=found,
+        model=model,
+        tokenizer=tokenizer,
+        data=data,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=count_steps(settings, steps_per_epoch),
+    )
+
+
+def choose_device(settings: TrainSettings) -> torch.device:
+    """Return the device the settings ask for; ``auto`` is CUDA where there is one.
+
+    Raises:
+        ConfigError: The device is not there, or an emulated link is asked for on a real one.
+    """
+    name = settings.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be auto, cpu or cuda, but is {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, but is {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {name} needs a CUDA GPU and a torch built for it, and torch "
+            f"{torch.__version__} sees none: use --device cpu"
+        )
+    if device.type == "cuda" and settings.link is not None:
+        raise ConfigError(
+            "an emulated link stands in for PCIe on a CPU; a GPU has a real one: leave out "
+            "--link-gbps, or use --device cpu"
+        )
+    return device
+
+
+def use_threads(settings: TrainSettings, device: torch.device) -> None:
+    """Set torch's threads; a CPU that plays the device leaves one core to the host side.
+
+    An ``OMP_NUM_THREADS`` of fewer threads is respected.
+    """
+    wanted = settings.device_threads
+    if wanted is None and device.type == "cpu":
+        wanted = max(1, available_cores() - 1)
+        limit = os.environ.get("OMP_NUM_THREADS", "")
+        if limit.isdigit() and int(limit) > 0:
+            wanted = min(wanted, int(limit))
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+
+
+def count_steps(settings: TrainSettings, steps_per_epoch: int) -> int:
+    """Return how many optimizer steps the run takes."""
+    if settings.epochs is not None:
+        return max(1, round(settings.epochs * steps_per_epoch))
+    return DEFAULT_STEPS if settings.steps is None else settings.steps
+
+
+def make_optimizer(bench: Workbench) -> ZenFlowAdamW:
+    """Return the optimizer: matrices decay, vectors (norms, biases) don't."""
+    settings = bench.settings
+    trainable = [item for item in bench.model.named_parameters() if item[1].requires_grad]
+    groups = [
+        {
+            "params": [p for _, p in trainable if p.ndim >= 2],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [p for _, p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    release = settings.gradients == "release"
+    return ZenFlowAdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        config=bench.config,
+        max_grad_norm=settings.max_grad_norm if release else "keep",
+        accumulation_steps=settings.grad_accum if release else 1,
+        link=None if settings.link is None else PacedLink(*settings.link),
+        host_threads=settings.host_threads,
+        timeline_steps=settings.timeline_steps,
+    )
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, settings: TrainSettings, total_steps: int
+) -> LambdaLR:
+    """Return the learning-rate schedule: a linear rise, then constant, linear or cosine."""
+    return LambdaLR(optimizer, lambda done: schedule_factor(settings, total_steps, done))
+
+
+def schedule_factor(settings: TrainSettings, total_steps: int, done: int) -> float:
+    """Return the factor on the learning rate of the step after ``done`` steps.
+
+    Linear and cosine reach 0 just behind the last step, so that every step still counts.
+    """
+    rising = warmup_steps(settings, total_steps)
+    if done < rising:
+        return (done + 1) / (rising + 1)
+    if settings.schedule == "constant":
+        return 1.0
+    share = min(1.0, (done - rising) / max(1, total_steps - rising))
+    return 1.0 - share if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+
+
+def warmup_steps(settings: TrainSettings, total_steps: int) -> int:
+    """Return over how many steps the learning rate rises."""
+    return round(settings.warmup * total_steps)
+
+
+def describe(bench: Workbench) -> str:
+    """Return one line on what is about to be trained on what."""
+    settings = bench.settings
+    name = Path(settings.model).name if bench.found.kind != "hub" else settings.model
+    made_by = "experiments.models" if bench.found.own else "transformers"
+    return (
+        f"model {name} ({made_by}, {settings.dtype}) on {bench.data.name}, "
+        f"{bench.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
+        f"{settings.sequence} tokens on {bench.device}"
+    )

@@ -1,0 +1,146 @@
+"""The console command ``zenflow``. Its help loads neither torch nor any model code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from experiments.configfile import read_config_file
+from experiments.options import given_flags, train_flags
+from experiments.recipes import TrainSettings
+from experiments.records import remove_results
+from zenflow.errors import ConfigError, ZenFlowError
+
+RUNS = Path("runs")
+"""Where runs go without --out, below the working directory."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99})
+def main() -> None:
+    """Train with optimizer states on the host, without waiting for them."""
+
+
+@main.command()
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Run on_device, zero_offload, zenflow_paper and zenflow on the same seed and data.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Directory of the results, new or empty."
+)
+@click.option("--overwrite", is_flag=True, help="Replace an earlier run's results in --out.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Go on with the run in this directory; its settings are kept.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="TOML or JSON with settings, or a DeepSpeed JSON; flags win over it.",
+)
+@train_flags
+@click.pass_context
+def train(
+    context: click.Context,
+    /,
+    *,
+    compare: bool,
+    out: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+    config_file: Path | None,
+    **flags: Any,
+) -> None:
+    """Train a model and leave its records, trace, picture and checkpoint in a directory.
+
+    With nothing given, a small decoder learns this Python's own source code, byte by byte.
+    """
+    del flags  # read from the context, which knows which of them were given
+    try:
+        if resume is not None:
+            settings, compare = _resumed_settings(context, resume, out, config_file, compare)
+            folder = resume
+        else:
+            settings = _new_settings(context, config_file, compare)
+            folder = _new_folder(out, overwrite, "compare" if compare else settings.strategy)
+    except (ConfigError, TypeError) as error:
+        raise click.UsageError(str(error), context) from error
+    from experiments.launch import launch  # loads torch, which help must not
+
+    try:
+        code = launch(settings, folder, compare=compare, resume=resume is not None)
+    except ConfigError as error:
+        raise click.UsageError(str(error), context) from error
+    except ZenFlowError as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)
+
+
+def _new_settings(
+    context: click.Context, config_file: Path | None, compare: bool
+) -> TrainSettings:
+    """Return defaults, changed by the file, changed by the flags."""
+    settings, knobs = given_flags(context)
+    if compare and "strategy" in settings:
+        raise ConfigError("--compare runs its own four strategies: leave out --strategy")
+    values = TrainSettings.compared_defaults() if compare else {}
+    if config_file is not None:
+        from_file, file_knobs = read_config_file(config_file)
+        values, knobs = {**values, **from_file}, {**file_knobs, **knobs}
+    if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
+        values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
+    return TrainSettings(**{**values, **settings, "knobs": knobs})
+
+
+def _new_folder(out: Path | None, overwrite: bool, label: str) -> Path:
+    folder = out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
+    if overwrite and folder.is_dir():
+        remove_results(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"--out must be new or empty, but {folder} is not: choose another, replace an earlier "
+            f"run with --overwrite, or go on with it by --resume {folder}"
+        )
+    return folder
+
+
+def _resumed_settings(
+    context: click.Context,
+    folder: Path,
+    out: Path | None,
+    config_file: Path | None,
+    compare: bool,
+) -> tuple[TrainSettings, bool]:
+    """Return the settings of the run in ``folder``, with this command's flags on top."""
+    if out is not None or config_file is not None:
+        raise ConfigError("--resume takes directory and settings from the run itself: leave out "
+                          "--out and --config")  # fmt: skip
+    path = folder / "config.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        saved = dict(record["settings"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"--resume needs a directory that a run has written, but {path} can't be read: check "
+            "the path"
+        ) from error
+    was_comparison = "compare" in record
+    if compare and not was_comparison:
+        raise ConfigError(f"{folder} holds a single run: leave out --compare to resume it")
+    settings, knobs = given_flags(context)
+    if {"steps", "epochs"} & settings.keys():
+        saved.update(steps=None, epochs=None)
+    saved["knobs"] = {**saved.get("knobs", {}), **knobs}
+    return TrainSettings.from_dict({**saved, **settings}), was_comparison
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The four strategies on one model, one seed, one data order: a table and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from experiments.build import build_workbench, choose_device
+from experiments.checkpoint import latest_checkpoint
+from experiments.emulation import choose_link
+from experiments.figures import RunRecord, draw_comparison, save_figure
+from experiments.interrupt import StopRequest
+from experiments.progress import Reporter
+from experiments.recipes import COMPARED, TrainSettings
+from experiments.records import provenance, read_steps, write_json
+from experiments.training import CHECKPOINTS, Outcome, run
+from zenflow.timeline import Timeline
+
+SHOWN_STEPS = 8
+"""Steps of each strategy in the picture."""
+
+
+def with_link(settings: TrainSettings, reporter: Reporter) -> TrainSettings:
+    """Return the settings with an emulated link where a comparison needs one and has none."""
+    if settings.link is not None or choose_device(settings).type != "cpu":
+        return settings
+    choice = choose_link(build_workbench(settings))
+    reporter.say(str(choice))
+    return replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
+
+
+def run_comparison(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    reporter: Reporter,
+    stop: StopRequest,
+    resume: bool = False,
+) -> Outcome:
+    """Run ``COMPARED`` one after another and leave compare.json and compare.png beside them.
+
+    Args:
+        settings: What they share; their own knobs follow ``TrainSettings.with_strategy``.
+        folder: Gets a directory for each strategy.
+        reporter: Hears of every step, and prints the table.
+        stop: A request ends the run in progress after its step, and starts no other.
+        resume: Keep what is finished, go on with what has a checkpoint.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = with_link(settings, reporter)
+    record = {"compare": list(COMPARED), "settings": settings.to_dict(), **provenance()}
+    write_json(folder / "config.json", record)
+    outcome = None
+    for number, strategy in enumerate(COMPARED, start=1):
+        own = folder / strategy
+        if resume and _is_finished(own):
+            continue
+        reporter.say(f"\n[{number}/{len(COMPARED)}] {strategy}")
+        outcome = run(
+            settings.with_strategy(strategy),
+            own,
+            reporter=reporter,
+            stop=stop,
+            resume=resume and latest_checkpoint(own / CHECKPOINTS) is not None,
+        )
+        if outcome.stopped or stop.requested:
+            return replace(outcome, stopped=outcome.stopped or number < len(COMPARED))
+    runs = [read_run(folder / strategy) for strategy in COMPARED]
+    write_json(folder / "compare.json", comparison(runs))
+    save_figure(draw_comparison(runs, SHOWN_STEPS), folder / "compare.png")
+    reporter.console.print(table(runs))
+    reporter.say(verdict(runs))
+    return outcome or Outcome(summary=dict(runs[-1].summary), steps=0, stopped=False)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Return a finished run from its files."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    trace = folder / "trace.json"
+    return RunRecord(
+        strategy=summary["strategy"],
+        summary=summary,
+        rows=read_steps(folder / "steps.jsonl"),
+        timeline=Timeline.read(trace) if trace.is_file() else Timeline(),
+    )
+
+
+def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return compare.json: every summary, and the figures that only a comparison has."""
+    by_name = {run.strategy: run.summary for run in runs}
+    return {
+        "emulated_link": runs[0].summary["emulated_link"],
+        "zenflow": {
+            "stall_removed_share": stall_removed(by_name),
+            "speedup_over_zero_offload": _ratio(by_name, "mean_step_seconds"),
+            "eval_loss_over_on_device": eval_loss_ratio(by_name, "zenflow"),
+        },
+        "runs": by_name,
+        **provenance(),
+    }
+
+
+def stall_removed(summaries: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return the share of zero_offload's stall seconds per step that zenflow does not have."""
+    before = summaries["zero_offload"]
+    after = summaries["zenflow"]
+    if not before["stall_seconds"]:
+        return None
+    per_step = [summary["stall_seconds"] / summary["steps"] for summary in (after, before)]
+    return 1 - per_step[0] / per_step[1]
+
+
+def eval_loss_ratio(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
+    """Return a strategy's held-out loss over on_device's."""
+    mine, base = summaries[strategy]["eval_loss"], summaries["on_device"]["eval_loss"]
+    return mine / base if mine and base else None
+
+
+def table(runs: Sequence[RunRecord]) -> Table:
+    """Return the strategies side by side."""
+    emulated = runs[0].summary["emulated_link"] is not None
+    made = Table(title="Strategies side by side" + (" (emulated link)" if emulated else ""))
+    made.add_column("strategy", no_wrap=True)
+    for name in (
+        "step ms", "p95 ms", "stalled", "tokens/s", "d2h MB/step", "h2d MB/step",
+        "host B/param", "train loss", "held-out", "vs on_device",
+    ):  # fmt: skip
+        made.add_column(name, justify="right")
+    by_name = {run.strategy: run.summary for run in runs}
+    for strategy, summary in by_name.items():
+        ratio = eval_loss_ratio(by_name, strategy)
+        made.add_row(
+            strategy,
+            f"{summary['mean_step_seconds'] * 1e3:.0f}",
+            f"{summary['p95_step_seconds'] * 1e3:.0f}",
+            f"{summary['stall_fraction']:.1%}",
+            f"{summary['tokens_per_second']:.0f}",
+            f"{summary['d2h_bytes_per_step'] / 1e6:.2f}",
+            f"{summary['h2d_bytes_per_step'] / 1e6:.2f}",
+            f"{summary['host_bytes_per_param']:.1f}",
+            f"{summary['final_train_loss']:.4f}",
+            f"{summary['eval_loss']:.4f}",
+            "-" if ratio is None else f"{ratio - 1:+.2%}",
+        )
+    return made
+
+
+def verdict(runs: Sequence[RunRecord]) -> str:
+    """Return the comparison in one sentence."""
+    by_name = {run.strategy: run.summary for run in runs}
+    removed, speedup = stall_removed(by_name), _ratio(by_name, "mean_step_seconds")
+    loss = eval_loss_ratio(by_name, "zenflow")
+    if removed is None or speedup is None or loss is None:
+        return "zero_offload did not stall here, so there was nothing to win."
+    return (
+        f"zenflow: {removed:.1%} of zero_offload's stall gone, {speedup:.2f}x its speed, held-out "
+        f"loss {loss - 1:+.2%} against on_device."
+    )
+
+
+def _ratio(summaries: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
+    after = summaries["zenflow"][key]
+    return summaries["zero_offload"][key] / after if after else None
+
+
+def _is_finished(folder: Path) -> bool:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(summary["steps"] == summary["planned_steps"])

@@ -1,0 +1,125 @@
+"""``--config FILE``: TOML or JSON of our own, or a DeepSpeed JSON. Imports no torch.
+
+Our own files hold the flags' names with underscores (``lr``, ``batch_size``, ``link_gbps``) and a
+table ``zenflow`` with fields of ``ZenFlowConfig``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.options import KNOB_NAMES, SETTING_NAMES
+from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
+from zenflow.errors import ConfigError
+
+_FILE_NAMES = (*(name for name in SETTING_NAMES if name != "link"), "link_gbps", "zenflow")
+_DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_KNOBS = (*KNOB_NAMES, "steps_per_epoch")
+
+
+def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a file's settings and its knobs of the update rule.
+
+    Raises:
+        ConfigError: The file can't be read, or has a key that is nothing; the nearest is named.
+    """
+    content = _parse(path)
+    if "zero_optimization" in content:
+        return _from_deepspeed(path)
+    knobs = content.get("zenflow", {})
+    if not isinstance(knobs, Mapping):
+        raise ConfigError(f"'zenflow' in {path} must be a table of knobs, but is {knobs!r}")
+    unknown = [
+        f"key {unknown_name(key, _FILE_NAMES)}" for key in content if key not in _FILE_NAMES
+    ]
+    unknown += [f"zenflow.{unknown_name(key, _KNOBS)}" for key in knobs if key not in _KNOBS]
+    raise_violations(str(path), unknown)
+    settings = {key: value for key, value in content.items() if key != "zenflow"}
+    if "link_gbps" in settings:
+        settings["link"] = _link(path, settings.pop("link_gbps"))
+    if isinstance(settings.get("betas"), list):
+        settings["betas"] = tuple(settings["betas"])
+    if settings.get("max_grad_norm") == "none":  # TOML has no null
+        settings["max_grad_norm"] = None
+    return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else _toml(path, text)
+    except OSError as error:
+        raise ConfigError(
+            f"--config {path} can't be read ({error.strerror}): check the path"
+        ) from error
+    except ValueError as error:  # both parsers' errors are ValueErrors, with a line number
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ConfigError(f"--config {path} is not valid {kind}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path} must hold a table of settings, but holds {content!r}")
+    return content
+
+
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # standard only from Python 3.11 on
+
+        return tomllib.loads(text)
+    try:
+        import tomli
+    except ImportError as error:
+        raise ConfigError(
+            f"--config {path}: Python 3.10 reads TOML with tomli (pip install tomli); or write "
+            "the same settings as JSON"
+        ) from error
+    parsed: dict[str, Any] = tomli.loads(text)
+    return parsed
+
+
+def _link(path: Path, value: Any) -> tuple[float, float]:
+    rates = value if isinstance(value, list) else [value, value]
+    if len(rates) != 2 or not all(isinstance(rate, int | float) for rate in rates):
+        raise ConfigError(f"link_gbps in {path} must be two numbers of GB/s, but is {value!r}")
+    return rates[0] * 1e9, rates[1] * 1e9
+
+
+def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    # Imported late: only this branch needs it.
+    from zenflow.deepspeed import read_deepspeed
+
+    # Epochs are counted in steps once the data is known; until then any number is as good.
+    found = read_deepspeed(path, steps_per_epoch=1)
+    strategy, knobs = _nearest_preset(found.config)
+    settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}
+    if "gradient_clipping" not in found.auto:
+        settings["max_grad_norm"] = found.max_grad_norm
+    accumulation = found.gradient_accumulation_steps
+    batch = found.train_micro_batch_size_per_gpu
+    if batch is None and found.train_batch_size is not None:
+        batch = found.train_batch_size // (accumulation or 1)
+    optional = {
+        "grad_accum": accumulation,
+        "batch_size": batch,
+        "dtype": _DEEPSPEED_DTYPES.get(found.dtype or ""),
+    }
+    settings |= {name: value for name, value in optional.items() if value is not None}
+    if found.dtype == "fp16":
+        settings |= {"gradients": "keep", "grad_scaler": dict(found.grad_scaler or {})}
+    return settings, knobs
+
+
+def _nearest_preset(config: ZenFlowConfig) -> tuple[str, dict[str, Any]]:
+    """Return the preset that differs from ``config`` in the fewest fields, and those fields."""
+    values = config.to_dict()
+    if values["select_strategy"] == "epoch":
+        values["steps_per_epoch"] = None
+    differences = {}
+    for name in PRESETS:
+        base = ZenFlowConfig.preset(name).to_dict()
+        differences[name] = {key: item for key, item in values.items() if item != base[key]}
+    nearest = min(differences, key=lambda name: len(differences[name]))
+    return nearest, differences[nearest]

@@ -1,0 +1,57 @@
+"""Start a run, print how it ended, and return the process's exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.compare import run_comparison
+from experiments.interrupt import StopRequest
+from experiments.progress import Reporter
+from experiments.recipes import TrainSettings
+from experiments.training import Outcome, run
+
+_WIDTH_WITHOUT_TERMINAL = 132
+
+
+def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool) -> int:
+    """Run once or four times; 0 at the end, 130 or 143 after Ctrl-C or SIGTERM."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+    reporter = Reporter(console)
+    work = run_comparison if compare else run
+    with StopRequest() as stop:
+        try:
+            outcome = work(settings, folder, reporter=reporter, stop=stop, resume=resume)
+        finally:
+            reporter.finish()
+        if outcome.stopped:
+            name = stop.signal.name if stop.signal else "a signal"
+            reporter.say(
+                f"Stopped by {name} after step {outcome.steps}; everything is saved. Go on with: "
+                f"zenflow train --resume {folder}"
+            )
+            return stop.exit_code
+    if not compare:
+        reporter.say(_last_line(outcome))
+    _list_files(reporter, folder)
+    return 0
+
+
+def _last_line(outcome: Outcome) -> str:
+    summary = outcome.summary
+    accuracy = summary.get("eval_accuracy")
+    emulated = " (emulated link)" if summary["emulated_link"] else ""
+    return (
+        f"{summary['strategy']}: {summary['steps']} steps of "
+        f"{summary['mean_step_seconds'] * 1e3:.0f} ms, {summary['stall_fraction']:.1%} "
+        f"stalled{emulated}, held-out loss {summary['eval_loss']:.4f}"
+        + ("" if accuracy is None else f", accuracy {accuracy:.3f}")
+    )
+
+
+def _list_files(reporter: Reporter, folder: Path) -> None:
+    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
+    reporter.say(f"Results are in {folder}: {', '.join(names)}")

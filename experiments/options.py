@@ -1,0 +1,173 @@
+"""The flags of ``zenflow train``, and from flags and files to settings. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from experiments.recipes import (
+    DTYPES,
+    GRADIENT_MODES,
+    MODEL_SIZES,
+    SCHEDULES,
+    TASKS,
+    TrainSettings,
+)
+from zenflow.config import PRESETS
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_GIGA = 1e9
+
+
+class LinkRates(click.ParamType):
+    """``D2H,H2D`` in GB/s; one number stands for both."""
+
+    name = "D2H,H2D"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, float]:
+        """Return bytes/s each way."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            rates = [float(part) for part in str(value).split(",")]
+        except ValueError:
+            rates = []
+        if len(rates) not in (1, 2) or not all(math.isfinite(r) and r > 0 for r in rates):
+            self.fail(
+                f"the link's rates are two positive numbers of GB/s, as in 0.05,0.05, but got "
+                f"{value!r}", param, ctx,
+            )  # fmt: skip
+        return rates[0] * _GIGA, rates[-1] * _GIGA
+
+
+class NumberOr(click.ParamType):
+    """A number, or a word that stands for None."""
+
+    def __init__(self, kind: type[int] | type[float], word: str) -> None:
+        """Take ``kind`` and the ``word``."""
+        self._kind = kind
+        self._word = word
+        self.name = f"{kind.__name__.upper()}|{word}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the number, or None for the word."""
+        if value == self._word:
+            return None
+        try:
+            return self._kind(value)
+        except (TypeError, ValueError):
+            self.fail(f"must be a number or {self._word!r}, but is {value!r}", param, ctx)
+
+
+def _choice(values: Any) -> click.Choice[str]:
+    return click.Choice(list(values))
+
+
+_sizes = ", ".join(MODEL_SIZES)
+_RUN_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--strategy", {"type": _choice(PRESETS), "help": "Preset that the knobs start from."}),
+    (
+        "--model",
+        {"help": f"A size ({_sizes}), a config.json, a local directory or a hub name."},
+    ),
+    (
+        "--data",
+        {
+            "help": "Text file, TSV of text and label, directory, or Hugging Face data set "
+            "(name or name:config); default: the source of this Python's standard library."
+        },
+    ),
+    ("--task", {"type": _choice(TASKS), "help": "auto goes by the data."}),
+    ("--text-column", {"help": "Column of a data set that holds the text."}),
+    ("--label-column", {"help": "Column of a data set that holds the class."}),
+    ("--sequence", {"type": int, "help": "Tokens of a sequence."}),
+    ("--batch-size", {"type": int, "help": "Sequences of a micro-batch."}),
+    ("--grad-accum", {"type": int, "help": "Micro-batches of a step."}),
+    ("--steps", {"type": int, "help": "Optimizer steps."}),
+    ("--epochs", {"type": float, "help": "Passes over the data, in place of --steps."}),
+    ("--lr", {"type": float, "help": "Peak learning rate."}),
+    ("--betas", {"type": (float, float), "help": "AdamW's two decay rates."}),
+    ("--eps", {"type": float, "help": "AdamW's epsilon."}),
+    ("--weight-decay", {"type": float, "help": "Decoupled decay of matrices."}),
+    ("--schedule", {"type": _choice(SCHEDULES), "help": "Learning rate after the rise."}),
+    ("--warmup", {"type": float, "help": "Share of the steps over which it rises."}),
+    (
+        "--max-grad-norm",
+        {"type": NumberOr(float, "none"), "help": "Global-norm clip, or none."},
+    ),
+    (
+        "--gradients",
+        {"type": _choice(GRADIENT_MODES), "help": "When gradients leave: in backward, or step()."},
+    ),
+    ("--dtype", {"type": _choice(DTYPES), "help": "The parameters' precision."}),
+    ("--device", {"help": "auto, cpu or cuda."}),
+    (
+        "--link-gbps",
+        {"type": LinkRates(), "help": "Emulated link of a CPU in GB/s, as in 0.05,0.05."},
+    ),
+    ("--host-threads", {"type": int, "help": "Threads of the host update."}),
+    ("--device-threads", {"type": int, "help": "Threads of torch."}),
+    ("--seed", {"type": int, "help": "Decides the first weights and the data's order."}),
+    ("--save-every", {"type": int, "help": "Steps between checkpoints; 0: at the end only."}),
+    ("--eval-every", {"type": int, "help": "Steps between evaluations; 0: at the end only."}),
+    ("--eval-batches", {"type": int, "help": "Held-out batches of an evaluation, at most."}),
+    ("--timeline-steps", {"type": int, "help": "Last steps whose spans are recorded."}),
+)
+_KNOB_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--topk-ratio", {"type": float, "help": "Share of columns the device updates."}),
+    ("--select-strategy", {"type": _choice(("step", "epoch")), "help": "Unit of the next one."}),
+    ("--select-interval", {"type": int, "help": "Between two selections; 0: only the first."}),
+    ("--update-interval", {"type": int, "help": "Steps of a window, S."}),
+    ("--overlap-step/--no-overlap-step", {"help": "Host updates behind following steps."}),
+    ("--lag", {"type": NumberOr(int, "S"), "help": "Steps until an update lands, or S."}),
+    ("--rolling/--aligned", {"help": "Windows end in turn, or together."}),
+    (
+        "--deferred-lr-scale",
+        {"type": _choice(("none", "sqrt", "linear")), "help": "Host rate for a window."},
+    ),
+    ("--prediction", {"type": float, "help": "Gamma of the uploaded weights."}),
+    ("--full-warm-up-rounds", {"type": int, "help": "First steps that defer nothing."}),
+    ("--importance-decay", {"type": float, "help": "Memory of the columns' scores."}),
+    ("--hysteresis", {"type": float, "help": "Lead that a column needs to be selected."}),
+    ("--min-split-elements", {"type": int, "help": "Smaller parameters stay on the device."}),
+    ("--block-elements", {"type": int, "help": "Most elements in a block."}),
+)
+SETTING_NAMES = tuple(
+    "link" if flag == "--link-gbps" else flag.removeprefix("--").replace("-", "_")
+    for flag, _ in _RUN_FLAGS
+)
+KNOB_NAMES = tuple(
+    flag.split("/")[0].removeprefix("--").replace("-", "_") for flag, _ in _KNOB_FLAGS
+)
+
+
+def train_flags(command: Command) -> Command:
+    """Give a command every flag of a run and of the update rule, in this file's order."""
+    defaults = TrainSettings()
+    for flag, options in reversed(_RUN_FLAGS + _KNOB_FLAGS):
+        extra = {}
+        default = getattr(defaults, flag.removeprefix("--").replace("-", "_"), None)
+        if default is not None:
+            extra["help"] = f"{options['help']}  [default: {_shown(default)}]"
+        command = click.option(flag, default=None, **{**options, **extra})(command)
+    return command
+
+
+def given_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings and the knobs that stand on the command line, and no others."""
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    if "link_gbps" in given:
+        given["link"] = given.pop("link_gbps")
+    settings = {name: value for name, value in given.items() if name in SETTING_NAMES}
+    return settings, {name: value for name, value in given.items() if name in KNOB_NAMES}
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

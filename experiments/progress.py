@@ -1,0 +1,80 @@
+"""What a person sees of a run: a bar on a terminal, a line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SMOOTHING = 0.9
+"""Weight of the past in the shown step time and stall share."""
+
+
+class Reporter:
+    """Shows the steps of one run after another on one console."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Write to ``console``; None is standard output."""
+        self.console = console or Console(highlight=False)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._label = ""
+        self._total = 0
+        self._last_line = 0.0
+        self._smooth: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Print text above the bar."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def start(self, label: str, done: int, total: int) -> None:
+        """Begin a run of ``total`` steps of which ``done`` lie behind."""
+        self._label, self._total, self._smooth = label, total, {}
+        self._last_line = time.monotonic()
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description:<14}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._progress.add_task(label, total=total, completed=done, figures="")
+            self._progress.start()
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Show a finished step: its row of the log."""
+        figures = self._figures(row)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=row["step"], figures=figures)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _SECONDS_BETWEEN_LINES or row["step"] == self._total:
+            self._last_line = now
+            self.say(f"{self._label:<14} step {row['step']}/{self._total}  {figures}")
+
+    def finish(self) -> None:
+        """End the run's bar; it stays visible."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = self._task = None
+
+    def _figures(self, row: Mapping[str, Any]) -> str:
+        for name in ("loss", "seconds", "stall_seconds"):
+            old = self._smooth.get(name, row[name])
+            self._smooth[name] = _SMOOTHING * old + (1 - _SMOOTHING) * row[name]
+        seconds = self._smooth["seconds"]
+        share = self._smooth["stall_seconds"] / seconds if seconds else 0.0
+        return f"loss {self._smooth['loss']:.3f}  {seconds * 1e3:.0f} ms/step  stalled {share:.0%}"

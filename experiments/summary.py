@@ -1,0 +1,91 @@
+"""summary.json: a run's figures, computed from its log alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from experiments.records import percentile, provenance, read_steps
+
+if TYPE_CHECKING:
+    from experiments.build import Workbench
+    from zenflow.report import MemoryPlan
+
+_LAST_LOSSES = 10
+"""Steps over which the final training loss is a mean: one batch's loss is mostly noise."""
+
+
+def summarize(
+    bench: Workbench, memory: MemoryPlan, folder: Path, evaluation: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the run's summary from its settings, memory plan, steps.jsonl and last evaluation."""
+    rows = read_steps(folder / "steps.jsonl")
+    link = bench.settings.link
+    return {
+        "strategy": bench.settings.strategy,
+        "config": bench.config.to_dict(),
+        "emulated_link": None
+        if link is None
+        else {"d2h_bytes_per_second": link[0], "h2d_bytes_per_second": link[1]},
+        "num_params": memory.num_params,
+        "model_bytes": memory.model_bytes,
+        **step_figures(rows, bench.config.update_interval, bench.config.full_warm_up_rounds),
+        "host_bytes_per_param": memory.host_bytes_per_param,
+        "device_bytes_extra": memory.device_extra_bytes,
+        "eval_loss": None,
+        **evaluation,
+        "planned_steps": bench.total_steps,
+        "model": bench.settings.model,
+        "data": bench.data.name,
+        "device": str(bench.device),
+        "dtype": bench.settings.dtype,
+        "seed": bench.settings.seed,
+        **provenance(),
+    }
+
+
+def step_figures(
+    rows: Sequence[Mapping[str, Any]], update_interval: int, warm_up: int
+) -> dict[str, Any]:
+    """Return what the log's rows say of time, stall, bytes and loss; NaN without rows."""
+    seconds = [row["seconds"] for row in rows]
+    total = sum(seconds)
+    stalled = sum(row["stall_seconds"] for row in rows)
+    steady = whole_windows(rows, update_interval, warm_up)
+    return {
+        "steps": rows[-1]["step"] if rows else 0,
+        "mean_step_seconds": total / len(rows) if rows else math.nan,
+        "median_step_seconds": median(seconds) if rows else math.nan,
+        "p95_step_seconds": percentile(seconds, 0.95),
+        "stall_seconds": stalled,
+        "stall_fraction": stalled / total if total else math.nan,
+        "d2h_bytes_per_step": _mean(row.get("d2h_bytes", 0) for row in steady),
+        "h2d_bytes_per_step": _mean(row.get("h2d_bytes", 0) for row in steady),
+        "bytes_over_steps": [steady[0]["step"], steady[-1]["step"]] if steady else None,
+        "captured_energy": _mean(row.get("captured_energy", math.nan) for row in rows),
+        "max_staleness": max((row.get("staleness", 0) for row in rows), default=0),
+        "skipped_steps": sum(bool(row.get("skipped")) for row in rows),
+        "final_train_loss": _mean(row["loss"] for row in rows[-_LAST_LOSSES:]),
+        "tokens_per_second": sum(row["tokens"] for row in rows) / total if total else math.nan,
+    }
+
+
+def whole_windows(
+    rows: Sequence[Mapping[str, Any]], update_interval: int, warm_up: int
+) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of as many whole windows as there are once every block has landed.
+
+    The first window has nothing to upload yet and the second may be of uneven length (rolling
+    windows start one by one), so both are left out; of a run too short for that, all rows count.
+    """
+    steady = [row for row in rows if row["step"] > warm_up + 2 * update_interval]
+    whole = len(steady) - len(steady) % update_interval
+    return steady[:whole] if whole else rows
+
+
+def _mean(values: Any) -> float:
+    found = list(values)
+    return fmean(found) if found else math.nan

@@ -1,0 +1,274 @@
+"""The training loop, and a run from its settings to its files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from experiments.build import (
+    Workbench,
+    build_workbench,
+    describe,
+    make_optimizer,
+    make_schedule,
+)
+from experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from experiments.data import IGNORED, Batch
+from experiments.interrupt import StopRequest
+from experiments.pretrained import save_model_folder
+from experiments.progress import Reporter
+from experiments.recipes import TrainSettings
+from experiments.records import provenance, write_json
+from experiments.resume import check_same_run, random_state, set_random_state
+from experiments.step_rows import StepRows
+from experiments.summary import summarize
+from zenflow.timeline import Timeline
+
+CHECKPOINTS = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    summary: dict[str, Any]
+    steps: int
+    """Steps taken, those before a resume included."""
+    stopped: bool
+    """Whether a signal ended it before its last step."""
+
+
+def run(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    reporter: Reporter,
+    stop: StopRequest,
+    resume: bool = False,
+) -> Outcome:
+    """Train, and leave config.json, steps.jsonl, summary.json, trace, picture and checkpoint.
+
+    Args:
+        settings: What to do.
+        folder: Where the files go; made if missing.
+        reporter: Hears of every step.
+        stop: Asked after every step whether to end early.
+        resume: Go on from the checkpoint in ``folder``.
+
+    Raises:
+        ConfigError: The settings can't be carried out.
+        CheckpointError: A checkpoint can't be written, read, or is of another run.
+    """
+    bench = build_workbench(settings)
+    checkpoint = load_checkpoint(folder / CHECKPOINTS) if resume else None
+    folder.mkdir(parents=True, exist_ok=True)
+    with _training(bench, folder, reporter, checkpoint) as training:
+        reporter.say(describe(bench))
+        reporter.say(str(training.optimizer.memory))
+        write_json(folder / "config.json", _config_record(bench))
+        return training.run(stop)
+
+
+@contextmanager
+def _training(
+    bench: Workbench, folder: Path, reporter: Reporter, checkpoint: Checkpoint | None
+) -> Iterator[Training]:
+    """Yield the loop's object and end the optimizer's threads behind it, whatever happened."""
+    training = Training(bench, folder, reporter, checkpoint)
+    try:
+        yield training
+    finally:
+        training.rows.close()
+        training.optimizer.close()
+
+
+class Training:
+    """A run in progress."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        folder: Path,
+        reporter: Reporter,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Make the optimizer and schedule, and take up a checkpoint's state if there is one."""
+        self.bench = bench
+        self.folder = folder
+        self.reporter = reporter
+        self.optimizer = make_optimizer(bench)
+        self.schedule = make_schedule(self.optimizer, bench.settings, bench.total_steps)
+        half = bench.settings.dtype == "float16"
+        self.scaler = torch.amp.GradScaler(
+            bench.device.type, enabled=half, **bench.settings.grad_scaler
+        )
+        self.step = 0
+        torch.manual_seed(bench.settings.seed)  # dropout, where a model has it
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self.rows = StepRows(folder / "steps.jsonl", self.step, reporter)
+
+    def run(self, stop: StopRequest) -> Outcome:
+        """Take the remaining steps and write the run's files."""
+        settings, total = self.bench.settings, self.bench.total_steps
+        self.reporter.start(settings.strategy, self.step, total)
+        while self.step < total and not stop.requested:
+            self._step()
+            if self._is_evaluation_due():
+                self.rows.add_evaluation(self.evaluate())
+            if settings.save_every and self.step % settings.save_every == 0:
+                self.save()
+        self.optimizer.synchronize()
+        self.rows.flush(self.optimizer.report)
+        timeline = self.optimizer.timeline
+        evaluation = {}
+        if self.step == total:
+            evaluation = self.evaluate()
+            with self._true_weights():
+                save_model_folder(self.bench.model, self.bench.tokenizer, self.folder / "model")
+        self.save()
+        self.reporter.finish()
+        summary = summarize(self.bench, self.optimizer.memory, self.folder, evaluation)
+        self._write_results(summary, timeline)
+        return Outcome(summary=summary, steps=self.step, stopped=self.step < total)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return loss (and accuracy) on held-out batches, with the true weights."""
+        settings, data = self.bench.settings, self.bench.data
+        count = min(settings.eval_batches, data.held_out.per_epoch)
+        losses = correct = targets = 0.0
+        with self._true_weights(), torch.no_grad():
+            for index in range(count):
+                batch = data.held_out.batch(index).to(self.bench.device)
+                logits = forward(self.bench.model, batch)
+                num_targets = batch.targets.numel()
+                losses += cross_entropy(logits, batch).item() * num_targets
+                correct += (logits.argmax(-1) == batch.targets).sum().item()
+                targets += num_targets
+        result = {"eval_loss": losses / targets}
+        if data.task == "classification":
+            result["eval_accuracy"] = correct / targets
+        return result
+
+    @contextmanager
+    def _true_weights(self) -> Iterator[None]:
+        """Evaluate and export the weights as the optimizer knows them, without prediction."""
+        self.optimizer.eval()
+        self.bench.model.eval()
+        try:
+            yield
+        finally:
+            self.bench.model.train()
+            self.optimizer.train()
+
+    def _is_evaluation_due(self) -> bool:
+        """Return whether to evaluate now; not among the last steps, whose spans are recorded."""
+        settings = self.bench.settings
+        if not settings.eval_every or self.step % settings.eval_every:
+            return False
+        return self.step <= self.bench.total_steps - settings.timeline_steps
+
+    def save(self) -> None:
+        """Write a checkpoint of everything the rest of the run depends on."""
+        self.optimizer.synchronize()
+        self.rows.flush(self.optimizer.report)  # else a resumed log would lack the last row
+        save_checkpoint(
+            self.folder / CHECKPOINTS,
+            self.step,
+            {
+                "settings": self.bench.settings.to_dict(),
+                "total_steps": self.bench.total_steps,
+                "model": dict(self.bench.model.state_dict()),
+                "optimizer": self.optimizer.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "random": random_state(),
+            },
+        )
+
+    def _step(self) -> None:
+        """Take one optimizer step and leave its row with the log."""
+        settings, optimizer = self.bench.settings, self.optimizer
+        started = time.perf_counter()
+        loss = torch.zeros((), device=self.bench.device)
+        num_tokens = 0
+        for micro in range(settings.grad_accum):
+            batch = self.bench.data.train.batch(self.step * settings.grad_accum + micro)
+            batch = batch.to(self.bench.device)
+            with optimizer.span("forward"):
+                part = cross_entropy(forward(self.bench.model, batch), batch)
+                part = part / settings.grad_accum
+            with optimizer.span("backward"):
+                self.scaler.scale(part).backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+            num_tokens += batch.num_tokens
+        taken = self._update()
+        if taken:
+            self.schedule.step()
+        self.step += 1
+        row = {"step": self.step, "loss": loss, "tokens": num_tokens, "skipped": not taken}
+        self.rows.add(row | {"seconds": time.perf_counter() - started}, optimizer.report)
+
+    def _update(self) -> bool:
+        """Clip, where the optimizer doesn't, and step; False if the loss scale overflowed."""
+        settings = self.bench.settings
+        scale = self.scaler.get_scale()
+        if settings.gradients == "keep" and settings.max_grad_norm is not None:
+            # Gradients still carry the loss scale here: the optimizer divides by it in its step.
+            self.optimizer.clip_grad_norm_(settings.max_grad_norm * scale)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()  # a step that overflowed has left its gradients behind
+        return self.scaler.get_scale() >= scale
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        check_same_run(self.bench, checkpoint)
+        self.bench.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
+        set_random_state(state["random"])
+        self.step = checkpoint.step
+
+    def _write_results(self, summary: Mapping[str, Any], timeline: Timeline) -> None:
+        # Imported late: drawing is slow to load, and no business of the loop.
+        from experiments.figures import draw_timeline, save_figure
+
+        write_json(self.folder / "summary.json", summary)
+        if timeline.spans:
+            timeline.write(self.folder / "trace.json")
+            save_figure(draw_timeline(timeline, summary), self.folder / "timeline.png")
+
+
+def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the model's logits for a batch; a mask goes along where there is padding."""
+    masks = {} if batch.mask is None else {"attention_mask": batch.mask}
+    logits: torch.Tensor = model(input_ids=batch.inputs, **masks).logits
+    return logits
+
+
+def cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Return the mean loss over the batch's targets, in float32 whatever the model's dtype."""
+    flat = logits.float().flatten(0, -2)
+    return functional.cross_entropy(flat, batch.targets.flatten(), ignore_index=IGNORED)
+
+
+def _config_record(bench: Workbench) -> dict[str, Any]:
+    return {
+        "settings": bench.settings.to_dict(),
+        "config": bench.config.to_dict(),
+        "total_steps": bench.total_steps,
+        "steps_per_epoch": bench.steps_per_epoch,
+        "task": bench.data.task,
+        "data": bench.data.name,
+        "device": str(bench.device),
+        **provenance(),
+    }

@@ -1,0 +1,93 @@
+"""ZenFlowAdamW's update rule as a plain loop over float32 matrices: no threads, no copies."""
+
+from math import ceil, floor
+
+import torch
+
+
+class Block:
+    """A run of one parameter's columns, (O, n); a resident parameter's are all important."""
+
+    def __init__(self, weight, group, ratio):
+        self.weight, self.group, n = weight, group, weight.shape[1]
+        self.count = min(n, max(1, floor(ratio * n + 0.5))) if ratio else 0
+        self.important = torch.zeros(n, dtype=torch.bool)
+        self.important[[j * n // self.count for j in range(self.count)]] = True
+        self.master, self.upload = weight.float().clone(), weight.float().clone()
+        self.exp_avg, self.exp_avg_sq, self.acc = (self.master * 0 for _ in range(3))
+        self.score, self.steps = torch.zeros(n), torch.zeros(n).double()
+        self.n, self.start, self.land_step, self.pending = 0, 0, None, False
+
+    def show(self, columns):
+        self.weight[:, columns] = self.upload[:, columns].to(self.weight.dtype)
+
+    def adamw(self, columns, grad, lr_scale=1.0, prediction=0.0):
+        lr, (beta1, beta2) = self.group["lr"] * lr_scale, self.group["betas"]
+        w, m, v, g = (x[:, columns] for x in (self.master, self.exp_avg, self.exp_avg_sq, grad))
+        steps = self.steps[columns] = self.steps[columns] + 1
+        m, v = m.lerp(g, 1 - beta1), v * beta2 + (1 - beta2) * g * g
+        denom = v.sqrt() / (1 - beta2**steps).sqrt().float() + self.group["eps"]
+        delta = (lr / (1 - beta1**steps)).float() * m / denom
+        w = w * (1 - lr * self.group["weight_decay"]) - delta
+        self.master[:, columns], self.exp_avg[:, columns], self.exp_avg_sq[:, columns] = w, m, v
+        self.upload[:, columns] = w - prediction * delta
+
+    def close_window(self, config, prediction):
+        if self.n:
+            self.adamw(~self.important, self.acc / self.n, config.lr_scale(self.n), prediction)
+        if self.pending:
+            order = (-self.score * (1 + config.hysteresis * self.important)).argsort(stable=True)
+            best = torch.isin(torch.arange(len(order)), order[: self.count])
+            self.upload = torch.where(best == self.important, self.upload, self.master)
+            self.important = best  # a moved column shows its master, not a prediction
+        self.acc, self.n, self.pending = self.acc * 0, 0, False
+
+
+class Reference:
+    """Feed `step` gradients, read `weights`; after `log`'s (t, S) windows have S steps."""
+
+    def __init__(self, groups, config, max_norm=None, log=()):
+        self.config, self.max_norm, self.log = config, max_norm, log
+        self.t, self.S, least = 0, config.update_interval, 1 if config.block_elements else 64
+        params = [(p, group) for group in groups for p in group["params"] if p.requires_grad]
+        split = {p for p, _ in params if p.ndim > 1 and p.numel() >= config.min_split_elements}
+        cap = config.block_elements or ceil(sum(p.numel() for p in split) / (8 * self.S)) or 1
+        self.weights, self.runs = [p.detach().cpu().clone() for p, _ in params], []
+        for weight, (p, group) in zip(self.weights, params, strict=True):
+            matrix, ratio = weight.view(len(p) if p.ndim > 1 else 1, -1), config.topk_ratio
+            runs = matrix.tensor_split(min(ceil(p.numel() / cap), len(matrix.T) // least or 1), 1)
+            self.runs.append([Block(run, group, ratio if p in split else 1) for run in runs])
+        self.blocks = [b for run in reversed(self.runs) for b in run]  # backward's order
+
+    def set_due_steps(self, now):
+        load = [0] * self.S
+        for b in self.blocks:
+            phase = load.index(min(load))
+            load[phase] += len(b.weight) * int((~b.important).sum())
+            b.due_step = now + 1 + phase if self.config.rolling else max(now + 1, b.start + self.S)
+
+    def step(self, grads):
+        config, W, t, old = self.config, self.config.full_warm_up_rounds, self.t + 1, self.S
+        self.t, decay, pairs = t, config.importance_decay, []
+        self.S = [old, *(S for step, S in self.log if max(step, W) < t)][-1]
+        if old != self.S or t == W + 1:
+            self.set_due_steps(t - 1)
+        for run, grad in zip(self.runs, grads, strict=True):
+            if grad is not None:
+                matrix = grad.cpu().float().reshape(len(run[0].weight), -1)
+                pairs += zip(run, matrix.tensor_split(len(run), dim=1), strict=True)
+        norm = sum(g.square().sum() for _, g in pairs) ** 0.5
+        clip = 1.0 if self.max_norm is None else min(1.0, self.max_norm / (norm + 1e-6))
+        for b, g in pairs:
+            b.score = decay * b.score + (1 - decay) * g.square().sum(0)
+            b.adamw(b.important, clip * g)
+            b.acc, b.n = b.acc + clip * g, b.n + 1
+        lag, gamma = (config.effective_lag(self.S), config.prediction) if t > W else (0, 0)
+        for b in self.blocks:
+            b.pending |= t in range(max(W, 1), t + 1, config.select_interval_steps or t)
+            due = t <= W or t == b.due_step
+            b.show(b.important | due | (t == b.land_step))  # a window lands before the next ends
+            if due:
+                b.close_window(config, gamma)
+                b.start, b.land_step, b.due_step = t, t + lag, t + self.S
+                b.show(b.important | (lag == 0))

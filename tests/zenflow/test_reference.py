@@ -1,0 +1,261 @@
+"""Between its limits the engine follows the update rule, as `tests/reference.py` states it."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models import GivenGradients, closing, weights_of
+from tests.reference import Reference
+from zenflow import LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+
+SHAPES = [(7,), (), (6, 5), (3, 8), (1, 9), (9, 1), (4, 3, 2), (2, 2, 3, 2), (5, 16)]
+
+
+@dataclasses.dataclass
+class Scenario:
+    """A run with given gradients: what the optimizer is made of, and what it is fed."""
+
+    config: ZenFlowConfig
+    shapes: list[tuple[int, ...]]
+    num_steps: int = 14
+    max_norm: float | None = None
+    log: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    absent: float = 0.0
+    seed: int = 0
+    host_threads: int | None = None
+
+    def model(self, dtype=torch.float32):
+        return GivenGradients(self.shapes, dtype, self.seed)
+
+    def groups(self, model):
+        """Return two groups with settings of their own, in the order of the parameters."""
+        cut, params = len(self.shapes) // 2, list(model.parameters())
+        first = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+        second = {"lr": 3e-3, "betas": (0.7, 0.99), "eps": 1e-6, "weight_decay": 0.0}
+        groups = [{"params": params[:cut], **first}, {"params": params[cut:], **second}]
+        return [group for group in groups if group["params"]]
+
+    def optimizer(self, model, mode, **settings):
+        if mode == "release":
+            settings["max_grad_norm"] = self.max_norm
+        return ZenFlowAdamW(
+            self.groups(model),
+            config=self.config,
+            controller=LoggedIntervals(self.log) if self.log else None,
+            host_threads=self.host_threads,
+            **settings,
+        )
+
+    def reference(self, model):
+        return Reference(self.groups(model), self.config, self.max_norm, self.log)
+
+
+@st.composite
+def configs(draw, **fixed):
+    """Draw a configuration for matrices of at most some dozens of elements."""
+    window, overlap = draw(st.integers(1, 4)), draw(st.booleans())
+    values = {
+        "topk_ratio": draw(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.8, 1.0])),
+        "update_interval": window,
+        "overlap_step": overlap,
+        "lag": draw(st.none() | st.integers(1, window)),
+        "rolling": draw(st.booleans()),
+        "select_interval": draw(st.integers(0, 6)),
+        "deferred_lr_scale": draw(st.sampled_from(["none", "sqrt", "linear"])),
+        "prediction": draw(st.sampled_from([0.0, 0.5, 1.0])) if overlap else 0.0,
+        "full_warm_up_rounds": draw(st.sampled_from([0, 0, 1, 3])),
+        "importance_decay": draw(st.sampled_from([0.0, 0.5, 0.9])),
+        "hysteresis": draw(st.sampled_from([0.0, 0.1, 1.0])),
+        "min_split_elements": draw(st.sampled_from([1, 10, 25])),
+        "block_elements": draw(st.none() | st.integers(1, 40)),
+    }
+    return ZenFlowConfig(**(values | fixed))
+
+
+@st.composite
+def scenarios(draw):
+    """Draw a run of any shape under a drawn configuration; S may change on the way."""
+    changes = st.dictionaries(st.integers(1, 13), st.integers(1, 4), max_size=3)
+    return Scenario(
+        config=draw(configs()),
+        shapes=draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=4)),
+        max_norm=draw(st.sampled_from([None, 0.3, 5.0, 1e6])),
+        log=sorted(draw(changes).items()),
+        absent=draw(st.sampled_from([0.0, 0.3])),
+        seed=draw(st.integers(0, 10**6)),
+        host_threads=draw(st.sampled_from([None, 1, 2])),
+    )
+
+
+def true_weights(reference):
+    """Return the masters, rounded to the model's dtype: what evaluation must see."""
+    pairs = zip(reference.weights, reference.runs, strict=True)
+    return [torch.cat([b.master for b in run], dim=1).view(w.shape).to(w) for w, run in pairs]
+
+
+def feed(model, optimizer, grads, mode, max_norm=None):
+    """Take one step with given gradients: set by hand in keep mode, by a backward in release."""
+    if mode == "release":
+        model.backward(grads)
+    else:
+        for p, g in zip(model.parameters(), grads, strict=True):
+            p.grad = None if g is None else g.clone()
+        if max_norm is not None:
+            optimizer.clip_grad_norm_(max_norm)
+    optimizer.step()
+
+
+def run_engine(scenario, mode, dtype=torch.float32, device="cpu"):
+    """Yield after every step the engine's weights, then those under `eval()`."""
+    model = scenario.model(dtype).to(device)
+    with closing(scenario.optimizer(model, mode)) as optimizer:
+        for step in range(1, scenario.num_steps + 1):
+            grads = model.draw_gradients(step, scenario.seed, scenario.absent)
+            feed(model, optimizer, grads, mode, scenario.max_norm)
+            yield weights_of(model)
+        optimizer.eval()
+        yield weights_of(model)
+
+
+def run_reference(scenario, dtype=torch.float32):
+    """Yield what `run_engine` must."""
+    model = scenario.model(dtype)
+    reference = scenario.reference(model)
+    for step in range(1, scenario.num_steps + 1):
+        reference.step(model.draw_gradients(step, scenario.seed, scenario.absent))
+        yield [w.clone() for w in reference.weights]
+    yield true_weights(reference)
+
+
+def assert_near(actual, expected, step):
+    """Compare float32 weights; a step moves them by about a hundredth of their size."""
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        bound = 2e-6 * max(1.0, float(b.abs().max()))
+        error = float((a - b).abs().max())
+        assert error <= bound, f"parameter {i} {tuple(a.shape)} after step {step}: {error:.3g}"
+
+
+def assert_rounded_alike(actual, expected, step):
+    """Compare bfloat16 weights: few may be rounded the other way, none by more than that."""
+    different = total = 0
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        assert a.dtype == b.dtype == torch.bfloat16
+        near = torch.isclose(a.float(), b.float(), rtol=2**-7, atol=1e-6)
+        assert near.all(), f"parameter {i} {tuple(a.shape)} after step {step}"
+        different, total = different + int((a != b).sum()), total + a.numel()
+    assert different <= max(2, 0.02 * total), f"step {step}: {different} of {total} differ"
+
+
+def check_scenario(scenario, mode, dtype=torch.float32, device="cpu"):
+    """Compare engine and reference after every step, and under `eval()` at the end."""
+    compare = assert_near if dtype == torch.float32 else assert_rounded_alike
+    engine = run_engine(scenario, mode, dtype, device)
+    expected = run_reference(scenario, dtype)
+    for step, (ours, theirs) in enumerate(zip(engine, expected, strict=True), start=1):
+        compare(ours, theirs, "eval" if step > scenario.num_steps else step)
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios())
+def test_float32_weights_follow_the_reference_step_for_step(mode, scenario):
+    check_scenario(scenario, mode)
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@settings(max_examples=25, deadline=None)
+@given(scenario=scenarios())
+def test_bfloat16_weights_are_the_references_up_to_rounding(mode, scenario):
+    check_scenario(scenario, mode, torch.bfloat16)
+
+
+@settings(max_examples=10, deadline=None)
+@given(config=configs(block_elements=None, min_split_elements=1), seed=st.integers(0, 99))
+def test_automatic_blocks_follow_the_reference(config, seed):
+    check_scenario(Scenario(config, [(3, 200), (130, 2), (2, 64)], 10, seed=seed), "release")
+
+
+def sign_config(**changes):
+    """Return a configuration whose arithmetic a reader can do, with `SIGN_STEPS` as settings."""
+    plain = {"min_split_elements": 1, "importance_decay": 0.0, "hysteresis": 0.0}
+    return ZenFlowConfig(**(plain | changes))
+
+
+SIGN_STEPS = {"lr": 1.0, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0}
+"""Adam without memory moves a weight by lr times the sign of its mean gradient."""
+
+BY_HAND = {
+    # S = 2, lag 1, half of two columns important. Selection is asked for in steps 1 and 4, and
+    # happens in 2 and 4. Window 2: column 1 moves by 2 and leaves the host. Window 4: column 0
+    # (1 - 4 < 0) goes up by 2 and leaves. Window 6: column 1 goes to -6, predicted -8, seen in 7.
+    "selection, lag and prediction": (
+        sign_config(topk_ratio=0.5, update_interval=2, rolling=False, select_interval=3),
+        [],
+        [(1, 2), (1, 3), (1, 1), (-4, 1), (1, 1), (1, 1), (1, 1)],
+        [(-1, 0), (-2, -2), (-2, -3), (0, -4), (-1, -4), (-2, -4), (-3, -8)],
+    ),
+    # Blocks (0, 1) and (2, 3) end their windows at 1, 3, 5, ... and 2, 4, 6, ...; S = 4 from step
+    # 7 on: they end at 7 and 8 with two steps each, then four steps later.
+    "rolling windows, then longer ones": (
+        sign_config(topk_ratio=0.0, update_interval=2, prediction=0.0, block_elements=2),
+        [(6, 4)],
+        [(1, 1, 1, 1)] * 13,
+        [
+            (a, a, b, b)
+            for a, b in zip(
+                (0, -1, -1, -3, -3, -5, -5, -7, -7, -7, -7, -11, -11),
+                (0, 0, -2, -2, -4, -4, -6, -6, -8, -8, -8, -8, -12),
+                strict=True,
+            )
+        ],
+    ),
+    # The paper's rule: an update lands a window after it started. S = 3 from step 6 on: the
+    # window open since step 4 ends at 7; what started in 4 still lands in 6.
+    "aligned windows, then longer ones": (
+        sign_config(topk_ratio=0.0, update_interval=2, lag=None, rolling=False, prediction=0.0,
+                    deferred_lr_scale="none"),
+        [(5, 3)],
+        [(1, 1)] * 10,
+        [(a, a) for a in (0, 0, 0, -1, -1, -2, -2, -2, -2, -3)],
+    ),
+    # Two warm-up steps move everything at once; the first window has steps 3 and 4.
+    "warm-up": (
+        sign_config(topk_ratio=0.5, update_interval=2, rolling=False, full_warm_up_rounds=2),
+        [],
+        [(1, 2), (1, 2), (1, 2), (1, 2), (1, 2)],
+        [(-1, -1), (-2, -2), (-2, -3), (-2, -4), (-6, -5)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_the_reference_and_the_engine_do_what_was_computed_by_hand(case):
+    config, log, grads, expected = BY_HAND[case]
+    model = GivenGradients([(1, len(grads[0]))], scale=0.0)
+    groups = [{"params": list(model.parameters()), **SIGN_STEPS}]
+    reference = Reference(groups, config, log=log)
+    optimizer = ZenFlowAdamW(groups, config=config, controller=LoggedIntervals(log))
+    with closing(optimizer):
+        for grad, weight in zip(grads, expected, strict=True):
+            grad_IO = [torch.tensor([grad], dtype=torch.float32)]
+            reference.step(grad_IO)
+            assert reference.weights[0].tolist() == [list(weight)]
+            feed(model, optimizer, grad_IO, "keep")
+            assert model.weights[0].tolist() == [list(weight)]
+
+
+def test_a_norm_of_all_gradients_scales_each_of_them():
+    grads = [torch.full((2, 2), 3.0), torch.full((4,), 4.0)]
+    model = GivenGradients([(2, 2), (4,)], scale=0.0)
+    config = sign_config(topk_ratio=0.0, update_interval=1, overlap_step=False, prediction=0.0)
+    # betas of 0 and a huge eps: a weight moves by its clipped gradient, to float32's precision.
+    linear = {"lr": 2.0**40, "betas": (0.0, 0.0), "eps": 2.0**40, "weight_decay": 0.0}
+    with closing(ZenFlowAdamW(model.parameters(), config=config, **linear)) as optimizer:
+        feed(model, optimizer, grads, "keep", max_norm=1.0)
+    norm = math.sqrt(4 * 9 + 4 * 16)
+    assert model.weights[0].flatten().tolist() == pytest.approx([-3 / norm] * 4)
+    assert model.weights[1].tolist() == pytest.approx([-4 / norm] * 4)

@@ -1,0 +1,288 @@
+"""A checkpoint of any step resumes the run bit for bit; eval() and train() are exact."""
+
+import copy
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from tests.models import TINY, GivenGradients, OddShapes, assert_equal, closing, weights_of
+from tests.reference import Reference
+from tests.zenflow.test_reference import feed, true_weights
+from zenflow import LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+
+NUM_STEPS = 12
+MAX_NORM = 0.3
+
+# Windows of 3 or 4 steps; checkpoints are taken after every step of the first two.
+RULES = {
+    "rolling, lag 1": {},
+    "aligned, lag S": {"rolling": False, "lag": None},
+    "rolling, lag S": {"lag": None, "update_interval": 3},
+    "aligned, lag 2, no prediction": {"rolling": False, "lag": 2, "prediction": 0.0},
+    "no overlap": {"overlap_step": False, "prediction": 0.0},
+    "warm-up": {"full_warm_up_rounds": 3, "update_interval": 3},
+    "selection at every boundary": {"select_interval": 1, "update_interval": 3},
+    "S = 1": {"update_interval": 1},
+    "only deferred": {"topk_ratio": 0.0},
+    "only important": {"topk_ratio": 1.0},
+}
+
+
+def config_of(rule):
+    common = {
+        "topk_ratio": 0.3,
+        "select_interval": 5,
+        "block_elements": 30,
+        "importance_decay": 0.5,
+    }
+    return ZenFlowConfig(**{**TINY, **common, **RULES[rule]})
+
+
+class Run:
+    """A model, its optimizer and a schedule, which can be saved and loaded."""
+
+    def __init__(self, config, mode, *, log=(), seed=0, dtype=torch.float32, device="cpu"):
+        self.model, self.mode = OddShapes(dtype=dtype, seed=seed).to(device), mode
+        settings = {"max_grad_norm": MAX_NORM} if mode == "release" else {}
+        controller = LoggedIntervals(log) if log else None
+        self.optimizer = ZenFlowAdamW(
+            self.model.parameters(), lr=1e-2, config=config, controller=controller, **settings
+        )
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.95)
+
+    def step(self, step):
+        self.model.loss(step, idle=True).backward()
+        if self.mode == "keep":
+            self.optimizer.clip_grad_norm_(MAX_NORM)
+        self.optimizer.step()
+        self.schedule.step()
+        return weights_of(self.model)
+
+    def save(self):
+        """Return what a user would save, as it is now."""
+        parts = (self.model, self.optimizer, self.schedule)
+        return copy.deepcopy([part.state_dict() for part in parts])
+
+    def load(self, saved):
+        for part, state in zip((self.model, self.optimizer, self.schedule), saved, strict=True):
+            part.load_state_dict(copy.deepcopy(state))
+
+    def close(self):
+        self.optimizer.close()
+
+
+def uninterrupted(num_steps=NUM_STEPS, *, save=True, **settings):
+    """Train without a break; return the weights after every step, and a checkpoint of each."""
+    weights, saved = [], []
+    with closing(Run(**settings)) as run:
+        for step in range(num_steps):
+            saved.append(run.save() if save else None)
+            weights.append(run.step(step))
+    return weights, saved
+
+
+def check_resume(settings, steps=range(9), after_load=lambda run: None):
+    """Resume from a checkpoint taken before each of these steps, in another model."""
+    weights, saved = uninterrupted(**settings)
+    for first in steps:
+        with closing(Run(**settings, seed=7)) as run:
+            run.load(saved[first])
+            after_load(run)
+            for step in range(first, NUM_STEPS):
+                what = f"resumed before step {step} of 0.., at step {first}"
+                assert_equal(run.step(step), weights[step], what)
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
+    check_resume({"config": config_of(rule), "mode": mode})
+
+
+@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S"])
+def test_a_bfloat16_run_resumes_bit_for_bit(rule):
+    check_resume({"config": config_of(rule), "mode": "release", "dtype": torch.bfloat16})
+
+
+@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
+@pytest.mark.parametrize("log", [[(3, 2), (6, 4)], [(2, 1), (7, 3)]], ids=["2 then 4", "1 then 3"])
+def test_a_run_whose_interval_changed_resumes_bit_for_bit(rule, log):
+    check_resume({"config": config_of(rule), "mode": "release", "log": log})
+
+
+@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
+def test_saving_changes_nothing(rule):
+    settings = {"config": config_of(rule), "mode": "release"}
+    with_saves, _ = uninterrupted(**settings)
+    without, _ = uninterrupted(save=False, **settings)
+    assert_equal(with_saves[-1], without[-1])
+
+
+@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
+def test_a_checkpoint_taken_under_eval_resumes_bit_for_bit(rule):
+    """The model checkpoint then has the true weights: the optimizer's must have the others."""
+    settings = {"config": config_of(rule), "mode": "keep"}
+    weights, _ = uninterrupted(**settings)
+    for last in (2, 4, 5, 7):
+        with closing(Run(**settings)) as run:
+            for step in range(last):
+                run.step(step)
+            run.optimizer.eval()
+            true, saved = weights_of(run.model), run.save()
+        with closing(Run(**settings, seed=7)) as run:
+            run.load(saved)
+            run.optimizer.train()
+            for step in range(last, NUM_STEPS):
+                assert_equal(run.step(step), weights[step], f"saved at {last}, step {step}")
+        with closing(Run(**settings, seed=7)) as run:
+            run.load(saved)
+            run.optimizer.eval()
+            assert_equal(weights_of(run.model), true)
+
+
+def test_a_running_optimizer_can_go_back_to_a_checkpoint():
+    settings = {"config": config_of("rolling, lag 1"), "mode": "release"}
+    weights, saved = uninterrupted(**settings)
+    with closing(Run(**settings)) as run:
+        for first in (6, 3):
+            for step in range(40, 45):  # goes astray, with an update in flight
+                run.step(step)
+            run.load(saved[first])
+            for step in range(first, first + 5):
+                assert_equal(run.step(step), weights[step], f"back to {first}, step {step}")
+
+
+@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S"])
+def test_the_order_of_loading_model_and_optimizer_does_not_matter(rule):
+    settings = {"config": config_of(rule), "mode": "keep"}
+    weights, saved = uninterrupted(**settings)
+    with closing(Run(**settings, seed=7)) as run:
+        run.schedule.load_state_dict(saved[5][2])
+        run.optimizer.load_state_dict(saved[5][1])
+        run.model.load_state_dict(saved[5][0])
+        for step in range(5, NUM_STEPS):
+            assert_equal(run.step(step), weights[step], f"step {step}")
+
+
+def test_a_checkpoint_written_by_torch_save_resumes_bit_for_bit():
+    settings = {"config": config_of("rolling, lag 1"), "mode": "release"}
+    weights, _ = uninterrupted(**settings)
+    file = io.BytesIO()
+    with closing(Run(**settings)) as run:
+        for step in range(6):
+            run.step(step)
+        torch.save(run.save(), file)
+    file.seek(0)
+    with closing(Run(**settings, seed=7)) as run:
+        run.load(torch.load(file, weights_only=True))
+        for step in range(6, NUM_STEPS):
+            assert_equal(run.step(step), weights[step], f"step {step}")
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", RULES)
+def test_eval_shows_the_true_weights_and_train_goes_back_bit_for_bit(rule, mode, dtype):
+    model = GivenGradients([(6, 9), (5,), (3, 4, 2)], dtype)
+    groups = [{"params": list(model.parameters()), **STEADY}]
+    settings = {"max_grad_norm": None} if mode == "release" else {}
+    reference = Reference(groups, config_of(rule))
+    with closing(ZenFlowAdamW(groups, config=config_of(rule), **settings)) as optimizer:
+        for step in range(1, 10):
+            grads = model.draw_gradients(step)
+            feed(model, optimizer, grads, mode)
+            reference.step(grads)
+            seen = weights_of(model)
+            optimizer.eval()
+            for ours, true in zip(weights_of(model), true_weights(reference), strict=True):
+                rtol = 2e-6 if dtype == torch.float32 else 2**-7
+                torch.testing.assert_close(ours, true, rtol=rtol, atol=2e-6)
+            optimizer.eval()  # again: nothing happens
+            optimizer.train()
+            assert_equal(weights_of(model), seen, f"step {step}")
+            optimizer.train()
+            assert_equal(weights_of(model), seen, f"step {step}")
+
+
+STEADY = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+SCRIPT = """
+import sys, torch
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+mode, ending = sys.argv[1:]
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(), host_threads=2, **settings)
+step = 0
+while step < 6 or ending == "kill":
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if step == 6:
+        print("ready", flush=True)
+if ending == "raise":
+    raise KeyError("the user's own")
+if ending == "global":
+    model.optimizer = optimizer  # lives until the interpreter is torn down
+"""
+
+
+def start(mode, ending):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, mode, ending],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+
+
+def members_of_session(session):
+    """Return the processes that still belong to a session."""
+    members = []
+    for process in psutil.process_iter():
+        try:
+            members += [process.pid] if os.getsid(process.pid) == session else []
+        except (ProcessLookupError, PermissionError):
+            continue
+    return members
+
+
+@pytest.mark.skipif(not hasattr(os, "getsid"), reason="sessions are POSIX's")
+def test_a_killed_process_leaves_no_process_and_no_shared_memory():
+    with start("release", "kill") as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            family = psutil.Process(process.pid)
+            assert family.children(recursive=True) == []
+            shared = [m.path for m in family.memory_maps() if m.path.startswith("/dev/shm/")]
+            assert shared == []
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert members_of_session(process.pid) == []
+
+
+@pytest.mark.parametrize("ending", ["end", "global", "raise"])
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_an_interpreter_exits_at_once_although_nobody_called_close(mode, ending):
+    with start(mode, ending) as process:
+        started = time.perf_counter()
+        output, errors = process.communicate(timeout=60)
+        seconds = time.perf_counter() - started
+    assert output == "ready\n"
+    if ending == "raise":
+        assert errors.rstrip().endswith('KeyError: "the user\'s own"')
+        assert process.returncode == 1
+    else:
+        assert (process.returncode, errors) == (0, "")
+    assert seconds < 30

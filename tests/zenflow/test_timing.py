@@ -1,0 +1,140 @@
+"""Timing decides how long a step takes and nothing else: the same bits whatever is slow.
+
+The models are built to provoke races: layers so tiny that nearly nothing happens between two
+copies, and an update in flight at nearly every step.
+"""
+
+import itertools
+import random
+import time
+
+import pytest
+import torch
+
+from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
+from zenflow import LoggedIntervals, PacedLink, ZenFlowAdamW, ZenFlowConfig, host_update, kernel
+from zenflow.transfer import CopyLane
+
+RULES = {
+    "lag 1, S 1": {"update_interval": 1},
+    "lag 1, S 2": {"update_interval": 2},
+    "lag 1, S 3": {"update_interval": 3, "select_interval": 2},
+    "lag 2, S 3": {"update_interval": 3, "lag": 2},
+    "lag S, aligned": {"update_interval": 2, "lag": None, "rolling": False},
+    "no overlap": {"update_interval": 2, "overlap_step": False, "prediction": 0.0},
+    "all deferred": {"topk_ratio": 0.0, "update_interval": 2, "block_elements": 6},
+}
+
+
+def config_of(rule):
+    common = {
+        "topk_ratio": 0.3,
+        "select_interval": 4,
+        "block_elements": 20,
+        "importance_decay": 0.5,
+    }
+    return ZenFlowConfig(**{**TINY, **common, **RULES[rule]})
+
+
+def train(model, config, mode, num_steps, device="cpu", **settings):
+    """Train a fresh model and return its weights after every step, the true ones last."""
+    model = model().to(device)
+    if mode == "release":
+        settings["max_grad_norm"] = 0.3
+    trajectory = []
+    with closing(
+        ZenFlowAdamW(model.parameters(), lr=1e-2, config=config, **settings)
+    ) as optimizer:
+        for step in range(num_steps):
+            model.loss(step).backward()
+            if mode == "keep":
+                optimizer.clip_grad_norm_(0.3)
+            optimizer.step()
+            trajectory.append(weights_of(model))
+        optimizer.eval()
+        return [*trajectory, weights_of(model)]
+
+
+def delay(monkeypatch, owner, name, seconds, seed):
+    """Let a function wait for a random time, often none, before it does its work."""
+    original, chance, count = getattr(owner, name), random.Random(seed), itertools.count()
+    waits = [chance.choice([0.0, 0.0, chance.uniform(0, seconds)]) for _ in range(997)]
+
+    def late(*args, **kwargs):
+        time.sleep(waits[next(count) % len(waits)])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, late)
+
+
+SLOWNESS = {
+    "accumulation": [(kernel, "accumulate")],
+    "AdamW": [(kernel, "adamw")],
+    "copies": [(CopyLane, "_perform")],
+    "everything": [(kernel, "accumulate"), (kernel, "adamw"), (CopyLane, "_perform")],
+}
+
+
+def check_delays(monkeypatch, rule, slow, mode, num_steps=16, device="cpu", threads=2):
+    """Compare a run whose background work is late at random with one without delays."""
+    model, config = TinyStack, config_of(rule)
+    expected = train(model, config, mode, num_steps, device, host_threads=1)
+    # Parts of a few elements, so that even a tiny block is shared out among the threads.
+    monkeypatch.setattr(host_update, "PART_ELEMENTS", 8)
+    for index, (owner, name) in enumerate(SLOWNESS[slow]):
+        delay(monkeypatch, owner, name, 2e-3, seed=index)
+    actual = train(model, config, mode, num_steps, device, host_threads=threads)
+    for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
+        assert_equal(ours, theirs, f"step {step}")
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("slow", SLOWNESS)
+@pytest.mark.parametrize("rule", RULES)
+def test_random_delays_change_no_bit(monkeypatch, rule, slow, mode):
+    check_delays(monkeypatch, rule, slow, mode)
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("rule", ["lag 1, S 2", "lag 1, S 3", "lag S, aligned"])
+def test_threads_and_links_change_no_bit(monkeypatch, rule, mode):
+    model, config = OddShapes, config_of(rule)
+    expected = train(model, config, mode, 16, host_threads=1)
+    for threads, bandwidths in [(2, None), (3, None), (1, (5e6, 1e6)), (2, (1e6, 5e6))]:
+        link = None if bandwidths is None else PacedLink(*bandwidths)
+        monkeypatch.setattr(host_update, "PART_ELEMENTS", 16 * threads)
+        actual = train(model, config, mode, 16, host_threads=threads, link=link)
+        for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
+            assert_equal(ours, theirs, f"{threads} threads, link {bandwidths}, step {step}")
+
+
+def test_a_long_run_of_tiny_layers_repeats_bit_for_bit():
+    config = config_of("lag 1, S 2")
+    runs = [
+        train(lambda: TinyStack(num_layers=20, width=4), config, mode, 150, host_threads=threads)
+        for mode, threads in [("keep", 1), ("release", 2), ("release", 3)]
+    ]
+    for other in runs[1:]:
+        assert_equal(other[-1], runs[0][-1])
+
+
+def test_changes_of_the_interval_and_delays_change_no_bit(monkeypatch):
+    config, log = config_of("lag 1, S 2"), [(5, 3), (9, 1), (12, 2)]
+    controller = LoggedIntervals(log)
+    expected = train(TinyStack, config, "release", 20, controller=controller)
+    delay(monkeypatch, kernel, "adamw", 3e-3, seed=1)
+    delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=2)
+    actual = train(TinyStack, config, "release", 20, controller=controller, host_threads=2)
+    for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
+        assert_equal(ours, theirs, f"step {step}")
+
+
+def test_bfloat16_runs_repeat_bit_for_bit(monkeypatch):
+    def model():
+        return TinyStack(dtype=torch.bfloat16)
+
+    config = config_of("lag 1, S 3")
+    expected = train(model, config, "release", 16, host_threads=1)
+    delay(monkeypatch, CopyLane, "_perform", 2e-3, seed=3)
+    actual = train(model, config, "release", 16, host_threads=2)
+    assert_equal(actual[-1], expected[-1])

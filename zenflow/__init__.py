@@ -1,0 +1,103 @@
+"""ZenFlow: train with the optimizer's state on the host, without waiting for the host.
+
+    from zenflow import ZenFlowAdamW, ZenFlowConfig
+
+    optimizer = ZenFlowAdamW(model.parameters(), lr=1e-4, config=ZenFlowConfig())
+
+Names are loaded when first used, so that the simulator and the command line's help, which need
+settings and timelines only, never load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zenflow.config import PRESETS, ZenFlowConfig
+    from zenflow.controller import AbstractIntervalController, FixedInterval, LoggedIntervals
+    from zenflow.deepspeed import DeepSpeedSettings, read_deepspeed
+    from zenflow.errors import (
+        CheckpointError,
+        ConfigError,
+        DeadlineError,
+        GradientError,
+        WorkerError,
+        ZenFlowError,
+    )
+    from zenflow.optimizer import ZenFlowAdamW
+    from zenflow.report import MemoryPlan, StepReport
+    from zenflow.timeline import LANES, Span, Timeline, compare
+    from zenflow.transfer import PacedLink
+
+    __version__: str
+
+__all__ = [
+    "LANES",
+    "PRESETS",
+    "AbstractIntervalController",
+    "CheckpointError",
+    "ConfigError",
+    "DeadlineError",
+    "DeepSpeedSettings",
+    "FixedInterval",
+    "GradientError",
+    "LoggedIntervals",
+    "MemoryPlan",
+    "PacedLink",
+    "Span",
+    "StepReport",
+    "Timeline",
+    "WorkerError",
+    "ZenFlowAdamW",
+    "ZenFlowConfig",
+    "ZenFlowError",
+    "__version__",
+    "compare",
+    "read_deepspeed",
+]
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "zenflow.config": ("PRESETS", "ZenFlowConfig"),
+    "zenflow.controller": ("AbstractIntervalController", "FixedInterval", "LoggedIntervals"),
+    "zenflow.deepspeed": ("DeepSpeedSettings", "read_deepspeed"),
+    "zenflow.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DeadlineError",
+        "GradientError",
+        "WorkerError",
+        "ZenFlowError",
+    ),
+    "zenflow.optimizer": ("ZenFlowAdamW",),
+    "zenflow.report": ("MemoryPlan", "StepReport"),
+    "zenflow.timeline": ("LANES", "Span", "Timeline", "compare"),
+    "zenflow.transfer": ("PacedLink",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use (PEP 562)."""
+    if name == "__version__":
+        value: object = _version()
+    elif name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+    else:
+        raise AttributeError(f"module 'zenflow' has no attribute {name!r}")
+    globals()[name] = value  # next time Python finds it without asking here
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted(__all__)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - it is slow
+
+    try:
+        return version("zenflow-offload")
+    except PackageNotFoundError:
+        return "0+unknown"  # a source tree that was never installed

@@ -1,0 +1,283 @@
+"""ZenFlowConfig: every setting of the update rule, checked together when it is made.
+
+Names follow DeepSpeed's where DeepSpeed has them. Does not import torch, so that the simulator
+takes the very object that the engine takes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from zenflow.errors import ConfigError
+from zenflow.presets import PRESET_CHANGES, PRESETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from os import PathLike
+
+__all__ = ["PRESETS", "LrScale", "SelectStrategy", "ZenFlowConfig"]
+
+SelectStrategy = Literal["step", "epoch"]
+LrScale = Literal["none", "sqrt", "linear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZenFlowConfig:
+    """The settings of the update rule; the defaults are the preset ``zenflow``.
+
+    Every field is concrete: a window length that follows the training is a controller's work
+    (``zenflow.controller``), and ``update_interval`` is then where it starts.
+
+    Raises:
+        ConfigError: One or more rules are broken; the message lists them all.
+    """
+
+    topk_ratio: float = 0.1
+    """Share k of each block's columns that the device owns and updates every step, in [0, 1]."""
+
+    select_strategy: SelectStrategy = "step"
+    """Unit of ``select_interval``: optimizer steps or epochs of ``steps_per_epoch`` steps."""
+
+    select_interval: int = 100
+    """Steps (or epochs) between two selections of the important columns; 0 selects once."""
+
+    steps_per_epoch: int | None = None
+    """Optimizer steps in an epoch; needed with ``select_strategy="epoch"``, else unused."""
+
+    update_interval: int = 4
+    """Steps per accumulation window, S: the host updates a column once in S steps."""
+
+    overlap_step: bool = True
+    """Whether a host update runs behind the following steps, not inside its own."""
+
+    lag: int | None = 1
+    """Steps from a host update's start to its landing, in 1..S; None is S, whatever S becomes.
+
+    Without ``overlap_step`` an update lands inside its own step and this is not used.
+    """
+
+    rolling: bool = True
+    """Whether blocks end their windows in turn, 1/S of the work a step, or all together."""
+
+    deferred_lr_scale: LrScale = "linear"
+    """The host's learning rate for a window of n steps is lr times 1, sqrt(n) or n."""
+
+    prediction: float = 1.0
+    """Gamma: uploaded weights are the master's moved on by gamma times its last update."""
+
+    full_warm_up_rounds: int = 0
+    """First steps W in which every column is updated at once and nothing is deferred."""
+
+    importance_decay: float = 0.9
+    """Decay of the moving average of squared column norms, in [0, 1); 0 sees one step only."""
+
+    hysteresis: float = 0.1
+    """Share by which a column's score must exceed an important one's to take its place."""
+
+    min_split_elements: int = 4096
+    """Parameters with fewer elements (and all 1-D ones) stay on the device whole."""
+
+    block_elements: int | None = None
+    """Most elements in a block; None is a fair share, 1/(8 S) of all split elements.
+
+    With None no block has fewer than 64 columns unless its parameter has.
+    """
+
+    def __post_init__(self) -> None:
+        """Check all rules, then make numbers plain ``int`` and ``float``."""
+        raise_violations("ZenFlowConfig", _violations(self))
+        for name in (*_UNIT_INTERVALS, *_NON_NEGATIVE):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in _COUNTS:
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else int(value))
+
+    @property
+    def select_interval_steps(self) -> int:
+        """Optimizer steps between two selections; 0 means that there is only the first."""
+        if self.select_strategy == "step":
+            return self.select_interval
+        return self.select_interval * (self.steps_per_epoch or 0)
+
+    def effective_lag(self, update_interval: int | None = None) -> int:
+        """Return the steps from an update's start to its landing with the S in force.
+
+        Args:
+            update_interval: S in force; None is this configuration's own.
+
+        Returns:
+            0 without overlap, else ``lag`` and at most S.
+        """
+        window = self.update_interval if update_interval is None else update_interval
+        if not self.overlap_step:
+            return 0
+        return window if self.lag is None else min(self.lag, window)
+
+    def lr_scale(self, num_steps: int) -> float:
+        """Return the factor on the learning rate of a host update over ``num_steps`` steps."""
+        if self.deferred_lr_scale == "linear":
+            return float(num_steps)
+        return math.sqrt(num_steps) if self.deferred_lr_scale == "sqrt" else 1.0
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> ZenFlowConfig:
+        """Return one of ``PRESETS`` with ``changes`` on top.
+
+        Raises:
+            ConfigError: The preset or a changed key is unknown, or a rule is broken.
+        """
+        if name not in PRESET_CHANGES:
+            raise ConfigError(f"preset {unknown_name(name, PRESETS)}")
+        return cls.from_dict({**PRESET_CHANGES[name], **changes})
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> ZenFlowConfig:
+        """Return the configuration with the mapping's values and defaults elsewhere.
+
+        Raises:
+            ConfigError: A key is unknown (the message names the nearest known one), or a rule
+                is broken.
+        """
+        known = [field.name for field in fields(cls)]
+        unknown = [f"key {unknown_name(key, known)}" for key in mapping if key not in known]
+        raise_violations("ZenFlowConfig", unknown)
+        return cls(**mapping)
+
+    @classmethod
+    def from_deepspeed(
+        cls,
+        source: str | PathLike[str] | Mapping[str, Any],
+        *,
+        steps_per_epoch: int | None = None,
+    ) -> ZenFlowConfig:
+        """Return what a DeepSpeed JSON (a path or a dict) says of ZenFlow.
+
+        ``zenflow.deepspeed.read_deepspeed`` says which keys are honoured, and returns the
+        learning rate, clip norm, batch keys and dtype as well.
+
+        Args:
+            source: Path of the JSON file, or its content.
+            steps_per_epoch: Optimizer steps in an epoch; needed where selection goes by epochs,
+                as it does in DeepSpeed by default.
+
+        Raises:
+            ConfigError: The file can't be read, or a key would change results and can't be
+                honoured.
+        """
+        # Imported late: deepspeed.py builds the settings from this class.
+        from zenflow.deepspeed import read_deepspeed  # noqa: PLC0415
+
+        return read_deepspeed(source, steps_per_epoch=steps_per_epoch).config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name: JSON-ready, and ``from_dict`` gives the same back."""
+        return asdict(self)
+
+
+_UNIT_INTERVALS = ("topk_ratio", "importance_decay")
+_NON_NEGATIVE = ("prediction", "hysteresis")
+# Least value of each count; None is allowed where the default is None or for lag.
+_COUNTS = {
+    "select_interval": 0,
+    "steps_per_epoch": 1,
+    "update_interval": 1,
+    "lag": 1,
+    "full_warm_up_rounds": 0,
+    "min_split_elements": 0,
+    "block_elements": 1,
+}
+_OPTIONAL = ("steps_per_epoch", "lag", "block_elements")
+_CHOICES = {
+    "select_strategy": get_args(SelectStrategy),
+    "deferred_lr_scale": get_args(LrScale),
+}
+
+
+def unknown_name(name: object, known: Iterable[str]) -> str:
+    """Return "'naem' is unknown; did you mean 'name'?", or the known names if none is near."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    return f"{name!r} is unknown; {hint}"
+
+
+def raise_violations(subject: str, violations: Iterable[str]) -> None:
+    """Raise one ``ConfigError`` that lists the violations, or return if there are none."""
+    found = list(violations)
+    if not found:
+        return
+    plural = "s" if len(found) > 1 else ""
+    listed = "".join(f"\n- {violation}" for violation in found)
+    raise ConfigError(f"{subject} breaks {len(found)} rule{plural}:{listed}")
+
+
+def _violations(config: ZenFlowConfig) -> Iterator[str]:
+    """Yield rule, value and remedy of each broken rule: first each field's, then across."""
+    broken = list(_field_violations(config))
+    yield from broken
+    if not broken:  # rules across fields mean something only where each field does
+        yield from _cross_violations(config)
+
+
+def _field_violations(config: ZenFlowConfig) -> Iterator[str]:
+    for name in _UNIT_INTERVALS:
+        value = getattr(config, name)
+        open_end = name == "importance_decay"
+        inside = _is_real(value) and 0 <= value <= 1 and not (open_end and value == 1)
+        if not inside:
+            interval = "[0, 1)" if open_end else "[0, 1]"
+            yield f"{name} must be a number in {interval}, got {value!r}: it is a share"
+    for name in _NON_NEGATIVE:
+        value = getattr(config, name)
+        if not (_is_real(value) and value >= 0):
+            yield f"{name} must be a finite number >= 0, got {value!r}: 0 switches it off"
+    for name, least in _COUNTS.items():
+        value = getattr(config, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            none = " or None" if name in _OPTIONAL else ""
+            yield f"{name} must be an integer >= {least}{none}, got {value!r}: {_remedy(name)}"
+    for name in ("overlap_step", "rolling"):
+        value = getattr(config, name)
+        if not isinstance(value, bool):
+            yield f"{name} must be True or False, got {value!r}: give a bool"
+    for name, choices in _CHOICES.items():
+        value = getattr(config, name)
+        if value not in choices:
+            yield f"{name} must be one of {', '.join(choices)}, got {value!r}: choose one"
+
+
+def _cross_violations(config: ZenFlowConfig) -> Iterator[str]:
+    lag, window = config.lag, config.update_interval
+    if config.overlap_step and lag is not None and lag > window:
+        yield (
+            f"lag must be at most update_interval, got {lag} > {window}: a block has one update "
+            f"in flight at a time; lower lag, raise update_interval, or use lag=None"
+        )
+    if not config.overlap_step and config.prediction:
+        yield (
+            f"prediction must be 0 with overlap_step=False, got {config.prediction}: without "
+            f"overlap nothing lands late, so there is nothing to predict; set prediction=0"
+        )
+    if config.select_strategy == "epoch" and config.steps_per_epoch is None:
+        yield (
+            "steps_per_epoch must be given with select_strategy='epoch', got None: give the "
+            "optimizer steps in an epoch, or use select_strategy='step'"
+        )
+
+
+def _is_real(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _remedy(name: str) -> str:
+    if name == "update_interval":
+        return "a window that follows the training is set by a controller, not by a string"
+    return "give a whole number"

@@ -1,0 +1,91 @@
+"""Reading: collects what came up while a DeepSpeed configuration was read, to tell all at once.
+
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from zenflow.config import unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+@dataclass(slots=True)
+class Reading:
+    """What came up while a configuration was read.
+
+    Readers take keys out of a section with ``pop``; ``sort`` files those that are left.
+    """
+
+    refused: list[str] = field(default_factory=list)
+    """What is wrong, as rule, value and remedy."""
+
+    unused: list[str] = field(default_factory=list)
+    """Names of keys that have no effect and change no result."""
+
+    auto: list[str] = field(default_factory=list)
+    """Names of keys that are left to the program."""
+
+    def section(self, value: object, name: str) -> dict[str, Any]:
+        """Return a copy of a section to take keys from; absent and null are empty."""
+        if value is None:
+            return {}
+        if isinstance(value, Mapping):
+            return dict(value)
+        self.refused.append(f"{name} must be an object, got {value!r}: give keys and values")
+        return {}
+
+    def refuse(self, name: str, remedy: str) -> None:
+        """Note a key that would change results."""
+        self.refused.append(f"{name} would change results and can't be honoured: {remedy}")
+
+    def is_auto(self, value: object, name: str) -> bool:
+        """Return whether the value is left to the program, and note it."""
+        if value == "auto":
+            self.auto.append(name)
+        return value == "auto"
+
+    def sort(
+        self,
+        rest: Mapping[str, Any],
+        prefix: str,
+        unused: Collection[str],
+        refused: Mapping[str, str],
+        read: Collection[str],
+    ) -> None:
+        """File the keys of a section that nobody has taken.
+
+        Args:
+            rest: What is left of the section.
+            prefix: Its name with a dot, or nothing for the top level.
+            unused: Keys that change no result.
+            refused: Keys that do unless they are off, and each one's remedy.
+            read: Keys that were taken, to be offered where an unknown one is near.
+        """
+        for key, value in rest.items():
+            name = f"{prefix}{key}"
+            if key in unused:
+                self.unused.append(name)
+            elif key not in refused:
+                known = unknown_name(key, [*read, *unused, *refused])
+                self.refused.append(f"{prefix}{known}" if prefix else known)
+            elif is_on(value):
+                self.refuse(name, refused[key])
+
+
+def is_on(value: object) -> bool:
+    """Return whether a feature is switched on: by ``enabled``, or by being there at all."""
+    return bool(value.get("enabled", value) if isinstance(value, Mapping) else value)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether the value is a finite number >= 0 (true and false are none)."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]

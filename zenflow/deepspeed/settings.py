@@ -1,0 +1,254 @@
+"""DeepSpeedSettings, and ``read_deepspeed`` that makes them. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from zenflow.config import raise_violations
+from zenflow.deepspeed import keys
+from zenflow.deepspeed.reading import Reading, is_number
+from zenflow.deepspeed.rule import read_rule
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from zenflow.config import ZenFlowConfig
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+_BATCH_KEYS = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
+_READ_TOP_LEVEL = (
+    *_BATCH_KEYS,
+    "zero_optimization",
+    "optimizer",
+    "gradient_clipping",
+    "bf16",
+    "fp16",
+    "gradient_allreduce_op",
+)
+# Defaults are DeepSpeed's.
+_LOSS_SCALE = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
+# DeepSpeed's Adam decays weights as AdamW does unless it is told not to.
+_ADAMW_FLAGS = {"adam_w_mode": True, "bias_correction": True, "amsgrad": False}
+_DEEPSPEED_ADAM: dict[str, Any] = {
+    "lr": 1e-3,
+    "betas": [0.9, 0.999],
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedSettings:
+    """What a DeepSpeed JSON says that this project can follow."""
+
+    config: ZenFlowConfig
+    """The update rule."""
+
+    optimizer: Mapping[str, Any]
+    """``lr``, ``betas``, ``eps``, ``weight_decay`` for ``ZenFlowAdamW``.
+
+    DeepSpeed's defaults stand for keys that ``optimizer.params`` lacks (its weight decay is 0);
+    keys that are "auto" are absent, and so are all where the file has no optimizer.
+    """
+
+    max_grad_norm: float | None
+    """Largest norm over all gradients; None is no clipping (or "auto", see ``auto``)."""
+
+    train_micro_batch_size_per_gpu: int | None
+    """Samples in a forward pass; None where the file doesn't say."""
+
+    gradient_accumulation_steps: int | None
+    """Backward passes in an optimizer step. (DeepSpeed's ZenFlow replaces it by S; we don't.)"""
+
+    train_batch_size: int | None
+    """Samples in an optimizer step, over all devices."""
+
+    dtype: Dtype | None
+    """What the model's weights are; None where it is "auto"."""
+
+    grad_scaler: Mapping[str, float | int] | None
+    """Arguments for ``torch.amp.GradScaler``; None unless the dtype is fp16."""
+
+    auto: tuple[str, ...]
+    """The keys, as in "optimizer.params.lr", that are "auto": left to the program, as with HF."""
+
+
+def read_deepspeed(
+    source: str | PathLike[str] | Mapping[str, Any], *, steps_per_epoch: int | None = None
+) -> DeepSpeedSettings:
+    """Return what a DeepSpeed configuration says.
+
+    Keys that can't be honoured and change no result (buffers, buckets, logs) are named in one
+    ``UserWarning``.
+
+    Args:
+        source: Path of the JSON file, or its content.
+        steps_per_epoch: Optimizer steps in an epoch; needed where selection goes by epochs, as
+            it does in DeepSpeed by default.
+
+    Raises:
+        ConfigError: The file can't be read, a key is unknown, or a key would change results and
+            can't be honoured; the message lists them all.
+    """
+    reading = Reading()
+    root = reading.section(_loaded(source), "")
+    zero = reading.section(root.pop("zero_optimization", None), "zero_optimization")
+    dtype, grad_scaler = _precision(reading, root)
+    batch = _batch(reading, root)
+    if root.pop("gradient_allreduce_op", "mean") != "mean":
+        reading.refuse("gradient_allreduce_op", "gradients are averaged; remove it")
+    settings = DeepSpeedSettings(
+        config=read_rule(reading, zero, steps_per_epoch),
+        optimizer=_optimizer(reading, root.pop("optimizer", None)),
+        max_grad_norm=_max_grad_norm(reading, root.pop("gradient_clipping", None)),
+        train_micro_batch_size_per_gpu=batch["train_micro_batch_size_per_gpu"],
+        gradient_accumulation_steps=batch["gradient_accumulation_steps"],
+        train_batch_size=batch["train_batch_size"],
+        dtype=dtype,
+        grad_scaler=grad_scaler,
+        auto=tuple(reading.auto),
+    )
+    reading.sort(root, "", keys.UNUSED_TOP_LEVEL, keys.REFUSED_TOP_LEVEL, _READ_TOP_LEVEL)
+    raise_violations("the DeepSpeed configuration", reading.refused)
+    if reading.unused:
+        warnings.warn(
+            "these DeepSpeed keys have no effect here (and change no result): "
+            + ", ".join(reading.unused),
+            stacklevel=2,
+        )
+    return settings
+
+
+def _loaded(source: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    try:
+        loaded = json.loads(Path(source).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{source} can't be read ({error.strerror}): check the path") from error
+    except ValueError as error:
+        raise ConfigError(f"{source} must be JSON, but {error}: correct the file") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{source} must hold a JSON object, got {type(loaded).__name__}")
+    return loaded
+
+
+def _optimizer(reading: Reading, value: object) -> dict[str, Any]:
+    """Return the arguments for ``ZenFlowAdamW``."""
+    section = reading.section(value, "optimizer")
+    if not section:
+        return {}
+    kind = section.pop("type", None)
+    if str(kind).lower() not in {"adam", "adamw"}:
+        reading.refuse("optimizer.type", f"got {kind!r}; use Adam or AdamW")
+    params = reading.section(section.pop("params", None), "optimizer.params")
+    reading.sort(section, "optimizer.", ("legacy_fusion",), {}, ("type", "params"))
+    for flag, rule in _ADAMW_FLAGS.items():
+        if params.pop(flag, rule) is not rule:
+            reading.refuse(f"optimizer.params.{flag}", "the update is AdamW's; remove it")
+    arguments = {}
+    for key, default in _DEEPSPEED_ADAM.items():
+        given = params.pop(key, default)
+        if not reading.is_auto(given, f"optimizer.params.{key}"):
+            arguments[key] = _argument(reading, key, given)
+    known = (*_DEEPSPEED_ADAM, *_ADAMW_FLAGS)
+    reading.sort(params, "optimizer.params.", keys.UNUSED_OPTIMIZER, {}, known)
+    return arguments
+
+
+def _argument(reading: Reading, key: str, value: Any) -> Any:
+    name = f"optimizer.params.{key}"
+    if key == "betas":
+        if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_beta, value)):
+            return (float(value[0]), float(value[1]))
+        reading.refused.append(f"{name} must be two numbers in [0, 1), got {value!r}: correct it")
+    elif is_number(value):
+        return float(value)
+    else:
+        reading.refused.append(f"{name} must be a finite number >= 0, got {value!r}: correct it")
+    return None
+
+
+def _is_beta(value: object) -> bool:
+    return is_number(value) and value < 1
+
+
+def _max_grad_norm(reading: Reading, value: object) -> float | None:
+    if value is None or reading.is_auto(value, "gradient_clipping"):
+        return None
+    if not is_number(value):
+        reading.refused.append(f"gradient_clipping must be a number >= 0, got {value!r}")
+        return None
+    return float(value) or None  # 0 is DeepSpeed's "no clipping"
+
+
+def _batch(reading: Reading, root: dict[str, Any]) -> dict[str, int | None]:
+    """Return the batch keys; those that are absent or "auto" are None."""
+    batch: dict[str, int | None] = {}
+    for key in _BATCH_KEYS:
+        value = root.pop(key, None)
+        batch[key] = None
+        if value is None or reading.is_auto(value, key):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            reading.refused.append(f"{key} must be an integer >= 1 or 'auto', got {value!r}")
+        else:
+            batch[key] = value
+    micro, steps, total = (batch[key] for key in _BATCH_KEYS)
+    if micro and steps and total and total % (micro * steps):
+        reading.refused.append(
+            "train_batch_size must be a multiple of train_micro_batch_size_per_gpu * "
+            f"gradient_accumulation_steps, got {total} and {micro} * {steps}: leave one out"
+        )
+    return batch
+
+
+def _precision(
+    reading: Reading, root: dict[str, Any]
+) -> tuple[Dtype | None, dict[str, float | int] | None]:
+    """Return the dtype (None for "auto"), and the loss scaler's arguments for fp16."""
+    sections = {
+        "bf16": reading.section(root.pop("bf16", root.pop("bfloat16", None)), "bf16"),
+        "fp16": reading.section(root.pop("fp16", None), "fp16"),
+    }
+    scaler = _grad_scaler(reading, sections["fp16"])
+    switches = {name: section.pop("enabled", False) for name, section in sections.items()}
+    known = ("enabled", *_LOSS_SCALE)
+    for name, section in sections.items():
+        if switches[name]:  # what an unused precision says doesn't matter
+            unused, refused = keys.UNUSED_PRECISION, keys.REFUSED_PRECISION
+            reading.sort(section, f"{name}.", unused, refused, known)
+    enabled = [name for name, switch in switches.items() if switch is True]
+    if len(enabled) > 1:
+        reading.refused.append("bf16 and fp16 can't both be enabled: switch one off")
+    if "fp16" in enabled:
+        return "fp16", scaler
+    if "bf16" in enabled:
+        return "bf16", None
+    auto = [reading.is_auto(switch, f"{name}.enabled") for name, switch in switches.items()]
+    return (None if any(auto) else "fp32"), None
+
+
+def _grad_scaler(reading: Reading, fp16: dict[str, Any]) -> dict[str, float | int]:
+    """Return what ``torch.amp.GradScaler`` takes for DeepSpeed's keys and their defaults."""
+    values = {key: fp16.pop(key, default) for key, default in _LOSS_SCALE.items()}
+    for key, value in values.items():
+        if not is_number(value):
+            reading.refused.append(f"fp16.{key} must be a number >= 0, got {value!r}: correct it")
+            return {}
+    if values["loss_scale"]:
+        # Never grows. After an overflow it backs off, where DeepSpeed would skip on for ever.
+        return {"init_scale": float(values["loss_scale"]), "growth_interval": 2**31 - 1}
+    init_scale = 2.0 ** values["initial_scale_power"]
+    return {"init_scale": init_scale, "growth_interval": int(values["loss_scale_window"])}

@@ -1,0 +1,266 @@
+"""Engine: one step of the update rule, from gradients to landed weights.
+
+Every wait is a stall with a cause. Nothing here decides by the clock: what is computed depends on
+data, configuration and the controller's decisions only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zenflow.adamw import Hyper
+from zenflow.completion import wait_all
+from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractIntervalController
+from zenflow.device import AbstractDevice
+from zenflow.device_step import (
+    Measured,
+    measure,
+    move_scores,
+    resident_grads_of,
+    update_device,
+)
+from zenflow.errors import GradientError
+from zenflow.host_schedule import HostSchedule
+from zenflow.host_store import UploadPool, upload_bytes
+from zenflow.intake import Intake, StepGradients
+from zenflow.landing import LandingStrip, unique
+from zenflow.layout import Bucket, Layout
+from zenflow.recorder import Recorder
+from zenflow.report import StepReport
+from zenflow.stalls import StallClock
+from zenflow.transfer import CopyLane, PacedLink
+from zenflow.windows import WindowCalendar
+from zenflow.worker import HostWorker
+
+
+class Engine:
+    """The parts of the optimizer at work: intake, calendar, lanes, worker.
+
+    Attributes:
+        step: Steps taken so far.
+        report: What the last finished step did; on a GPU the one before it, so that nothing waits.
+        raw_energies: Column energies before the optimizer clipped gradients in place, if it did.
+        interval_log: (step, S) of every change of the window length.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        config: ZenFlowConfig,
+        device: AbstractDevice,
+        controller: AbstractIntervalController,
+        *,
+        num_timeline_steps: int,
+        link: PacedLink | None,
+        host_threads: int,
+        wait_timeout: float,
+    ) -> None:
+        """Start lanes and worker; the optimizer has checked the arguments."""
+        self.layout = layout
+        self.config = config
+        self.device = device
+        self.controller = controller
+        self.wait_timeout = wait_timeout
+        self.step = 0
+        self.report: StepReport | None = None
+        self.raw_energies: Tensor | None = None
+        self.interval_log: list[tuple[int, int]] = []
+        self.calendar = WindowCalendar(config, [b.shape.deferred_elements for b in layout.blocks])
+        self.recorder = Recorder(num_timeline_steps, device.seconds_of)
+        self.stalls = StallClock(device, self.recorder)
+        self.worker = HostWorker(host_threads, self.recorder)
+        self.d2h = self._lane("d2h", "grads", link and link.d2h_bytes_per_second)
+        self.h2d = self._lane("h2d", "params", link and link.h2d_bytes_per_second)
+        self.uploads = UploadPool(device, self._upload_capacity())
+        self.strip = LandingStrip(device, self.h2d, self.stalls, self.calendar, wait_timeout)
+        self.schedule = HostSchedule(
+            layout, config, self.calendar, self.worker, self.uploads, wait_timeout
+        )
+        self.intake = Intake(device, layout, self.d2h, self._bucket_passed)
+        self._end_of_step = device.timing_mark()
+        self._unreported: tuple[Any, ...] | None = None
+
+    def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
+        return CopyLane(
+            name,
+            span_name,
+            self.recorder,
+            bytes_per_second=bytes_per_second,
+            wait_timeout=self.wait_timeout,
+        )
+
+    def _upload_capacity(self) -> int:
+        """Return the bytes of the largest boundary step, warm-up aside."""
+        by_phase: dict[int, list[tuple[int, torch.dtype]]] = {}
+        for block, phase in zip(self.layout.blocks, self.calendar.phases(), strict=True):
+            size = (block.shape.deferred_elements, block.split.param.dtype)
+            by_phase.setdefault(phase, []).append(size)
+        return max((upload_bytes(sizes) for sizes in by_phase.values()), default=0)
+
+    def _bucket_passed(self, bucket: Bucket, mark: Any) -> None:
+        self.strip.release(bucket.blocks, mark, self.step + 1)
+
+    def finish_step(
+        self, hypers: Sequence[Hyper], *, max_norm: float | None, inverse_scale: float
+    ) -> None:
+        """Turn the gradients that came in into one step of the rule.
+
+        Raises:
+            GradientError: The gradient norm is not finite. On a CPU nothing has changed; on a GPU
+                the error comes one step late and the optimizer can't go on.
+            WorkerError: A copy or a host task failed.
+        """
+        step = self.step + 1
+        started = time.perf_counter()
+        self.intake.send_rest(step)
+        gradients = self.intake.gradients
+        resident_grads = resident_grads_of(self.layout, gradients)
+        measured = measure(
+            self.layout,
+            self.device,
+            resident_grads,
+            max_norm=max_norm,
+            inverse_scale=inverse_scale,
+        )
+        if self.device.is_synchronous:
+            self._check_finite(measured, step)
+        energies = self.layout.columns.energies if self.raw_energies is None else self.raw_energies
+        move_scores(
+            self.layout,
+            gradients,
+            energies,
+            decay=self.config.importance_decay,
+            inverse_scale=inverse_scale,
+        )
+        update_device(self.layout, gradients, resident_grads, hypers, measured)
+        self.recorder.add("device", "step", started, time.perf_counter(), step)
+        landed = self._run_host(gradients, hypers, measured, step)
+        self._finish_report(step, hypers, measured, landed)
+        self.intake.discard()
+        self.step = step
+        self._control(step)
+
+    def _run_host(
+        self, gradients: StepGradients, hypers: Sequence[Hyper], measured: Measured, step: int
+    ) -> tuple[int, int]:
+        """Queue the host's work, land what is due, select; return (h2d bytes, staleness)."""
+        blocks = self.layout.blocks
+        landed = self.strip.collect(blocks, step)
+        selecting = self.schedule.begin(gradients, hypers, measured.values, step)
+        self.strip.wait(landed)
+        if selecting:
+            with self.stalls.waiting("select"):
+                self.schedule.select(selecting, gradients, hypers, measured.values, step)
+        if self.calendar.lag(step) == 0:
+            self.strip.release(blocks, self.device.mark(), step)
+            at_once = self.strip.collect(blocks, step)
+            self.strip.wait(at_once)
+            landed += at_once
+        num_bytes = sum(landing.num_bytes for landing in landed)
+        return num_bytes, max((step - landing.opened for landing in landed), default=0)
+
+    def _check_finite(self, measured: Measured, step: int) -> None:
+        norm = measured.values.get()[1]
+        if math.isfinite(norm):
+            return
+        self.intake.discard()
+        remedy = (
+            "nothing was changed by it: skip this batch with zero_grad(), or lower the learning "
+            "rate"
+            if self.device.is_synchronous
+            else "weights may hold it: resume from the last checkpoint with a lower learning rate"
+        )
+        raise GradientError(
+            f"the gradient norm of step {step} is {norm}: it must be finite; {remedy}. With "
+            'float16 use torch.amp.GradScaler and max_grad_norm="keep"'
+        )
+
+    # ---- reports and control ----------------------------------------------------------------
+
+    def _finish_report(
+        self, step: int, hypers: Sequence[Hyper], measured: Measured, landed: tuple[int, int]
+    ) -> None:
+        self.resolve_report()
+        end = self.device.timing_mark()
+        self._unreported = (
+            step,
+            self._end_of_step,
+            end,
+            self.stalls.take(),
+            measured,
+            self.intake.gradients.num_bytes,
+            landed,
+            self.calendar.interval,
+            self.calendar.lag(step),
+            tuple(hyper.lr for hyper in hypers),
+        )
+        self._end_of_step = end
+        if self.device.is_synchronous:
+            self.resolve_report()
+        self.recorder.forget_before(step)
+
+    def resolve_report(self) -> None:
+        """Finish the report of the last step; on a GPU this waits until the device has passed it."""
+        if self._unreported is None:
+            return
+        step, start, end, waits, measured, d2h_bytes, landed, interval, lag, rates = (
+            self._unreported
+        )
+        self._unreported = None
+        factor, norm, important, total = measured.values.get()
+        self._check_finite(measured, step)
+        stalls = self.stalls.resolve(waits, step)
+        self.report = StepReport(
+            step=step,
+            seconds=self.device.seconds_of(end) - self.device.seconds_of(start),
+            stall_seconds=sum(stalls.values()),
+            stalls=stalls,
+            d2h_bytes=d2h_bytes,
+            h2d_bytes=landed[0],
+            staleness=landed[1],
+            captured_energy=important / total if total > 0 else 0.0,
+            grad_norm=norm,
+            clip_factor=min(1.0, factor),
+            update_interval=interval,
+            lag=lag,
+            topk_ratio=self.config.topk_ratio,
+            learning_rates=rates,
+        )
+
+    def _control(self, step: int) -> None:
+        if self.report is None:
+            return
+        interval = self.controller.next_interval(self.report)
+        if interval != self.calendar.interval:
+            self.calendar.set_interval(interval, step)
+            self.uploads.capacity = self._upload_capacity()
+            self.interval_log.append((step, interval))
+
+    def forget_report(self) -> None:
+        """Drop what is known of the last step: another state has been loaded."""
+        self._unreported = None
+        self.report = None
+        self._end_of_step = self.device.timing_mark()
+
+    # ---- waiting and ending -----------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Wait for everything queued: host state is then that of the end of the last step."""
+        blocks = self.layout.blocks
+        wait_all(unique(block.staging_free for block in blocks), self.wait_timeout)
+        wait_all(unique(block.last_update for block in blocks), self.wait_timeout)
+        self.device.synchronize()
+
+    def close(self) -> None:
+        """End all threads; queued work that has not started is dropped."""
+        self.worker.close()
+        self.d2h.close()
+        self.h2d.close()
+

@@ -1,0 +1,48 @@
+"""The errors zenflow raises; each message states the rule, the value and the remedy.
+
+Mistakes in a call that Python itself would call so (a wrong type, an unknown name) are
+``TypeError`` and ``ValueError``. The classes here are for what a program may want to tell
+apart. Does not import torch.
+"""
+
+from __future__ import annotations
+
+
+class ZenFlowError(Exception):
+    """Base of every error that zenflow defines: catch it to catch them all."""
+
+
+class ConfigError(ZenFlowError, ValueError):
+    """A configuration breaks a rule, has an unknown key, or asks for what can't be honoured.
+
+    Raised while a configuration is made or read, never in the middle of training. One error
+    lists every broken rule.
+    """
+
+
+class GradientError(ZenFlowError):
+    """A gradient can't be used: not finite, of another shape, or already released.
+
+    Raised by ``step()``, before any weight or moment has been changed by the bad gradient, or
+    by reading ``.grad`` of a parameter whose gradient has left for the host.
+    """
+
+
+class WorkerError(ZenFlowError):
+    """The host's update thread, or a copy it waited for, failed.
+
+    Raised by the next call into the optimizer, with the original exception as ``__cause__``.
+    The optimizer can't go on after it: start again from the last checkpoint.
+    """
+
+
+class DeadlineError(WorkerError):
+    """A wait lasted longer than its deadline (``wait_timeout``); the message says for what."""
+
+
+class CheckpointError(ZenFlowError):
+    """A checkpoint can't be written or read, or belongs to another model or configuration.
+
+    Raised by saving (a full disk, for one; the earlier checkpoint is then still whole) and by
+    loading, before anything of the running state has been replaced.
+    """

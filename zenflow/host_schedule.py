@@ -1,0 +1,228 @@
+"""What the host does with a step's gradients: which blocks accumulate, which update, which select."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from zenflow.adamw import Hyper
+from zenflow.completion import Completion
+from zenflow.config import ZenFlowConfig
+from zenflow.device import HostValues
+from zenflow.handover import hand_over
+from zenflow.host_store import UploadBuffer, UploadPool, carve
+from zenflow.host_update import Part, WindowUpdate, accumulate_parts, update_parts
+from zenflow.intake import StepGradients
+from zenflow.landing import Landing, unique
+from zenflow.layout import Block, Layout
+from zenflow.windows import WindowCalendar
+from zenflow.worker import HostWorker
+
+
+class HostSchedule:
+    """Turns windows that end into host tasks and landings."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        config: ZenFlowConfig,
+        calendar: WindowCalendar,
+        worker: HostWorker,
+        uploads: UploadPool,
+        wait_timeout: float,
+    ) -> None:
+        """Wire up; the engine owns all of these."""
+        self._layout = layout
+        self._config = config
+        self._calendar = calendar
+        self._worker = worker
+        self._uploads = uploads
+        self._wait_timeout = wait_timeout
+        self._buffer: UploadBuffer | None = None
+        self._former_uploads: list[Completion] = []
+        self._all_active = {
+            block.index: torch.ones(block.shape.num_deferred, dtype=torch.uint8)
+            for block in layout.blocks
+        }
+
+    def begin(
+        self, gradients: StepGradients, hypers: Sequence[Hyper], factor: HostValues, step: int
+    ) -> list[Block]:
+        """Queue the host's work for a step, but for the blocks that select at its end.
+
+        Every landing of this step has been collected.
+
+        Returns:
+            The blocks whose selection is due now; `select` finishes them.
+        """
+        if self._calendar.selects(step):
+            for block in self._layout.blocks:
+                block.wants_selection = True
+        due = [b for b in self._layout.blocks if self._calendar.is_due(b.index, step)]
+        for block in self._layout.blocks:
+            block.count += block.split in gradients.important
+        updating = [block for block in due if block.count and block.shape.num_deferred]
+        sizes = [(b.shape.deferred_elements, b.split.param.dtype) for b in updating]
+        if sizes:
+            self._buffer = self._uploads.take(sizes)
+            self._former_uploads = [c for c in self._buffer.uploads if not c.is_finished()]
+            self._buffer.uploads.clear()
+        is_fused = self._calendar.lag(step) <= 1
+        self._accumulate(gradients, factor, step, skipped=set(due) if is_fused else set())
+        selecting = [b for b in due if b.wants_selection and self._can_select(b)]
+        rest = [block for block in updating if block not in set(selecting)]
+        self._update(rest, gradients, hypers, factor, step, self._all_active)
+        chosen = set(selecting)
+        for block in due:
+            if block not in chosen:
+                self._close(block, step)
+        return selecting
+
+    @staticmethod
+    def _can_select(block: Block) -> bool:
+        return block.shape.num_important > 0 and block.shape.num_deferred > 0
+
+    def select(
+        self,
+        blocks: Sequence[Block],
+        gradients: StepGradients,
+        hypers: Sequence[Hyper],
+        factor: HostValues,
+        step: int,
+    ) -> None:
+        """Hand columns over in these blocks and start their updates; the last landing is over."""
+        for block in blocks:
+            for copy in gradients.copied.get(block.split.bucket, ()):
+                copy.wait(self._wait_timeout)
+            block.staging_free.wait(self._wait_timeout)
+            block.last_update.wait(self._wait_timeout)
+        active = {}
+        for block in blocks:
+            update = self._window_update(block, gradients, hypers, step) if block.count else None
+            active[block.index] = hand_over(
+                block, update, factor.get()[0], self._config.hysteresis
+            )
+        updating = [block for block in blocks if block.count]
+        self._update(updating, gradients, hypers, factor, step, active)
+        for block in blocks:
+            self._close(block, step)
+
+    def _close(self, block: Block, step: int) -> None:
+        block.count = 0
+        block.wants_selection = False
+        self._calendar.close(block.index, step)
+
+    def _accumulate(
+        self, gradients: StepGradients, factor: HostValues, step: int, skipped: set[Block]
+    ) -> None:
+        """Queue the accumulation of staged gradients, but for blocks whose update reads them."""
+        for bucket in self._layout.buckets:
+            blocks = [
+                block
+                for block in bucket.blocks
+                if block.split in gradients.important
+                and block.shape.num_deferred
+                and block not in skipped
+            ]
+            parts: list[Part] = []
+            for block in blocks:
+                parts += accumulate_parts(
+                    block.host, block.accumulator, factor, first=block.count == 1
+                )
+            if not parts:
+                continue
+            done = self._worker.submit(
+                "accumulate",
+                parts,
+                deadline=step + 1,  # the next backward brings new gradients into the staging
+                step=step,
+                after=[*gradients.copied[bucket.index], *(b.staging_free for b in blocks)],
+            )
+            for block in blocks:
+                block.staging_free = done
+
+    def _window_update(
+        self, block: Block, gradients: StepGradients, hypers: Sequence[Hyper], step: int
+    ) -> WindowUpdate:
+        """Return the update that ends the block's window.
+
+        With a lag of at most 1 the last gradient is added in the same pass over memory. With a
+        longer one the staging must be free long before the update is due, so that the gradient
+        has been accumulated like those before.
+        """
+        is_fused = self._calendar.lag(step) <= 1
+        reads_staging = is_fused and block.split in gradients.important
+        num_accumulated = block.count - reads_staging
+        return WindowUpdate(
+            hyper=hypers[block.split.group],
+            lr_scale=self._config.lr_scale(block.count),
+            count=block.count,
+            accumulator=block.accumulator if num_accumulated else None,
+            reads_staging=reads_staging,
+            prediction=0.0 if self._calendar.is_warm_up(step) else self._config.prediction,
+        )
+
+    def _update(
+        self,
+        blocks: Sequence[Block],
+        gradients: StepGradients,
+        hypers: Sequence[Hyper],
+        factor: HostValues,
+        step: int,
+        active: dict[int, Tensor],
+    ) -> None:
+        """Queue the updates of windows that end, bucket by bucket, and let them be in flight."""
+        if not blocks:
+            return
+        assert self._buffer is not None
+        lag = self._calendar.lag(step)
+        for bucket_index, members in _by_bucket(blocks):
+            parts: list[Part] = []
+            values = []
+            for block in members:
+                update = self._window_update(block, gradients, hypers, step)
+                values.append(carve(self._buffer, *block.host.master.shape, block.split.param.dtype))
+                parts += update_parts(
+                    block.host, update, factor, active[block.index], values[-1]
+                )
+            copied = gradients.copied.get(bucket_index, [])
+            done = self._worker.submit(
+                "adam",
+                parts,
+                deadline=step + lag,
+                step=step,
+                after=unique(
+                    [
+                        *copied,
+                        *(block.staging_free for block in members),
+                        *(block.last_update for block in members),
+                        *self._former_uploads,
+                    ]
+                ),
+            )
+            for block, value in zip(members, values, strict=True):
+                block.landing = Landing(
+                    block=block,
+                    values=value,
+                    buffer=self._buffer,
+                    land_step=step + lag,
+                    opened=self._calendar.opened[block.index],
+                    copied=copied if lag == 0 else (),
+                    computed=done,
+                )
+                self._buffer.num_open += 1
+                block.last_update = done
+                if lag <= 1:
+                    block.staging_free = done  # the update itself reads the staging
+                if len(block.host.accumulators) > 1:
+                    block.accumulator = 1 - block.accumulator  # this one is still being read
+
+
+def _by_bucket(blocks: Iterable[Block]) -> list[tuple[int, list[Block]]]:
+    """Group blocks by bucket, keeping their order."""
+    groups: dict[int, list[Block]] = {}
+    for block in blocks:
+        groups.setdefault(block.split.bucket, []).append(block)
+    return list(groups.items())

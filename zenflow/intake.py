@@ -1,0 +1,134 @@
+"""Intake: what becomes of each gradient between backward and the optimizer step.
+
+A split parameter's gradient is measured, its important columns are kept, and the rest is queued for
+the d2h lane with its bucket. A resident's gradient is kept whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from zenflow.completion import Completion
+from zenflow.device import AbstractDevice
+from zenflow.device_store import Resident
+from zenflow.errors import GradientError
+from zenflow.layout import Bucket, Layout, SplitParam
+from zenflow.released import matches
+from zenflow.transfer import Copy, CopyLane
+
+
+@dataclass(slots=True, eq=False)
+class StepGradients:
+    """The gradients of the step under way."""
+
+    important: dict[SplitParam, Tensor] = field(default_factory=dict)
+    """Important columns as (O, K) in the gradient's dtype."""
+    resident: dict[Resident, Tensor] = field(default_factory=dict)
+    waiting: dict[int, list[tuple[SplitParam, Tensor]]] = field(default_factory=dict)
+    """Gradients (O, I) by bucket that are not on their way yet."""
+    copied: dict[int, list[Completion]] = field(default_factory=dict)
+    """Copies by bucket."""
+    num_bytes: int = 0
+
+
+class Intake:
+    """Takes gradients in, in any order, and sends each bucket off when it is full."""
+
+    def __init__(
+        self,
+        device: AbstractDevice,
+        layout: Layout,
+        lane: CopyLane,
+        on_bucket: Callable[[Bucket, object], None],
+    ) -> None:
+        """Start with no gradients.
+
+        Args:
+            device: Operations of the device.
+            layout: Where everything is.
+            lane: Carries gradients to the host.
+            on_bucket: Called with a bucket and a mark when nothing computes with its weights
+                any more in this step: the moment at which uploads may begin.
+        """
+        self._device = device
+        self._layout = layout
+        self._lane = lane
+        self._on_bucket = on_bucket
+        self.gradients = StepGradients()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no gradient has come in since the last step."""
+        return not (self.gradients.important or self.gradients.resident)
+
+    @torch.no_grad()
+    def take(self, place: SplitParam | Resident, grad: Tensor, step: int) -> None:
+        """Take one parameter's final gradient of this step.
+
+        Raises:
+            GradientError: The gradient is sparse, or its shape, dtype or device is not the
+                parameter's.
+        """
+        if not matches(grad, place.param):
+            raise GradientError(
+                f"the gradient of {place.name} is {grad.layout} {tuple(grad.shape)} {grad.dtype} "
+                f"on {grad.device}, but must be dense {tuple(place.param.shape)} "
+                f"{place.param.dtype} on {place.param.device}: make embeddings with sparse=False "
+                "and don't replace .grad by a tensor of another kind"
+            )
+        if isinstance(place, Resident):
+            self.gradients.resident[place] = grad
+            return
+        grad_OI = place.matrix(grad)
+        self._device.column_energies(grad_OI, place.columns.energies)
+        self.gradients.important[place] = grad_OI.index_select(1, place.important_columns)
+        waiting = self.gradients.waiting.setdefault(place.bucket, [])
+        waiting.append((place, grad_OI))
+        bucket = self._layout.buckets[place.bucket]
+        if len(waiting) == len(bucket.splits):
+            self._send(bucket, step)
+
+    def send_rest(self, step: int) -> None:
+        """Send the buckets that some parameter had no gradient for, and wake the others."""
+        for bucket in self._layout.buckets:
+            if bucket.index not in self.gradients.copied:
+                self._send(bucket, step)
+        for split in self._layout.splits:
+            if split not in self.gradients.important:
+                split.columns.energies.zero_()
+
+    def _send(self, bucket: Bucket, step: int) -> None:
+        mark = self._device.mark()
+        # Uploads first: they are due in this step, the gradients at the next.
+        self._on_bucket(bucket, mark)
+        jobs = [
+            (grad_OI, split.deferred_columns, split.host.staging)
+            for split, grad_OI in self.gradients.waiting.pop(bucket.index, [])
+        ]
+        jobs = [job for job in jobs if len(job[1])]
+        if not jobs:
+            self.gradients.copied[bucket.index] = []
+            return
+        num_bytes = sum(staging.numel() * staging.element_size() for _, _, staging in jobs)
+        done = Completion(f"the gradients' copy of step {step} (d2h)")
+        device = self._device
+        self._lane.submit(
+            Copy(
+                run=lambda: device.pack(jobs, mark),
+                # The host has read the step before's gradients out of the staging buffers.
+                after=[block.staging_free for block in bucket.blocks],
+                done=done,
+                num_bytes=num_bytes,
+                step=step,
+            )
+        )
+        self.gradients.copied[bucket.index] = [done]
+        self.gradients.num_bytes += num_bytes
+
+    def discard(self) -> None:
+        """Forget this step's gradients; copies under way end in staging, which is overwritten."""
+        self.gradients = StepGradients()

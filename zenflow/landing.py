@@ -1,0 +1,139 @@
+"""Landing: a host update's way from its boundary to the device's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from zenflow.completion import Completion
+from zenflow.transfer import Copy
+
+if TYPE_CHECKING:
+    from zenflow.device import AbstractDevice
+    from zenflow.host_store import UploadBuffer
+    from zenflow.layout import Block
+    from zenflow.stalls import StallClock
+    from zenflow.transfer import CopyLane
+    from zenflow.windows import WindowCalendar
+
+
+@dataclass(slots=True, eq=False)
+class Landing:
+    """One block's update in flight.
+
+    `computed` is set by the host worker. The upload may begin once nothing reads the weights any
+    more in the step of the landing; `uploaded` is then made, and set by the h2d lane.
+    """
+
+    block: Block
+    values: Tensor
+    """What is uploaded, (D, O) in the parameter's dtype: a view of `buffer`."""
+    buffer: UploadBuffer
+    land_step: int
+    opened: int
+    """Step after which the window began: its oldest gradient is of the step after."""
+    copied: Sequence[Completion]
+    """Copies of the window's last gradient."""
+    computed: Completion
+    uploaded: Completion | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that go up."""
+        return self.values.numel() * self.values.element_size()
+
+
+def unique(completions: Iterable[Completion | None]) -> list[Completion]:
+    """Return each completion once, in order."""
+    return list({id(c): c for c in completions if c is not None}.values())
+
+
+class LandingStrip:
+    """Releases uploads when weights are free, and waits for those that must have landed."""
+
+    def __init__(
+        self,
+        device: AbstractDevice,
+        lane: CopyLane,
+        stalls: StallClock,
+        calendar: WindowCalendar,
+        wait_timeout: float,
+    ) -> None:
+        """Wire up; the optimizer owns all of these."""
+        self._device = device
+        self._lane = lane
+        self._stalls = stalls
+        self._calendar = calendar
+        self._wait_timeout = wait_timeout
+
+    def lands(self, block: Block, step: int) -> bool:
+        """Whether the block's update in flight lands in this step.
+
+        It does at its landing step, and at the latest when the block's next window ends.
+        """
+        return block.landing is not None and (
+            block.landing.land_step == step or self._calendar.is_due(block.index, step)
+        )
+
+    def release(self, blocks: Iterable[Block], mark: Any, step: int) -> None:
+        """Queue the upload of what lands in this step, from blocks whose weights are not in use.
+
+        Args:
+            blocks: Any blocks; those with nothing to land are passed over.
+            mark: The device's position after the last use of the weights.
+            step: The step under way.
+        """
+        landings = [
+            block.landing
+            for block in blocks
+            if block.landing is not None
+            and block.landing.uploaded is None
+            and self.lands(block, step)
+        ]
+        if not landings:
+            return
+        done = Completion(f"the upload of step {step} (h2d)")
+        jobs = []
+        for landing in landings:
+            landing.uploaded = done
+            landing.buffer.uploads.append(done)
+            split = landing.block.split
+            jobs.append((landing.values, landing.block.deferred_columns, split.weight()))
+        device = self._device
+        self._lane.submit(
+            Copy(
+                run=lambda: device.unpack(jobs, mark),
+                after=unique(landing.computed for landing in landings),
+                done=done,
+                num_bytes=sum(landing.num_bytes for landing in landings),
+                step=step,
+            )
+        )
+
+    def collect(self, blocks: Iterable[Block], step: int) -> list[Landing]:
+        """Take what lands in this step off its blocks; all of it has been released."""
+        landings = []
+        for block in blocks:
+            if block.landing is not None and self.lands(block, step):
+                landings.append(block.landing)
+                block.landing.buffer.num_open -= 1
+                block.landing = None
+        return landings
+
+    def wait(self, landings: Sequence[Landing]) -> None:
+        """Let the next forward see these updates; what is not there yet is stall."""
+        if not landings:
+            return
+        with self._stalls.waiting("d2h"):
+            for completion in unique(c for x in landings for c in x.copied):
+                completion.wait(self._wait_timeout)
+        with self._stalls.waiting("host"):
+            for completion in unique(x.computed for x in landings):
+                completion.wait(self._wait_timeout)
+        with self._stalls.waiting("h2d"):
+            for completion in unique(x.uploaded for x in landings):
+                completion.wait_set(self._wait_timeout)
+                self._device.order_after(completion)

@@ -1,0 +1,53 @@
+"""The memory that an engine has taken, and will take for its uploads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zenflow.report import MemoryPlan
+
+if TYPE_CHECKING:
+    from zenflow.engine import Engine
+
+
+def plan_memory(engine: Engine) -> MemoryPlan:
+    """Return the plan of an engine that was just made: what is allocated, and the uploads to come."""
+    layout = engine.layout
+    params = [place.param for place in (*layout.splits, *layout.residents)]
+    split_params = sum(split.param.numel() for split in layout.splits)
+    lag = engine.calendar.lag(engine.config.full_warm_up_rounds + 1)
+    num_buffers = max(1, lag) if engine.config.rolling else 1
+    upload_bytes = engine.uploads.capacity * num_buffers
+    if engine.config.full_warm_up_rounds:
+        upload_bytes = max(
+            upload_bytes,
+            sum(b.shape.deferred_elements * b.split.param.itemsize for b in layout.blocks),
+        )
+    step_bytes = sum(split.host.step.nbytes for split in layout.splits)
+    device_bytes = sum(
+        tensor.nbytes
+        for bank in layout.banks
+        for tensor in (bank.master, bank.exp_avg, bank.exp_avg_sq, bank.step)
+    )
+    device_bytes += sum(
+        tensor.nbytes for resident in layout.residents for tensor in resident.state().values()
+    )
+    vectors = layout.columns
+    device_bytes += sum(t.nbytes for t in (vectors.energies, vectors.scores, vectors.is_important))
+    device_bytes += sum(
+        tensor.nbytes
+        for split in layout.splits
+        for tensor in (split.deferred_columns, split.important_columns)
+    )
+    largest = max(
+        (s.host.staging.nbytes for s in layout.splits), default=0
+    )
+    return MemoryPlan(
+        num_params=sum(param.numel() for param in params),
+        split_params=split_params,
+        model_bytes=sum(param.nbytes for param in params),
+        host_bytes=layout.slabs.num_bytes + upload_bytes + step_bytes,
+        pinned_bytes=layout.slabs.pinned_bytes + upload_bytes,
+        device_extra_bytes=device_bytes,
+        device_ring_bytes=2 * largest,
+    )

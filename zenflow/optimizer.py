@@ -1,0 +1,503 @@
+"""ZenFlowAdamW: the engine as a torch optimizer. The surface only; the rule is in `engine`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from zenflow.adamw import Hyper
+from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractIntervalController, FixedInterval
+from zenflow.device import bind
+from zenflow.device_step import clip_factor, resident_grads_of, squared_norm
+from zenflow.device_store import Resident
+from zenflow.engine import Engine
+from zenflow.errors import GradientError, ZenFlowError
+from zenflow.layout import NamedParam, SplitParam, build_layout
+from zenflow.memory import plan_memory
+from zenflow.released import ReleasedGradient
+from zenflow.report import MemoryPlan, StepReport
+from zenflow.state import load_engine_state, param_state, save_engine_state
+from zenflow.timeline import Timeline
+from zenflow.transfer import PacedLink
+from zenflow.true_weights import TrueWeights
+
+_log = logging.getLogger(__name__)
+
+Keep = Literal["keep"]
+
+
+class ZenFlowAdamW(torch.optim.Optimizer):
+    """AdamW whose less important columns are updated by the host, behind the device's back.
+
+    Use it as any torch optimizer. Two modes:
+
+    *keep* (`max_grad_norm="keep"`, the default): gradients stay in `.grad` until `step()`; clip, unscale
+    or change them as you like.
+
+    *release* (`max_grad_norm` a number, or None for no clipping): each gradient leaves for the host as
+    backward finishes it, and its memory is free at once. Reading a released `.grad` raises.
+
+    In both, `step()` consumes the gradients: afterwards `.grad` is None.
+
+    Example:
+        >>> model = torch.nn.Linear(64, 64)
+        >>> optimizer = ZenFlowAdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0)
+        >>> model(torch.randn(8, 64)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.report.step
+        1
+        >>> optimizer.close()
+
+    Attributes:
+        config: The update rule's settings.
+        memory: Bytes on host and device, known before the first step.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        config: ZenFlowConfig | None = None,
+        max_grad_norm: float | Keep | None = "keep",
+        accumulation_steps: int = 1,
+        controller: AbstractIntervalController | None = None,
+        link: PacedLink | None = None,
+        host_threads: int | None = None,
+        timeline_steps: int = 0,
+        wait_timeout: float = 600.0,
+    ) -> None:
+        """Share out the parameters and allocate the host's and the device's state.
+
+        Args:
+            params: Parameters, named parameters, or groups of either, as in torch.
+            lr: Learning rate.
+            betas: Decay of first and second moments.
+            eps: Added to the denominator.
+            weight_decay: Decoupled weight decay.
+            config: Settings of the update rule; None for the preset "zenflow".
+            max_grad_norm: "keep" for keep mode; for release mode the norm to clip to, or None.
+            accumulation_steps: Backward passes per step; release mode must know it, keep mode
+                needs nothing.
+            controller: Chooses the window length step by step; None keeps the config's.
+            link: Emulated bandwidths, on a CPU only.
+            host_threads: Threads of the host worker; None leaves one core to the training thread.
+            timeline_steps: Of how many last steps spans are kept; 0 for none.
+            wait_timeout: Seconds after which a wait is an error.
+
+        Raises:
+            ValueError: An argument breaks its rule.
+        """
+        self.config = config or ZenFlowConfig()
+        _check_settings(lr, betas, eps, weight_decay)
+        _check_arguments(max_grad_norm, accumulation_steps, timeline_steps, wait_timeout)
+        self._engine: Engine | None = None
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+        self.max_grad_norm = max_grad_norm
+        self.accumulation_steps = accumulation_steps
+        # A GradScaler then leaves unscaling to step(), so that float16 parameters work too.
+        self._step_supports_amp_scaling = max_grad_norm == "keep"
+        named = self._named_params()
+        device = bind(_common_device(named))
+        if link is not None and not device.is_synchronous:
+            raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
+        num_accumulators = _num_accumulators(self.config, controller)
+        layout = build_layout(named, self.config, device, num_accumulators=num_accumulators)
+        self._engine = Engine(
+            layout,
+            self.config,
+            device,
+            controller or FixedInterval(self.config.update_interval),
+            num_timeline_steps=timeline_steps,
+            link=link,
+            host_threads=host_threads or max(1, (os.cpu_count() or 2) - 1),
+            wait_timeout=wait_timeout,
+        )
+        places: list[SplitParam | Resident] = [*layout.splits, *layout.residents]
+        self._places = {place.param: place for place in places}
+        self._order = [self._places[named_param.param] for named_param in named]
+        self._true_weights = TrueWeights(self._engine)
+        self._failure: ZenFlowError | None = None
+        self._finalizer = weakref.finalize(self, Engine.close, self._engine)
+        self._fill_state()
+        if self.releases_gradients:
+            self._register_hooks()
+        self.memory: MemoryPlan = plan_memory(self._engine)
+        _log.info("optimizer memory:\n%s", self.memory)
+
+    # ---- parameters -------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group while the optimizer is being made.
+
+        Raises:
+            ValueError: The optimizer is already made, or a setting of the group breaks its rule.
+        """
+        if getattr(self, "_engine", None) is not None:
+            raise ValueError(
+                "all parameter groups must be given when the optimizer is made: host memory is "
+                "laid out once. To unfreeze parameters later, make a new optimizer"
+            )
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        _check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
+
+    def _named_params(self) -> list[NamedParam]:
+        named = []
+        storages: dict[int, str] = {}
+        for group_index, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for index, param in enumerate(group["params"]):
+                name = names[index] if names else f"group {group_index}, parameter {index}"
+                if not param.requires_grad:
+                    continue
+                if not param.is_floating_point():
+                    raise ValueError(f"{name} is {param.dtype}: only real floating point is trained")
+                key = param.untyped_storage().data_ptr()
+                if param.numel() and key in storages:
+                    raise ValueError(
+                        f"{name} and {storages[key]} are two parameters over one storage: tie "
+                        "them by using the same nn.Parameter in both modules"
+                    )
+                storages[key] = name
+                named.append(NamedParam(param, name, group_index))
+        return named
+
+    def _fill_state(self) -> None:
+        for place in self._order:
+            self.state[place.param] = param_state(place)
+
+    @property
+    def _running(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    # ---- gradients --------------------------------------------------------------------------
+
+    @property
+    def releases_gradients(self) -> bool:
+        """Whether gradients leave during backward."""
+        return self.max_grad_norm != "keep"
+
+    def _register_hooks(self) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            if torch.distributed.get_world_size() > 1:
+                raise ValueError(
+                    "release mode takes gradients before data-parallel ranks have averaged them: "
+                    'with more than one rank use max_grad_norm="keep" and clip after backward'
+                )
+        self._arrivals: dict[Tensor, int] = {}
+        self_ref = weakref.ref(self)
+
+        def arrived(param: Tensor) -> None:
+            optimizer = self_ref()
+            if optimizer is not None:
+                optimizer._take_in_backward(param)
+
+        self._hooks = [
+            place.param.register_post_accumulate_grad_hook(arrived) for place in self._order
+        ]
+
+    def _take_in_backward(self, param: Tensor) -> None:
+        """Release a gradient once its last micro-batch has been added."""
+        self._check_can_step()
+        arrivals = self._arrivals.get(param, 0) + 1
+        self._arrivals[param] = arrivals
+        if arrivals == self.accumulation_steps:
+            self._take(self._places[param])
+
+    def _take(self, place: SplitParam | Resident) -> None:
+        grad = place.param.grad
+        if grad is None or isinstance(grad, ReleasedGradient):
+            return
+        engine = self._running
+        engine.intake.take(place, grad, engine.step + 1)
+        if self.releases_gradients:
+            place.param.grad = ReleasedGradient(place.param, place.name)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients; those released since the last step are dropped with them."""
+        if self.releases_gradients and self._engine is not None:
+            self._forget_gradients()
+        super().zero_grad(set_to_none)
+
+    def _forget_gradients(self) -> None:
+        self._running.intake.discard()
+        if self.releases_gradients:
+            self._arrivals.clear()
+        for place in self._order:
+            if isinstance(place.param.grad, ReleasedGradient):
+                place.param.grad = None
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip this step's gradients to a global norm, and return the norm before clipping.
+
+        In keep mode the gradients are scaled in place; in release mode the factor is applied in
+        `step()`, where it replaces `max_grad_norm`.
+
+        Returns:
+            The L2 norm over all gradients, shape (), float32.
+        """
+        engine = self._running
+        if self.releases_gradients:
+            self._take_rest()
+            self._max_norm_of_step = float(max_norm)
+            grads = resident_grads_of(engine.layout, engine.intake.gradients)
+            return squared_norm(engine.layout, grads).sqrt()
+        for split in engine.layout.splits:
+            if split.param.grad is None:
+                split.columns.energies.zero_()
+            else:
+                grad_OI = split.matrix(split.param.grad)
+                engine.device.column_energies(grad_OI, split.columns.energies)
+        engine.raw_energies = engine.layout.columns.energies.clone()
+        residents = [place.param.grad for place in engine.layout.residents]
+        norm = squared_norm(engine.layout, [g.float() for g in residents if g is not None]).sqrt()
+        grads = [place.param.grad for place in self._order]
+        torch._foreach_mul_([g for g in grads if g is not None], clip_factor(norm, max_norm))
+        return norm
+
+    def _take_rest(self) -> None:
+        """Take in what has not been released: keep mode, or parameters some micro-batch missed."""
+        for place in reversed(self._order):
+            self._take(place)
+
+    # ---- the step ---------------------------------------------------------------------------
+
+    def _check_can_step(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(
+                f"the optimizer failed before and can't go on: {self._failure}"
+            ) from self._failure
+        if self._true_weights.are_shown:
+            raise RuntimeError(
+                "the true weights are on the device since optimizer.eval(): call "
+                "optimizer.train() before the next backward"
+            )
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step of the update rule with the gradients of this backward.
+
+        Raises:
+            GradientError: A gradient is not finite, or not of its parameter's kind.
+            WorkerError: A copy or the host's update failed; its cause is chained.
+            DeadlineError: Something took longer than `wait_timeout`.
+        """
+        self._check_can_step()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        inverse_scale = self._inverse_scale()
+        if inverse_scale is None:
+            return loss  # the loss scale overflowed: no step, as with torch's optimizers
+        engine = self._running
+        hypers = [Hyper.of(group) for group in self.param_groups]
+        try:
+            self._take_rest()
+            engine.finish_step(
+                hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale
+            )
+        except ZenFlowError as error:
+            if not (isinstance(error, GradientError) and engine.device.is_synchronous):
+                self._failure = error
+            raise
+        finally:
+            self._max_norm_of_step = None
+            engine.raw_energies = None
+            self._forget_gradients()
+        for place in self._order:
+            place.param.grad = None
+        return loss
+
+    _max_norm_of_step: float | None = None
+
+    def _max_norm(self) -> float | None:
+        if self._max_norm_of_step is not None:
+            return self._max_norm_of_step
+        return None if isinstance(self.max_grad_norm, str) else self.max_grad_norm
+
+    def _inverse_scale(self) -> float | None:
+        """Return 1 / loss scale, as a GradScaler left it; None if it found an overflow."""
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and float(found_inf) > 0:
+            return None
+        scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else 1.0 / float(scale)
+
+    # ---- true weights, state ----------------------------------------------------------------
+
+    def eval(self) -> None:
+        """Put the true weights on the device: for evaluation, saving and export.
+
+        While training, deferred weights on the device are the host's of some steps ago, moved on by
+        the prediction. This uploads the host's masters; `train` goes back, bit for bit.
+        """
+        self._check_no_gradients("eval()")
+        self._true_weights.show()
+
+    def train(self) -> None:
+        """Put the weights back with which training goes on; nothing happens without `eval`."""
+        self._true_weights.hide()
+
+    def _check_no_gradients(self, call: str) -> None:
+        if not self._running.intake.is_empty:
+            raise GradientError(
+                f"{call} between backward and step(): gradients have left for the host. Call "
+                "step() or zero_grad() first"
+            )
+
+    def synchronize(self) -> None:
+        """Wait until the host has done all of its work so far, and `report` is of the last step."""
+        self._running.drain()
+        self._running.resolve_report()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.
+
+        Under torch's keys, plus "zenflow". Tensors are views of the live state, as in torch: save
+        or copy them before the next backward.
+
+        Raises:
+            GradientError: Called between backward and step() in release mode.
+        """
+        self._check_no_gradients("state_dict()")
+        self.synchronize()
+        self._fill_state()
+        state = super().state_dict()
+        state["zenflow"] = save_engine_state(self._running, self._true_weights)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up a state that `state_dict` returned; deferred weights on the device included.
+
+        Raises:
+            CheckpointError: The state is of another model, configuration or optimizer; nothing has
+                been changed then.
+        """
+        self._check_no_gradients("load_state_dict()")
+        self.synchronize()
+        load_engine_state(self._running, self._order, self._true_weights, state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
+        self._failure = None
+        self._fill_state()
+
+    # ---- observation and ending -------------------------------------------------------------
+
+    @property
+    def report(self) -> StepReport | None:
+        """What the last finished step did; on a GPU the step before the last, so nothing waits."""
+        return self._running.report
+
+    @property
+    def interval_log(self) -> list[tuple[int, int]]:
+        """(step, S) of every change of the window length: with it a run can be replayed."""
+        return list(self._running.interval_log)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Spans of the last `timeline_steps` steps; on a GPU this waits for their events."""
+        engine = self._running
+        emulated = engine.d2h.bytes_per_second is not None
+        return engine.recorder.timeline(
+            {"device": str(engine.device.torch_device), "emulated_link": emulated}
+        )
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Record what happens inside as a span of the device lane: "forward", "backward"."""
+        engine = self._running
+        start = engine.device.timing_mark()
+        try:
+            yield
+        finally:
+            engine.recorder.add(
+                "device", name, start, engine.device.timing_mark(), engine.step + 1
+            )
+
+    def close(self) -> None:
+        """End the optimizer's threads; it can't be used afterwards."""
+        for hook in getattr(self, "_hooks", ()):
+            hook.remove()
+        self._finalizer()
+
+
+def _check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:
+    rules = [
+        (float(lr) >= 0, f"lr must be at least 0, got {lr}"),
+        (all(0 <= b < 1 for b in betas), f"betas must be in [0, 1), got {betas}"),
+        (eps >= 0, f"eps must be at least 0, got {eps}"),
+        (weight_decay >= 0, f"weight_decay must be at least 0, got {weight_decay}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    if broken:
+        raise ValueError("; ".join(broken))
+
+
+def _check_arguments(
+    max_grad_norm: float | str | None,
+    accumulation_steps: int,
+    timeline_steps: int,
+    wait_timeout: float,
+) -> None:
+    is_norm = isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0
+    rules = [
+        (
+            max_grad_norm in ("keep", None) or is_norm,
+            f'max_grad_norm must be "keep", None or a positive number, got {max_grad_norm!r}',
+        ),
+        (
+            accumulation_steps == 1 or max_grad_norm != "keep",
+            f"accumulation_steps={accumulation_steps} is for release mode: in keep mode call "
+            "backward as often as you like before step()",
+        ),
+        (accumulation_steps >= 1, f"accumulation_steps must be at least 1: {accumulation_steps}"),
+        (timeline_steps >= 0, f"timeline_steps must be at least 0, got {timeline_steps}"),
+        (wait_timeout > 0, f"wait_timeout must be positive, got {wait_timeout}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    if broken:
+        raise ValueError("; ".join(broken))
+
+
+def _common_device(named: list[NamedParam]) -> torch.device:
+    devices = {item.param.device for item in named}
+    if len(devices) != 1:
+        raise ValueError(
+            f"all trainable parameters must be on one device, got {sorted(map(str, devices))}: "
+            "move the model there before the optimizer is made"
+        )
+    return devices.pop()
+
+
+def _num_accumulators(
+    config: ZenFlowConfig, controller: AbstractIntervalController | None
+) -> int:
+    """Return how many accumulators a block needs.
+
+    None where every window is one step. One where an update is over before the next gradient
+    is accumulated, that is with a lag of at most 1. Two otherwise.
+    """
+    if config.update_interval == 1 and controller is None:
+        return 0 if config.effective_lag() <= 1 else 2
+    return 1 if not config.overlap_step or config.lag == 1 else 2

@@ -1,0 +1,73 @@
+"""The placeholder that stands in `.grad` for a gradient that has left for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from zenflow.errors import GradientError
+
+
+class ReleasedGradient(Tensor):
+    """A tensor without data: every use of it is an error that says what to do instead.
+
+    It keeps code honest that would otherwise skip a parameter whose `.grad` is None: clipping from
+    `torch.nn.utils`, `GradScaler.unscale_`, gradient logging, a second backward.
+    """
+
+    @staticmethod
+    def __new__(cls, param: Tensor, name: str) -> ReleasedGradient:
+        """Make a placeholder of the parameter's shape, dtype and device; it takes no memory."""
+        placeholder = Tensor._make_wrapper_subclass(
+            cls, param.shape, dtype=param.dtype, device=param.device
+        )
+        placeholder._name = name
+        return placeholder
+
+    def __init__(self, param: Tensor, name: str) -> None:
+        """Nothing is left to do; `__new__` makes the tensor."""
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        """Say what it is: a debugger must be able to show it."""
+        return f"ReleasedGradient({getattr(self, '_name', '?')}, shape={tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> NoReturn:
+        """Refuse every operation.
+
+        Raises:
+            GradientError: Always.
+        """
+        name = next((a._name for a in _flatten(args) if isinstance(a, ReleasedGradient)), "?")
+        raise GradientError(
+            f"the gradient of {name} was released: it left for the host during backward, so "
+            f"{func} can't use it. Clip with the optimizer's max_grad_norm or "
+            "optimizer.clip_grad_norm_(); accumulate over micro-batches with accumulation_steps; "
+            "to keep gradients until step() (for GradScaler, hooks or DDP) make the optimizer "
+            'with max_grad_norm="keep"'
+        )
+
+
+def _flatten(values: Any) -> list[Any]:
+    if isinstance(values, (list, tuple)):
+        return [leaf for value in values for leaf in _flatten(value)]
+    return [values]
+
+
+def matches(grad: Tensor, param: Tensor) -> bool:
+    """Whether a gradient can be used as the parameter's: dense, same shape, dtype and device."""
+    return (
+        grad.layout == torch.strided
+        and grad.shape == param.shape
+        and grad.dtype == param.dtype
+        and grad.device == param.device
+    )

@@ -1,0 +1,143 @@
+"""What one optimizer step did (StepReport), and where its memory is (MemoryPlan).
+
+Both are plain frozen records: the engine makes them, controllers, tuners and logs read them.
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select")
+"""What a step can wait for: gradient copies, the host's update, uploads, a selection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one optimizer step did, in seconds and bytes."""
+
+    step: int
+    """Number of the step, from 1; skipped steps (an overflowed loss scale) aren't counted."""
+
+    seconds: float
+    """Time from the end of the step before to the end of this one."""
+
+    stall_seconds: float
+    """Part of ``seconds`` in which the device waited: the sum of ``stalls``."""
+
+    stalls: Mapping[str, float]
+    """Waited seconds by cause, one of ``STALL_CAUSES``; a cause without a wait may be absent."""
+
+    d2h_bytes: int
+    """Bytes that left the device for the host in this step."""
+
+    h2d_bytes: int
+    """Bytes that came from the host to the device in this step."""
+
+    staleness: int
+    """Largest age in steps of a gradient whose update landed in this step; 0 if none landed."""
+
+    captured_energy: float
+    """Share of the split parameters' squared gradient norm in important columns, in [0, 1]."""
+
+    grad_norm: float
+    """L2 norm over all gradients, before clipping."""
+
+    clip_factor: float
+    """What clipping multiplied the gradients by, in (0, 1]."""
+
+    update_interval: int
+    """S in force during this step."""
+
+    lag: int
+    """Steps from a host update's start to its landing, in force during this step."""
+
+    topk_ratio: float
+    """Share of each block's columns owned by the device."""
+
+    learning_rates: tuple[float, ...]
+    """Each parameter group's learning rate in this step."""
+
+    @property
+    def stall_fraction(self) -> float:
+        """Share of the step's time in which the device waited, in [0, 1]; 0 for a 0 s step."""
+        return self.stall_seconds / self.seconds if self.seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, and ``stall_fraction``: one line of a JSON log."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record["stalls"] = dict(self.stalls)
+        record["learning_rates"] = list(self.learning_rates)
+        record["stall_fraction"] = self.stall_fraction
+        return record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The memory that the optimizer takes beside the model and its gradients, in bytes."""
+
+    num_params: int
+    """Trainable parameters (elements), tied ones counted once."""
+
+    split_params: int
+    """Those in split parameters, whose columns are shared between device and host."""
+
+    model_bytes: int
+    """Bytes of the trainable parameters as the model holds them."""
+
+    host_bytes: int
+    """Everything allocated on the host, ``pinned_bytes`` included."""
+
+    pinned_bytes: int
+    """Part of ``host_bytes`` that is page-locked (or would be, on a CPU): the bounded rings."""
+
+    device_extra_bytes: int
+    """Masters, moments and scores on the device, beside the model; not the rings."""
+
+    device_ring_bytes: int
+    """Bounded staging buffers on the device."""
+
+    @property
+    def host_bytes_per_param(self) -> float:
+        """Host bytes for each trainable parameter; 0 for a model without any."""
+        return self.host_bytes / self.num_params if self.num_params else 0.0
+
+    @property
+    def device_extra_bytes_per_param(self) -> float:
+        """Device bytes beside the model for each trainable parameter, without the rings."""
+        return self.device_extra_bytes / self.num_params if self.num_params else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, and both figures per parameter."""
+        record: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        record["host_bytes_per_param"] = self.host_bytes_per_param
+        record["device_extra_bytes_per_param"] = self.device_extra_bytes_per_param
+        return record
+
+    def __str__(self) -> str:
+        """Return the plan as a table of a few lines."""
+        share = self.split_params / self.num_params if self.num_params else 0.0
+        rows = [
+            ("model", self.model_bytes, f"{self.num_params:,} parameters, {share:.1%} split"),
+            ("host", self.host_bytes, f"{self.host_bytes_per_param:.2f} B per parameter"),
+            ("  pinned", self.pinned_bytes, "part of host"),
+            (
+                "device extra",
+                self.device_extra_bytes,
+                f"{self.device_extra_bytes_per_param:.2f} B per parameter",
+            ),
+            ("device rings", self.device_ring_bytes, "bounded"),
+        ]
+        return "\n".join(f"{name:<13}{_readable(size):>12}   {note}" for name, size, note in rows)
+
+
+def _readable(num_bytes: int) -> str:
+    """Return the size with an SI unit and 4 digits, as in '1.234 GB'."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.4g} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,207 @@
+"""The optimizer's state as a dictionary, and back: exact at every step.
+
+A split parameter's entry has the host's rows under torch's names, the device's rows with the prefix
+`device_`, and the low-precision weights that training sees: with them a resumed run is exact
+whatever weights the model was loaded with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zenflow.completion import finished
+from zenflow.device_store import Resident
+from zenflow.errors import CheckpointError
+from zenflow.landing import Landing
+from zenflow.host_store import carve
+from zenflow.layout import SplitParam
+
+if TYPE_CHECKING:
+    from zenflow.engine import Engine
+    from zenflow.true_weights import TrueWeights
+
+FORMAT = 1
+"""Raised when the meaning of an entry changes."""
+
+_ROWS = ("step", "master", "exp_avg", "exp_avg_sq")
+
+
+def param_state(place: SplitParam | Resident) -> dict[str, Tensor]:
+    """Return the live tensors of one parameter's state."""
+    if isinstance(place, Resident):
+        return place.state()
+    bank_rows = slice(place.bank_first, place.bank_last)
+    state = {name: getattr(place.host, name) for name in _ROWS}
+    state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in _ROWS}
+    state |= {f"accumulator_{i}": acc for i, acc in enumerate(place.host.accumulators)}
+    return state | {
+        "training_weight": place.host.staging,
+        "deferred_columns": place.deferred_columns,
+        "important_columns": place.important_columns,
+        "scores": place.columns.scores,
+    }
+
+
+def _signature(places: Sequence[SplitParam | Resident]) -> list[str]:
+    """Describe each parameter so that a state of another model is told apart."""
+    return [
+        f"{tuple(place.param.shape)} {place.param.dtype} group {place.group} "
+        + ("resident" if isinstance(place, Resident) else "split")
+        for place in places
+    ]
+
+
+def _places(engine: Engine) -> list[SplitParam | Resident]:
+    return [*engine.layout.splits, *engine.layout.residents]
+
+
+def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, Any]:
+    """Return all that is not a parameter's: calendar, counts, updates in flight.
+
+    Also fills every `training_weight`, which shares memory with the staging buffers.
+    """
+    true_weights.stash()
+    blocks = engine.layout.blocks
+    return {
+        "format": FORMAT,
+        "config": engine.config.to_dict(),
+        "signature": _signature(_places(engine)),
+        "step": engine.step,
+        "calendar": engine.calendar.state_dict(),
+        "counts": [block.count for block in blocks],
+        "accumulators": [block.accumulator for block in blocks],
+        "wants_selection": [block.wants_selection for block in blocks],
+        "interval_log": [list(entry) for entry in engine.interval_log],
+        "controller": engine.controller.state_dict(),
+        "landings": [
+            {
+                "block": block.index,
+                "land_step": block.landing.land_step,
+                "opened": block.landing.opened,
+                "values": block.landing.values,
+            }
+            for block in blocks
+            if block.landing is not None
+        ],
+    }
+
+
+def check_state(
+    engine: Engine, order: Sequence[SplitParam | Resident], state_dict: Mapping[str, Any]
+) -> None:
+    """Refuse a state that is not of this model and configuration, before anything is changed.
+
+    Raises:
+        CheckpointError: It is not; the message says what differs.
+    """
+    saved = state_dict.get("zenflow")
+    if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
+        raise CheckpointError(
+            "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from the "
+            "model's weights"
+        )
+    config = engine.config.to_dict()
+    differing = [
+        f"{key} is {saved['config'].get(key)!r} there and {value!r} here"
+        for key, value in config.items()
+        if saved["config"].get(key) != value
+    ]
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint has another configuration: {'; '.join(differing)}. Make the optimizer "
+            "with the checkpoint's configuration"
+        )
+    here = _signature(_places(engine))
+    if list(saved["signature"]) != here:
+        pairs = zip(saved["signature"], here, strict=False)
+        first = next((f"{a} there, {b} here" for a, b in pairs if a != b), "their numbers")
+        raise CheckpointError(
+            f"the checkpoint is of another model: {len(saved['signature'])} trainable parameters "
+            f"there, {len(here)} here; first difference: {first}. Build the model that was saved"
+        )
+    for index, place in enumerate(order):
+        have = state_dict["state"].get(index, {})
+        want = param_state(place)
+        wrong = [
+            name
+            for name, tensor in want.items()
+            if name not in have or have[name].shape != tensor.shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: the "
+                "file is damaged or was edited; use another checkpoint"
+            )
+
+
+@torch.no_grad()
+def load_engine_state(
+    engine: Engine,
+    order: Sequence[SplitParam | Resident],
+    true_weights: TrueWeights,
+    state_dict: Mapping[str, Any],
+) -> None:
+    """Take up a state; afterwards training's weights are on the device.
+
+    Args:
+        engine: A drained engine.
+        order: Every trainable parameter's place in the order of the parameter groups.
+        true_weights: Its swap of weights; what it shows is replaced.
+        state_dict: What the optimizer's `state_dict` returned, on any device.
+    """
+    check_state(engine, order, state_dict)
+    saved = state_dict["zenflow"]
+    for index, place in enumerate(order):
+        for name, tensor in param_state(place).items():
+            tensor.copy_(state_dict["state"][index][name])
+    engine.step = int(saved["step"])
+    engine.calendar.load_state_dict(saved["calendar"])
+    engine.controller.load_state_dict(saved["controller"])
+    engine.interval_log[:] = [(int(step), int(s)) for step, s in saved["interval_log"]]
+    engine.forget_report()
+    _load_blocks(engine, saved)
+    for split in engine.layout.splits:
+        split.columns.is_important.zero_()
+        split.columns.is_important[split.important_columns] = True
+        fresh = split.bank.master[split.bank_first : split.bank_last].t().to(split.param.dtype)
+        split.weight().index_copy_(1, split.important_columns, fresh)
+    for resident in engine.layout.residents:
+        resident.param.data.copy_(resident.master)
+    true_weights.restore()
+
+
+def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
+    """Set every block's window and put updates in flight back in flight."""
+    blocks = engine.layout.blocks
+    for block in blocks:
+        block.count = int(saved["counts"][block.index])
+        block.accumulator = int(saved["accumulators"][block.index])
+        block.wants_selection = bool(saved["wants_selection"][block.index])
+        block.landing = None
+        block.staging_free = block.last_update = finished()
+    engine.uploads.reset()
+    by_step: dict[int, list[Mapping[str, Any]]] = {}
+    for entry in saved["landings"]:
+        by_step.setdefault(int(entry["land_step"]), []).append(entry)
+    for land_step, entries in by_step.items():
+        members = [blocks[int(entry["block"])] for entry in entries]
+        buffer = engine.uploads.take(
+            [(block.shape.deferred_elements, block.split.param.dtype) for block in members]
+        )
+        for block, entry in zip(members, entries, strict=True):
+            values = carve(buffer, *block.host.master.shape, block.split.param.dtype)
+            values.copy_(entry["values"])
+            buffer.num_open += 1
+            block.landing = Landing(
+                block=block,
+                values=values,
+                buffer=buffer,
+                land_step=land_step,
+                opened=int(entry["opened"]),
+                copied=(),
+                computed=finished(),
+            )

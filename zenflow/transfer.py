@@ -1,0 +1,124 @@
+"""Copy lanes: one thread per direction that moves columns between device and host, in order.
+
+A lane is a first-in first-out queue. Its thread waits for what a copy needs on the host (a staging
+buffer to be free, an update to be computed); what it needs on the device is ordered by events.
+On a GPU the thread only launches work on its own stream; on a CPU it does the copying itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from zenflow.completion import Completion
+from zenflow.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class PacedLink:
+    """An emulated link for a CPU device: copies really take bytes / bandwidth seconds.
+
+    Everything measured over a paced link is emulated, and outputs must say so.
+    """
+
+    d2h_bytes_per_second: float
+    h2d_bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        """Refuse bandwidths that no wait could stand for."""
+        for name in ("d2h_bytes_per_second", "h2d_bytes_per_second"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(
+                    f"{name} must be positive, got {value}: leave `link` out for no pacing"
+                )
+
+
+@dataclass(slots=True)
+class Copy:
+    """One job of a lane."""
+
+    run: Callable[[], Any]
+    """Does the copy on a CPU; launches it on a GPU and returns the event of its end."""
+    after: Sequence[Completion]
+    """Host-side work that must have ended before."""
+    done: Completion
+    num_bytes: int
+    step: int
+
+
+class CopyLane:
+    """A thread that performs copies in one direction, one after another.
+
+    Owned by the optimizer; `close` ends the thread. An error in a copy fails that copy's
+    completion, and thereby the next step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        span_name: str,
+        recorder: Recorder,
+        *,
+        bytes_per_second: float | None,
+        wait_timeout: float,
+    ) -> None:
+        """Start the lane's thread; `bytes_per_second` paces it, None leaves it as fast as it is."""
+        self.name = name
+        self._span_name = span_name
+        self._recorder = recorder
+        self.bytes_per_second = bytes_per_second
+        self._wait_timeout = wait_timeout
+        self._link_free = 0.0
+        self._jobs: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name=f"zenflow-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, copy: Copy) -> None:
+        """Queue a copy behind those queued before."""
+        self._jobs.put(copy)
+
+    def _loop(self) -> None:
+        with torch.no_grad():
+            while (copy := self._jobs.get()) is not None:
+                try:
+                    self._perform(copy)
+                except BaseException as error:  # noqa: BLE001 - reaches step() through `done`
+                    copy.done.fail(error)
+                del copy  # holds the gradient: free it before waiting for the next job
+
+    def _perform(self, copy: Copy) -> None:
+        for completion in copy.after:
+            completion.wait(self._wait_timeout)
+        started = time.perf_counter()
+        event = copy.run()
+        if self.bytes_per_second is not None:
+            self._pace(started, copy.num_bytes)
+        if event is None:
+            self._recorder.add(
+                self.name, self._span_name, started, time.perf_counter(), copy.step, copy.num_bytes
+            )
+        else:
+            self._recorder.add_device(self.name, self._span_name, event, copy.step, copy.num_bytes)
+            event = event.end
+        copy.done.set(event)
+
+    def _pace(self, started: float, num_bytes: int) -> None:
+        """Sleep until the emulated link would have carried the bytes."""
+        assert self.bytes_per_second is not None
+        # Counted from when the link was last free, so that oversleeping is made up for.
+        self._link_free = max(self._link_free, started) + num_bytes / self.bytes_per_second
+        remaining = self._link_free - time.perf_counter()
+        if remaining > 0:
+            time.sleep(remaining)
+
+    def close(self) -> None:
+        """End the thread after the copies queued before."""
+        self._jobs.put(None)
+        self._thread.join(timeout=5.0)
