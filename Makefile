@@ -16,19 +16,24 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= hf
 TORCH_INDEX ?=
-OUT ?= runs/compare
 ARGS ?=
 PYTEST_ARGS ?=
 
 ifdef PY
   # The source tree is used where it lies, with the host kernel built in place.
+  ZENFLOW := $(PY) -m experiments.cli
   READY_RUN := inplace
   READY_DEV := inplace
   export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
   PY := $(VENV)/bin/python
+  ZENFLOW := $(VENV)/bin/zenflow
   READY_RUN := $(VENV)/.ready-run
   READY_DEV := $(VENV)/.ready-dev
+endif
+
+ifndef OUT
+  OUT := runs/$(shell date +%Y%m%d-%H%M%S)-compare
 endif
 
 # What an installation depends on: after a change of these, the next target installs again.
@@ -79,7 +84,7 @@ inplace:
 	@$(PY) setup.py -q build_ext --inplace || echo "No C compiler: the torch kernel is used"
 
 run: $(READY_RUN)
-	$(PY) -m experiments.cli train --compare --out $(OUT) $(ARGS)
+	$(ZENFLOW) train --compare --out $(OUT) $(ARGS)
 	@echo "Outputs are in $(OUT)"
 
 test: lint types imports unit

@@ -163,15 +163,13 @@ def _process_events(device: str, labels: str) -> Iterator[dict[str, Any]]:
 
 def _step_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield a ProfilerStep per step: from its first span on the device to the next step's."""
-    starts: dict[int, float] = {}
-    end = -float("inf")
     # A step is the training loop's, so the host's later work for it doesn't stretch it.
-    on_device = [span for span in timeline.spans if span.lane == "device"]
-    for span in on_device or timeline.spans:
+    spans = [span for span in timeline.spans if span.lane == "device"] or timeline.spans
+    starts: dict[int, float] = {}
+    for span in spans:
         starts[span.step] = min(span.start, starts.get(span.step, span.start))
-        end = max(end, span.end)
     steps = sorted(starts, key=starts.__getitem__)
-    ends = [*(starts[step] for step in steps[1:]), end]
+    ends = [*(starts[step] for step in steps), max((span.end for span in spans), default=0.0)][1:]
     for step, step_end in zip(steps, ends, strict=True):
         yield _complete_event(
             _STALL_TRACK, f"ProfilerStep#{step}", starts[step], step_end, _STEP_THREAD, {}

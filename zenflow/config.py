@@ -198,9 +198,9 @@ _CHOICES = {
 
 
 def unknown_name(name: object, known: Iterable[str]) -> str:
-    """Return "'naem' is unknown; did you mean 'name'?", or the known names if none is near."""
+    """Return "'naem' is unknown; did you mean 'name'?", or all known names if none is near."""
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
     return f"{name!r} is unknown; {hint}"
 

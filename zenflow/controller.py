@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from zenflow.errors import CheckpointError, ConfigError
@@ -89,7 +90,7 @@ class LoggedIntervals(AbstractIntervalController):
         """
         self.log = tuple((int(step), _checked_interval(interval)) for step, interval in log)
         self._steps = [step for step, _ in self.log]
-        for earlier, later in zip(self._steps, self._steps[1:], strict=False):
+        for earlier, later in pairwise(self._steps):
             if later <= earlier:
                 raise ConfigError(
                     f"steps of an interval log must ascend, got {later} after {earlier}: "

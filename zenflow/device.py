@@ -128,8 +128,11 @@ class CpuDevice(AbstractDevice):
 
     def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:
         """Square and sum: on a CPU many times faster than a norm over rows."""
-        torch.sum(grad_OI.float().square_() if grad_OI.dtype != torch.float32
-                  else grad_OI.square(), 0, out=out)
+        torch.sum(
+            grad_OI.float().square_() if grad_OI.dtype != torch.float32 else grad_OI.square(),
+            0,
+            out=out,
+        )
 
     def order_after(self, completion: Completion) -> None:
         """Do nothing: whoever waited for the completion has the data."""
@@ -263,7 +266,7 @@ class CudaDevice(AbstractDevice):
     def seconds_of(self, moment: torch.cuda.Event) -> float:
         """Return the event's time on the host's clock."""
         moment.synchronize()
-        return self._origin_seconds + self._origin.elapsed_time(moment) / 1e3
+        return self._origin_seconds + float(self._origin.elapsed_time(moment)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for every stream of the device."""

@@ -74,32 +74,15 @@ def measure(
 
 
 def move_scores(
-    layout: Layout,
-    gradients: StepGradients,
-    energies: Tensor,
-    *,
-    decay: float,
-    inverse_scale: float,
+    layout: Layout, gradients: StepGradients, decay: float, inverse_scale: float
 ) -> None:
-    """Move the columns' scores on by this step's energies, where there was a gradient.
-
-    Args:
-        layout: Where everything is.
-        gradients: This step's.
-        energies: Squared column norms before clipping, shape (all columns,).
-        decay: What is left of a score after one step.
-        inverse_scale: 1 / loss scale, still to be applied to the gradients.
-    """
+    """Move the columns' scores on by this step's energies, where there was a gradient."""
     gain = (1.0 - decay) * inverse_scale**2
     if len(gradients.important) == len(layout.splits):
-        layout.columns.scores.mul_(decay).add_(energies, alpha=gain)
+        layout.columns.scores.mul_(decay).add_(layout.columns.energies, alpha=gain)
         return
-    first = 0
-    for split in layout.splits:
-        last = first + split.num_columns
-        if split in gradients.important:
-            split.columns.scores.mul_(decay).add_(energies[first:last], alpha=gain)
-        first = last
+    for split in gradients.important:
+        split.columns.scores.mul_(decay).add_(split.columns.energies, alpha=gain)
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ that one step costs a few kernels per column length and not a few per parameter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
 from typing import TYPE_CHECKING
 
 import torch

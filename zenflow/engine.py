@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from zenflow.adamw import Hyper
 from zenflow.completion import wait_all
@@ -46,7 +45,6 @@ class Engine:
     Attributes:
         step: Steps taken so far.
         report: What the last finished step did; on a GPU the one before it, so that nothing waits.
-        raw_energies: Column energies before the optimizer clipped gradients in place, if it did.
         interval_log: (step, S) of every change of the window length.
     """
 
@@ -70,14 +68,13 @@ class Engine:
         self.wait_timeout = wait_timeout
         self.step = 0
         self.report: StepReport | None = None
-        self.raw_energies: Tensor | None = None
         self.interval_log: list[tuple[int, int]] = []
         self.calendar = WindowCalendar(config, [b.shape.deferred_elements for b in layout.blocks])
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.worker = HostWorker(host_threads, self.recorder)
-        self.d2h = self._lane("d2h", "grads", link and link.d2h_bytes_per_second)
-        self.h2d = self._lane("h2d", "params", link and link.h2d_bytes_per_second)
+        self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
+        self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.uploads = UploadPool(device, self._upload_capacity())
         self.strip = LandingStrip(device, self.h2d, self.stalls, self.calendar, wait_timeout)
         self.schedule = HostSchedule(
@@ -107,6 +104,15 @@ class Engine:
     def _bucket_passed(self, bucket: Bucket, mark: Any) -> None:
         self.strip.release(bucket.blocks, mark, self.step + 1)
 
+    def measure_in_place(self) -> None:
+        """Measure the columns of gradients that are still in `.grad`."""
+        for split in self.layout.splits:
+            if split.param.grad is None:
+                split.columns.energies.zero_()
+            else:
+                grad_OI = split.matrix(split.param.grad)
+                self.device.column_energies(grad_OI, split.columns.energies)
+
     def finish_step(
         self, hypers: Sequence[Hyper], *, max_norm: float | None, inverse_scale: float
     ) -> None:
@@ -131,14 +137,7 @@ class Engine:
         )
         if self.device.is_synchronous:
             self._check_finite(measured, step)
-        energies = self.layout.columns.energies if self.raw_energies is None else self.raw_energies
-        move_scores(
-            self.layout,
-            gradients,
-            energies,
-            decay=self.config.importance_decay,
-            inverse_scale=inverse_scale,
-        )
+        move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         self.recorder.add("device", "step", started, time.perf_counter(), step)
         landed = self._run_host(gradients, hypers, measured, step)
@@ -263,4 +262,3 @@ class Engine:
         self.worker.close()
         self.d2h.close()
         self.h2d.close()
-

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 
@@ -64,15 +62,15 @@ def _finish_window(
     block: Block, rows: Tensor, update: WindowUpdate | None, factor: float
 ) -> HostRows:
     """Return copies of the rows, stepped by their share of the window."""
-    values = {
-        item.name: (
-            [accumulator[rows] for accumulator in block.host.accumulators]
-            if item.name == "accumulators"
-            else getattr(block.host, item.name)[rows]
-        )
-        for item in fields(HostRows)
-    }
-    leaving = HostRows(**values)
+    host = block.host
+    leaving = HostRows(
+        master=host.master[rows],
+        exp_avg=host.exp_avg[rows],
+        exp_avg_sq=host.exp_avg_sq[rows],
+        step=host.step[rows],
+        accumulators=[accumulator[rows] for accumulator in host.accumulators],
+        staging=host.staging[rows],
+    )
     if update is not None:
         active = torch.ones(len(rows), dtype=torch.uint8)
         update.apply(leaving, factor, active, torch.empty_like(leaving.staging))

@@ -183,10 +183,10 @@ class HostSchedule:
             values = []
             for block in members:
                 update = self._window_update(block, gradients, hypers, step)
-                values.append(carve(self._buffer, *block.host.master.shape, block.split.param.dtype))
-                parts += update_parts(
-                    block.host, update, factor, active[block.index], values[-1]
+                values.append(
+                    carve(self._buffer, block.host.master.shape, block.split.param.dtype)
                 )
+                parts += update_parts(block.host, update, factor, active[block.index], values[-1])
             copied = gradients.copied.get(bucket_index, [])
             done = self._worker.submit(
                 "adam",

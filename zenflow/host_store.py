@@ -6,6 +6,7 @@ is one contiguous row, moving a column is a row copy, and Adam's step count is p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -167,9 +168,9 @@ def upload_bytes(sizes: Sequence[tuple[int, torch.dtype]]) -> int:
     return sum(_aligned(count * dtype.itemsize) for count, dtype in sizes)
 
 
-def carve(buffer: UploadBuffer, num_columns: int, num_rows: int, dtype: torch.dtype) -> Tensor:
-    """Return the buffer's next piece, shape (num_columns, num_rows)."""
-    count = num_columns * num_rows
-    piece = typed_view(buffer.memory, buffer.offset, count, dtype).view(num_columns, num_rows)
+def carve(buffer: UploadBuffer, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the buffer's next piece, of this shape."""
+    count = math.prod(shape)
+    piece = typed_view(buffer.memory, buffer.offset, count, dtype).view(*shape)
     buffer.offset += _aligned(count * dtype.itemsize)
     return piece

@@ -34,9 +34,7 @@ class WindowUpdate:
     """Whether the last gradient is still in staging, to be added in the same pass."""
     prediction: float
 
-    def apply(
-        self, host: HostRows, factor: float, active: Tensor, out: Tensor
-    ) -> None:
+    def apply(self, host: HostRows, factor: float, active: Tensor, out: Tensor) -> None:
         """Step the active rows in place and write the weights to upload to `out`, (R, O)."""
         host.step.add_(active)
         step_size, denom_scale = row_scales(host.step, self.hyper, self.lr_scale)

@@ -191,12 +191,16 @@ def build_layout(
         num_deferred[shape.matrix] += shape.num_deferred
     slabs = HostSlabs(
         device,
-        [(d, rows, n.param.dtype) for d, (rows, _), n in zip(num_deferred, sizes, split_params, strict=True)],
+        [
+            (d, rows, n.param.dtype)
+            for d, (rows, _), n in zip(num_deferred, sizes, split_params, strict=True)
+        ],
         num_accumulators,
     )
     total_columns = sum(columns for _, columns in sizes)
     columns_of_all = ColumnVectors.zeros(total_columns, device.torch_device)
-    find_bank = _bank_finder(banks := [])
+    banks: list[Bank] = []
+    find_bank = _bank_finder(banks)
     splits = []
     offset = 0
     for named, (rows, columns), deferred in zip(split_params, sizes, num_deferred, strict=True):
@@ -212,8 +216,12 @@ def build_layout(
                 bank=bank,
                 bank_first=bank.num_columns,
                 host=slabs.take(deferred, rows, named.param.dtype),
-                deferred_columns=torch.empty(deferred, dtype=torch.int64, device=device.torch_device),
-                important_columns=torch.empty(important, dtype=torch.int64, device=device.torch_device),
+                deferred_columns=torch.empty(
+                    deferred, dtype=torch.int64, device=device.torch_device
+                ),
+                important_columns=torch.empty(
+                    important, dtype=torch.int64, device=device.torch_device
+                ),
                 columns=columns_of_all.part(offset, offset + columns),
             )
         )
@@ -223,12 +231,12 @@ def build_layout(
         offset += columns
     for bank in banks:
         bank.allocate(device.torch_device)
-    blocks = [_make_block(index, shape, splits[shape.matrix]) for index, shape in enumerate(shapes)]
+    blocks = [
+        _make_block(index, shape, splits[shape.matrix]) for index, shape in enumerate(shapes)
+    ]
     for split in splits:
         _fill_masters(split)
-    return Layout(
-        splits, residents, banks, blocks, _make_buckets(splits), slabs, columns_of_all
-    )
+    return Layout(splits, residents, banks, blocks, _make_buckets(splits), slabs, columns_of_all)
 
 
 def _bank_finder(banks: list[Bank]) -> Callable[[int, int, int], Bank]:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def plan_memory(engine: Engine) -> MemoryPlan:
     """Return the plan of an engine that was just made: what is allocated, and the uploads to come."""
     layout = engine.layout
-    params = [place.param for place in (*layout.splits, *layout.residents)]
+    params = [split.param for split in layout.splits]
+    params += [resident.param for resident in layout.residents]
     split_params = sum(split.param.numel() for split in layout.splits)
     lag = engine.calendar.lag(engine.config.full_warm_up_rounds + 1)
     num_buffers = max(1, lag) if engine.config.rolling else 1
@@ -39,9 +40,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         for split in layout.splits
         for tensor in (split.deferred_columns, split.important_columns)
     )
-    largest = max(
-        (s.host.staging.nbytes for s in layout.splits), default=0
-    )
+    largest = max((s.host.staging.nbytes for s in layout.splits), default=0)
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,

@@ -16,7 +16,7 @@ from zenflow.adamw import Hyper
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractIntervalController, FixedInterval
 from zenflow.device import bind
-from zenflow.device_step import clip_factor, resident_grads_of, squared_norm
+from zenflow.device_step import resident_grads_of, squared_norm
 from zenflow.device_store import Resident
 from zenflow.engine import Engine
 from zenflow.errors import GradientError, ZenFlowError
@@ -164,7 +164,9 @@ class ZenFlowAdamW(torch.optim.Optimizer):
                 if not param.requires_grad:
                     continue
                 if not param.is_floating_point():
-                    raise ValueError(f"{name} is {param.dtype}: only real floating point is trained")
+                    raise ValueError(
+                        f"{name} is {param.dtype}: only real floating point is trained"
+                    )
                 key = param.untyped_storage().data_ptr()
                 if param.numel() and key in storages:
                     raise ValueError(
@@ -192,12 +194,13 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         return self.max_grad_norm != "keep"
 
     def _register_hooks(self) -> None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            if torch.distributed.get_world_size() > 1:
-                raise ValueError(
-                    "release mode takes gradients before data-parallel ranks have averaged them: "
-                    'with more than one rank use max_grad_norm="keep" and clip after backward'
-                )
+        distributed = torch.distributed
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        if has_ranks and distributed.get_world_size() > 1:
+            raise ValueError(
+                "release mode takes gradients before data-parallel ranks have averaged them: "
+                'with more than one rank use max_grad_norm="keep" and clip after backward'
+            )
         self._arrivals: dict[Tensor, int] = {}
         self_ref = weakref.ref(self)
 
@@ -229,11 +232,12 @@ class ZenFlowAdamW(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients; those released since the last step are dropped with them."""
-        if self.releases_gradients and self._engine is not None:
+        if self._engine is not None:
             self._forget_gradients()
         super().zero_grad(set_to_none)
 
     def _forget_gradients(self) -> None:
+        self._max_norm_of_step = None
         self._running.intake.discard()
         if self.releases_gradients:
             self._arrivals.clear()
@@ -242,10 +246,11 @@ class ZenFlowAdamW(torch.optim.Optimizer):
                 place.param.grad = None
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clip this step's gradients to a global norm, and return the norm before clipping.
+        """Let `step()` clip this step's gradients to a global norm; return the norm before.
 
-        In keep mode the gradients are scaled in place; in release mode the factor is applied in
-        `step()`, where it replaces `max_grad_norm`.
+        The factor is applied in float32 to what `step()` finds, so that low-precision gradients
+        are clipped without being rounded; `.grad` itself stays as it is. In release mode this
+        replaces `max_grad_norm` for one step. Of several calls the smallest norm counts.
 
         Returns:
             The L2 norm over all gradients, shape (), float32.
@@ -253,21 +258,14 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         engine = self._running
         if self.releases_gradients:
             self._take_rest()
-            self._max_norm_of_step = float(max_norm)
             grads = resident_grads_of(engine.layout, engine.intake.gradients)
-            return squared_norm(engine.layout, grads).sqrt()
-        for split in engine.layout.splits:
-            if split.param.grad is None:
-                split.columns.energies.zero_()
-            else:
-                grad_OI = split.matrix(split.param.grad)
-                engine.device.column_energies(grad_OI, split.columns.energies)
-        engine.raw_energies = engine.layout.columns.energies.clone()
-        residents = [place.param.grad for place in engine.layout.residents]
-        norm = squared_norm(engine.layout, [g.float() for g in residents if g is not None]).sqrt()
-        grads = [place.param.grad for place in self._order]
-        torch._foreach_mul_([g for g in grads if g is not None], clip_factor(norm, max_norm))
-        return norm
+        else:
+            engine.measure_in_place()
+            residents = [place.param.grad for place in engine.layout.residents]
+            grads = [grad.float() for grad in residents if grad is not None]
+        earlier = self._max_norm_of_step
+        self._max_norm_of_step = max_norm if earlier is None else min(earlier, max_norm)
+        return squared_norm(engine.layout, grads).sqrt()
 
     def _take_rest(self) -> None:
         """Take in what has not been released: keep mode, or parameters some micro-batch missed."""
@@ -314,16 +312,12 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         hypers = [Hyper.of(group) for group in self.param_groups]
         try:
             self._take_rest()
-            engine.finish_step(
-                hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale
-            )
+            engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
         except ZenFlowError as error:
             if not (isinstance(error, GradientError) and engine.device.is_synchronous):
                 self._failure = error
             raise
         finally:
-            self._max_norm_of_step = None
-            engine.raw_energies = None
             self._forget_gradients()
         for place in self._order:
             place.param.grad = None
@@ -396,7 +390,9 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         """
         self._check_no_gradients("load_state_dict()")
         self.synchronize()
-        load_engine_state(self._running, self._order, self._true_weights, state_dict)
+        params = [param for group in self.param_groups for param in group["params"]]
+        places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
+        load_engine_state(self._running, places, self._true_weights, state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
         self._failure = None
@@ -490,9 +486,7 @@ def _common_device(named: list[NamedParam]) -> torch.device:
     return devices.pop()
 
 
-def _num_accumulators(
-    config: ZenFlowConfig, controller: AbstractIntervalController | None
-) -> int:
+def _num_accumulators(config: ZenFlowConfig, controller: AbstractIntervalController | None) -> int:
     """Return how many accumulators a block needs.
 
     None where every window is one step. One where an update is over before the next gradient

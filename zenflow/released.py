@@ -18,10 +18,12 @@ class ReleasedGradient(Tensor):
     `torch.nn.utils`, `GradScaler.unscale_`, gradient logging, a second backward.
     """
 
+    _name: str
+
     @staticmethod
-    def __new__(cls, param: Tensor, name: str) -> ReleasedGradient:
+    def __new__(cls: type[ReleasedGradient], param: Tensor, name: str) -> ReleasedGradient:
         """Make a placeholder of the parameter's shape, dtype and device; it takes no memory."""
-        placeholder = Tensor._make_wrapper_subclass(
+        placeholder: ReleasedGradient = Tensor._make_wrapper_subclass(
             cls, param.shape, dtype=param.dtype, device=param.device
         )
         placeholder._name = name
@@ -35,7 +37,7 @@ class ReleasedGradient(Tensor):
         return f"ReleasedGradient({getattr(self, '_name', '?')}, shape={tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
         types: Sequence[type],

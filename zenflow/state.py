@@ -16,8 +16,8 @@ from torch import Tensor
 from zenflow.completion import finished
 from zenflow.device_store import Resident
 from zenflow.errors import CheckpointError
-from zenflow.landing import Landing
 from zenflow.host_store import carve
+from zenflow.landing import Landing
 from zenflow.layout import SplitParam
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
 
 
 def check_state(
-    engine: Engine, order: Sequence[SplitParam | Resident], state_dict: Mapping[str, Any]
+    engine: Engine, order: Mapping[int, SplitParam | Resident], state_dict: Mapping[str, Any]
 ) -> None:
     """Refuse a state that is not of this model and configuration, before anything is changed.
 
@@ -123,7 +123,7 @@ def check_state(
             f"the checkpoint is of another model: {len(saved['signature'])} trainable parameters "
             f"there, {len(here)} here; first difference: {first}. Build the model that was saved"
         )
-    for index, place in enumerate(order):
+    for index, place in order.items():
         have = state_dict["state"].get(index, {})
         want = param_state(place)
         wrong = [
@@ -141,7 +141,7 @@ def check_state(
 @torch.no_grad()
 def load_engine_state(
     engine: Engine,
-    order: Sequence[SplitParam | Resident],
+    order: Mapping[int, SplitParam | Resident],
     true_weights: TrueWeights,
     state_dict: Mapping[str, Any],
 ) -> None:
@@ -149,13 +149,13 @@ def load_engine_state(
 
     Args:
         engine: A drained engine.
-        order: Every trainable parameter's place in the order of the parameter groups.
+        order: Every trainable parameter's place by its index in torch's state.
         true_weights: Its swap of weights; what it shows is replaced.
         state_dict: What the optimizer's `state_dict` returned, on any device.
     """
     check_state(engine, order, state_dict)
     saved = state_dict["zenflow"]
-    for index, place in enumerate(order):
+    for index, place in order.items():
         for name, tensor in param_state(place).items():
             tensor.copy_(state_dict["state"][index][name])
     engine.step = int(saved["step"])
@@ -193,7 +193,7 @@ def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
             [(block.shape.deferred_elements, block.split.param.dtype) for block in members]
         )
         for block, entry in zip(members, entries, strict=True):
-            values = carve(buffer, *block.host.master.shape, block.split.param.dtype)
+            values = carve(buffer, block.host.master.shape, block.split.param.dtype)
             values.copy_(entry["values"])
             buffer.num_open += 1
             block.landing = Landing(

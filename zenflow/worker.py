@@ -108,8 +108,9 @@ class HostWorker:
                     return task, part
             else:
                 # A copy that is launched on a GPU but not finished sends no signal: look again.
-                launched = any(c.is_set() and not c.is_finished()
-                               for task in self._tasks for c in task.after)
+                launched = any(
+                    c.is_set() and not c.is_finished() for task in self._tasks for c in task.after
+                )
                 self._condition.wait(timeout=2e-4 if launched else None)
         return None
 

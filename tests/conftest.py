@@ -1,0 +1,32 @@
+"""What all tests share: one compute thread, GPU tests skipped without a GPU, seeded hypothesis."""
+
+import os
+
+# Small tensors run faster on one thread, and results don't depend on the machine's core count.
+# Set before torch is first imported, which reads it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # a GPU machine may have pytest and nothing else
+    pass
+else:
+    # No deadline: a busy machine is not a failure. In CI every run draws the same examples.
+    settings.register_profile("default", deadline=None)
+    settings.register_profile("ci", deadline=None, derandomize=True)
+    settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where CUDA isn't available."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in on_gpu:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

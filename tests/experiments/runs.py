@@ -1,0 +1,56 @@
+"""A small text to train on, and runs of the command line in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+from torch import Tensor
+
+from experiments.checkpoint import latest_checkpoint
+from experiments.cli import main
+
+FAST = (
+    "--model", "own:tiny", "--batch-size", "2", "--sequence", "32", "--eval-batches", "2",
+    "--device", "cpu", "--device-threads", "1", "--schedule", "constant",
+)  # fmt: skip
+"""Flags of a run whose steps take milliseconds."""
+
+
+def write_text(path: Path, num_lines: int = 400) -> Path:
+    """Write a text that a byte model can learn something from."""
+    path.write_text("".join(f"line {n} says {n * n}, which is odd: {n % 2}\n" for n in range(num_lines)))
+    return path
+
+
+def train(*flags: object) -> Result:
+    """Run ``zenflow train`` with these flags."""
+    return CliRunner().invoke(main, ["train", *map(str, flags)])
+
+
+def trained(out: Path, *flags: object) -> Path:
+    """Run ``zenflow train`` into ``out`` and return it; the run must succeed."""
+    result = train("--out", out, *flags)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def summary(out: Path) -> dict[str, Any]:
+    """Return a run's summary."""
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
+
+
+def saved_tensors(out: Path) -> dict[str, Tensor]:
+    """Return every tensor of a run's checkpoint, the optimizer's included."""
+    path = latest_checkpoint(out / "checkpoint")
+    assert path is not None
+    return load_file(path / "tensors.safetensors")
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's steps.jsonl."""
+    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]

@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from experiments.models import Classifier, DecoderConfig, LanguageModel, init_weights
+from experiments.recipes import MODEL_SIZES
+
+CONFIG = DecoderConfig.of_size(MODEL_SIZES["tiny"], 258)
+
+
+def make(config: DecoderConfig = CONFIG, seed: int = 0) -> LanguageModel:
+    model = LanguageModel(config)
+    init_weights(model, seed)
+    return model
+
+
+def test_logits_have_a_row_per_token_and_start_near_uniform():
+    logits = make()(torch.randint(0, 258, (2, 7))).logits
+    assert logits.shape == (2, 7, 258)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(0, 258, (14,)))
+    assert abs(loss.item() - torch.tensor(258.0).log().item()) < 0.3
+
+
+def test_tied_ends_share_one_storage_and_are_counted_once():
+    model = make()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    untied = LanguageModel(DecoderConfig(**{**CONFIG.to_dict(), "tie_word_embeddings": False}))
+    counts = [sum(p.numel() for p in m.parameters()) for m in (model, untied)]
+    assert counts[1] - counts[0] == 258 * CONFIG.hidden_size
+
+
+def test_no_token_sees_a_later_one():
+    model = make()
+    tokens = torch.randint(0, 256, (1, 12))
+    changed = tokens.clone()
+    changed[0, 8:] = (changed[0, 8:] + 1) % 256
+    before, after = model(tokens).logits, model(changed).logits
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.allclose(before[:, 8:], after[:, 8:])
+
+
+def test_a_token_sees_where_earlier_ones_stand():
+    model = make()
+    one, other = torch.tensor([[5, 9, 7]]), torch.tensor([[9, 5, 7]])
+    assert not torch.allclose(model(one).logits[0, 2], model(other).logits[0, 2], atol=1e-6)
+
+
+def test_equal_seeds_give_equal_weights_and_others_don_t():
+    same, again, other = make(seed=1), make(seed=1), make(seed=2)
+    assert torch.equal(same.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(same.lm_head.weight, other.lm_head.weight)
+
+
+def test_classifier_looks_at_the_last_real_token_only():
+    model = Classifier(CONFIG, 3)
+    init_weights(model, 0)
+    short = torch.randint(0, 256, (1, 5))
+    padded = torch.cat([short, torch.full((1, 4), 257)], dim=1)
+    mask = torch.tensor([[1] * 5 + [0] * 4])
+    torch.testing.assert_close(model(short).logits, model(padded, mask).logits)
+    assert model(short).logits.shape == (1, 3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_same_function_as_transformers_llama(tied):
+    transformers = pytest.importorskip("transformers")
+    config = DecoderConfig(**{**CONFIG.to_dict(), "tie_word_embeddings": tied})
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            **config.to_dict(), pad_token_id=257, bos_token_id=None, eos_token_id=None
+        )
+    )
+    init_weights(theirs, 3)
+    ours = make(config, seed=3)
+    assert {n for n, _ in ours.named_parameters()} == {n for n, _ in theirs.named_parameters()}
+    tokens = torch.randint(0, 256, (2, 40))
+    torch.testing.assert_close(
+        ours(tokens).logits, theirs(input_ids=tokens, use_cache=False).logits, atol=1e-5, rtol=1e-4
+    )
+
+
+def test_bfloat16_model_runs_and_stays_close():
+    model = make()
+    tokens = torch.randint(0, 256, (1, 16))
+    exact = model(tokens).logits
+    rounded = model.to(torch.bfloat16)(tokens).logits
+    assert rounded.dtype is torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, atol=0.05, rtol=0.05)

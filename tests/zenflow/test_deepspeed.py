@@ -1,0 +1,277 @@
+import copy
+import json
+import warnings
+
+import pytest
+
+from zenflow import ConfigError, ZenFlowConfig, read_deepspeed
+
+# The form that DeepSpeed's own ZenFlow example has.
+EXAMPLE = {
+    "train_batch_size": 8,
+    "bf16": {"enabled": True},
+    "zero_optimization": {
+        "stage": 2,
+        "offload_optimizer": {"device": "cpu"},
+        "zenflow": {
+            "topk_ratio": 0.05,
+            "select_strategy": "step",
+            "select_interval": 10,
+            "update_interval": 4,
+            "full_warm_up_rounds": 3,
+            "overlap_step": True,
+        },
+    },
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 2e-5, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.01},
+    },
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 1.0,
+}
+REMOVED = object()
+
+
+def example(changes):
+    """Return the example with dotted keys set, or removed."""
+    content = copy.deepcopy(EXAMPLE)
+    for name, value in changes.items():
+        *path, last = name.split(".")
+        section = content
+        for key in path:
+            section = section.setdefault(key, {})
+        if value is REMOVED:
+            del section[last]
+        else:
+            section[last] = value
+    return content
+
+
+def read(**changes):
+    return read_deepspeed(example(changes))
+
+
+def test_the_example_is_the_papers_rule_with_the_files_values():
+    settings = read()
+    assert settings.config == ZenFlowConfig.preset(
+        "zenflow_paper",
+        topk_ratio=0.05,
+        select_interval=10,
+        update_interval=4,
+        full_warm_up_rounds=3,
+    )
+    assert settings.config.effective_lag() == 4
+    assert settings.optimizer == {
+        "lr": 2e-5,
+        "betas": (0.9, 0.95),
+        "eps": 1e-6,
+        "weight_decay": 0.01,
+    }
+    assert (settings.max_grad_norm, settings.dtype, settings.grad_scaler) == (1, "bf16", None)
+    assert settings.train_batch_size == 8
+    assert settings.gradient_accumulation_steps == 1
+    assert settings.train_micro_batch_size_per_gpu is None
+    assert settings.auto == ()
+
+
+def test_a_path_and_its_content_read_the_same(tmp_path):
+    path = tmp_path / "zenflow.json"
+    path.write_text(json.dumps(EXAMPLE))
+    assert read_deepspeed(path) == read_deepspeed(str(path)) == read_deepspeed(EXAMPLE)
+    assert ZenFlowConfig.from_deepspeed(path) == read_deepspeed(path).config
+
+
+def test_reading_does_not_change_the_content():
+    content = copy.deepcopy(EXAMPLE)
+    read_deepspeed(content)
+    assert content == EXAMPLE
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+def test_a_file_that_holds_no_object_is_an_error_that_names_it(tmp_path, text):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"broken\.json must"):
+        read_deepspeed(path)
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_deepspeed(tmp_path / "absent.json")
+
+
+def test_without_overlap_an_update_lands_in_its_own_step():
+    settings = read(**{"zero_optimization.zenflow.overlap_step": False})
+    assert settings.config.effective_lag() == 0
+    # DeepSpeed's default is no overlap.
+    assert read(**{"zero_optimization.zenflow.overlap_step": REMOVED}) == settings
+
+
+def test_without_zenflow_offloading_is_zero_offload_and_nothing_is_on_device():
+    zero_offload = read(**{"zero_optimization.zenflow": REMOVED})
+    assert zero_offload.config == ZenFlowConfig.preset("zero_offload")
+    assert read(zero_optimization={"cpu_offload": True}) == zero_offload
+    assert read(zero_optimization=REMOVED).config == ZenFlowConfig.preset("on_device")
+    nowhere = {"offload_optimizer": {"device": "none"}}
+    assert read(zero_optimization=nowhere).config == ZenFlowConfig.preset("on_device")
+
+
+def test_selection_is_by_epochs_unless_the_file_says_otherwise():
+    by_default = example(
+        {
+            "zero_optimization.zenflow.select_strategy": REMOVED,
+            "zero_optimization.zenflow.select_interval": REMOVED,
+        }
+    )
+    config = read_deepspeed(by_default, steps_per_epoch=50).config
+    assert config.select_interval_steps == 50
+    assert ZenFlowConfig.from_deepspeed(by_default, steps_per_epoch=50) == config
+    with pytest.raises(ConfigError, match="steps_per_epoch is not known"):
+        read_deepspeed(by_default)
+    two_epochs = example(
+        {
+            "zero_optimization.zenflow.select_strategy": "epoch",
+            "zero_optimization.zenflow.select_interval": 2,
+        }
+    )
+    assert read_deepspeed(two_epochs, steps_per_epoch=50).config.select_interval_steps == 100
+
+
+def test_selecting_once_needs_no_length_of_an_epoch():
+    once = {
+        "zero_optimization.zenflow.select_strategy": "epoch",
+        "zero_optimization.zenflow.select_interval": 0,
+    }
+    assert read(**once).config.select_interval_steps == 0
+
+
+def test_values_left_to_the_program_are_listed():
+    settings = read(
+        **{
+            "optimizer.params": {"lr": "auto", "weight_decay": "auto"},
+            "gradient_clipping": "auto",
+            "bf16.enabled": "auto",
+            "train_batch_size": "auto",
+            "gradient_accumulation_steps": "auto",
+        }
+    )
+    assert settings.optimizer == {"betas": (0.9, 0.999), "eps": 1e-8}
+    assert settings.max_grad_norm is None
+    assert settings.dtype is None
+    assert settings.train_batch_size is None
+    assert set(settings.auto) == {
+        "optimizer.params.lr",
+        "optimizer.params.weight_decay",
+        "gradient_clipping",
+        "bf16.enabled",
+        "train_batch_size",
+        "gradient_accumulation_steps",
+    }
+
+
+def test_absent_values_are_deepspeeds_defaults():
+    settings = read(**{"optimizer.params": REMOVED, "gradient_clipping": 0.0, "bf16": REMOVED})
+    assert settings.optimizer == {
+        "lr": 1e-3,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0,
+    }
+    assert settings.max_grad_norm is None  # 0 is DeepSpeed's "no clipping"
+    assert settings.dtype == "fp32"
+    assert read(optimizer=REMOVED).optimizer == {}
+
+
+def test_fp16_comes_with_its_loss_scaler():
+    settings = read(bf16={"enabled": False}, fp16={"enabled": True, "initial_scale_power": 10})
+    assert settings.dtype == "fp16"
+    assert settings.grad_scaler == {"init_scale": 1024, "growth_interval": 1000}
+    static = read(bf16=None, fp16={"enabled": True, "loss_scale": 128})
+    assert static.grad_scaler["init_scale"] == 128
+
+
+def test_what_has_no_effect_is_named_in_one_warning():
+    content = example(
+        {
+            "steps_per_print": 10,
+            "zero_optimization.overlap_comm": True,
+            "zero_optimization.reduce_bucket_size": "auto",
+            "zero_optimization.offload_optimizer.pin_memory": True,
+            "zero_optimization.zenflow.pt_reserved_cores_perc": 0.5,
+            "optimizer.params.torch_adam": True,
+        }
+    )
+    with pytest.warns(UserWarning, match="have no effect here") as caught:
+        settings = read_deepspeed(content)
+    (warning,) = caught
+    for name in (
+        "steps_per_print",
+        "zero_optimization.overlap_comm",
+        "zero_optimization.reduce_bucket_size",
+        "zero_optimization.offload_optimizer.pin_memory",
+        "zero_optimization.zenflow.pt_reserved_cores_perc",
+        "optimizer.params.torch_adam",
+    ):
+        assert name in str(warning.message)
+    assert settings == read()
+
+
+def test_features_that_are_switched_off_are_no_reason_to_speak():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settings = read(
+            amp={"enabled": False},
+            scheduler=None,
+            elasticity={},
+            **{
+                "zero_optimization.zero_quantized_weights": False,
+                "zero_optimization.offload_param": {"device": "none"},
+                "optimizer.params.adam_w_mode": True,
+                "optimizer.params.amsgrad": False,
+            },
+        )
+    assert settings == read()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer.type": "Lamb"}, "optimizer.type would change results"),
+        ({"optimizer.params.adam_w_mode": False}, "adam_w_mode would change results"),
+        ({"optimizer.params.bias_correction": False}, "bias_correction would change results"),
+        ({"optimizer.params.amsgrad": True}, "amsgrad would change results"),
+        ({"optimizer.params.lr": -1}, "lr must be a finite number >= 0, got -1"),
+        ({"optimizer.params.betas": [0.9]}, r"betas must be two numbers in \[0, 1\)"),
+        ({"optimizer.params.betas": [0.9, 1]}, r"betas must be two numbers in \[0, 1\)"),
+        ({"optimizer.params.max_grad_norm": 1}, "'max_grad_norm' is unknown"),
+        ({"gradient_clipping": "1"}, "gradient_clipping must be a number >= 0, got '1'"),
+        ({"gradient_allreduce_op": "sum"}, "gradients are averaged"),
+        ({"gradient_cliping": 1}, "'gradient_cliping' is unknown; did you mean 'gradient_clipp"),
+        ({"train_batch_size": 0}, "train_batch_size must be an integer >= 1"),
+        ({"train_micro_batch_size_per_gpu": 3}, "got 8 and 3"),
+        ({"fp16": {"enabled": True}}, "bf16 and fp16 can't both be enabled"),
+        ({"bf16.bf16_optimizer_states": True}, "moments are float32"),
+        ({"scheduler": {"type": "WarmupLR"}}, "torch.optim.lr_scheduler"),
+        ({"torch_autocast": {"enabled": True}}, "torch.autocast in your own loop"),
+        ({"zero_optimization": []}, r"zero_optimization must be an object, got \[\]"),
+        ({"zero_optimization.stage": 4}, "stage must be 0..3, got 4"),
+        ({"zero_optimization.reduce_bucket": 1}, "did you mean 'reduce_bucket_size'"),
+        ({"zero_optimization.zero_quantized_weights": True}, "weights are kept exactly"),
+        ({"zero_optimization.offload_param": {"device": "cpu"}}, "parameters stay on the device"),
+        ({"zero_optimization.offload_optimizer.device": "nvme"}, "must be cpu or none"),
+        ({"zero_optimization.offload_optimizer": REMOVED}, "must go with offload_optimizer"),
+        ({"zero_optimization.zenflow.topk": 0.1}, "did you mean 'topk_ratio'"),
+        ({"zero_optimization.zenflow.rolling": True}, "'rolling' is unknown"),
+        ({"zero_optimization.zenflow.topk_ratio": 2}, r"topk_ratio must be a number in \[0, 1\]"),
+        ({"zero_optimization.zenflow.update_interval": "auto"}, "needs a controller"),
+        ({"zero_optimization.zenflow.update_interval": REMOVED}, "needs a controller"),
+        ({"zero_optimization.zenflow.select_strategy": "auto"}, "must be 'auto' with"),
+        ({"zero_optimization.zenflow.select_strategy": "custom"}, "must be one of step, epoch"),
+        ({"zero_optimization.zenflow.select_interval": "auto"}, "must be a number with"),
+    ],
+)
+def test_what_would_change_results_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        read(**changes)
+
+
+def test_everything_that_is_refused_is_told_at_once():
+    with pytest.raises(ConfigError, match="breaks 3 rules"):
+        read(amp={"enabled": True}, gradient_clipping=-1, tensor_parallel={"autotp_size": 2})

@@ -1,0 +1,71 @@
+import json
+
+from zenflow import MemoryPlan, StepReport
+
+
+def a_report(**changes):
+    """Return a report of an unremarkable step, with changes."""
+    values = {
+        "step": 1,
+        "seconds": 2.0,
+        "stall_seconds": 0.5,
+        "stalls": {"host": 0.5},
+        "d2h_bytes": 100,
+        "h2d_bytes": 25,
+        "staleness": 4,
+        "captured_energy": 0.75,
+        "grad_norm": 3.0,
+        "clip_factor": 1.0,
+        "update_interval": 4,
+        "lag": 1,
+        "topk_ratio": 0.1,
+        "learning_rates": (1e-3, 1e-4),
+    }
+    return StepReport(**{**values, **changes})
+
+
+def test_stall_fraction_is_the_waited_share():
+    assert a_report().stall_fraction == 0.25
+    assert a_report(seconds=0.0, stall_seconds=0.0).stall_fraction == 0
+
+
+def test_a_report_is_a_line_of_json():
+    record = json.loads(json.dumps(a_report().to_dict()))
+    assert record["stall_fraction"] == 0.25
+    assert record["stalls"] == {"host": 0.5}
+    assert record["learning_rates"] == [1e-3, 1e-4]
+
+
+def a_plan(**changes):
+    values = {
+        "num_params": 1000,
+        "split_params": 900,
+        "model_bytes": 2000,
+        "host_bytes": 16_000,
+        "pinned_bytes": 1000,
+        "device_extra_bytes": 1200,
+        "device_ring_bytes": 64,
+    }
+    return MemoryPlan(**{**values, **changes})
+
+
+def test_a_plan_says_bytes_per_parameter():
+    plan = a_plan()
+    assert (plan.host_bytes_per_param, plan.device_extra_bytes_per_param) == (16, 1.2)
+    assert json.loads(json.dumps(plan.to_dict()))["host_bytes_per_param"] == 16
+
+
+def test_a_plan_of_nothing_divides_by_nothing():
+    plan = a_plan(num_params=0, split_params=0)
+    assert (plan.host_bytes_per_param, plan.device_extra_bytes_per_param) == (0, 0)
+    assert "0 parameters" in str(plan)
+
+
+def test_a_plan_reads_as_a_table():
+    assert str(a_plan(host_bytes=140_000_000_000, num_params=7_000_000_000)).splitlines() == [
+        "model                2 kB   7,000,000,000 parameters, 0.0% split",
+        "host               140 GB   20.00 B per parameter",
+        "  pinned             1 kB   part of host",
+        "device extra       1.2 kB   0.00 B per parameter",
+        "device rings         64 B   bounded",
+    ]
