@@ -85,7 +85,6 @@ inplace:
 
 run: $(READY_RUN)
 	$(ZENFLOW) train --compare --out $(OUT) $(ARGS)
-	@echo "Outputs are in $(OUT)"
 
 test: lint types imports unit
 

@@ -1,12 +1,12 @@
 """How fast the host's update is, and how far from the memory's own speed.
 
-    python -m benchmarks.host_update [--params N] [--threads 1 2] [--repeats R] [--out FILE.json]
+    python -m benchmarks.host_update [--params N] [--threads 1 2] [--repeats R] [--out FILE]
 
-Each job updates the same N parameters: bfloat16 gradients in, float32 masters and moments, bfloat16
-weights out. Jobs and the floors they are compared with (copy, triad, scaling in place) take turns
-in one process per number of threads. Bytes are counted as in STREAM: what the job must read and
-write, not the line that a write to fresh memory reads first. Scaling in place has no such read,
-so it shows what the memory really moves.
+Each job updates the same N parameters: bfloat16 gradients in, float32 masters and moments,
+bfloat16 weights out. Jobs and the floors they are compared with (copy, triad, scaling in place)
+take turns in one process for each number of threads. Bytes are counted as in STREAM: what the job
+must read and write, not the line that a write to fresh memory reads first. Scaling in place has no
+such read, so it shows what the memory really moves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from experiments.records import provenance
 from zenflow import kernel
 
 COLUMNS = 4096
@@ -62,7 +62,7 @@ class Job:
 
 
 class State:
-    """Memory of one optimizer, rows of COLUMNS parameters; every job continues the same training."""
+    """Memory of one optimizer, rows of COLUMNS parameters; all jobs continue one training."""
 
     def __init__(self, params: int) -> None:
         self.rows = params // COLUMNS
@@ -168,19 +168,26 @@ def take_turns(jobs: list[Job], repeats: int) -> dict[str, list[float]]:
 
 
 def cached_rate(threads: int) -> float:
-    """Return our parameters/s where every thread stays in its own core's cache: the arithmetic's."""
-    states = [State(CACHED_PARAMS) for _ in range(threads)]
-    calls = 500
+    """Return our parameters/s on data in each core's own cache: the speed of the arithmetic.
 
-    def repeat(state: State) -> float:
-        started = time.perf_counter()
-        for _ in range(calls):
-            state.update(0, state.rows)
-        return calls * CACHED_PARAMS / (time.perf_counter() - started)
+    The best of short bursts, less the time of calls without rows: Python's part of a call is
+    nothing beside PART_PARAMS, but much of so small a piece.
+    """
+
+    def best(state: State) -> float:
+        bursts = []
+        for _ in range(60):
+            started = time.perf_counter()
+            for _ in range(20):
+                state.update(0, state.rows)
+            bursts.append((time.perf_counter() - started) / 20)
+        return min(bursts)
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(repeat, states))  # warm-up
-        return statistics.median(sum(pool.map(repeat, states)) for _ in range(5))
+        states = [State(CACHED_PARAMS) for _ in range(threads)]
+        busy = list(pool.map(best, states))
+    overhead = best(State(0))
+    return sum(CACHED_PARAMS / (seconds - overhead) for seconds in busy)
 
 
 def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
@@ -257,42 +264,22 @@ def bound(rows: dict[str, Any], cached: float) -> str:
 
 def setting(params: int, repeats: int) -> dict[str, Any]:
     """Return hardware, versions and commit, without which no number means anything."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if os.name == "posix" else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("numpy", "deepspeed"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+    found = provenance()
+    try:
+        found["versions"]["deepspeed"] = importlib.metadata.version("deepspeed")
+    except importlib.metadata.PackageNotFoundError:
+        found["versions"]["deepspeed"] = "not installed"
     return {
+        **found,
         "params": params,
         "repeats": repeats,
         "kernel": kernel.active_kernel(),
-        "commit": commit(),
-        "hardware": {
-            "cpu": models[0] if models else platform.processor(),
-            "cpus": os.cpu_count(),
-            "memory_bytes": psutil.virtual_memory().total,
-            "capability": torch.backends.cpu.get_cpu_capability(),
-        },
-        "platform": platform.platform(),
-        "versions": versions,
+        "load_average": psutil.getloadavg()[0],  # of others: nothing of ours has run yet
     }
 
 
-def commit() -> str:
-    """Return the checked-out commit, marked where the files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
-
-
 def in_own_process(params: int, threads: int, repeats: int) -> dict[str, Any]:
-    """Measure in a fresh process: DeepSpeed's OpenMP takes its threads from the environment only."""
+    """Measure in a fresh process: DeepSpeed's OpenMP reads its threads from the environment."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "record.json"
         command = [sys.executable, "-m", "benchmarks.host_update", "--worker", str(out)]
@@ -318,7 +305,8 @@ def main() -> None:
         return
     whole = setting(params, options.repeats)
     print(f"{params} parameters, {options.repeats} repeats, {whole['kernel']} kernel,", end=" ")
-    print(f"{whole['hardware']['cpu']}, commit {whole['commit']}")
+    print(f"{whole['hardware']['cpu']},", end=" ")
+    print(f"commit {whole['commit']}, load average before {whole['load_average']:.2f}")
     whole["measurements"] = []
     for threads in options.threads:
         whole["measurements"].append(in_own_process(params, threads, options.repeats))

@@ -16,7 +16,7 @@ BLOCKS_PER_STEP = 8
 load out further; each block costs some bookkeeping."""
 
 MIN_AUTOMATIC_COLUMNS = 64
-"""With fewer columns, rounding `topk_ratio * columns` to a whole number would distort the traffic."""
+"""With fewer columns, rounding `topk_ratio * columns` to whole columns distorts the traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

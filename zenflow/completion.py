@@ -13,8 +13,8 @@ from zenflow.errors import DeadlineError, WorkerError
 class Completion:
     """The end of one copy or one host computation.
 
-    A completion is set once by the thread that does the work and may be waited for by any number of
-    threads. On a GPU, "set" means launched: `device_event` then marks the end in the copy stream.
+    A completion is set once, by the thread that does the work; any thread may wait for it.
+    On a GPU, "set" means launched: `device_event` then marks the end in the copy stream.
     """
 
     __slots__ = ("_event", "_followers", "_lock", "device_event", "error", "what")

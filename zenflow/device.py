@@ -1,7 +1,7 @@
 """What differs between a CUDA device and a CPU that plays one: streams, events, pinned memory.
 
-Both give the optimizer the same few operations. On a CPU a "stream" is the copy lane's thread, so a
-copy is over when its function returns, and there are no events.
+Both give the optimizer the same few operations. On a CPU a "stream" is the copy lane's thread,
+so a copy is over when its function returns, and there are no events.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from zenflow.layout import Layout, SplitParam
 
 
 def resident_grads_of(layout: Layout, gradients: StepGradients) -> list[Tensor]:
-    """Return residents' gradients as float32, in the layout's order, whatever order they came in."""
+    """Return residents' gradients as float32, in the layout's order whatever their arrival."""
     resident = gradients.resident
     return [resident[place].float() for place in layout.residents if place in resident]
 

@@ -206,7 +206,7 @@ class Engine:
         self.recorder.forget_before(step)
 
     def resolve_report(self) -> None:
-        """Finish the report of the last step; on a GPU this waits until the device has passed it."""
+        """Finish the last step's report; on a GPU this waits until the device has passed it."""
         if self._unreported is None:
             return
         step, start, end, waits, measured, d2h_bytes, landed, interval, lag, rates = (

@@ -19,8 +19,8 @@ def hand_over(
 ) -> Tensor:
     """Choose the block's important columns anew and move the difference.
 
-    A column that leaves the host first gets its share of the window. One that comes to the host has
-    no share of it: its gradients were applied on the device.
+    A column that leaves the host first gets its share of the window. One that comes to the host
+    has no share of it: its gradients were applied on the device.
 
     The caller has waited for the block's host tasks, for the last step's gradient and for the last
     landing.

@@ -1,4 +1,4 @@
-"""What the host does with a step's gradients: which blocks accumulate, which update, which select."""
+"""What the host does with a step's gradients: which blocks accumulate, update, select."""
 
 from __future__ import annotations
 

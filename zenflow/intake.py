@@ -1,7 +1,7 @@
 """Intake: what becomes of each gradient between backward and the optimizer step.
 
-A split parameter's gradient is measured, its important columns are kept, and the rest is queued for
-the d2h lane with its bucket. A resident's gradient is kept whole.
+A split parameter's gradient is measured, its important columns are kept, and the rest is queued
+for the d2h lane with its bucket. A resident's gradient is kept whole.
 """
 
 from __future__ import annotations

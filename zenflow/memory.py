@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def plan_memory(engine: Engine) -> MemoryPlan:
-    """Return the plan of an engine that was just made: what is allocated, and the uploads to come."""
+    """Return a new engine's plan: what is allocated, and the upload buffers to come."""
     layout = engine.layout
     params = [split.param for split in layout.splits]
     params += [resident.param for resident in layout.residents]

@@ -13,6 +13,13 @@ import torch
 from torch import Tensor
 
 from zenflow.adamw import Hyper
+from zenflow.arguments import (
+    check_arguments,
+    check_settings,
+    common_device,
+    named_params,
+    num_accumulators_for,
+)
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractIntervalController, FixedInterval
 from zenflow.device import bind
@@ -20,9 +27,10 @@ from zenflow.device_step import resident_grads_of, squared_norm
 from zenflow.device_store import Resident
 from zenflow.engine import Engine
 from zenflow.errors import GradientError, ZenFlowError
-from zenflow.layout import NamedParam, SplitParam, build_layout
+from zenflow.gradient_source import GradientSource
+from zenflow.layout import SplitParam
 from zenflow.memory import plan_memory
-from zenflow.released import ReleasedGradient
+from zenflow.placement import build_layout
 from zenflow.report import MemoryPlan, StepReport
 from zenflow.state import load_engine_state, param_state, save_engine_state
 from zenflow.timeline import Timeline
@@ -39,11 +47,12 @@ class ZenFlowAdamW(torch.optim.Optimizer):
 
     Use it as any torch optimizer. Two modes:
 
-    *keep* (`max_grad_norm="keep"`, the default): gradients stay in `.grad` until `step()`; clip, unscale
-    or change them as you like.
+    *keep* (`max_grad_norm="keep"`, the default): gradients stay in `.grad` until `step()`; clip,
+    unscale or change them as you like.
 
-    *release* (`max_grad_norm` a number, or None for no clipping): each gradient leaves for the host as
-    backward finishes it, and its memory is free at once. Reading a released `.grad` raises.
+    *release* (`max_grad_norm` a number, or None for no clipping): each gradient leaves for the
+    host as backward finishes it, and its memory is free at once. Reading a released `.grad`
+    raises.
 
     In both, `step()` consumes the gradients: afterwards `.grad` is None.
 
@@ -100,8 +109,8 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             ValueError: An argument breaks its rule.
         """
         self.config = config or ZenFlowConfig()
-        _check_settings(lr, betas, eps, weight_decay)
-        _check_arguments(max_grad_norm, accumulation_steps, timeline_steps, wait_timeout)
+        check_settings(lr, betas, eps, weight_decay)
+        check_arguments(max_grad_norm, accumulation_steps, timeline_steps, wait_timeout)
         self._engine: Engine | None = None
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -109,11 +118,11 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         self.accumulation_steps = accumulation_steps
         # A GradScaler then leaves unscaling to step(), so that float16 parameters work too.
         self._step_supports_amp_scaling = max_grad_norm == "keep"
-        named = self._named_params()
-        device = bind(_common_device(named))
+        named = named_params(self.param_groups)
+        device = bind(common_device(named))
         if link is not None and not device.is_synchronous:
             raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
-        num_accumulators = _num_accumulators(self.config, controller)
+        num_accumulators = num_accumulators_for(self.config, controller)
         layout = build_layout(named, self.config, device, num_accumulators=num_accumulators)
         self._engine = Engine(
             layout,
@@ -127,13 +136,18 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         )
         places: list[SplitParam | Resident] = [*layout.splits, *layout.residents]
         self._places = {place.param: place for place in places}
-        self._order = [self._places[named_param.param] for named_param in named]
+        self._source = GradientSource(
+            self._engine,
+            [self._places[named_param.param] for named_param in named],
+            releases=self.releases_gradients,
+            accumulation_steps=accumulation_steps,
+        )
         self._true_weights = TrueWeights(self._engine)
         self._failure: ZenFlowError | None = None
-        self._finalizer = weakref.finalize(self, Engine.close, self._engine)
+        self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
         self._fill_state()
         if self.releases_gradients:
-            self._register_hooks()
+            self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory: MemoryPlan = plan_memory(self._engine)
         _log.info("optimizer memory:\n%s", self.memory)
 
@@ -152,33 +166,10 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        _check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
-
-    def _named_params(self) -> list[NamedParam]:
-        named = []
-        storages: dict[int, str] = {}
-        for group_index, group in enumerate(self.param_groups):
-            names = group.get("param_names")
-            for index, param in enumerate(group["params"]):
-                name = names[index] if names else f"group {group_index}, parameter {index}"
-                if not param.requires_grad:
-                    continue
-                if not param.is_floating_point():
-                    raise ValueError(
-                        f"{name} is {param.dtype}: only real floating point is trained"
-                    )
-                key = param.untyped_storage().data_ptr()
-                if param.numel() and key in storages:
-                    raise ValueError(
-                        f"{name} and {storages[key]} are two parameters over one storage: tie "
-                        "them by using the same nn.Parameter in both modules"
-                    )
-                storages[key] = name
-                named.append(NamedParam(param, name, group_index))
-        return named
+        check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
 
     def _fill_state(self) -> None:
-        for place in self._order:
+        for place in self._places.values():
             self.state[place.param] = param_state(place)
 
     @property
@@ -193,43 +184,6 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         """Whether gradients leave during backward."""
         return self.max_grad_norm != "keep"
 
-    def _register_hooks(self) -> None:
-        distributed = torch.distributed
-        has_ranks = distributed.is_available() and distributed.is_initialized()
-        if has_ranks and distributed.get_world_size() > 1:
-            raise ValueError(
-                "release mode takes gradients before data-parallel ranks have averaged them: "
-                'with more than one rank use max_grad_norm="keep" and clip after backward'
-            )
-        self._arrivals: dict[Tensor, int] = {}
-        self_ref = weakref.ref(self)
-
-        def arrived(param: Tensor) -> None:
-            optimizer = self_ref()
-            if optimizer is not None:
-                optimizer._take_in_backward(param)
-
-        self._hooks = [
-            place.param.register_post_accumulate_grad_hook(arrived) for place in self._order
-        ]
-
-    def _take_in_backward(self, param: Tensor) -> None:
-        """Release a gradient once its last micro-batch has been added."""
-        self._check_can_step()
-        arrivals = self._arrivals.get(param, 0) + 1
-        self._arrivals[param] = arrivals
-        if arrivals == self.accumulation_steps:
-            self._take(self._places[param])
-
-    def _take(self, place: SplitParam | Resident) -> None:
-        grad = place.param.grad
-        if grad is None or isinstance(grad, ReleasedGradient):
-            return
-        engine = self._running
-        engine.intake.take(place, grad, engine.step + 1)
-        if self.releases_gradients:
-            place.param.grad = ReleasedGradient(place.param, place.name)
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients; those released since the last step are dropped with them."""
         if self._engine is not None:
@@ -238,12 +192,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
 
     def _forget_gradients(self) -> None:
         self._max_norm_of_step = None
-        self._running.intake.discard()
-        if self.releases_gradients:
-            self._arrivals.clear()
-        for place in self._order:
-            if isinstance(place.param.grad, ReleasedGradient):
-                place.param.grad = None
+        self._source.forget()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Let `step()` clip this step's gradients to a global norm; return the norm before.
@@ -257,7 +206,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         """
         engine = self._running
         if self.releases_gradients:
-            self._take_rest()
+            self._source.take_rest()
             grads = resident_grads_of(engine.layout, engine.intake.gradients)
         else:
             engine.measure_in_place()
@@ -266,11 +215,6 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         earlier = self._max_norm_of_step
         self._max_norm_of_step = max_norm if earlier is None else min(earlier, max_norm)
         return squared_norm(engine.layout, grads).sqrt()
-
-    def _take_rest(self) -> None:
-        """Take in what has not been released: keep mode, or parameters some micro-batch missed."""
-        for place in reversed(self._order):
-            self._take(place)
 
     # ---- the step ---------------------------------------------------------------------------
 
@@ -311,7 +255,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         engine = self._running
         hypers = [Hyper.of(group) for group in self.param_groups]
         try:
-            self._take_rest()
+            self._source.take_rest()
             engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
         except ZenFlowError as error:
             if not (isinstance(error, GradientError) and engine.device.is_synchronous):
@@ -319,8 +263,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             raise
         finally:
             self._forget_gradients()
-        for place in self._order:
-            place.param.grad = None
+        self._source.consume()
         return loss
 
     _max_norm_of_step: float | None = None
@@ -343,8 +286,8 @@ class ZenFlowAdamW(torch.optim.Optimizer):
     def eval(self) -> None:
         """Put the true weights on the device: for evaluation, saving and export.
 
-        While training, deferred weights on the device are the host's of some steps ago, moved on by
-        the prediction. This uploads the host's masters; `train` goes back, bit for bit.
+        While training, deferred weights on the device are the host's of some steps ago, moved on
+        by the prediction. This uploads the host's masters; `train` goes back, bit for bit.
         """
         self._check_no_gradients("eval()")
         self._true_weights.show()
@@ -361,7 +304,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             )
 
     def synchronize(self) -> None:
-        """Wait until the host has done all of its work so far, and `report` is of the last step."""
+        """Wait until the host has done all its work so far; `report` is then of the last step."""
         self._running.drain()
         self._running.resolve_report()
 
@@ -433,65 +376,10 @@ class ZenFlowAdamW(torch.optim.Optimizer):
 
     def close(self) -> None:
         """End the optimizer's threads; it can't be used afterwards."""
-        for hook in getattr(self, "_hooks", ()):
-            hook.remove()
         self._finalizer()
 
 
-def _check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:
-    rules = [
-        (float(lr) >= 0, f"lr must be at least 0, got {lr}"),
-        (all(0 <= b < 1 for b in betas), f"betas must be in [0, 1), got {betas}"),
-        (eps >= 0, f"eps must be at least 0, got {eps}"),
-        (weight_decay >= 0, f"weight_decay must be at least 0, got {weight_decay}"),
-    ]
-    broken = [text for holds, text in rules if not holds]
-    if broken:
-        raise ValueError("; ".join(broken))
-
-
-def _check_arguments(
-    max_grad_norm: float | str | None,
-    accumulation_steps: int,
-    timeline_steps: int,
-    wait_timeout: float,
-) -> None:
-    is_norm = isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0
-    rules = [
-        (
-            max_grad_norm in ("keep", None) or is_norm,
-            f'max_grad_norm must be "keep", None or a positive number, got {max_grad_norm!r}',
-        ),
-        (
-            accumulation_steps == 1 or max_grad_norm != "keep",
-            f"accumulation_steps={accumulation_steps} is for release mode: in keep mode call "
-            "backward as often as you like before step()",
-        ),
-        (accumulation_steps >= 1, f"accumulation_steps must be at least 1: {accumulation_steps}"),
-        (timeline_steps >= 0, f"timeline_steps must be at least 0, got {timeline_steps}"),
-        (wait_timeout > 0, f"wait_timeout must be positive, got {wait_timeout}"),
-    ]
-    broken = [text for holds, text in rules if not holds]
-    if broken:
-        raise ValueError("; ".join(broken))
-
-
-def _common_device(named: list[NamedParam]) -> torch.device:
-    devices = {item.param.device for item in named}
-    if len(devices) != 1:
-        raise ValueError(
-            f"all trainable parameters must be on one device, got {sorted(map(str, devices))}: "
-            "move the model there before the optimizer is made"
-        )
-    return devices.pop()
-
-
-def _num_accumulators(config: ZenFlowConfig, controller: AbstractIntervalController | None) -> int:
-    """Return how many accumulators a block needs.
-
-    None where every window is one step. One where an update is over before the next gradient
-    is accumulated, that is with a lag of at most 1. Two otherwise.
-    """
-    if config.update_interval == 1 and controller is None:
-        return 0 if config.effective_lag() <= 1 else 2
-    return 1 if not config.overlap_step or config.lag == 1 else 2
+def _end(engine: Engine, source: GradientSource) -> None:
+    """End an optimizer's life, closed or collected: hooks would keep its memory alive."""
+    source.remove_hooks()
+    engine.close()

@@ -1,8 +1,8 @@
 """The optimizer's state as a dictionary, and back: exact at every step.
 
-A split parameter's entry has the host's rows under torch's names, the device's rows with the prefix
-`device_`, and the low-precision weights that training sees: with them a resumed run is exact
-whatever weights the model was loaded with.
+A split parameter's entry has the host's rows under torch's names, the device's rows with the
+prefix `device_`, and the low-precision weights that training sees: with them a resumed run is
+exact whatever weights the model was loaded with.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def check_state(
     saved = state_dict.get("zenflow")
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         raise CheckpointError(
-            "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from the "
-            "model's weights"
+            "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from "
+            "the model's weights"
         )
     config = engine.config.to_dict()
     differing = [
@@ -112,8 +112,8 @@ def check_state(
     ]
     if differing:
         raise CheckpointError(
-            f"the checkpoint has another configuration: {'; '.join(differing)}. Make the optimizer "
-            "with the checkpoint's configuration"
+            f"the checkpoint has another configuration: {'; '.join(differing)}. Make the "
+            "optimizer with the checkpoint's configuration"
         )
     here = _signature(_places(engine))
     if list(saved["signature"]) != here:
@@ -133,8 +133,8 @@ def check_state(
         ]
         if wrong:
             raise CheckpointError(
-                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: the "
-                "file is damaged or was edited; use another checkpoint"
+                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
+                "the file is damaged or was edited; use another checkpoint"
             )
 
 

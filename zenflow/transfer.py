@@ -69,7 +69,7 @@ class CopyLane:
         bytes_per_second: float | None,
         wait_timeout: float,
     ) -> None:
-        """Start the lane's thread; `bytes_per_second` paces it, None leaves it as fast as it is."""
+        """Start the lane's thread; `bytes_per_second` paces it, None does not."""
         self.name = name
         self._span_name = span_name
         self._recorder = recorder

@@ -73,7 +73,7 @@ class WindowCalendar:
         return 0 if self.is_warm_up(step) else self._config.effective_lag(self.interval)
 
     def selects(self, step: int) -> bool:
-        """Whether a selection is asked for at this step; each block does it at its next boundary."""
+        """Whether a selection is asked for at this step; a block's comes at its next boundary."""
         first = max(self._warm_up, 1)
         every = self._config.select_interval_steps
         if every == 0:

@@ -1,0 +1,176 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments.cli import main
+from experiments.configfile import read_config_file
+from experiments.options import KNOB_NAMES
+from experiments.recipes import TrainSettings
+from tests.experiments.runs import FAST, train, trained, write_text
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_help_loads_neither_torch_nor_matplotlib(arguments):
+    program = (
+        "import sys\nfrom experiments.cli import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit as end: assert not end.code, end.code\n"
+        "loaded = {'torch', 'numpy', 'matplotlib', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {loaded}' if loaded else 0)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "Usage" in ran.stdout
+
+
+def test_every_field_of_the_config_has_a_flag():
+    fields = set(ZenFlowConfig().to_dict()) - {"steps_per_epoch"}  # follows from the data
+    assert set(KNOB_NAMES) == fields
+    flags = {option.name for option in main.commands["train"].params}
+    assert fields <= flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--topk-ratio", "1.5"], ["topk_ratio", "1.5", "[0, 1]"]),
+        (["--lag", "9"], ["lag", "9 > 4", "lower lag"]),
+        (["--no-overlap-step"], ["prediction must be 0", "set prediction=0"]),
+        (["--lr", "-1", "--batch-size", "0"], ["lr must be", "batch_size must be", "2 rules"]),
+        (["--steps", "5", "--epochs", "1"], ["steps (5)", "give one of them"]),
+        (["--dtype", "float16"], ["float16", "gradients='keep'"]),
+        (["--link-gbps", "fast"], ["GB/s", "fast"]),
+        (["--link-gbps", "0.1,0"], ["positive"]),
+        (["--lag", "soon"], ["number or 'S'", "soon"]),
+        (["--strategy", "zenflwo"], ["zenflwo"]),
+        (["--data", "/no/such/file.txt"], ["/no/such/file.txt"]),
+        (["--model", "/no/such/config.json"], ["config.json"]),
+        (["--task", "classification"], ["no labels", "TSV"]),
+        (["--compare", "--strategy", "zenflow"], ["--compare", "leave out --strategy"]),
+        (["--device", "abacus"], ["device", "abacus"]),
+        (["--config", "/no/such/config.toml"], ["can't be read"]),
+    ],
+)
+def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, flags, words):
+    result = train("--out", tmp_path / "run", "--model", "own:tiny", *flags)
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    for word in words:
+        assert word in result.output
+    assert not (tmp_path / "run" / "steps.jsonl").exists()
+
+
+def test_too_long_a_sequence_for_the_text_is_an_error(tmp_path):
+    text = write_text(tmp_path / "a.txt", num_lines=10)
+    result = train("--out", tmp_path / "run", *FAST, "--data", text, "--sequence", "4096")
+    assert result.exit_code == 2
+    assert "lower --sequence" in result.output
+
+
+def test_out_that_holds_something_is_not_written_over(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    result = train("--out", tmp_path, *FAST)
+    assert result.exit_code == 2
+    assert "new or empty" in result.output
+    assert train("--out", tmp_path, "--overwrite", *FAST).exit_code == 2
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_overwrite_replaces_results_and_leaves_other_files(tmp_path):
+    text = write_text(tmp_path / "a.txt")
+    out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "1")
+    (out / "notes.txt").write_text("mine")
+    assert train("--out", out, "--overwrite", *FAST, "--data", text).exit_code == 2
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    trained(out, "--overwrite", *FAST, "--data", text, "--steps", "2")
+    assert json.loads((out / "summary.json").read_text())["steps"] == 2
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
+    text = write_text(tmp_path / "a.txt")
+    config = tmp_path / "run.toml"
+    config.write_text(
+        'strategy = "zenflow_paper"\nsteps = 1\nlr = 0.5\nlink_gbps = [1.0, 2.0]\n'
+        'max_grad_norm = "none"\n[zenflow]\nupdate_interval = 2\ntopk_ratio = 0.25\nlag = "S"\n'
+    )
+    flags = ["--config", config, "--lr", "0.001", "--topk-ratio", "0.5", "--data", text]
+    out = trained(tmp_path / "run", *FAST, *flags)
+    record = json.loads((out / "config.json").read_text())
+    assert record["settings"]["lr"] == 0.001
+    assert record["settings"]["link"] == [1e9, 2e9]
+    assert record["settings"]["max_grad_norm"] is None
+    assert record["config"]["topk_ratio"] == 0.5
+    assert record["config"]["update_interval"] == 2
+    assert record["config"]["lag"] is None
+    assert record["config"]["rolling"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("learning_rate = 1", "'learning_rate' is unknown"),
+        ("step = 3", "did you mean 'steps'"),
+        ("[zenflow]\ntop_k_ratio = 0.1", "did you mean 'topk_ratio'"),
+        ("lr = = 1", "not valid TOML"),
+    ],
+)
+def test_config_file_mistakes_name_the_nearest_key(tmp_path, text, hint):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=hint):
+        read_config_file(path)
+
+
+def test_deepspeed_json_becomes_settings(tmp_path):
+    path = tmp_path / "ds.json"
+    zenflow = {
+        "topk_ratio": 0.2,
+        "select_strategy": "step",
+        "select_interval": 10,
+        "update_interval": 8,
+        "overlap_step": True,
+    }
+    content = {
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.7,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.8, 0.9]}},
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "zenflow": zenflow,
+        },
+    }
+    path.write_text(json.dumps(content))
+    settings, knobs = read_config_file(path)
+    made = TrainSettings(**settings, knobs=knobs)
+    assert made.strategy == "zenflow_paper"
+    assert made.config(None).update_interval == 8
+    assert made.config(None).topk_ratio == 0.2
+    assert (made.batch_size, made.grad_accum, made.max_grad_norm) == (3, 2, 0.7)
+    assert (made.lr, made.betas, made.dtype) == (2e-5, (0.8, 0.9), "bfloat16")
+
+
+def test_epochs_of_selection_are_counted_in_the_runs_own_steps():
+    settings = TrainSettings(knobs={"select_strategy": "epoch", "select_interval": 2})
+    assert settings.config(steps_per_epoch=30).select_interval_steps == 60
+
+
+def test_comparison_keeps_baselines_what_they_are():
+    knobs = {"topk_ratio": 0.3, "update_interval": 8, "lag": 2, "prediction": 0.5}
+    settings = TrainSettings(knobs=knobs)
+    made = {
+        name: settings.with_strategy(name).config(None)
+        for name in ("on_device", "zero_offload", "zenflow_paper", "zenflow")
+    }
+    assert made["on_device"] == ZenFlowConfig.preset("on_device")
+    assert made["zero_offload"] == ZenFlowConfig.preset("zero_offload")
+    assert made["zenflow_paper"] == ZenFlowConfig.preset(
+        "zenflow_paper", topk_ratio=0.3, update_interval=8
+    )
+    assert made["zenflow"] == ZenFlowConfig.preset("zenflow", **knobs)

@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from experiments.compare import comparison, read_run, stall_removed, table
+from experiments.figures import draw_comparison, draw_timeline, last_steps
+from experiments.recipes import COMPARED
+from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
+from zenflow.timeline import Span, Timeline
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    text = write_text(folder / "text.txt")
+    flags = [*FAST, "--data", text, "--steps", "16", "--eval-every", "2"]
+    result = train("--compare", "--out", folder / "runs", *flags)
+    assert result.exit_code == 0, result.output
+    return folder / "runs", result.output
+
+
+def test_comparison_leaves_a_run_per_strategy_a_record_and_a_picture(compared):
+    folder, output = compared
+    record = json.loads((folder / "compare.json").read_text())
+    assert list(record["runs"]) == list(COMPARED)
+    assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
+    for strategy in COMPARED:
+        assert summary(folder / strategy)["strategy"] == strategy
+        assert strategy in output
+
+
+def test_strategies_see_the_same_link_data_and_first_weights(compared):
+    folder, output = compared
+    links = [summary(folder / strategy)["emulated_link"] for strategy in COMPARED]
+    assert links[0] is not None
+    assert all(link == links[0] for link in links)
+    first_losses = [steps(folder / strategy)[0]["loss"] for strategy in COMPARED]
+    assert len(set(first_losses)) == 1
+    assert "emulated link:" in output
+    assert "(emulated link)" in output
+
+
+def test_zero_offload_is_adamw_and_the_others_are_not(compared):
+    folder, _ = compared
+    losses = {s: [row["loss"] for row in steps(folder / s)] for s in COMPARED}
+    assert losses["zero_offload"] == pytest.approx(losses["on_device"], rel=1e-5)
+    assert losses["zenflow"] != pytest.approx(losses["on_device"], rel=1e-5)
+    assert losses["zenflow"] != losses["zenflow_paper"]
+
+
+def test_finished_strategies_are_kept_on_resume(compared):
+    folder, _ = compared
+    before = (folder / "zenflow" / "steps.jsonl").stat().st_mtime_ns
+    result = train("--resume", folder)
+    assert result.exit_code == 0, result.output
+    assert (folder / "zenflow" / "steps.jsonl").stat().st_mtime_ns == before
+    assert "vs on_device" in " ".join(result.output.split()) or "zenflow:" in result.output
+
+
+def test_stall_removed_compares_seconds_per_step():
+    summaries = {
+        "zero_offload": {"stall_seconds": 50.0, "steps": 100},
+        "zenflow": {"stall_seconds": 5.0, "steps": 200},
+    }
+    assert stall_removed(summaries) == pytest.approx(0.95)
+
+
+def test_figures_of_the_comparison_are_in_its_record(compared):
+    folder, _ = compared
+    runs = [read_run(folder / strategy) for strategy in COMPARED]
+    found = comparison(runs)["zenflow"]
+    eval_loss = {run.strategy: run.summary["eval_loss"] for run in runs}
+    assert found["eval_loss_over_on_device"] == eval_loss["zenflow"] / eval_loss["on_device"]
+    assert table(runs).row_count == len(COMPARED)
+    assert "emulated" in str(table(runs).title)
+
+
+def texts_of(figure) -> str:
+    found = figure.findobj(lambda artist: hasattr(artist, "get_text"))
+    return "\n".join(artist.get_text() for artist in found)
+
+
+def test_pictures_say_that_the_link_is_emulated_and_only_then(compared, tmp_path):
+    folder, _ = compared
+    runs = [read_run(folder / strategy) for strategy in COMPARED]
+    assert "emulated link" in texts_of(draw_comparison(runs, 4))
+    run = runs[-1]
+    assert "emulated link" in texts_of(draw_timeline(run.timeline, run.summary))
+    real = {**run.summary, "emulated_link": None}
+    assert "emulated" not in texts_of(draw_timeline(run.timeline, real))
+
+
+def test_last_steps_are_cut_where_the_device_starts_them():
+    spans = [Span("device", "forward", float(n), n + 0.5, n) for n in range(1, 6)]
+    spans.append(Span("host", "adam", 2.5, 4.5, 2))
+    cut = last_steps(Timeline(tuple(spans)), 2)
+    assert (cut.start, cut.end) == (4.0, 5.5)
+    assert cut.busy("device") == 1.0
+    assert cut.busy("host") == 0.5
+
+
+def test_comparison_with_settings_of_one_strategy_only(tmp_path):
+    text = write_text(tmp_path / "a.txt")
+    out = trained(tmp_path / "r", "--compare", *FAST, "--data", text, "--steps", "3", "--lag", "2")
+    lags = {s: json.loads((out / s / "config.json").read_text())["config"]["lag"] for s in COMPARED}
+    assert lags == {"on_device": 1, "zero_offload": None, "zenflow_paper": None, "zenflow": 2}

@@ -1,0 +1,242 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from experiments.build import schedule_factor
+from experiments.recipes import TrainSettings
+from experiments.records import StepLog, read_steps
+from experiments.summary import step_figures, whole_windows
+from tests.experiments.runs import (
+    FAST,
+    saved_tensors,
+    steps,
+    summary,
+    train,
+    trained,
+    write_text,
+)
+from zenflow.timeline import LANES, Timeline
+
+PROMISED = {
+    "strategy", "config", "emulated_link", "num_params", "model_bytes", "steps",
+    "mean_step_seconds", "p95_step_seconds", "stall_seconds", "stall_fraction",
+    "d2h_bytes_per_step", "h2d_bytes_per_step", "host_bytes_per_param", "device_bytes_extra",
+    "final_train_loss", "eval_loss", "tokens_per_second", "hardware", "versions", "commit",
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "text.txt")
+
+
+def equal(first: Path, second: Path) -> bool:
+    """Return whether two runs ended with the same bits in weights and optimizer state."""
+    ours, theirs = saved_tensors(first), saved_tensors(second)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
+    )
+
+
+def test_run_leaves_every_promised_file_and_figure(tmp_path, text):
+    out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "16", "--eval-every", "4")
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"config.json", "steps.jsonl", "summary.json", "trace.json", "timeline.png"}
+    found = summary(out)
+    assert found.keys() >= PROMISED
+    assert found["emulated_link"] is None
+    assert found["steps"] == 16
+    rows = steps(out)
+    assert [row["step"] for row in rows] == list(range(1, 17))
+    assert found["stall_seconds"] == pytest.approx(sum(row["stall_seconds"] for row in rows))
+    total = sum(row["seconds"] for row in rows)
+    assert found["mean_step_seconds"] == pytest.approx(total / 16)
+    assert found["tokens_per_second"] == pytest.approx(16 * 2 * 32 / total)
+    assert rows[3]["eval_loss"] > found["eval_loss"]
+    assert rows[15]["loss"] < rows[0]["loss"]
+    assert set(Timeline.read(out / "trace.json").lanes) == set(LANES)
+
+
+def test_measured_traffic_is_the_rules(tmp_path, text):
+    flags = [*FAST, "--data", text, "--steps", "20", "--select-interval", "0"]
+    moved = {}
+    for strategy in ("zero_offload", "zenflow"):
+        found = summary(trained(tmp_path / strategy, *flags, "--strategy", strategy))
+        split = json.loads((tmp_path / strategy / "config.json").read_text())["config"]
+        share = 1 - split["topk_ratio"]
+        moved[strategy] = (
+            found["d2h_bytes_per_step"] / (share * found["model_bytes"]),
+            found["h2d_bytes_per_step"] / (share * found["model_bytes"]),
+        )
+    # Norms (0.3% of this model) stay on the device, and columns are counted in whole numbers.
+    assert moved["zero_offload"] == pytest.approx((1, 1), rel=0.02)
+    assert moved["zenflow"] == pytest.approx((1, 1 / 4), rel=0.03)
+
+
+def test_emulated_link_is_in_every_output(tmp_path, text):
+    flags = [*FAST, "--data", text, "--steps", "8", "--link-gbps", "0.05,0.04"]
+    result = train("--out", tmp_path / "run", *flags)
+    assert "(emulated link)" in result.output
+    rates = {"d2h_bytes_per_second": 5e7, "h2d_bytes_per_second": 4e7}
+    assert summary(tmp_path / "run")["emulated_link"] == rates
+    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert "emulated link" in json.dumps(trace["traceEvents"])
+
+
+@pytest.mark.parametrize("strategy", ["zenflow", "zenflow_paper"])
+@pytest.mark.parametrize("gradients", ["release", "keep"])
+def test_three_steps_and_three_resumed_are_six_bit_for_bit(tmp_path, text, strategy, gradients):
+    flags = [*FAST, "--data", text, "--strategy", strategy, "--gradients", gradients]
+    flags += ["--select-interval", "4", "--warmup", "0"]
+    whole = trained(tmp_path / "whole", *flags, "--steps", "6")
+    parts = trained(tmp_path / "parts", *flags, "--steps", "3")
+    assert not equal(whole, parts)
+    assert train("--resume", parts, "--steps", "6").exit_code == 0
+    assert equal(whole, parts)
+    assert [row["loss"] for row in steps(whole)] == [row["loss"] for row in steps(parts)]
+    assert summary(whole)["eval_loss"] == summary(parts)["eval_loss"]
+
+
+def test_modes_and_micro_batches_of_a_step_give_the_same_run(tmp_path, text):
+    flags = [*FAST, "--data", text, "--steps", "6", "--grad-accum", "2"]
+    release = trained(tmp_path / "release", *flags, "--gradients", "release")
+    keep = trained(tmp_path / "keep", *flags, "--gradients", "keep")
+    losses = [[row["loss"] for row in steps(out)] for out in (release, keep)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_resume_refuses_another_run_and_says_what_differs(tmp_path, text):
+    out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "2")
+    before = saved_tensors(out)
+    for flags, words in (
+        (["--lr", "0.5"], "lr was 0.001, now 0.5"),
+        (["--topk-ratio", "0.3"], "knobs was {}, now {'topk_ratio': 0.3}"),
+        (["--model", "own:small"], "model was 'own:tiny', now 'own:small'"),
+        (["--steps", "1"], "past the 1 steps"),
+    ):
+        result = train("--resume", out, *flags)
+        assert result.exit_code == 1
+        assert words in result.output
+    assert saved_tensors(out).keys() == before.keys()
+    assert train("--resume", out, "--steps", "3").exit_code == 0
+
+
+def test_resume_of_no_run_is_explained(tmp_path):
+    result = train("--resume", tmp_path)
+    assert result.exit_code == 2
+    assert "config.json can't be read" in result.output
+
+
+def start(out: Path, text: Path, *flags: str) -> subprocess.Popen[str]:
+    """Start a run that would take hours and wait for its second checkpoint."""
+    command = [sys.executable, "-m", "experiments.cli", "train", "--out", str(out), *FAST]
+    command += ["--data", str(text), "--steps", "1000000", "--warmup", "0", *flags]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (out / "checkpoint" / "step-00000004").exists() and not _past(out, 4):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def _past(out: Path, step: int) -> bool:
+    found = (out / "checkpoint").glob("step-*")
+    return any(int(path.name.removeprefix("step-")) >= step for path in found)
+
+
+def test_killed_run_leaves_no_process_or_shared_memory_and_resumes_exactly(tmp_path, text):
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir()) if shared.is_dir() else set()
+    out = tmp_path / "run"
+    process = start(out, text, "--save-every", "2")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+    if shared.is_dir():
+        assert set(shared.iterdir()) <= before
+    last = max(int(path.name[5:]) for path in (out / "checkpoint").glob("step-*"))
+    assert train("--resume", out, "--steps", str(last + 3)).exit_code == 0
+    flags = [*FAST, "--data", text, "--warmup", "0", "--save-every", "2"]
+    whole = trained(tmp_path / "whole", *flags, "--steps", str(last + 3))
+    assert equal(whole, out)
+    assert [row["step"] for row in steps(out)] == list(range(1, last + 4))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, text, number, code):
+    out = tmp_path / "run"
+    process = start(out, text, "--save-every", "2")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert f"Stopped by {number.name} after step" in output
+    assert f"--resume {out}" in output
+    done = steps(out)[-1]["step"]
+    assert (out / "checkpoint" / f"step-{done:08d}").is_dir()
+    assert summary(out)["steps"] == done
+    assert train("--resume", out, "--steps", str(done + 1)).exit_code == 0
+
+
+def test_classification_reports_accuracy_and_learns(tmp_path):
+    rows = [f"{'good' if n % 2 else 'bad'} film number {n}\t{n % 2}\n" for n in range(300)]
+    (tmp_path / "a.tsv").write_text("".join(rows))
+    flags = ["--data", tmp_path / "a.tsv", "--steps", "60", "--lr", "0.003", "--batch-size", "8"]
+    out = trained(tmp_path / "run", *FAST, *flags, "--strategy", "on_device")
+    assert summary(out)["eval_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_train(tmp_path, text, dtype):
+    flags = ["--data", text, "--steps", "12", "--dtype", dtype, "--gradients", "keep"]
+    out = trained(tmp_path / "run", *FAST, *flags)
+    rows = steps(out)
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert summary(out)["model_bytes"] == 2 * summary(out)["num_params"]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_schedule_rises_to_one_and_every_step_counts(schedule):
+    settings = TrainSettings(schedule=schedule, warmup=0.1)
+    factors = [schedule_factor(settings, 100, done) for done in range(100)]
+    assert factors[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
+    assert max(factors) == factors[10] == 1.0
+    assert min(factors) > 0
+    if schedule != "constant":
+        assert factors[10:] == sorted(factors[10:], reverse=True)
+        assert factors[55] == pytest.approx(0.5)
+
+
+def test_log_drops_rows_that_will_be_run_again_and_a_torn_line(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    log = StepLog(path, keep_steps=2)
+    log.append({"step": 3, "loss": float("nan")})
+    log.close()
+    assert read_steps(path) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": None}]
+
+
+def test_bytes_are_means_over_whole_windows_behind_the_warm_up():
+    rows = [
+        {"step": n, "seconds": 1.0, "stall_seconds": 0.25, "tokens": 5, "loss": float(n),
+         "d2h_bytes": 100 if n > 10 else 1, "h2d_bytes": 40 if n % 4 == 0 and n > 10 else 0}
+        for n in range(1, 24)
+    ]  # fmt: skip
+    assert [row["step"] for row in whole_windows(rows, 4, 2)] == list(range(11, 23))
+    figures = step_figures(rows, 4, 2)
+    assert figures["d2h_bytes_per_step"] == 100
+    assert figures["h2d_bytes_per_step"] == 10
+    assert figures["stall_fraction"] == 0.25
+    assert figures["final_train_loss"] == 18.5

@@ -1,0 +1,186 @@
+"""Memory: planned before training, kept to, within bounds per parameter, and not growing."""
+
+import gc
+import sys
+import threading
+import tracemalloc
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from tests.models import TINY, TinyStack, closing
+from zenflow import LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+
+WIDTH = 384
+
+
+def make_model(dtype):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8))).to(dtype)
+
+
+def take_step(model, optimizer, step, width=WIDTH):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(4, width, generator=generator).to(next(model.parameters()))
+    model(x).float().square().mean().backward()
+    optimizer.step()
+
+
+def live_tensor_bytes():
+    """Return the bytes of all storages that Python can reach."""
+    gc.collect()
+    storages = {}
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), torch.Tensor):  # isinstance() would wake lazy objects
+            storage = candidate.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+CONFIGS = {
+    "zenflow": ZenFlowConfig(),
+    "zenflow, k = 0.3": ZenFlowConfig(topk_ratio=0.3),
+    "zenflow_paper": ZenFlowConfig.preset("zenflow_paper"),
+    "zero_offload": ZenFlowConfig.preset("zero_offload"),
+    "delayed": ZenFlowConfig.preset("delayed"),
+    "on_device": ZenFlowConfig.preset("on_device"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_allocated_is_what_was_planned(name, dtype):
+    model = make_model(dtype)
+    for step in range(2):  # allocates what the model itself needs
+        take_step(model, torch.optim.SGD(model.parameters(), lr=0.0), step)
+        model.zero_grad()
+    before = live_tensor_bytes()
+    optimizer = ZenFlowAdamW(model.parameters(), config=CONFIGS[name], max_grad_norm=1.0)
+    with closing(optimizer):
+        plan = optimizer.memory
+        for step in range(12):
+            take_step(model, optimizer, step)
+        optimizer.synchronize()
+        actual = live_tensor_bytes() - before
+    planned = plan.host_bytes + plan.device_extra_bytes
+    assert actual <= 1.01 * (planned + plan.device_ring_bytes)
+    assert actual >= 0.9 * planned
+    assert plan.num_params == sum(p.numel() for p in model.parameters())
+    assert plan.model_bytes == sum(p.nbytes for p in model.parameters())
+    assert 0 <= plan.pinned_bytes <= plan.host_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_default_takes_at_most_20_host_bytes_per_parameter(dtype):
+    model = make_model(dtype)
+    with closing(ZenFlowAdamW(model.parameters())) as optimizer:
+        assert optimizer.config == ZenFlowConfig()
+        plan = optimizer.memory
+        assert 0 < plan.host_bytes_per_param <= 20
+        assert plan.host_bytes_per_param == plan.host_bytes / plan.num_params
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.3])
+def test_the_device_takes_12_bytes_per_important_element_and_bounded_rings(ratio, dtype):
+    model = make_model(dtype)
+    config = ZenFlowConfig(topk_ratio=ratio)
+    with closing(ZenFlowAdamW(model.parameters(), config=config)) as optimizer:
+        plan = optimizer.memory
+    resident = plan.num_params - plan.split_params
+    important = ratio * plan.split_params + resident
+    # Vectors of one entry per column or row come on top; a block's count is rounded.
+    slack = 12 * 8 * WIDTH + 40 * 8 * WIDTH
+    assert plan.device_extra_bytes <= 12 * important * 1.02 + slack
+    assert plan.device_ring_bytes <= 4 * max(p.nbytes for p in model.parameters())
+
+
+def test_the_plan_reads_as_a_table():
+    with closing(ZenFlowAdamW(make_model(torch.bfloat16).parameters())) as optimizer:
+        text = str(optimizer.memory)
+    assert "per parameter" in text
+    assert all(word in text for word in ("model", "host", "pinned", "device"))
+
+
+def sizes(optimizer):
+    """Return what might grow: objects, tensors, threads, and the optimizer's own containers."""
+    gc.collect()
+    objects = gc.get_objects()
+    return {
+        "objects": len(objects),
+        "tensors": sum(issubclass(type(o), torch.Tensor) for o in objects),
+        "threads": threading.active_count(),
+        "spans": len(optimizer.timeline.spans),
+        "intervals": len(optimizer.interval_log),
+    }
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_nothing_grows_over_a_thousand_steps(mode):
+    model = TinyStack(num_layers=3, width=8)
+    config = ZenFlowConfig(
+        topk_ratio=0.25, select_interval=7, block_elements=32, importance_decay=0.5, **TINY
+    )
+    settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+    optimizer = ZenFlowAdamW(model.parameters(), config=config, timeline_steps=5, **settings)
+    with closing(optimizer):
+        measured = []
+        for count in (200, 400, 400):
+            for step in range(count):
+                model.loss(step).backward()
+                optimizer.step()
+            optimizer.synchronize()
+            measured.append((sizes(optimizer), psutil.Process().memory_info().rss))
+        (_, _), (middle, rss_middle), (end, rss_end) = measured
+        tracemalloc.start()
+        try:
+            blocks = []
+            for _ in range(2):
+                for step in range(100):
+                    model.loss(step).backward()
+                    optimizer.step()
+                optimizer.synchronize()
+                gc.collect()
+                blocks.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    assert end["tensors"] <= middle["tensors"] + 5
+    assert end["threads"] == middle["threads"]
+    assert end["intervals"] == 0
+    assert end["spans"] <= 1.5 * middle["spans"] + 10
+    assert end["objects"] <= middle["objects"] + 200
+    assert rss_end - rss_middle < 8e6
+    assert blocks[1] - blocks[0] < 50e3
+
+
+def test_changes_of_the_interval_do_not_make_memory_grow():
+    model = make_model(torch.bfloat16)
+    log = [(step, 1 + step % 4) for step in range(3, 60, 3)]
+    optimizer = ZenFlowAdamW(model.parameters(), controller=LoggedIntervals(log))
+    with closing(optimizer):
+        for step in range(30):
+            take_step(model, optimizer, step)
+        optimizer.synchronize()
+        middle = live_tensor_bytes()
+        for step in range(30, 66):
+            take_step(model, optimizer, step)
+        optimizer.synchronize()
+        assert live_tensor_bytes() <= 1.05 * middle
+        assert optimizer.interval_log == log
+
+
+def test_a_dropped_optimizer_leaves_no_thread_and_no_memory():
+    threads = threading.active_count()
+    model = make_model(torch.bfloat16)
+    before = live_tensor_bytes()
+    optimizer = ZenFlowAdamW(model.parameters(), max_grad_norm=1.0)
+    for step in range(3):
+        take_step(model, optimizer, step)
+    assert threading.active_count() > threads
+    assert sys.getrefcount(optimizer) >= 1
+    del optimizer  # without close(): collected with its threads, and its hooks do nothing
+    gc.collect()
+    assert threading.active_count() == threads
+    assert live_tensor_bytes() <= before + 1_000_000

@@ -1,0 +1,115 @@
+"""The optimizer's arguments, checked before any work: rule, value, remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractIntervalController
+from zenflow.placement import NamedParam
+
+
+def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
+    """Return every trainable parameter with its group's index and a name for messages.
+
+    Raises:
+        ValueError: A parameter is not real floating point, or two share one storage.
+    """
+    named = []
+    storages: dict[int, str] = {}
+    for group_index, group in enumerate(param_groups):
+        names = group.get("param_names")
+        for index, param in enumerate(group["params"]):
+            name = names[index] if names else f"group {group_index}, parameter {index}"
+            if not param.requires_grad:
+                continue
+            if not param.is_floating_point():
+                raise ValueError(f"{name} is {param.dtype}: only real floating point is trained")
+            key = param.untyped_storage().data_ptr()
+            if param.numel() and key in storages:
+                raise ValueError(
+                    f"{name} and {storages[key]} are two parameters over one storage: tie "
+                    "them by using the same nn.Parameter in both modules"
+                )
+            storages[key] = name
+            named.append(NamedParam(param, name, group_index))
+    return named
+
+
+def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:
+    """Check a parameter group's settings.
+
+    Raises:
+        ValueError: One breaks its rule; the message lists all that do.
+    """
+    rules = [
+        (float(lr) >= 0, f"lr must be at least 0, got {lr}"),
+        (all(0 <= b < 1 for b in betas), f"betas must be in [0, 1), got {betas}"),
+        (eps >= 0, f"eps must be at least 0, got {eps}"),
+        (weight_decay >= 0, f"weight_decay must be at least 0, got {weight_decay}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    if broken:
+        raise ValueError("; ".join(broken))
+
+
+def check_arguments(
+    max_grad_norm: float | str | None,
+    accumulation_steps: int,
+    timeline_steps: int,
+    wait_timeout: float,
+) -> None:
+    """Check what holds for the whole optimizer.
+
+    Raises:
+        ValueError: An argument breaks its rule; the message lists all that do.
+    """
+    is_norm = isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0
+    rules = [
+        (
+            max_grad_norm in ("keep", None) or is_norm,
+            f'max_grad_norm must be "keep", None or a positive number, got {max_grad_norm!r}',
+        ),
+        (
+            accumulation_steps == 1 or max_grad_norm != "keep",
+            f"accumulation_steps={accumulation_steps} is for release mode: in keep mode call "
+            "backward as often as you like before step()",
+        ),
+        (accumulation_steps >= 1, f"accumulation_steps must be at least 1: {accumulation_steps}"),
+        (timeline_steps >= 0, f"timeline_steps must be at least 0, got {timeline_steps}"),
+        (wait_timeout > 0, f"wait_timeout must be positive, got {wait_timeout}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    if broken:
+        raise ValueError("; ".join(broken))
+
+
+def common_device(named: Sequence[NamedParam]) -> torch.device:
+    """Return the device of all parameters.
+
+    Raises:
+        ValueError: There is not exactly one.
+    """
+    devices = {item.param.device for item in named}
+    if len(devices) != 1:
+        raise ValueError(
+            f"all trainable parameters must be on one device, got {sorted(map(str, devices))}: "
+            "move the model there before the optimizer is made"
+        )
+    return devices.pop()
+
+
+def num_accumulators_for(
+    config: ZenFlowConfig, controller: AbstractIntervalController | None
+) -> int:
+    """Return how many accumulators a block needs.
+
+    None where every window is one step. One where an update is over before the next gradient
+    is accumulated, that is with a lag of at most 1. Two otherwise.
+    """
+    if config.update_interval == 1 and controller is None:
+        return 0 if config.effective_lag() <= 1 else 2
+    return 1 if not config.overlap_step or config.lag == 1 else 2

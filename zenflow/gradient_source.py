@@ -1,0 +1,112 @@
+"""Where gradients come from: hooks that release them in backward, or `.grad` at the step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from zenflow.device_store import Resident
+from zenflow.engine import Engine
+from zenflow.layout import SplitParam
+from zenflow.released import ReleasedGradient
+
+
+class GradientSource:
+    """Hands the parameters' gradients to the engine's intake, each once a step."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        places: Sequence[SplitParam | Resident],
+        *,
+        releases: bool,
+        accumulation_steps: int,
+    ) -> None:
+        """Start without hooks.
+
+        Args:
+            engine: Whose intake takes the gradients.
+            places: Every trainable parameter's, in registration order.
+            releases: Whether a gradient's memory is given up when it is taken.
+            accumulation_steps: Backward passes per step; only release mode looks at it.
+        """
+        self._engine = engine
+        self._places = list(places)
+        self._releases = releases
+        self._accumulation_steps = accumulation_steps
+        self._arrivals: dict[Tensor, int] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def register_hooks(self, check: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Release gradients in backward from now on.
+
+        Args:
+            check: Raises where a backward can't be followed by a step. Held weakly, like this
+                source: parameters outlive optimizers.
+
+        Raises:
+            ValueError: There are several data-parallel ranks.
+        """
+        distributed = torch.distributed
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        if has_ranks and distributed.get_world_size() > 1:
+            raise ValueError(
+                "release mode takes gradients before data-parallel ranks have averaged them: "
+                'with more than one rank use max_grad_norm="keep" and clip after backward'
+            )
+        source = weakref.ref(self)
+
+        def hook(place: SplitParam | Resident) -> Callable[[Tensor], None]:
+            def arrived(_: Tensor) -> None:
+                checker, alive = check(), source()
+                if checker is not None and alive is not None:
+                    checker()
+                    alive._arrived(place)
+
+            return arrived
+
+        for place in self._places:
+            handle = place.param.register_post_accumulate_grad_hook(hook(place))
+            self._hooks.append(handle)
+
+    def _arrived(self, place: SplitParam | Resident) -> None:
+        """Release a gradient once its last micro-batch has been added."""
+        arrivals = self._arrivals.get(place.param, 0) + 1
+        self._arrivals[place.param] = arrivals
+        if arrivals == self._accumulation_steps:
+            self._take(place)
+
+    def _take(self, place: SplitParam | Resident) -> None:
+        grad = place.param.grad
+        if grad is None or isinstance(grad, ReleasedGradient):
+            return
+        self._engine.intake.take(place, grad, self._engine.step + 1)
+        if self._releases:
+            place.param.grad = ReleasedGradient(place.param, place.name)
+
+    def take_rest(self) -> None:
+        """Take what has not been taken: keep mode, or parameters that some micro-batch missed."""
+        for place in reversed(self._places):
+            self._take(place)
+
+    def forget(self) -> None:
+        """Drop what was taken since the last step."""
+        self._engine.intake.discard()
+        self._arrivals.clear()
+        for place in self._places:
+            if isinstance(place.param.grad, ReleasedGradient):
+                place.param.grad = None
+
+    def consume(self) -> None:
+        """Clear every `.grad`: the step has used them."""
+        for place in self._places:
+            place.param.grad = None
+
+    def remove_hooks(self) -> None:
+        """Leave the parameters as they were."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
