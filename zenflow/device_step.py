@@ -139,4 +139,4 @@ def _update_run(
     fresh_OK = bank.master[first:last].t().to(run[0].param.dtype)
     for split in run:
         part = fresh_OK[:, split.bank_first - first : split.bank_last - first]
-        split.weight().index_copy_(1, split.important_columns, part.to(split.param.dtype))
+        split.weight().index_copy_(1, split.important_columns, part)

@@ -23,7 +23,7 @@ BANK_ELEMENTS = 1 << 24
 
 @dataclass(slots=True, eq=False)
 class Bank:
-    """Important columns of one length and one parameter group, as rows: float32."""
+    """Important columns of one length, parameter group and dtype, as rows: float32."""
 
     group: int
     num_rows: int

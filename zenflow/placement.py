@@ -55,88 +55,91 @@ def build_layout(
     num_accumulators: int,
 ) -> Layout:
     """Share out all parameters and allocate their state; masters start as the weights are."""
-    split_params = [named for named in params if is_split(named.param, config)]
+    to_split = [named for named in params if is_split(named.param, config)]
     residents = [
         Resident.of(named.param, named.name, named.group)
         for named in params
         if not is_split(named.param, config)
     ]
-    sizes = [
-        (named.param.shape[0], named.param.numel() // named.param.shape[0])
-        for named in split_params
-    ]
     shapes = partition(
-        sizes,
+        [_matrix_shape(named.param) for named in to_split],
         topk_ratio=config.topk_ratio,
         update_interval=config.update_interval,
         block_elements=config.block_elements,
     )
-    num_deferred = [0] * len(sizes)
+    num_deferred = [0] * len(to_split)
     for shape in shapes:
         num_deferred[shape.matrix] += shape.num_deferred
     slabs = HostSlabs(
         device,
         [
-            (d, rows, n.param.dtype)
-            for d, (rows, _), n in zip(num_deferred, sizes, split_params, strict=True)
+            (deferred, named.param.shape[0], named.param.dtype)
+            for deferred, named in zip(num_deferred, to_split, strict=True)
         ],
         num_accumulators,
     )
-    total_columns = sum(columns for _, columns in sizes)
-    columns_of_all = ColumnVectors.zeros(total_columns, device.torch_device)
+    columns = ColumnVectors.zeros(
+        sum(_matrix_shape(named.param)[1] for named in to_split), device.torch_device
+    )
+    splits, banks = _make_splits(to_split, num_deferred, slabs, columns)
+    blocks = [_make_block(i, shape, splits[shape.matrix]) for i, shape in enumerate(shapes)]
+    for split in splits:
+        _fill_masters(split)
+    return Layout(splits, residents, banks, blocks, _make_buckets(splits), slabs, columns)
+
+
+def _matrix_shape(param: Tensor) -> tuple[int, int]:
+    return param.shape[0], param.numel() // param.shape[0]
+
+
+def _make_splits(
+    to_split: Sequence[NamedParam],
+    num_deferred: Sequence[int],
+    slabs: HostSlabs,
+    columns: ColumnVectors,
+) -> tuple[list[SplitParam], list[Bank]]:
+    """Give every split parameter its rows on the host, in a bank, and in the column vectors."""
     banks: list[Bank] = []
     find_bank = _bank_finder(banks)
     splits = []
-    offset = 0
-    for named, (rows, columns), deferred in zip(split_params, sizes, num_deferred, strict=True):
-        important = columns - deferred
-        bank = find_bank(named.group, rows, important)
-        splits.append(
-            SplitParam(
-                param=named.param,
-                name=named.name,
-                group=named.group,
-                num_rows=rows,
-                num_columns=columns,
-                bank=bank,
-                bank_first=bank.num_columns,
-                host=slabs.take(deferred, rows, named.param.dtype),
-                deferred_columns=torch.empty(
-                    deferred, dtype=torch.int64, device=device.torch_device
-                ),
-                important_columns=torch.empty(
-                    important, dtype=torch.int64, device=device.torch_device
-                ),
-                columns=columns_of_all.part(offset, offset + columns),
-            )
+    first = 0
+    device = columns.energies.device
+    for named, deferred in zip(to_split, num_deferred, strict=True):
+        num_rows, num_columns = _matrix_shape(named.param)
+        important = num_columns - deferred
+        bank = find_bank(named, num_rows, important)
+        split = SplitParam(
+            param=named.param,
+            name=named.name,
+            group=named.group,
+            num_rows=num_rows,
+            num_columns=num_columns,
+            bank=bank,
+            bank_first=bank.num_columns,
+            host=slabs.take(deferred, num_rows, named.param.dtype),
+            deferred_columns=torch.empty(deferred, dtype=torch.int64, device=device),
+            important_columns=torch.empty(important, dtype=torch.int64, device=device),
+            columns=columns.part(first, first + num_columns),
         )
         bank.num_columns += important
         if important:
-            bank.members.append(splits[-1])
-        offset += columns
+            bank.members.append(split)
+        splits.append(split)
+        first += num_columns
     for bank in banks:
-        bank.allocate(device.torch_device)
-    blocks = [
-        _make_block(index, shape, splits[shape.matrix]) for index, shape in enumerate(shapes)
-    ]
-    for split in splits:
-        _fill_masters(split)
-    return Layout(splits, residents, banks, blocks, _make_buckets(splits), slabs, columns_of_all)
+        bank.allocate(device)
+    return splits, banks
 
 
-def _indices(count: int, device: AbstractDevice) -> Tensor:
-    return torch.empty(count, dtype=torch.int64, device=device.torch_device)
+def _bank_finder(banks: list[Bank]) -> Callable[[NamedParam, int, int], Bank]:
+    """Return a function that gives the bank for columns of one group, length and dtype."""
+    current: dict[tuple[int, int, torch.dtype], Bank] = {}
 
-
-def _bank_finder(banks: list[Bank]) -> Callable[[int, int, int], Bank]:
-    """Return a function that gives the bank for a group's columns of one length."""
-    current: dict[tuple[int, int], Bank] = {}
-
-    def find(group: int, num_rows: int, num_columns: int) -> Bank:
-        bank = current.get((group, num_rows))
+    def find(named: NamedParam, num_rows: int, num_columns: int) -> Bank:
+        key = (named.group, num_rows, named.param.dtype)
+        bank = current.get(key)
         if bank is None or (bank.num_columns + num_columns) * num_rows > BANK_ELEMENTS:
-            bank = Bank(group=group, num_rows=num_rows)
-            current[group, num_rows] = bank
+            bank = current[key] = Bank(group=named.group, num_rows=num_rows)
             banks.append(bank)
         return bank
 

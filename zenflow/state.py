@@ -50,7 +50,11 @@ def _signature(places: Sequence[SplitParam | Resident]) -> list[str]:
     """Describe each parameter so that a state of another model is told apart."""
     return [
         f"{tuple(place.param.shape)} {place.param.dtype} group {place.group} "
-        + ("resident" if isinstance(place, Resident) else "split")
+        + (
+            "resident"
+            if isinstance(place, Resident)
+            else f"split, {len(place.host.accumulators)} accumulators"
+        )
         for place in places
     ]
 
@@ -155,12 +159,12 @@ def load_engine_state(
     """
     check_state(engine, order, state_dict)
     saved = state_dict["zenflow"]
+    engine.controller.load_state_dict(saved["controller"])  # first: it may refuse
     for index, place in order.items():
         for name, tensor in param_state(place).items():
             tensor.copy_(state_dict["state"][index][name])
     engine.step = int(saved["step"])
     engine.calendar.load_state_dict(saved["calendar"])
-    engine.controller.load_state_dict(saved["controller"])
     engine.interval_log[:] = [(int(step), int(s)) for step, s in saved["interval_log"]]
     engine.forget_report()
     _load_blocks(engine, saved)
@@ -170,7 +174,8 @@ def load_engine_state(
         fresh = split.bank.master[split.bank_first : split.bank_last].t().to(split.param.dtype)
         split.weight().index_copy_(1, split.important_columns, fresh)
     for resident in engine.layout.residents:
-        resident.param.data.copy_(resident.master)
+        if resident.has_master:
+            resident.param.data.copy_(resident.master)
     true_weights.restore()
 
 

@@ -82,7 +82,7 @@ class HostWorker:
         )
         with self._condition:
             bisect.insort(self._tasks, task)
-            self._condition.notify()
+            self._condition.notify_all()
         for completion in after:
             if not completion.is_set():
                 completion.then(self._wake)
@@ -141,9 +141,12 @@ class HostWorker:
             del taken, task, part  # no references to buffers while idle
 
     def close(self) -> None:
-        """End the threads; tasks not yet started are dropped."""
+        """End the threads; tasks not yet started are dropped, and fail for who waits for them."""
         with self._condition:
             self._closed = True
+            dropped, self._tasks = self._tasks, []
             self._condition.notify_all()
+        for task in dropped:
+            task.done.fail(RuntimeError("the optimizer was closed"))
         for thread in self._threads:
             thread.join(timeout=5.0)

@@ -168,7 +168,7 @@ def test_changes_of_the_interval_do_not_make_memory_grow():
             take_step(model, optimizer, step)
         optimizer.synchronize()
         assert live_tensor_bytes() <= 1.05 * middle
-        assert optimizer.interval_log == log
+        assert optimizer.interval_log == log[1:]  # the first decision is the S of the start
 
 
 def test_a_dropped_optimizer_leaves_no_thread_and_no_memory():

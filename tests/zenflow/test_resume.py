@@ -48,8 +48,10 @@ def config_of(rule):
 class Run:
     """A model, its optimizer and a schedule, which can be saved and loaded."""
 
-    def __init__(self, config, mode, *, log=(), seed=0, dtype=torch.float32, device="cpu"):
-        self.model, self.mode = OddShapes(dtype=dtype, seed=seed).to(device), mode
+    def __init__(
+        self, config, mode, *, log=(), seed=0, dtype=torch.float32, device="cpu", model=OddShapes
+    ):
+        self.model, self.mode = model(dtype=dtype, seed=seed).to(device), mode
         settings = {"max_grad_norm": MAX_NORM} if mode == "release" else {}
         controller = LoggedIntervals(log) if log else None
         self.optimizer = ZenFlowAdamW(
@@ -88,13 +90,12 @@ def uninterrupted(num_steps=NUM_STEPS, *, save=True, **settings):
     return weights, saved
 
 
-def check_resume(settings, steps=range(9), after_load=lambda run: None):
+def check_resume(settings, steps=range(9)):
     """Resume from a checkpoint taken before each of these steps, in another model."""
     weights, saved = uninterrupted(**settings)
     for first in steps:
         with closing(Run(**settings, seed=7)) as run:
             run.load(saved[first])
-            after_load(run)
             for step in range(first, NUM_STEPS):
                 what = f"resumed before step {step} of 0.., at step {first}"
                 assert_equal(run.step(step), weights[step], what)
@@ -272,8 +273,9 @@ def test_a_killed_process_leaves_no_process_and_no_shared_memory():
     assert members_of_session(process.pid) == []
 
 
-@pytest.mark.parametrize("ending", ["end", "global", "raise"])
-@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize(
+    ("mode", "ending"), [("keep", "end"), ("release", "global"), ("release", "raise")]
+)
 def test_an_interpreter_exits_at_once_although_nobody_called_close(mode, ending):
     with start(mode, ending) as process:
         started = time.perf_counter()

@@ -1,0 +1,1 @@
+"""Benchmarks that anyone can run: `python -m benchmarks.<name>`. None is imported by a package."""

@@ -1,0 +1,363 @@
+"""What the engine itself costs per step, as a share of torch's AdamW step.
+
+    python -m benchmarks.step_overhead [--tensors 30,300,1000] [--side 32,256] [--out FILE]
+
+Hooks, packing, selection and bookkeeping, with the host's side idle: its arithmetic is replaced by
+nothing, so that on a CPU in the device's role no update competes with the training thread. Lanes
+and worker run as ever. All contenders take turns in one process, on tensors of the same shapes:
+torch's foreach and fused AdamW, ours with gradients kept until step(), and ours releasing them in
+backward (that backward and step, less a backward without optimizer).
+
+Every matrix is split, also where the default would keep one so small on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.record import copy_bandwidth, setting, spread
+from experiments.records import write_json
+from zenflow import ZenFlowAdamW, ZenFlowConfig, engine, host_update
+
+FOREACH, FUSED, KEEP, RELEASE = "torch foreach", "torch fused", "ours, keep", "ours, release"
+AIM = 2.0  # times the foreach step
+WARM_ROUNDS = 5  # a window and the first selection
+PARTS = {
+    "column_energies": "energies",
+    "take": "important columns",
+    "_send": "queueing copies",
+    "measure": "norm and scores",
+    "move_scores": "norm and scores",
+    "update_device": "device AdamW",
+    "begin": "host scheduling",
+    "select": "host scheduling",
+    "release": "landing",
+    "collect": "landing",
+    "wait": "landing",
+}
+REST = "rest"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step took."""
+
+    wall: float
+    cpu: float
+    """Of the training thread alone; its torch operations run on it too, with one thread."""
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.wall - other.wall, self.cpu - other.cpu)
+
+
+def timed(run: Callable[[], Any]) -> Cost:
+    """Return what a call took."""
+    wall, cpu = time.perf_counter(), time.thread_time()
+    run()
+    return Cost(time.perf_counter() - wall, time.thread_time() - cpu)
+
+
+class Given(torch.autograd.Function):
+    """One link of a chain: passes the loss on and gives a parameter its gradient, ready-made."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, param: Tensor, grad: Tensor) -> Tensor:
+        ctx.grad = grad
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grad_loss, ctx.grad, None
+
+
+def loss_of(params: list[nn.Parameter], grads: list[Tensor]) -> Tensor:
+    """Return a loss with these gradients, whose backward reaches the last parameter first."""
+    loss = torch.zeros((), requires_grad=True)
+    for param, grad in zip(params, grads, strict=True):
+        loss = Given.apply(loss, param, grad)
+    return loss
+
+
+@contextmanager
+def idle_host() -> Iterator[None]:
+    """Let the host's arithmetic do nothing."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    with mock.patch.object(
+        host_update, "kernel", SimpleNamespace(accumulate=nothing, adamw=nothing)
+    ):
+        yield
+
+
+@dataclass
+class Contenders:
+    """The optimizers over tensors of one shape, and a timed turn of each."""
+
+    num_tensors: int
+    side: int
+    config: ZenFlowConfig
+    turns: dict[str, Callable[[], Cost]] = field(init=False)
+    keep: ZenFlowAdamW = field(init=False)
+    release: ZenFlowAdamW = field(init=False)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.side, self.side)
+        self.grads = [
+            torch.randn(shape, generator=generator) * 1e-3 for _ in range(self.num_tensors)
+        ]
+        self.params = self._parameters()
+        self.hooked = self._parameters()
+        foreach = torch.optim.AdamW(self.params, foreach=True)
+        fused = torch.optim.AdamW(self.params, fused=True)
+        self.keep = ZenFlowAdamW(self.params, config=self.config, host_threads=1)
+        self.release = ZenFlowAdamW(
+            self.hooked, config=self.config, host_threads=1, max_grad_norm=None
+        )
+        self.turns = {
+            FOREACH: lambda: self._step_of(foreach),
+            FUSED: lambda: self._step_of(fused),
+            KEEP: lambda: self._step_of(self.keep),
+            RELEASE: self._release_turn,
+        }
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [nn.Parameter(torch.randn(self.side, self.side)) for _ in range(self.num_tensors)]
+
+    def _step_of(self, optimizer: torch.optim.Optimizer) -> Cost:
+        for param, grad in zip(self.params, self.grads, strict=True):
+            param.grad = grad
+        cost = timed(optimizer.step)
+        self._settle(optimizer)
+        return cost
+
+    def _settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let copies end, as they do behind a forward and backward of any length."""
+        if isinstance(optimizer, ZenFlowAdamW):
+            optimizer.synchronize()
+
+    def _release_turn(self) -> Cost:
+        """Return backward and step with our hooks, less a backward without any."""
+        for param in self.params:
+            param.grad = None
+        bare = timed(loss_of(self.params, self.grads).backward)
+        loss = loss_of(self.hooked, self.grads)
+
+        def run() -> None:
+            loss.backward()
+            self.release.step()
+
+        cost = timed(run) - bare
+        self._settle(self.release)
+        return cost
+
+    def close(self) -> None:
+        self.keep.close()
+        self.release.close()
+
+
+def take_turns(turns: dict[str, Callable[[], Cost]], repeats: int) -> dict[str, list[Cost]]:
+    """Return each contender's costs; who begins changes with every round."""
+    names = list(turns)
+    costs: dict[str, list[Cost]] = {name: [] for name in names}
+    for turn in range(WARM_ROUNDS + repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            cost = turns[name]()
+            if turn >= WARM_ROUNDS:
+                costs[name].append(cost)
+    return costs
+
+
+class Stopwatch:
+    """Time of the training thread by part; what a part calls of another is the other's."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys([*PARTS.values(), REST], 0.0)
+        self._running: list[str] = []
+        self._since = 0.0
+
+    def _switch(self) -> None:
+        now = time.thread_time()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def measures(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, its own time counted for the part."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._switch()
+            self._running.append(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._switch()
+                self._running.pop()
+
+        return run
+
+
+def breakdown(optimizer: ZenFlowAdamW, turn: Callable[[], Cost], repeats: int) -> dict[str, float]:
+    """Return the training thread's seconds a step by part, measured inside the running engine."""
+    watch = Stopwatch()
+    running: Any = optimizer._running
+    owners = {
+        running.device: ["column_energies"],
+        running.intake: ["take", "_send"],
+        running.schedule: ["begin", "select"],
+        running.strip: ["release", "collect", "wait"],
+        engine: ["measure", "move_scores", "update_device"],
+    }
+    patches = [
+        mock.patch.object(owner, name, watch.measures(PARTS[name], getattr(owner, name)))
+        for owner, names in owners.items()
+        for name in names
+    ]
+    patches.append(mock.patch.object(optimizer, "step", watch.measures(REST, optimizer.step)))
+    try:
+        for patch in patches:
+            patch.start()
+        for _ in range(repeats):
+            turn()
+    finally:
+        mock.patch.stopall()
+    return {part: seconds / repeats for part, seconds in watch.seconds.items()}
+
+
+def floor_bytes(config: ZenFlowConfig, num_params: int, size: int = 4) -> dict[str, float]:
+    """Return the bytes that a step must read and write on the device's side.
+
+    Per parameter: its gradient is read for the columns' norms; an important one is gathered
+    (read, written) and updated (gradient read, master and moments read and written, weight
+    written); a deferred one is packed (read, written) every step and, once a window, unpacked.
+    """
+    k, window = config.topk_ratio, config.update_interval
+    thread = size + k * (2 * size + 4 + 24 + size)
+    lanes = (1 - k) * 2 * size * (1 + 1 / window)
+    return {"training thread": num_params * thread, "copy lanes": num_params * lanes}
+
+
+def summary(costs: dict[str, list[Cost]]) -> dict[str, Any]:
+    """Return spreads, and the ratio of each contender's medians to foreach's."""
+    rows: dict[str, Any] = {
+        name: {
+            "wall": spread([cost.wall for cost in found]),
+            "cpu": spread([cost.cpu for cost in found]),
+        }
+        for name, found in costs.items()
+    }
+    for row in rows.values():
+        for clock in ("wall", "cpu"):
+            row[f"{clock}_ratio"] = row[clock]["median"] / rows[FOREACH][clock]["median"]
+        row["reached"] = row["cpu_ratio"] <= AIM
+    return rows
+
+
+def measure(num_tensors: int, side: int, repeats: int, bandwidth: float) -> dict[str, Any]:
+    """Return the record of one number and size of tensors."""
+    config = ZenFlowConfig(min_split_elements=min(4096, side * side))
+    contenders = Contenders(num_tensors, side, config)
+    try:
+        with idle_host():
+            rows = summary(take_turns(contenders.turns, repeats))
+            parts = {
+                KEEP: breakdown(contenders.keep, contenders.turns[KEEP], repeats),
+                RELEASE: breakdown(contenders.release, contenders.turns[RELEASE], repeats),
+            }
+    finally:
+        contenders.close()
+    report = contenders.keep.report
+    assert report is not None
+    num_bytes = floor_bytes(config, num_tensors * side * side)
+    return {
+        "tensors": num_tensors,
+        "side": side,
+        "contenders": rows,
+        "parts": parts,
+        "floor_bytes": num_bytes,
+        "floor_seconds": {part: count / bandwidth for part, count in num_bytes.items()},
+        "blocks": len(contenders.keep._running.layout.blocks),
+        "buckets": len(contenders.keep._running.layout.buckets),
+    }
+
+
+def show(record: dict[str, Any]) -> None:
+    """Print one size: contenders, the floor, and where our time goes."""
+    print(
+        f"\n{record['tensors']} tensors of {record['side']} x {record['side']} "
+        f"({record['blocks']} blocks, {record['buckets']} buckets)"
+    )
+    print(f"{'':<16}{'wall ms (quartiles)':>26}{'x foreach':>11}{'thread ms':>12}{'x foreach':>11}")
+    for name, row in record["contenders"].items():
+        low, middle, high = (1e3 * value for value in row["wall"]["quartiles"])
+        verdict = ""
+        if name in record["parts"]:
+            verdict = "  reached" if row["reached"] else "  NOT reached"
+            verdict += f": thread at most {AIM:g} x foreach"
+        print(
+            f"{name:<16}{f'{middle:.2f} ({low:.2f}..{high:.2f})':>26}{row['wall_ratio']:>11.2f}"
+            f"{1e3 * row['cpu']['median']:>12.2f}{row['cpu_ratio']:>11.2f}{verdict}"
+        )
+    floors = ", ".join(f"{part} {1e3 * s:.2f}" for part, s in record["floor_seconds"].items())
+    print(f"floor by bytes, ms: {floors}")
+    for name, parts in record["parts"].items():
+        total = sum(parts.values())
+        listed = ", ".join(f"{part} {1e3 * s:.2f}" for part, s in parts.items())
+        print(f"{name}, thread ms by part: {listed}; together {1e3 * total:.2f}")
+
+
+def numbers(text: str) -> list[int]:
+    """Return whole numbers from a list such as 30,300."""
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tensors", type=numbers, default=[30, 300, 1000])
+    parser.add_argument("--side", type=numbers, default=[32, 256])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1, help="torch's, for every contender")
+    parser.add_argument("--out", type=Path, help="JSON file for the whole record")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    bandwidth = copy_bandwidth()
+    whole = setting(
+        threads=options.threads,
+        repeats=options.repeats,
+        aim=AIM,
+        copy_bytes_per_second=bandwidth,
+        measurements=[],
+    )
+    print(
+        f"{whole['hardware']['cpu']}, commit {whole['commit']}, load average "
+        f"{whole['load_average']:.2f}, {options.threads} torch thread(s), copy "
+        f"{bandwidth / 1e9:.1f} GB/s; device emulated on the CPU"
+    )
+    for side in options.side:
+        for num_tensors in options.tensors:
+            record = measure(num_tensors, side, options.repeats, bandwidth)
+            whole["measurements"].append(record)
+            show(record)
+            gc.collect()  # the next size needs the memory
+    if options.out is not None:
+        write_json(options.out, whole)
+        print(f"\nrecord: {options.out}")
+
+
+if __name__ == "__main__":
+    main()
