@@ -6,6 +6,7 @@ Lanes and colours are the same in every picture; red is always the device waitin
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from zenflow.timeline import LANES, Timeline
+from zenflow.timeline import LANES, Span, Timeline
 
 STALL_COLOUR = "#d62728"
 SPAN_COLOURS: Mapping[str, str] = {
@@ -145,14 +146,14 @@ def _window_steps(summary: Mapping[str, Any]) -> int:
 def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
     origin = timeline.start
     for row, lane in enumerate(LANES):
-        on_lane = [span for span in timeline.spans if span.lane == lane]
+        bars: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for span in timeline.spans:
+            if span.lane == lane:
+                bars[_colour(span)].append((span.start - origin, span.seconds))
         # Waits lie inside forward and step spans, so they are drawn over them.
-        for span in sorted(on_lane, key=lambda span: span.is_stall):
+        for colour in sorted(bars, key=lambda colour: colour == STALL_COLOUR):
             axes.broken_barh(
-                [(span.start - origin, span.seconds)],
-                (row - _BAR_HEIGHT / 2, _BAR_HEIGHT),
-                facecolor=STALL_COLOUR if span.is_stall else _colour(span.name),
-                linewidth=0,
+                bars[colour], (row - _BAR_HEIGHT / 2, _BAR_HEIGHT), facecolor=colour, linewidth=0
             )
     axes.set_yticks(range(len(LANES)), LANES)
     axes.set_ylim(len(LANES) - 0.45, -0.55)
@@ -172,14 +173,14 @@ def _mark_steps(axes: Axes, timeline: Timeline) -> None:
         )  # fmt: skip
 
 
-def _colour(name: str) -> str:
-    return SPAN_COLOURS.get(name, _OTHER_COLOUR)
+def _colour(span: Span) -> str:
+    return STALL_COLOUR if span.is_stall else SPAN_COLOURS.get(span.name, _OTHER_COLOUR)
 
 
 def _legend(figure: Any, timelines: Sequence[Timeline]) -> None:
     names = {span.name for line in timelines for span in line.spans if not span.is_stall}
     known = [name for name in SPAN_COLOURS if name in names]
-    patches = [Patch(color=_colour(name), label=name) for name in known]
+    patches = [Patch(color=SPAN_COLOURS[name], label=name) for name in known]
     patches.append(Patch(color=STALL_COLOUR, label="stall"))
     figure.legend(
         handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False

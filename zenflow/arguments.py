@@ -60,6 +60,7 @@ def check_arguments(
     max_grad_norm: float | str | None,
     accumulation_steps: int,
     timeline_steps: int,
+    host_threads: int | None,
     wait_timeout: float,
 ) -> None:
     """Check what holds for the whole optimizer.
@@ -79,6 +80,10 @@ def check_arguments(
             "backward as often as you like before step()",
         ),
         (accumulation_steps >= 1, f"accumulation_steps must be at least 1: {accumulation_steps}"),
+        (
+            host_threads is None or host_threads >= 1,
+            f"host_threads must be at least 1, or None for all cores but one: {host_threads}",
+        ),
         (timeline_steps >= 0, f"timeline_steps must be at least 0, got {timeline_steps}"),
         (wait_timeout > 0, f"wait_timeout must be positive, got {wait_timeout}"),
     ]

@@ -104,6 +104,16 @@ class Engine:
     def _bucket_passed(self, bucket: Bucket, mark: Any) -> None:
         self.strip.release(bucket.blocks, mark, self.step + 1)
 
+    def discard(self) -> None:
+        """Forget the gradients of the step under way, which will not be taken.
+
+        What lands in it may be on its way into the weights: the next forward waits for that.
+        """
+        self.intake.discard()
+        for completion in unique(b.landing and b.landing.uploaded for b in self.layout.blocks):
+            completion.wait_set(self.wait_timeout)
+            self.device.order_after(completion)
+
     def measure_in_place(self) -> None:
         """Measure the columns of gradients that are still in `.grad`."""
         for split in self.layout.splits:
@@ -125,7 +135,7 @@ class Engine:
         """
         step = self.step + 1
         started = time.perf_counter()
-        self.intake.send_rest(step)
+        self.intake.complete()
         gradients = self.intake.gradients
         resident_grads = resident_grads_of(self.layout, gradients)
         measured = measure(
@@ -137,6 +147,7 @@ class Engine:
         )
         if self.device.is_synchronous:
             self._check_finite(measured, step)
+        self.intake.send_rest(step)
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         self.recorder.add("device", "step", started, time.perf_counter(), step)
@@ -169,7 +180,6 @@ class Engine:
         norm = measured.values.get()[1]
         if math.isfinite(norm):
             return
-        self.intake.discard()
         remedy = (
             "nothing was changed by it: skip this batch with zero_grad(), or lower the learning "
             "rate"
@@ -253,6 +263,8 @@ class Engine:
     def drain(self) -> None:
         """Wait for everything queued: host state is then that of the end of the last step."""
         blocks = self.layout.blocks
+        # Copies nothing waits for too: those of gradients that were dropped end in staging.
+        wait_all([self.d2h.last, self.h2d.last], self.wait_timeout)
         wait_all(unique(block.staging_free for block in blocks), self.wait_timeout)
         wait_all(unique(block.last_update for block in blocks), self.wait_timeout)
         self.device.synchronize()

@@ -83,7 +83,8 @@ class GradientSource:
         grad = place.param.grad
         if grad is None or isinstance(grad, ReleasedGradient):
             return
-        self._engine.intake.take(place, grad, self._engine.step + 1)
+        step = self._engine.step + 1
+        self._engine.intake.take(place, grad, step, at_once=self._releases)
         if self._releases:
             place.param.grad = ReleasedGradient(place.param, place.name)
 
@@ -94,6 +95,12 @@ class GradientSource:
 
     def forget(self) -> None:
         """Drop what was taken since the last step."""
+        if not self._engine.intake.is_empty:
+            self._engine.discard()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Drop it without waiting for anything: the engine has failed."""
         self._engine.intake.discard()
         self._arrivals.clear()
         for place in self._places:

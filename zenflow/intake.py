@@ -66,8 +66,16 @@ class Intake:
         return not (self.gradients.important or self.gradients.resident)
 
     @torch.no_grad()
-    def take(self, place: SplitParam | Resident, grad: Tensor, step: int) -> None:
+    def take(
+        self, place: SplitParam | Resident, grad: Tensor, step: int, *, at_once: bool
+    ) -> None:
         """Take one parameter's final gradient of this step.
+
+        Args:
+            place: The parameter's.
+            grad: Of the parameter's shape.
+            step: The step under way.
+            at_once: Whether to send its bucket as soon as that is full; else `send_rest` does.
 
         Raises:
             GradientError: The gradient is sparse, or its shape, dtype or device is not the
@@ -89,17 +97,20 @@ class Intake:
         waiting = self.gradients.waiting.setdefault(place.bucket, [])
         waiting.append((place, grad_OI))
         bucket = self._layout.buckets[place.bucket]
-        if len(waiting) == len(bucket.splits):
+        if at_once and len(waiting) == len(bucket.splits):
             self._send(bucket, step)
 
-    def send_rest(self, step: int) -> None:
-        """Send the buckets that some parameter had no gradient for, and wake the others."""
-        for bucket in self._layout.buckets:
-            if bucket.index not in self.gradients.copied:
-                self._send(bucket, step)
+    def complete(self) -> None:
+        """Note that no more gradients come in this step."""
         for split in self._layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
+
+    def send_rest(self, step: int) -> None:
+        """Send what has not been sent."""
+        for bucket in self._layout.buckets:
+            if bucket.index not in self.gradients.copied:
+                self._send(bucket, step)
 
     def _send(self, bucket: Bucket, step: int) -> None:
         mark = self._device.mark()

@@ -110,7 +110,9 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         """
         self.config = config or ZenFlowConfig()
         check_settings(lr, betas, eps, weight_decay)
-        check_arguments(max_grad_norm, accumulation_steps, timeline_steps, wait_timeout)
+        check_arguments(
+            max_grad_norm, accumulation_steps, timeline_steps, host_threads, wait_timeout
+        )
         self._engine: Engine | None = None
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -219,6 +221,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
     # ---- the step ---------------------------------------------------------------------------
 
     def _check_can_step(self) -> None:
+        self._check_open()
         if self._failure is not None:
             raise type(self._failure)(
                 f"the optimizer failed before and can't go on: {self._failure}"
@@ -258,11 +261,13 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             self._source.take_rest()
             engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
         except ZenFlowError as error:
-            if not (isinstance(error, GradientError) and engine.device.is_synchronous):
+            if isinstance(error, GradientError) and engine.device.is_synchronous:
+                self._forget_gradients()
+            else:
                 self._failure = error
+                self._source.abandon()
             raise
-        finally:
-            self._forget_gradients()
+        self._forget_gradients()
         self._source.consume()
         return loss
 
@@ -296,7 +301,12 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         """Put the weights back with which training goes on; nothing happens without `eval`."""
         self._true_weights.hide()
 
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise RuntimeError("the optimizer was closed: make a new one to go on")
+
     def _check_no_gradients(self, call: str) -> None:
+        self._check_open()
         if not self._running.intake.is_empty:
             raise GradientError(
                 f"{call} between backward and step(): gradients have left for the host. Call "

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from zenflow.completion import Completion
+from zenflow.completion import Completion, finished
 from zenflow.recorder import Recorder
 
 
@@ -76,12 +76,15 @@ class CopyLane:
         self.bytes_per_second = bytes_per_second
         self._wait_timeout = wait_timeout
         self._link_free = 0.0
+        self.last = finished()
+        """The last copy that was queued: all before it have ended when it has."""
         self._jobs: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"zenflow-{name}", daemon=True)
         self._thread.start()
 
     def submit(self, copy: Copy) -> None:
         """Queue a copy behind those queued before."""
+        self.last = copy.done
         self._jobs.put(copy)
 
     def _loop(self) -> None:

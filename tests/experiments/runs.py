@@ -22,7 +22,9 @@ FAST = (
 
 def write_text(path: Path, num_lines: int = 400) -> Path:
     """Write a text that a byte model can learn something from."""
-    path.write_text("".join(f"line {n} says {n * n}, which is odd: {n % 2}\n" for n in range(num_lines)))
+    path.write_text(
+        "".join(f"line {n} says {n * n}, which is odd: {n % 2}\n" for n in range(num_lines))
+    )
     return path
 
 

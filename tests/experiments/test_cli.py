@@ -21,7 +21,9 @@ def test_help_loads_neither_torch_nor_matplotlib(arguments):
         "loaded = {'torch', 'numpy', 'matplotlib', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'loaded {loaded}' if loaded else 0)"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     assert "Usage" in ran.stdout
 
@@ -147,7 +149,8 @@ def test_deepspeed_json_becomes_settings(tmp_path):
         },
     }
     path.write_text(json.dumps(content))
-    settings, knobs = read_config_file(path)
+    with pytest.warns(UserWarning, match="pin_memory"):
+        settings, knobs = read_config_file(path)
     made = TrainSettings(**settings, knobs=knobs)
     assert made.strategy == "zenflow_paper"
     assert made.config(None).update_interval == 8

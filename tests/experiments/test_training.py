@@ -163,7 +163,7 @@ def test_killed_run_leaves_no_process_or_shared_memory_and_resumes_exactly(tmp_p
     process = start(out, text, "--save-every", "2")
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process.communicate(timeout=30)
     assert psutil.wait_procs(children, timeout=5)[1] == []
     if shared.is_dir():
         assert set(shared.iterdir()) <= before

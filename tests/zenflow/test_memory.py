@@ -33,9 +33,10 @@ def live_tensor_bytes():
     gc.collect()
     storages = {}
     for candidate in gc.get_objects():
-        if issubclass(type(candidate), torch.Tensor):  # isinstance() would wake lazy objects
+        # Plain tensors only: isinstance() would wake lazy objects and find those of torch.compile.
+        if type(candidate) in (torch.Tensor, nn.Parameter):
             storage = candidate.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+            storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -25,7 +25,7 @@ def read_rule(
     offloads = _offloads(reading, zero)
     zenflow = zero.pop("zenflow", None)
     stage = zero.pop("stage", 0)
-    if stage not in {0, 1, 2, 3}:
+    if stage not in (0, 1, 2, 3):
         reading.refused.append(f"zero_optimization.stage must be 0..3, got {stage!r}: correct it")
     elif stage == 3:  # 1 and 2 cut up what is on the host; 3 would cut up the model as well
         reading.unused.append("zero_optimization.stage")
@@ -50,7 +50,7 @@ def read_rule(
 def _offloads(reading: Reading, zero: dict[str, Any]) -> bool:
     """Return whether optimizer states are on the host."""
     param = reading.section(zero.pop("offload_param", None), "zero_optimization.offload_param")
-    if param.get("device", "none") not in {"none", None}:
+    if param.get("device", "none") not in ("none", None):
         reading.refused.append(
             f"zero_optimization.offload_param.device must be none, got {param['device']!r}: "
             "parameters stay on the device; remove offload_param"
@@ -59,7 +59,7 @@ def _offloads(reading: Reading, zero: dict[str, Any]) -> bool:
     section = reading.section(zero.pop("offload_optimizer", None), name)
     legacy = "cpu" if zero.pop("cpu_offload", False) else "none"
     device = section.pop("device", legacy) or "none"
-    if device not in {"cpu", "none"}:
+    if device not in ("cpu", "none"):
         reading.refused.append(
             f"{name}.device must be cpu or none, got {device!r}: states are held in memory"
         )
