@@ -1,16 +1,17 @@
-"""What the benchmarks' records share: provenance, medians with spread, the machine's copy speed."""
+"""What the benchmarks' records share: provenance, medians with spread, speeds of copies."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from experiments.records import percentile, provenance
+from experiments.records import available_cores, percentile, provenance
 
 
 def setting(**facts: Any) -> dict[str, Any]:
@@ -46,3 +47,33 @@ def copy_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
         target.copy_(source)
         seconds.append(time.perf_counter() - started)
     return 2 * source.nbytes / statistics.median(seconds[1:])
+
+
+def link_bandwidth(device: torch.device, num_bytes: int, repeats: int = 10) -> dict[str, float]:
+    """Return bytes/s of pinned copies from and to the device; on a CPU, of plain ones."""
+    on_gpu = device.type == "cuda"
+    host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+    there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    found = {}
+    for way, target, source in (("d2h", host, there), ("h2d", there, host)):
+        seconds = []
+        for _ in range(repeats + 2):
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            started = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - started)
+        found[way] = num_bytes / statistics.median(seconds[2:])
+    return found
+
+
+def usable_cores() -> int:
+    """Return the cores this process may use, by its affinity and its control group's quota."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        allowed = int(quota) // int(period)
+    except (OSError, ValueError):  # no control groups here, or no quota ("max")
+        return available_cores()
+    return max(1, min(allowed, available_cores()))

@@ -27,27 +27,14 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from benchmarks.engine_parts import breakdown
 from benchmarks.record import copy_bandwidth, setting, spread
 from experiments.records import write_json
-from zenflow import ZenFlowAdamW, ZenFlowConfig, engine, host_update
+from zenflow import ZenFlowAdamW, ZenFlowConfig, host_update
 
 FOREACH, FUSED, KEEP, RELEASE = "torch foreach", "torch fused", "ours, keep", "ours, release"
 AIM = 2.0  # times the foreach step
 WARM_ROUNDS = 5  # a window and the first selection
-PARTS = {
-    "column_energies": "energies",
-    "take": "important columns",
-    "_send": "queueing copies",
-    "measure": "norm and scores",
-    "move_scores": "norm and scores",
-    "update_device": "device AdamW",
-    "begin": "host scheduling",
-    "select": "host scheduling",
-    "release": "landing",
-    "collect": "landing",
-    "wait": "landing",
-}
-REST = "rest"
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,7 @@ def loss_of(params: list[nn.Parameter], grads: list[Tensor]) -> Tensor:
     """Return a loss with these gradients, whose backward reaches the last parameter first."""
     loss = torch.zeros((), requires_grad=True)
     for param, grad in zip(params, grads, strict=True):
-        loss = Given.apply(loss, param, grad)
+        loss = Given.apply(loss, param, grad)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -183,62 +170,6 @@ def take_turns(turns: dict[str, Callable[[], Cost]], repeats: int) -> dict[str, 
     return costs
 
 
-class Stopwatch:
-    """Time of the training thread by part; what a part calls of another is the other's."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys([*PARTS.values(), REST], 0.0)
-        self._running: list[str] = []
-        self._since = 0.0
-
-    def _switch(self) -> None:
-        now = time.thread_time()
-        if self._running:
-            self.seconds[self._running[-1]] += now - self._since
-        self._since = now
-
-    def measures(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, its own time counted for the part."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._switch()
-            self._running.append(part)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._switch()
-                self._running.pop()
-
-        return run
-
-
-def breakdown(optimizer: ZenFlowAdamW, turn: Callable[[], Cost], repeats: int) -> dict[str, float]:
-    """Return the training thread's seconds a step by part, measured inside the running engine."""
-    watch = Stopwatch()
-    running: Any = optimizer._running
-    owners = {
-        running.device: ["column_energies"],
-        running.intake: ["take", "_send"],
-        running.schedule: ["begin", "select"],
-        running.strip: ["release", "collect", "wait"],
-        engine: ["measure", "move_scores", "update_device"],
-    }
-    patches = [
-        mock.patch.object(owner, name, watch.measures(PARTS[name], getattr(owner, name)))
-        for owner, names in owners.items()
-        for name in names
-    ]
-    patches.append(mock.patch.object(optimizer, "step", watch.measures(REST, optimizer.step)))
-    try:
-        for patch in patches:
-            patch.start()
-        for _ in range(repeats):
-            turn()
-    finally:
-        mock.patch.stopall()
-    return {part: seconds / repeats for part, seconds in watch.seconds.items()}
-
-
 def floor_bytes(config: ZenFlowConfig, num_params: int, size: int = 4) -> dict[str, float]:
     """Return the bytes that a step must read and write on the device's side.
 
@@ -302,7 +233,9 @@ def show(record: dict[str, Any]) -> None:
         f"\n{record['tensors']} tensors of {record['side']} x {record['side']} "
         f"({record['blocks']} blocks, {record['buckets']} buckets)"
     )
-    print(f"{'':<16}{'wall ms (quartiles)':>26}{'x foreach':>11}{'thread ms':>12}{'x foreach':>11}")
+    print(
+        f"{'':<16}{'wall ms (quartiles)':>26}{'x foreach':>11}{'thread ms':>12}{'x foreach':>11}"
+    )
     for name, row in record["contenders"].items():
         low, middle, high = (1e3 * value for value in row["wall"]["quartiles"])
         verdict = ""

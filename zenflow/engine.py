@@ -110,7 +110,8 @@ class Engine:
         What lands in it may be on its way into the weights: the next forward waits for that.
         """
         self.intake.discard()
-        for completion in unique(b.landing and b.landing.uploaded for b in self.layout.blocks):
+        landings = [b.landing for b in self.layout.blocks if b.landing is not None]
+        for completion in unique(landing.uploaded for landing in landings):
             completion.wait_set(self.wait_timeout)
             self.device.order_after(completion)
 

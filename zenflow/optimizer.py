@@ -26,7 +26,7 @@ from zenflow.device import bind
 from zenflow.device_step import resident_grads_of, squared_norm
 from zenflow.device_store import Resident
 from zenflow.engine import Engine
-from zenflow.errors import GradientError, ZenFlowError
+from zenflow.errors import GradientError, WorkerError, ZenFlowError
 from zenflow.gradient_source import GradientSource
 from zenflow.layout import SplitParam
 from zenflow.memory import plan_memory
@@ -260,16 +260,27 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         try:
             self._source.take_rest()
             engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
-        except ZenFlowError as error:
+        except BaseException as error:
             if isinstance(error, GradientError) and engine.device.is_synchronous:
                 self._forget_gradients()
             else:
-                self._failure = error
-                self._source.abandon()
+                self._fail(error)
             raise
         self._forget_gradients()
         self._source.consume()
         return loss
+
+    def _fail(self, error: BaseException) -> None:
+        """Remember that a step was broken off half done: nothing may build on it."""
+        self._source.abandon()
+        if not isinstance(error, ZenFlowError):
+            failure = WorkerError(
+                f"a step was broken off ({type(error).__name__}: {error}): resume from the last "
+                "checkpoint"
+            )
+            failure.__cause__ = error
+            error = failure
+        self._failure = error
 
     _max_norm_of_step: float | None = None
 

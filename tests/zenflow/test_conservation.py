@@ -119,7 +119,7 @@ def run_linear(config, log, mode, seed, num_steps=18):
 def changes_of_interval():
     """Draw decisions of a controller, far enough apart for every block's window to end between."""
     steps, intervals = st.integers(1, 6), st.integers(1, MAX_INTERVAL)
-    changes = st.lists(st.tuples(steps, intervals), max_size=2)
+    changes = st.just([]) | st.lists(st.tuples(steps, intervals), max_size=2)
     return changes.map(lambda drawn: [(t + 11 * i, S) for i, (t, S) in enumerate(drawn)])
 
 

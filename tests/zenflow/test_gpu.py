@@ -46,8 +46,7 @@ def take_step(model, optimizer, step, batch=2048):
     optimizer.step()
 
 
-@pytest.mark.parametrize("mode", ["keep", "release", "torch"])
-@pytest.mark.parametrize("name", limits.LIMITS)
+@pytest.mark.parametrize(("name", "mode"), limits.CASES)
 def test_a_limit_is_adamw(name, mode):
     limits.check_limit(name, mode, "cuda", tolerance=1e-5)
 

@@ -111,8 +111,14 @@ def check_limit(name, mode, device="cpu", tolerance=1e-6):
     assert relative_difference(actual, train_adamw(model)) <= tolerance
 
 
-@pytest.mark.parametrize("mode", ["keep", "release", "torch"])
-@pytest.mark.parametrize("name", LIMITS)
+CASES = [
+    *((name, mode) for name in LIMITS for mode in ("keep", "release")),
+    ("on_device", "torch"),
+    ("zero_offload", "torch"),
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
 def test_a_limit_is_adamw_with_clipping_schedule_groups_and_accumulation(name, mode):
     check_limit(name, mode)
 

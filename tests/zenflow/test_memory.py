@@ -42,7 +42,6 @@ def live_tensor_bytes():
 
 CONFIGS = {
     "zenflow": ZenFlowConfig(),
-    "zenflow, k = 0.3": ZenFlowConfig(topk_ratio=0.3),
     "zenflow_paper": ZenFlowConfig.preset("zenflow_paper"),
     "zero_offload": ZenFlowConfig.preset("zero_offload"),
     "delayed": ZenFlowConfig.preset("delayed"),
@@ -61,7 +60,7 @@ def test_what_is_allocated_is_what_was_planned(name, dtype):
     optimizer = ZenFlowAdamW(model.parameters(), config=CONFIGS[name], max_grad_norm=1.0)
     with closing(optimizer):
         plan = optimizer.memory
-        for step in range(12):
+        for step in range(9):
             take_step(model, optimizer, step)
         optimizer.synchronize()
         actual = live_tensor_bytes() - before
@@ -128,7 +127,7 @@ def test_nothing_grows_over_a_thousand_steps(mode):
     optimizer = ZenFlowAdamW(model.parameters(), config=config, timeline_steps=5, **settings)
     with closing(optimizer):
         measured = []
-        for count in (200, 400, 400):
+        for count in (100, 450, 450):
             for step in range(count):
                 model.loss(step).backward()
                 optimizer.step()

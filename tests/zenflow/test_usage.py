@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+import multiprocessing
 import pickle
 import threading
 
@@ -431,6 +432,23 @@ def test_the_plainest_loop_learns():
         with torch.no_grad():
             final = float(functional.mse_loss(model(x), target))
     assert final < 0.2 * losses[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_data_loader_forks_its_workers_beside_the_optimizers_threads():
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork on this platform")
+    results = []
+    for settings in ({"num_workers": 2, "multiprocessing_context": "fork"}, {"num_workers": 0}):
+        model = TinyStack(num_layers=4)
+        with closing(ZenFlowAdamW(model.parameters(), config=BETWEEN)) as optimizer:
+            for _ in range(2):  # workers are forked anew in every epoch, with work in flight
+                loader = torch.utils.data.DataLoader(range(6), batch_size=None, **settings)
+                for step in loader:
+                    model.loss(step).backward()
+                    optimizer.step()
+        results.append(weights_of(model))
+    assert_equal(*results)
 
 
 def test_two_optimizers_live_side_by_side():

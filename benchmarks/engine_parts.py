@@ -1,0 +1,100 @@
+"""Where the engine's own time goes: the training thread's, by part, on a CPU device."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+from zenflow import ZenFlowAdamW, engine
+
+PARTS = {
+    "column_energies": "energies",
+    "take": "important columns",
+    "_send": "queueing copies",
+    "measure": "norm and scores",
+    "move_scores": "norm and scores",
+    "update_device": "device AdamW",
+    "begin": "host scheduling",
+    "select": "host scheduling",
+    "release": "landing",
+    "collect": "landing",
+    "wait": "landing",
+}
+REST, COLLECTOR = "rest", "garbage collector"
+
+
+class Stopwatch:
+    """Time of the training thread by part; what a part calls of another is the other's."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys([*PARTS.values(), REST, COLLECTOR], 0.0)
+        self._running: list[str] = []
+        self._since = 0.0
+        self._thread = threading.get_ident()
+
+    def _switch(self) -> None:
+        now = time.thread_time()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def collects(self, phase: str, _: dict[str, int]) -> None:
+        """Count Python's garbage collector as a part of its own; for `gc.callbacks`."""
+        if self._running and threading.get_ident() == self._thread:
+            self._switch()
+            if phase == "start":
+                self._running.append(COLLECTOR)
+            else:
+                self._running.pop()
+
+    def measures(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, its own time counted for the part."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._switch()
+            self._running.append(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._switch()
+                self._running.pop()
+
+        return run
+
+
+def breakdown(optimizer: ZenFlowAdamW, turn: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Return the training thread's mean seconds a step by part, inside the running engine.
+
+    Args:
+        optimizer: On a CPU.
+        turn: Takes a step with it.
+        repeats: How many steps.
+    """
+    watch = Stopwatch()
+    running: Any = optimizer._running
+    owners = {
+        running.device: ["column_energies"],
+        running.intake: ["take", "_send"],
+        running.schedule: ["begin", "select"],
+        running.strip: ["release", "collect", "wait"],
+        engine: ["measure", "move_scores", "update_device"],
+    }
+    patches = [
+        mock.patch.object(owner, name, watch.measures(PARTS[name], getattr(owner, name)))
+        for owner, names in owners.items()
+        for name in names
+    ]
+    patches.append(mock.patch.object(optimizer, "step", watch.measures(REST, optimizer.step)))
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        gc.callbacks.append(watch.collects)
+        stack.callback(gc.callbacks.remove, watch.collects)
+        for _ in range(repeats):
+            turn()
+    return {part: seconds / repeats for part, seconds in watch.seconds.items()}
