@@ -59,7 +59,7 @@ def build_workbench(settings: TrainSettings) -> Workbench:
     use_threads(settings, device)
     tokenizer = load_tokenizer(found)
     data = make_batches(read_source(settings), tokenizer, settings)
-    model = load_model(found, settings, data.num_classes)
+    model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(device=device, dtype=DTYPES[settings.dtype])
     model.train()
     steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))

@@ -58,7 +58,7 @@ def run_comparison(
     outcome = None
     for number, strategy in enumerate(COMPARED, start=1):
         own = folder / strategy
-        if resume and _is_finished(own):
+        if resume and _is_finished(own, settings.steps):
             continue
         reporter.say(f"\n[{number}/{len(COMPARED)}] {strategy}")
         outcome = run(
@@ -68,8 +68,8 @@ def run_comparison(
             stop=stop,
             resume=resume and latest_checkpoint(own / CHECKPOINTS) is not None,
         )
-        if outcome.stopped or stop.requested:
-            return replace(outcome, stopped=outcome.stopped or number < len(COMPARED))
+        if outcome.stopped or (stop.requested and number < len(COMPARED)):
+            return replace(outcome, stopped=True)
     runs = [read_run(folder / strategy) for strategy in COMPARED]
     write_json(folder / "compare.json", comparison(runs))
     save_figure(draw_comparison(runs, SHOWN_STEPS), folder / "compare.png")
@@ -168,9 +168,10 @@ def _ratio(summaries: Mapping[str, Mapping[str, Any]], key: str) -> float | None
     return summaries["zero_offload"][key] / after if after else None
 
 
-def _is_finished(folder: Path) -> bool:
+def _is_finished(folder: Path, steps: int | None) -> bool:
+    """Return whether a run has taken the steps asked for; None asks for those it planned."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(summary["steps"] == summary["planned_steps"])
+    return bool(summary["steps"] >= (steps or summary["planned_steps"]))

@@ -96,12 +96,15 @@ def load_tokenizer(found: NamedModel) -> TextTokenizer:
     return PretrainedTokenizer(tokenizer, config.get_text_config().vocab_size)
 
 
-def load_model(found: NamedModel, settings: TrainSettings, num_classes: int) -> nn.Module:
+def load_model(
+    found: NamedModel, settings: TrainSettings, tokenizer: TextTokenizer, num_classes: int
+) -> nn.Module:
     """Return the model, float32 on the CPU, with pretrained weights where there are any.
 
     Args:
         found: What ``find_model`` returned.
         settings: Of these the seed and the sequence are used.
+        tokenizer: What ``load_tokenizer`` returned.
         num_classes: Classes of the head; 0 asks for a language model.
 
     Raises:
@@ -120,6 +123,7 @@ def load_model(found: NamedModel, settings: TrainSettings, num_classes: int) -> 
     try:
         config = transformers.AutoConfig.from_pretrained(found.name, **head)
         _check_length(found, config, settings.sequence)
+        _check_bytes(found, config, tokenizer)
         if found.kind == "config" or not _has_weights(found):
             model = auto.from_config(config)
         else:
@@ -197,6 +201,16 @@ def _check_length(found: NamedModel, config: Any, sequence: int) -> None:
         raise ConfigError(
             f"{found.name} takes at most {longest} positions, but --sequence is {sequence}: "
             "lower it"
+        )
+
+
+def _check_bytes(found: NamedModel, config: Any, tokenizer: TextTokenizer) -> None:
+    rows = config.get_text_config().vocab_size
+    if isinstance(tokenizer, ByteTokenizer) and rows < NUM_BYTE_TOKENS:
+        raise ConfigError(
+            f"{found.name} has no tokenizer beside it, so text is read as bytes, which takes a "
+            f"vocab_size of at least {NUM_BYTE_TOKENS}, but its is {rows}: save the tokenizer "
+            "there too, or raise vocab_size"
         )
 
 

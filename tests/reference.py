@@ -59,19 +59,19 @@ class Reference:
             self.runs.append([Block(run, group, ratio if p in split else 1) for run in runs])
         self.blocks = [b for run in reversed(self.runs) for b in run]  # backward's order
 
-    def set_due_steps(self, now):
-        load = [0] * self.S
+    def set_due_steps(self, now, old):
+        load, rolling = [0] * self.S + [1e99], self.config.rolling
         for b in self.blocks:
-            phase = load.index(min(load))
+            phase = load.index(min(load)) if rolling else self.S
             load[phase] += len(b.weight) * int((~b.important).sum())
-            b.due_step = now + 1 + phase if self.config.rolling else max(now + 1, b.start + self.S)
+            b.due_step = max(now + 1, min(now + 1 + phase, b.start + self.S + old * rolling))
 
     def step(self, grads):
         config, W, t, old = self.config, self.config.full_warm_up_rounds, self.t + 1, self.S
         self.t, decay, pairs = t, config.importance_decay, []
         self.S = [old, *(S for step, S in self.log if max(step, W) < t)][-1]
         if old != self.S or t == W + 1:
-            self.set_due_steps(t - 1)
+            self.set_due_steps(t - 1, old)
         for run, grad in zip(self.runs, grads, strict=True):
             if grad is not None:
                 matrix = grad.cpu().float().reshape(len(run[0].weight), -1)

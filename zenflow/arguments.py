@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractIntervalController
@@ -37,6 +38,11 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
             storages[key] = name
             named.append(NamedParam(param, name, group_index))
     return named
+
+
+def frozen_params(param_groups: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """Return the parameters that were given but are not trainable."""
+    return [p for group in param_groups for p in group["params"] if not p.requires_grad]
 
 
 def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:
@@ -98,6 +104,10 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
     Raises:
         ValueError: There is not exactly one.
     """
+    if not named:
+        raise ValueError(
+            "there is no trainable parameter: set requires_grad before the optimizer is made"
+        )
     devices = {item.param.device for item in named}
     if len(devices) != 1:
         raise ValueError(

@@ -16,7 +16,7 @@ import torch
 from zenflow.adamw import Hyper
 from zenflow.completion import wait_all
 from zenflow.config import ZenFlowConfig
-from zenflow.controller import AbstractIntervalController
+from zenflow.controller import AbstractIntervalController, FixedInterval
 from zenflow.device import AbstractDevice
 from zenflow.device_step import (
     Measured,
@@ -245,6 +245,10 @@ class Engine:
         )
 
     def _control(self, step: int) -> None:
+        if not isinstance(self.controller, FixedInterval):
+            # A decision goes by this step's report, on a GPU too: a replay could not tell
+            # otherwise after which step it was taken. The wait is for the device only.
+            self.resolve_report()
         if self.report is None:
             return
         interval = self.controller.next_interval(self.report)

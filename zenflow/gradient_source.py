@@ -22,6 +22,7 @@ class GradientSource:
         engine: Engine,
         places: Sequence[SplitParam | Resident],
         *,
+        frozen: Sequence[Tensor],
         releases: bool,
         accumulation_steps: int,
     ) -> None:
@@ -30,6 +31,7 @@ class GradientSource:
         Args:
             engine: Whose intake takes the gradients.
             places: Every trainable parameter's, in registration order.
+            frozen: Parameters that were not trainable when the optimizer was made.
             releases: Whether a gradient's memory is given up when it is taken.
             accumulation_steps: Backward passes per step; only release mode looks at it.
         """
@@ -37,7 +39,9 @@ class GradientSource:
         self._places = list(places)
         self._releases = releases
         self._accumulation_steps = accumulation_steps
+        self._frozen = list(frozen)
         self._arrivals: dict[Tensor, int] = {}
+        self._versions: list[int] | None = self._read_versions()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def register_hooks(self, check: weakref.WeakMethod[Callable[[], None]]) -> None:
@@ -92,6 +96,35 @@ class GradientSource:
         """Take what has not been taken: keep mode, or parameters that some micro-batch missed."""
         for place in reversed(self._places):
             self._take(place)
+
+    def _read_versions(self) -> list[int]:
+        """Return torch's counts of in-place changes; the optimizer's own are not counted."""
+        return [place.param._version for place in self._places]
+
+    def expect_new_weights(self) -> None:
+        """Allow one change of the weights: a checkpoint's may be loaded after the optimizer's."""
+        self._versions = None
+
+    def check_untouched(self) -> None:
+        """Refuse what torch's AdamW would take up and this optimizer could not.
+
+        Raises:
+            RuntimeError: Weights were changed in place, or a frozen parameter has a gradient.
+        """
+        now = self._read_versions()
+        for place, before, after in zip(self._places, self._versions or now, now, strict=True):
+            if before != after:
+                raise RuntimeError(
+                    f"{place.name} was changed in place after the optimizer was made, which holds "
+                    "its true weights elsewhere: load weights first, then make the optimizer"
+                )
+        self._versions = now
+        for param in self._frozen:
+            if param.grad is not None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(param.shape)} was frozen when the optimizer was "
+                    "made and has a gradient now: make a new optimizer after unfreezing"
+                )
 
     def forget(self) -> None:
         """Drop what was taken since the last step."""

@@ -127,3 +127,5 @@ class Layout:
     buckets: list[Bucket]
     slabs: HostSlabs
     columns: ColumnVectors
+    num_accumulators: int
+    """Of each block; what the config and a controller make necessary."""

@@ -17,6 +17,7 @@ from zenflow.arguments import (
     check_arguments,
     check_settings,
     common_device,
+    frozen_params,
     named_params,
     num_accumulators_for,
 )
@@ -141,6 +142,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         self._source = GradientSource(
             self._engine,
             [self._places[named_param.param] for named_param in named],
+            frozen=frozen_params(self.param_groups),
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
         )
@@ -248,6 +250,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             DeadlineError: Something took longer than `wait_timeout`.
         """
         self._check_can_step()
+        self._source.check_untouched()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -360,6 +363,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
         self._failure = None
+        self._source.expect_new_weights()
         self._fill_state()
 
     # ---- observation and ending -------------------------------------------------------------
@@ -394,6 +398,16 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             engine.recorder.add(
                 "device", name, start, engine.device.timing_mark(), engine.step + 1
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            TypeError: Always; an optimizer's threads and buffers belong to it alone.
+        """
+        raise TypeError(
+            "ZenFlowAdamW can't be copied or pickled: copy state_dict() and load it into a new one"
+        )
 
     def close(self) -> None:
         """End the optimizer's threads; it can't be used afterwards."""

@@ -85,7 +85,16 @@ def build_layout(
     blocks = [_make_block(i, shape, splits[shape.matrix]) for i, shape in enumerate(shapes)]
     for split in splits:
         _fill_masters(split)
-    return Layout(splits, residents, banks, blocks, _make_buckets(splits), slabs, columns)
+    return Layout(
+        splits=splits,
+        residents=residents,
+        banks=banks,
+        blocks=blocks,
+        buckets=_make_buckets(splits),
+        slabs=slabs,
+        columns=columns,
+        num_accumulators=num_accumulators,
+    )
 
 
 def _matrix_shape(param: Tensor) -> tuple[int, int]:

@@ -50,11 +50,7 @@ def _signature(places: Sequence[SplitParam | Resident]) -> list[str]:
     """Describe each parameter so that a state of another model is told apart."""
     return [
         f"{tuple(place.param.shape)} {place.param.dtype} group {place.group} "
-        + (
-            "resident"
-            if isinstance(place, Resident)
-            else f"split, {len(place.host.accumulators)} accumulators"
-        )
+        + ("resident" if isinstance(place, Resident) else "split")
         for place in places
     ]
 
@@ -79,6 +75,7 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "counts": [block.count for block in blocks],
         "accumulators": [block.accumulator for block in blocks],
         "wants_selection": [block.wants_selection for block in blocks],
+        "num_accumulators": engine.layout.num_accumulators,
         "interval_log": [list(entry) for entry in engine.interval_log],
         "controller": engine.controller.state_dict(),
         "landings": [
@@ -126,6 +123,11 @@ def check_state(
         raise CheckpointError(
             f"the checkpoint is of another model: {len(saved['signature'])} trainable parameters "
             f"there, {len(here)} here; first difference: {first}. Build the model that was saved"
+        )
+    if saved["num_accumulators"] != engine.layout.num_accumulators:
+        raise CheckpointError(
+            "the checkpoint was made with a controller and this optimizer has none, or the other "
+            "way round: make the optimizer with the same kind of controller"
         )
     for index, place in order.items():
         have = state_dict["state"].get(index, {})

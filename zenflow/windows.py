@@ -84,8 +84,10 @@ class WindowCalendar:
         """Let S be `interval` from the step after this one on.
 
         Open windows are not cut: with rolling windows the blocks get new phases counted from this
-        step; aligned windows end `interval` steps after they began, at the next step at the
-        earliest. During warm-up the new phases are laid out when it ends.
+        step, but no window grows longer than the old S and the new one together, else changes at
+        every step would put some blocks off for ever. Aligned windows end `interval` steps after
+        they began. Both end at the next step at the earliest. During warm-up the new phases are
+        laid out when it ends.
 
         Raises:
             ValueError: The interval is not a positive whole number.
@@ -97,13 +99,17 @@ class WindowCalendar:
             )
         if interval == self.interval:
             return
-        self.interval = interval
+        former, self.interval = self.interval, interval
         if step < self._warm_up:
             return
         if self._config.rolling:
-            self.next_due = [step + phase for phase in self.phases()]
+            ends = [
+                min(step + phase, opened + former + interval)
+                for phase, opened in zip(self.phases(), self.opened, strict=True)
+            ]
         else:
-            self.next_due = [max(step + 1, opened + interval) for opened in self.opened]
+            ends = [opened + interval for opened in self.opened]
+        self.next_due = [max(step + 1, end) for end in ends]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the calendar as plain values."""

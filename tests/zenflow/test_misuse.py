@@ -1,0 +1,102 @@
+"""What torch's AdamW would take up and this optimizer can't is refused, never passed over."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from zenflow import CheckpointError, LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+from zenflow.windows import WindowCalendar
+
+SMALL = ZenFlowConfig(min_split_elements=1)
+
+
+def make(model, mode="keep", **arguments):
+    return ZenFlowAdamW(
+        model.parameters(), config=arguments.pop("config", SMALL), max_grad_norm=mode, **arguments
+    )
+
+
+def take_step(model, optimizer):
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("mode", ["keep", 1.0])
+def test_a_parameter_unfrozen_later_is_refused(mode):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    model[0].weight.requires_grad_(False)
+    optimizer = make(model, mode)
+    take_step(model, optimizer)
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="frozen when the optimizer was made"):
+        take_step(model, optimizer)
+    optimizer.close()
+
+
+def test_weights_loaded_after_the_optimizer_was_made_are_refused():
+    model = nn.Linear(8, 8)
+    optimizer = make(model)
+    model.load_state_dict(copy.deepcopy(nn.Linear(8, 8).state_dict()))
+    with pytest.raises(RuntimeError, match="load weights first"):
+        take_step(model, optimizer)
+    optimizer.close()
+
+
+def test_training_itself_never_looks_like_a_change_in_place():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizer = make(model, 1.0)
+    for _ in range(9):
+        take_step(model, optimizer)
+        optimizer.eval()
+        optimizer.train()
+    assert optimizer.report.step == 9
+    optimizer.close()
+
+
+def test_a_controller_that_changes_its_mind_at_every_step_starves_no_block():
+    calendar = WindowCalendar(ZenFlowConfig(update_interval=4), [1] * 16)
+    last_closed = [0] * 16
+    for step in range(1, 200):
+        for block in range(16):
+            if calendar.is_due(block, step):
+                calendar.close(block, step)
+                last_closed[block] = step
+            assert step - last_closed[block] <= 4 + 6
+        calendar.set_interval(3 + step % 4, step)
+
+
+def test_one_change_of_the_interval_lays_all_phases_out_anew():
+    calendar = WindowCalendar(ZenFlowConfig(update_interval=2), [1] * 8)
+    for step in (1, 2, 3):
+        for block in range(8):
+            if calendar.is_due(block, step):
+                calendar.close(block, step)
+    calendar.set_interval(4, 3)
+    assert calendar.next_due == [4, 5, 6, 7] * 2
+
+
+def test_resuming_without_the_controller_says_so():
+    config = ZenFlowConfig(min_split_elements=1, update_interval=1)
+    model = nn.Linear(8, 8)
+    with_one = make(model, config=config, controller=LoggedIntervals([]))
+    without = make(nn.Linear(8, 8), config=config)
+    with pytest.raises(CheckpointError, match="controller"):
+        without.load_state_dict(with_one.state_dict())
+    with_one.close()
+    without.close()
+
+
+def test_an_optimizer_is_not_copied_but_its_state_is():
+    optimizer = make(nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(optimizer)
+    assert copy.deepcopy(optimizer.state_dict())["zenflow"]["step"] == 0
+    optimizer.close()
+
+
+def test_nothing_to_train_is_an_error():
+    model = nn.Linear(8, 8).requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        make(model)
