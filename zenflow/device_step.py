@@ -113,10 +113,10 @@ def update_device(
                 [resident_grads[index] for index in chosen],
                 hyper,
             )
-    for bank in layout.banks:
-        present = [split for split in bank.members if split in gradients.important]
+    for bank, members in zip(layout.banks, layout.members, strict=True):
+        present = [split for split in members if split in gradients.important]
         # One update for a whole bank; one by one where some parameter had no gradient.
-        is_whole = len(present) == len(bank.members)
+        is_whole = len(present) == len(members)
         runs = [present] if present and is_whole else [[split] for split in present]
         for run in runs:
             _update_run(bank, run, gradients, hypers[bank.group], measured)

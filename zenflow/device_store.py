@@ -7,15 +7,11 @@ that one step costs a few kernels per column length and not a few per parameter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from zenflow.adamw import Hyper, update_dense, update_rows
-
-if TYPE_CHECKING:
-    from zenflow.layout import SplitParam
 
 BANK_ELEMENTS = 1 << 24
 """Most elements in a bank: its update needs three temporaries of its size."""
@@ -29,8 +25,6 @@ class Bank:
     num_rows: int
     """Length O of a column, the width of this matrix."""
     num_columns: int = 0
-    members: list[SplitParam] = field(default_factory=list)
-    """Parameters with columns here, in the order of their rows."""
     master: Tensor = field(default_factory=lambda: torch.empty(0))
     exp_avg: Tensor = field(default_factory=lambda: torch.empty(0))
     exp_avg_sq: Tensor = field(default_factory=lambda: torch.empty(0))

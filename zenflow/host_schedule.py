@@ -15,8 +15,8 @@ from zenflow.handover import hand_over
 from zenflow.host_store import UploadBuffer, UploadPool, carve
 from zenflow.host_update import Part, WindowUpdate, accumulate_parts, update_parts
 from zenflow.intake import StepGradients
-from zenflow.landing import Landing, unique
-from zenflow.layout import Block, Layout
+from zenflow.landing import unique
+from zenflow.layout import Block, Landing, Layout
 from zenflow.windows import WindowCalendar
 from zenflow.worker import HostWorker
 

@@ -1,49 +1,19 @@
-"""Landing: a host update's way from its boundary to the device's weights."""
+"""The landing strip: releases uploads when weights are free, waits for what must have landed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from zenflow.completion import Completion
 from zenflow.transfer import Copy
 
 if TYPE_CHECKING:
     from zenflow.device import AbstractDevice
-    from zenflow.host_store import UploadBuffer
-    from zenflow.layout import Block
+    from zenflow.layout import Block, Landing
     from zenflow.stalls import StallClock
     from zenflow.transfer import CopyLane
     from zenflow.windows import WindowCalendar
-
-
-@dataclass(slots=True, eq=False)
-class Landing:
-    """One block's update in flight.
-
-    `computed` is set by the host worker. The upload may begin once nothing reads the weights any
-    more in the step of the landing; `uploaded` is then made, and set by the h2d lane.
-    """
-
-    block: Block
-    values: Tensor
-    """What is uploaded, (D, O) in the parameter's dtype: a view of `buffer`."""
-    buffer: UploadBuffer
-    land_step: int
-    opened: int
-    """Step after which the window began: its oldest gradient is of the step after."""
-    copied: Sequence[Completion]
-    """Copies of the window's last gradient."""
-    computed: Completion
-    uploaded: Completion | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that go up."""
-        return self.values.numel() * self.values.element_size()
 
 
 def unique(completions: Iterable[Completion | None]) -> list[Completion]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 from zenflow.blocks import BlockShape
 from zenflow.completion import Completion, finished
 from zenflow.device_store import Bank, Resident
-from zenflow.host_store import HostRows, HostSlabs
-from zenflow.landing import Landing
+from zenflow.host_store import HostRows, HostSlabs, UploadBuffer
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +70,32 @@ class Block:
 
 
 @dataclass(slots=True, eq=False)
+class Landing:
+    """One block's update in flight.
+
+    `computed` is set by the host worker. The upload may begin once nothing reads the weights any
+    more in the step of the landing; `uploaded` is then made, and set by the h2d lane.
+    """
+
+    block: Block
+    values: Tensor
+    """What is uploaded, (D, O) in the parameter's dtype: a view of `buffer`."""
+    buffer: UploadBuffer
+    land_step: int
+    opened: int
+    """Step after which the window began: its oldest gradient is of the step after."""
+    copied: Sequence[Completion]
+    """Copies of the window's last gradient."""
+    computed: Completion
+    uploaded: Completion | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that go up."""
+        return self.values.numel() * self.values.element_size()
+
+
+@dataclass(slots=True, eq=False)
 class SplitParam:
     """A parameter whose columns are shared out between device and host."""
 
@@ -123,6 +149,8 @@ class Layout:
     splits: list[SplitParam]
     residents: list[Resident]
     banks: list[Bank]
+    members: list[list[SplitParam]]
+    """For each bank the parameters with columns in it, in the order of their rows."""
     blocks: list[Block]
     buckets: list[Bucket]
     slabs: HostSlabs

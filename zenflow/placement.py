@@ -89,6 +89,9 @@ def build_layout(
         splits=splits,
         residents=residents,
         banks=banks,
+        members=[
+            [s for s in splits if s.bank is bank and len(s.important_columns)] for bank in banks
+        ],
         blocks=blocks,
         buckets=_make_buckets(splits),
         slabs=slabs,
@@ -131,8 +134,6 @@ def _make_splits(
             columns=columns.part(first, first + num_columns),
         )
         bank.num_columns += important
-        if important:
-            bank.members.append(split)
         splits.append(split)
         first += num_columns
     for bank in banks:
@@ -153,6 +154,11 @@ def _bank_finder(banks: list[Bank]) -> Callable[[NamedParam, int, int], Bank]:
         return bank
 
     return find
+
+
+def _members(bank: Bank, splits: Sequence[SplitParam]) -> list[SplitParam]:
+    """Return the parameters with columns in the bank, in the order of their rows."""
+    return [split for split in splits if split.bank is bank and len(split.important_columns)]
 
 
 def _make_block(index: int, shape: BlockShape, split: SplitParam) -> Block:

@@ -17,8 +17,7 @@ from zenflow.completion import finished
 from zenflow.device_store import Resident
 from zenflow.errors import CheckpointError
 from zenflow.host_store import carve
-from zenflow.landing import Landing
-from zenflow.layout import SplitParam
+from zenflow.layout import Landing, SplitParam
 
 if TYPE_CHECKING:
     from zenflow.engine import Engine
