@@ -14,10 +14,11 @@ class Completion:
     """The end of one copy or one host computation.
 
     A completion is set once, by the thread that does the work; any thread may wait for it.
-    On a GPU, "set" means launched: `device_event` then marks the end in the copy stream.
+    On a GPU, "set" means launched: `device_event` then marks the end in the copy stream, and
+    whoever sees the device pass it calls `passed`.
     """
 
-    __slots__ = ("_event", "_followers", "_lock", "device_event", "error", "what")
+    __slots__ = ("_event", "_followers", "_is_over", "_lock", "device_event", "error", "what")
 
     def __init__(self, what: str) -> None:
         """Make an open completion; `what` names the work in messages."""
@@ -25,30 +26,35 @@ class Completion:
         self.error: BaseException | None = None
         self.device_event: Any = None
         self._event = threading.Event()
+        self._is_over = False
         self._lock = threading.Lock()
         self._followers: list[Callable[[], None]] = []
 
     def set(self, device_event: Any = None) -> None:
         """Mark the work as done (on a GPU: as launched, ending at `device_event`)."""
         self.device_event = device_event
-        self._finish()
+        self._event.set()
+        if device_event is None:
+            self.passed()
 
     def fail(self, error: BaseException) -> None:
         """Mark the work as failed; every waiter gets the error as a cause."""
         self.error = error
-        self._finish()
+        self._event.set()
+        self.passed()
 
-    def _finish(self) -> None:
+    def passed(self) -> None:
+        """Say that the data is there, or never will be."""
         with self._lock:
-            self._event.set()
+            self._is_over = True
             followers, self._followers = self._followers, []
         for follower in followers:
             follower()
 
     def then(self, follower: Callable[[], None]) -> None:
-        """Call `follower` when the work has ended, at once if it has ended already."""
+        """Call `follower` when the data is there or the work has failed, at once if it has."""
         with self._lock:
-            if not self._event.is_set():
+            if not self._is_over:
                 self._followers.append(follower)
                 return
         follower()
@@ -58,8 +64,13 @@ class Completion:
         return self._event.is_set()
 
     def is_finished(self) -> bool:
-        """Whether the data is there: set, and past its device event where there is one."""
-        return self._event.is_set() and (self.device_event is None or self.device_event.query())
+        """Whether the data is there, or never will be; asks no device."""
+        return self._is_over
+
+    @property
+    def blocks(self) -> bool:
+        """Whether work that needs this one can't start: it is not over, or it has failed."""
+        return not self._is_over or self.error is not None
 
     def wait_set(self, timeout: float) -> None:
         """Block until the work is set.

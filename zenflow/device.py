@@ -16,6 +16,9 @@ from torch import Tensor
 from zenflow.completion import Completion
 from zenflow.recorder import DeviceSpan
 
+CLOCK_SECONDS = 10.0
+"""How long the device's clock is trusted before it is compared with the host's again."""
+
 
 class AbstractDevice(ABC):
     """The operations of a device that the engine needs.
@@ -86,6 +89,10 @@ class AbstractDevice(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for everything that was launched."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unpin host memory; nothing is copied any more."""
 
 
 class HostValues:
@@ -160,6 +167,9 @@ class CpuDevice(AbstractDevice):
     def synchronize(self) -> None:
         """Do nothing: nothing is launched ahead."""
 
+    def close(self) -> None:
+        """Do nothing: nothing is pinned."""
+
 
 class CudaDevice(AbstractDevice):
     """A CUDA device with one stream for each direction of copies."""
@@ -170,10 +180,14 @@ class CudaDevice(AbstractDevice):
         """Make the copy streams and tie the device's clock to the host's."""
         super().__init__(device)
         self._streams = {"d2h": torch.cuda.Stream(device), "h2d": torch.cuda.Stream(device)}
+        self._clock_stream = torch.cuda.Stream(device)
         self._pinned: list[Tensor] = []
-        with torch.cuda.device(device):
-            self._origin = self.timing_mark()
-            torch.cuda.synchronize(device)
+        self._tie_clocks()
+
+    def _tie_clocks(self) -> None:
+        """Note a moment on both clocks, on a stream of its own: no compute is waited for."""
+        self._origin = self._enclose(self._clock_stream)
+        self._origin.synchronize()
         self._origin_seconds = time.perf_counter()
 
     def _compute(self) -> torch.cuda.Stream:
@@ -181,12 +195,12 @@ class CudaDevice(AbstractDevice):
 
     def mark(self) -> torch.cuda.Event:
         """Record an event on the compute stream."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
         event.record(self._compute())
         return event
 
     def _enclose(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event
 
@@ -241,9 +255,10 @@ class CudaDevice(AbstractDevice):
         """
         slab = torch.zeros(num_elements, dtype=dtype)
         if pinned and num_elements:
-            code = torch.cuda.cudart().cudaHostRegister(
-                slab.data_ptr(), slab.numel() * slab.element_size(), 0
-            )
+            with torch.cuda.device(self.torch_device):  # else a context is made on device 0
+                code = torch.cuda.cudart().cudaHostRegister(
+                    slab.data_ptr(), slab.numel() * slab.element_size(), 0
+                )
             if int(code) != 0:
                 raise RuntimeError(
                     f"can't pin {slab.numel() * slab.element_size():,} bytes of host memory (CUDA "
@@ -266,17 +281,27 @@ class CudaDevice(AbstractDevice):
     def seconds_of(self, moment: torch.cuda.Event) -> float:
         """Return the event's time on the host's clock."""
         moment.synchronize()
+        # CUDA gives elapsed time as a float32 of milliseconds, which after an hour can't tell
+        # quarters of one apart; the two clocks drift as well.
+        if time.perf_counter() - self._origin_seconds > CLOCK_SECONDS:
+            self._tie_clocks()
         return self._origin_seconds + float(self._origin.elapsed_time(moment)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for every stream of the device."""
         torch.cuda.synchronize(self.torch_device)
 
-    def release_pinned(self) -> None:
-        """Unregister pinned slabs; nothing may be copying any more."""
-        for slab in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(slab.data_ptr())
-        self._pinned.clear()
+    def close(self) -> None:
+        """Unregister pinned slabs: freed while registered, their addresses stay locked."""
+        pinned, self._pinned = self._pinned, []
+        if not pinned:
+            return
+        try:
+            self.synchronize()
+        finally:
+            with torch.cuda.device(self.torch_device):
+                for slab in pinned:
+                    torch.cuda.cudart().cudaHostUnregister(slab.data_ptr())
 
 
 def bind(device: torch.device) -> AbstractDevice:

@@ -130,8 +130,8 @@ def _update_run(
     measured: Measured,
 ) -> None:
     """Step neighbouring parameters' columns in their bank and write their weights."""
-    grad_OK = torch.cat([gradients.important[split] for split in run], dim=1)
-    grad_KO = grad_OK.t().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    # Always a copy, and contiguous: one pass puts columns together and turns them into rows.
+    grad_KO = torch.cat([gradients.important[split].t() for split in run]).float()
     if measured.is_scaling:
         grad_KO.mul_(measured.factor)
     first, last = run[0].bank_first, run[-1].bank_last

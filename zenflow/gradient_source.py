@@ -40,9 +40,15 @@ class GradientSource:
         self._releases = releases
         self._accumulation_steps = accumulation_steps
         self._frozen = list(frozen)
-        self._arrivals: dict[Tensor, int] = {}
+        self._arrivals: dict[SplitParam | Resident, int] = {}
         self._versions: list[int] | None = self._read_versions()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        # One for each parameter, used at every step: making one costs as much as some operations.
+        self._released = (
+            {place: ReleasedGradient(place.param, place.name) for place in places}
+            if releases
+            else {}
+        )
 
     def register_hooks(self, check: weakref.WeakMethod[Callable[[], None]]) -> None:
         """Release gradients in backward from now on.
@@ -78,9 +84,14 @@ class GradientSource:
 
     def _arrived(self, place: SplitParam | Resident) -> None:
         """Release a gradient once its last micro-batch has been added."""
-        arrivals = self._arrivals.get(place.param, 0) + 1
-        self._arrivals[place.param] = arrivals
-        if arrivals == self._accumulation_steps:
+        arrivals = self._arrivals.get(place, 0) + 1
+        self._arrivals[place] = arrivals
+        if arrivals != self._accumulation_steps:
+            return
+        if not torch.is_grad_enabled():  # as in any backward without create_graph
+            self._take(place)
+            return
+        with torch.no_grad():
             self._take(place)
 
     def _take(self, place: SplitParam | Resident) -> None:
@@ -90,8 +101,9 @@ class GradientSource:
         step = self._engine.step + 1
         self._engine.intake.take(place, grad, step, at_once=self._releases)
         if self._releases:
-            place.param.grad = ReleasedGradient(place.param, place.name)
+            place.param.grad = self._released[place]
 
+    @torch.no_grad()
     def take_rest(self) -> None:
         """Take what has not been taken: keep mode, or parameters that some micro-batch missed."""
         for place in reversed(self._places):

@@ -13,7 +13,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.device import HostValues
 from zenflow.handover import hand_over
 from zenflow.host_store import UploadBuffer, UploadPool, carve
-from zenflow.host_update import Part, WindowUpdate, accumulate_parts, update_parts
+from zenflow.host_update import Accumulation, Update, WindowUpdate, parts_of
 from zenflow.intake import StepGradients
 from zenflow.landing import unique
 from zenflow.layout import Block, Landing, Layout
@@ -60,7 +60,8 @@ class HostSchedule:
         if self._calendar.selects(step):
             for block in self._layout.blocks:
                 block.wants_selection = True
-        due = [b for b in self._layout.blocks if self._calendar.is_due(b.index, step)]
+        next_due = self._calendar.next_due
+        due = [block for block in self._layout.blocks if next_due[block.index] == step]
         for block in self._layout.blocks:
             block.count += block.split in gradients.important
         updating = [block for block in due if block.count and block.shape.num_deferred]
@@ -72,9 +73,9 @@ class HostSchedule:
         is_fused = self._calendar.lag(step) <= 1
         self._accumulate(gradients, factor, step, skipped=set(due) if is_fused else set())
         selecting = [b for b in due if b.wants_selection and self._can_select(b)]
-        rest = [block for block in updating if block not in set(selecting)]
-        self._update(rest, gradients, hypers, factor, step, self._all_active)
         chosen = set(selecting)
+        rest = [block for block in updating if block not in chosen]
+        self._update(rest, gradients, hypers, factor, step, self._all_active)
         for block in due:
             if block not in chosen:
                 self._close(block, step)
@@ -126,19 +127,20 @@ class HostSchedule:
                 and block.shape.num_deferred
                 and block not in skipped
             ]
-            parts: list[Part] = []
-            for block in blocks:
-                parts += accumulate_parts(
-                    block.host, block.accumulator, factor, first=block.count == 1
-                )
-            if not parts:
+            if not blocks:
                 continue
+            jobs = [
+                Accumulation(
+                    block.host, block.host_shape, block.accumulator, first=block.count == 1
+                )
+                for block in blocks
+            ]
             done = self._worker.submit(
                 "accumulate",
-                parts,
+                parts_of(jobs, factor),
                 deadline=step + 1,  # the next backward brings new gradients into the staging
                 step=step,
-                after=[*gradients.copied[bucket.index], *(b.staging_free for b in blocks)],
+                after=unique([*gradients.copied[bucket.index], *(b.staging_free for b in blocks)]),
             )
             for block in blocks:
                 block.staging_free = done
@@ -179,18 +181,20 @@ class HostSchedule:
         assert self._buffer is not None
         lag = self._calendar.lag(step)
         for bucket_index, members in _by_bucket(blocks):
-            parts: list[Part] = []
-            values = []
-            for block in members:
-                update = self._window_update(block, gradients, hypers, step)
-                values.append(
-                    carve(self._buffer, block.host.master.shape, block.split.param.dtype)
+            jobs = [
+                Update(
+                    host=block.host,
+                    shape=block.host_shape,
+                    window=self._window_update(block, gradients, hypers, step),
+                    active=active[block.index],
+                    out=carve(self._buffer, block.host_shape, block.split.param.dtype),
                 )
-                parts += update_parts(block.host, update, factor, active[block.index], values[-1])
+                for block in members
+            ]
             copied = gradients.copied.get(bucket_index, [])
             done = self._worker.submit(
                 "adam",
-                parts,
+                parts_of(jobs, factor),
                 deadline=step + lag,
                 step=step,
                 after=unique(
@@ -202,10 +206,10 @@ class HostSchedule:
                     ]
                 ),
             )
-            for block, value in zip(members, values, strict=True):
+            for block, job in zip(members, jobs, strict=True):
                 block.landing = Landing(
                     block=block,
-                    values=value,
+                    values=job.out,
                     buffer=self._buffer,
                     land_step=step + lag,
                     opened=self._calendar.opened[block.index],

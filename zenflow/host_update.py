@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,44 +58,71 @@ class WindowUpdate:
         )
 
 
-def _row_ranges(num_columns: int, num_rows: int) -> list[tuple[int, int]]:
-    """Cut (D, O) into runs of rows of about PART_ELEMENTS elements."""
-    step = max(1, PART_ELEMENTS // max(1, num_rows))
-    return [(first, min(first + step, num_columns)) for first in range(0, num_columns, step)]
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """A block's staged gradient on its way into an accumulator."""
+
+    host: HostRows
+    shape: tuple[int, int]
+    """(D, O) of the block."""
+    accumulator: int
+    first: bool
+    """Whether it opens the window."""
+
+    def run(self, low: int, high: int, factor: float) -> None:
+        """Add rows low..high-1, times the clip factor."""
+        kernel.accumulate(
+            self.host.accumulators[self.accumulator][low:high],
+            self.host.staging[low:high],
+            factor,
+            first=self.first,
+        )
 
 
-def accumulate_parts(
-    host: HostRows, accumulator: int, factor: HostValues, *, first: bool
-) -> list[Part]:
-    """Return the parts that add the staged gradient, times the clip factor, to an accumulator."""
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A block's window that ends."""
 
-    def part(low: int, high: int) -> Part:
-        def run() -> None:
-            with torch.no_grad():
-                kernel.accumulate(
-                    host.accumulators[accumulator][low:high],
-                    host.staging[low:high],
-                    factor.get()[0],
-                    first=first,
-                )
+    host: HostRows
+    shape: tuple[int, int]
+    """(D, O) of the block."""
+    window: WindowUpdate
+    active: Tensor
+    """Which rows take part, (D,), uint8."""
+    out: Tensor
+    """What is uploaded, (D, O)."""
 
-        return run
+    def run(self, low: int, high: int, factor: float) -> None:
+        """Step rows low..high-1 and fill their upload."""
+        self.window.apply(
+            self.host.rows(low, high), factor, self.active[low:high], self.out[low:high]
+        )
 
-    return [part(low, high) for low, high in _row_ranges(*host.master.shape)]
+
+def parts_of(jobs: Sequence[Accumulation | Update], factor: HostValues) -> list[Part]:
+    """Return the jobs cut, or put together, to parts of about PART_ELEMENTS elements."""
+    parts: list[Part] = []
+    pieces: list[tuple[Accumulation | Update, int, int]] = []
+    filled = 0
+    for job in jobs:
+        num_columns, num_rows = job.shape
+        step = max(1, PART_ELEMENTS // max(1, num_rows))
+        for low in range(0, num_columns, step):
+            high = min(low + step, num_columns)
+            pieces.append((job, low, high))
+            filled += (high - low) * num_rows
+            if filled >= PART_ELEMENTS // 2:
+                parts.append(_part(pieces, factor))
+                pieces, filled = [], 0
+    if pieces:
+        parts.append(_part(pieces, factor))
+    return parts
 
 
-def update_parts(
-    host: HostRows, update: WindowUpdate, factor: HostValues, active: Tensor, out: Tensor
-) -> list[Part]:
-    """Return the parts that step a block's rows and fill its upload, (D, O)."""
+def _part(pieces: list[tuple[Accumulation | Update, int, int]], factor: HostValues) -> Part:
+    def run() -> None:
+        with torch.no_grad():
+            for job, low, high in pieces:
+                job.run(low, high, factor.get()[0])
 
-    def part(low: int, high: int) -> Part:
-        def run() -> None:
-            with torch.no_grad():
-                update.apply(
-                    host.rows(low, high), factor.get()[0], active[low:high], out[low:high]
-                )
-
-        return run
-
-    return [part(low, high) for low, high in _row_ranges(*host.master.shape)]
+    return run

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from zenflow.completion import Completion
@@ -65,11 +64,10 @@ class Intake:
         """Whether no gradient has come in since the last step."""
         return not (self.gradients.important or self.gradients.resident)
 
-    @torch.no_grad()
     def take(
         self, place: SplitParam | Resident, grad: Tensor, step: int, *, at_once: bool
     ) -> None:
-        """Take one parameter's final gradient of this step.
+        """Take one parameter's final gradient of this step; call it without grad mode.
 
         Args:
             place: The parameter's.
@@ -120,11 +118,11 @@ class Intake:
             (grad_OI, split.deferred_columns, split.host.staging)
             for split, grad_OI in self.gradients.waiting.pop(bucket.index, [])
         ]
-        jobs = [job for job in jobs if len(job[1])]
+        jobs = [job for job in jobs if job[1].numel()]  # len() of a tensor is Python code
         if not jobs:
             self.gradients.copied[bucket.index] = []
             return
-        num_bytes = sum(staging.numel() * staging.element_size() for _, _, staging in jobs)
+        num_bytes = sum(staging.nbytes for _, _, staging in jobs)
         done = Completion(f"the gradients' copy of step {step} (d2h)")
         device = self._device
         self._lane.submit(

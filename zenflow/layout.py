@@ -68,6 +68,11 @@ class Block:
     last_update: Completion = field(default_factory=finished)
     """The last host update: updates of one block run one after another."""
 
+    @property
+    def host_shape(self) -> tuple[int, int]:
+        """(D, O) of the host's rows; a tensor's own shape takes longer to ask for."""
+        return self.shape.num_deferred, self.shape.num_rows
+
 
 @dataclass(slots=True, eq=False)
 class Landing:
@@ -117,7 +122,7 @@ class SplitParam:
     @property
     def bank_last(self) -> int:
         """The bank row after this parameter's last."""
-        return self.bank_first + len(self.important_columns)
+        return self.bank_first + self.important_columns.numel()
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """View the parameter's data, or its gradient, as (O, I)."""
@@ -135,11 +140,8 @@ class Bucket:
 
     index: int
     splits: list[SplitParam] = field(default_factory=list)
-
-    @property
-    def blocks(self) -> list[Block]:
-        """All blocks, in order."""
-        return [block for split in self.splits for block in split.blocks]
+    blocks: list[Block] = field(default_factory=list)
+    """All blocks of these parameters, in order."""
 
 
 @dataclass(slots=True, eq=False)

@@ -205,6 +205,7 @@ def _make_buckets(splits: list[SplitParam]) -> list[Bucket]:
             buckets.append(Bucket(index=len(buckets)))
             filled = 0
         buckets[-1].splits.append(split)
+        buckets[-1].blocks += split.blocks
         split.bucket = buckets[-1].index
         filled += split.num_rows * split.num_columns
     return buckets

@@ -79,6 +79,8 @@ class CopyLane:
         self.last = finished()
         """The last copy that was queued: all before it have ended when it has."""
         self._jobs: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        self._watcher: threading.Thread | None = None
         self._thread = threading.Thread(target=self._loop, name=f"zenflow-{name}", daemon=True)
         self._thread.start()
 
@@ -111,6 +113,30 @@ class CopyLane:
             self._recorder.add_device(self.name, self._span_name, event, copy.step, copy.num_bytes)
             event = event.end
         copy.done.set(event)
+        if event is not None:
+            self._watch(copy.done)
+
+    def _watch(self, launched: Completion) -> None:
+        """Let a second thread tell when the device has done the copy: this one launches more.
+
+        The host's threads then learn of it by a call; none has to ask the device again and again,
+        and with that take the interpreter from the thread that launches backward.
+        """
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._see_passed, name=f"zenflow-{self.name}-end", daemon=True
+            )
+            self._watcher.start()
+        self._launched.put(launched)
+
+    def _see_passed(self) -> None:
+        while (launched := self._launched.get()) is not None:
+            try:
+                launched.device_event.synchronize()
+            except BaseException as error:  # noqa: BLE001 - reaches step() through the completion
+                launched.fail(error)
+            else:
+                launched.passed()
 
     def _pace(self, started: float, num_bytes: int) -> None:
         """Sleep until the emulated link would have carried the bytes."""
@@ -125,3 +151,6 @@ class CopyLane:
         """End the thread after the copies queued before."""
         self._jobs.put(None)
         self._thread.join(timeout=5.0)
+        if self._watcher is not None:
+            self._launched.put(None)
+            self._watcher.join(timeout=5.0)

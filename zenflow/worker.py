@@ -7,12 +7,13 @@ in the callables, which release the GIL.
 
 from __future__ import annotations
 
-import bisect
+import heapq
 import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from zenflow.completion import Completion
 from zenflow.recorder import Recorder
@@ -29,9 +30,10 @@ class HostTask:
     name: str = field(compare=False)
     step: int = field(compare=False)
     parts: list[Callable[[], None]] = field(compare=False)
-    after: Sequence[Completion] = field(compare=False)
     done: Completion = field(compare=False)
     unfinished: int = field(compare=False)
+    num_awaited: int = field(compare=False)
+    """Completions that have to come before it starts."""
     num_bytes: int = field(compare=False, default=0)
 
 
@@ -47,7 +49,8 @@ class HostWorker:
         self.num_threads = num_threads
         self._recorder = recorder
         self._condition = threading.Condition()
-        self._tasks: list[HostTask] = []
+        self._ready: list[HostTask] = []
+        self._waiting: dict[int, HostTask] = {}
         self._order = itertools.count()
         self._closed = False
         self._threads = [
@@ -69,49 +72,48 @@ class HostWorker:
     ) -> Completion:
         """Queue a task and return its completion; it starts once all of `after` has finished."""
         done = Completion(f"the host's {name} of step {step}")
+        awaited = [completion for completion in after if completion.blocks]
         task = HostTask(
             deadline=deadline,
             order=next(self._order),
             name=name,
             step=step,
             parts=parts,
-            after=after,
             done=done,
             unfinished=len(parts),
+            num_awaited=len(awaited) + 1,
             num_bytes=num_bytes,
         )
         with self._condition:
-            bisect.insort(self._tasks, task)
-            self._condition.notify_all()
-        for completion in after:
-            if not completion.is_set():
-                completion.then(self._wake)
+            self._waiting[task.order] = task
+        for completion in awaited:
+            completion.then(partial(self._arrived, task, completion))
+        self._arrived(task, None)
         return done
 
-    def _wake(self) -> None:
+    def _arrived(self, task: HostTask, completion: Completion | None) -> None:
+        """Count one completion off; the last lets the task start, a failed one ends it."""
+        error = completion.error if completion is not None else None
         with self._condition:
-            self._condition.notify_all()
+            task.num_awaited -= 1
+            if task.order not in self._waiting or (error is None and task.num_awaited):
+                return  # ended already, or there is more to wait for
+            del self._waiting[task.order]
+            if error is None and not self._closed:
+                heapq.heappush(self._ready, task)
+                self._condition.notify(len(task.parts))
+                return
+        task.done.fail(error or RuntimeError("the optimizer was closed"))
 
     def _take(self) -> tuple[HostTask, Callable[[], None]] | None:
         """Return the next part to run, None when closed; call with the condition held."""
         while not self._closed:
-            for index, task in enumerate(self._tasks):
-                failed = next((c.error for c in task.after if c.error is not None), None)
-                if failed is not None:
-                    del self._tasks[index]
-                    task.done.fail(failed)
-                    break
-                if all(completion.is_finished() for completion in task.after):
-                    part = task.parts.pop()
-                    if not task.parts:
-                        del self._tasks[index]
-                    return task, part
-            else:
-                # A copy that is launched on a GPU but not finished sends no signal: look again.
-                launched = any(
-                    c.is_set() and not c.is_finished() for task in self._tasks for c in task.after
-                )
-                self._condition.wait(timeout=2e-4 if launched else None)
+            while self._ready:
+                task = self._ready[0]
+                if task.parts:
+                    return task, task.parts.pop()
+                heapq.heappop(self._ready)  # all its parts are taken
+            self._condition.wait()
         return None
 
     def _loop(self) -> None:
@@ -126,8 +128,7 @@ class HostWorker:
                 part()
             except BaseException as error:  # noqa: BLE001 - reaches step() through `done`
                 with self._condition:
-                    if task in self._tasks:
-                        self._tasks.remove(task)
+                    task.parts.clear()
                 task.done.fail(error)
                 continue
             self._recorder.add(
@@ -144,7 +145,9 @@ class HostWorker:
         """End the threads; tasks not yet started are dropped, and fail for who waits for them."""
         with self._condition:
             self._closed = True
-            dropped, self._tasks = self._tasks, []
+            dropped = [*self._waiting.values(), *(task for task in self._ready if task.parts)]
+            self._waiting.clear()
+            self._ready.clear()
             self._condition.notify_all()
         for task in dropped:
             task.done.fail(RuntimeError("the optimizer was closed"))
