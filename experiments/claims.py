@@ -187,12 +187,11 @@ def _results_folder() -> Path:
 def main(seeds: str, steps: int | None, runs: Path | None, out: Path | None) -> None:
     """Measure the claims and write their record."""
     folder = out or _results_folder()
-    values = TrainSettings.compared_defaults() | ({} if steps is None else {"steps": steps})
     reporter = Reporter()
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     try:
         rows = measure(
-            TrainSettings(**values),
+            TrainSettings(steps=steps).for_comparison(),
             runs or Path("runs") / f"claims-{time.strftime('%Y%m%d-%H%M%S')}",
             [int(seed) for seed in seeds.split(",")],
             reporter,

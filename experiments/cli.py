@@ -91,13 +91,14 @@ def _new_settings(
     settings, knobs = given_flags(context)
     if compare and "strategy" in settings:
         raise ConfigError("--compare runs its own four strategies: leave out --strategy")
-    values = TrainSettings.compared_defaults() if compare else {}
+    values: dict[str, Any] = {}
     if config_file is not None:
         from_file, file_knobs = read_config_file(config_file)
         values, knobs = {**values, **from_file}, {**file_knobs, **knobs}
     if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
-    return TrainSettings(**{**values, **settings, "knobs": knobs})
+    made = TrainSettings(**{**values, **settings, "knobs": knobs})
+    return made.for_comparison() if compare else made
 
 
 def _new_folder(out: Path | None, overwrite: bool, label: str) -> Path:

@@ -202,6 +202,9 @@ def _draw_losses(axes: Axes, runs: Sequence[RunRecord], against: str) -> None:
             points.append((at[-1], run.summary["eval_loss"]))
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3,
                   linewidth=1.5, label=run.strategy)  # fmt: skip
+    # The first steps fall from ln(vocabulary): what differs between strategies comes after.
+    early = [run.rows[len(run.rows) // 20]["loss"] for run in runs if run.rows]
+    axes.set_ylim(top=max(early))
     axes.set_xlabel("step" if against == "step" else "training seconds")
     axes.set_ylabel("loss (line: training, dots: held-out)")
     axes.spines[["top", "right"]].set_visible(False)
@@ -218,8 +221,9 @@ def _positions(rows: Sequence[Mapping[str, Any]], against: str) -> list[float]:
     return positions
 
 
-def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Return the running mean whose weight of the past grows to ``weight``."""
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Return a running mean over about a thirtieth of the run, and 5 steps at least."""
+    weight = 1 - 1 / max(5.0, len(values) / 30)
     smooth: list[float] = []
     for count, value in enumerate(values):
         past = min(weight, count / (count + 1))

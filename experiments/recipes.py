@@ -74,7 +74,7 @@ class TrainSettings:
     """The preset that the knobs start from."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``ZenFlowConfig`` that differ from the preset."""
-    model: str = "base"
+    model: str = "mini"
     """A size's name, a config.json, a local directory or a hub name."""
     data: str | None = None
     """A text file, a TSV, a directory or a dataset's name; None is this Python's own source."""
@@ -84,14 +84,14 @@ class TrainSettings:
     """Columns of a hub dataset, where the usual names don't fit."""
     sequence: int = 128
     """Tokens of a sequence; in classification the length at which texts are cut."""
-    batch_size: int = 8
+    batch_size: int = 4
     """Sequences of a micro-batch."""
     grad_accum: int = 1
     """Micro-batches of a step."""
     steps: int | None = None
     epochs: float | None = None
     """One of the two may be given; with neither, ``DEFAULT_STEPS``."""
-    lr: float = 1e-3
+    lr: float = 4e-4
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
@@ -143,10 +143,16 @@ class TrainSettings:
         }
         return replace(self, strategy=name, knobs=knobs)
 
-    @staticmethod
-    def compared_defaults() -> dict[str, Any]:
-        """Return what ``--compare`` changes in the defaults: four runs in a few minutes."""
-        return dict(COMPARE_DEFAULTS)
+    def for_comparison(self) -> TrainSettings:
+        """Return the settings with what ``--compare`` fills in where nothing was asked for.
+
+        These are the evaluations of its picture, and a warm-up (see ``COMPARE_WARM_UP_SHARE``).
+        """
+        steps = self.steps or DEFAULT_STEPS
+        knobs = dict(self.knobs)
+        if self.epochs is None:
+            knobs.setdefault("full_warm_up_rounds", round(COMPARE_WARM_UP_SHARE * steps))
+        return replace(self, knobs=knobs, eval_every=self.eval_every or max(1, steps // 8))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values."""
@@ -168,9 +174,13 @@ class TrainSettings:
         return cls(**chosen)
 
 
-DEFAULT_STEPS = 200
+DEFAULT_STEPS = 800
 
-COMPARE_DEFAULTS: Mapping[str, Any] = {"steps": 120, "eval_every": 20}
+COMPARE_WARM_UP_SHARE = 0.075
+"""Share of a comparison's first steps that defer nothing, in the strategies that defer at all.
+
+A model that starts from scratch moves fastest, and suffers most from late gradients, right then.
+"""
 
 
 def _choice_errors(settings: TrainSettings) -> list[str]:

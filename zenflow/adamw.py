@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
@@ -34,16 +37,56 @@ class Hyper:
         )
 
 
-def row_scales(step: Tensor, hyper: Hyper, lr_scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def row_scales(step: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor]:
     """Return (step_size, denom_scale), float32, shape (R,), for rows that have taken `step` steps.
 
-    step_size = lr * lr_scale / (1 - beta1^step), denom_scale = sqrt(1 - beta2^step), in float64
-    until the end, as torch computes them in Python floats.
+    step_size = lr / (1 - beta1^step), denom_scale = sqrt(1 - beta2^step), in float64 until the
+    end, as torch computes them in Python floats.
     """
     exact = step.double()
-    step_size = (hyper.lr * lr_scale) / (1.0 - hyper.beta1**exact)
+    step_size = hyper.lr / (1.0 - hyper.beta1**exact)
     denom_scale = (1.0 - hyper.beta2**exact).sqrt()
     return step_size.float(), denom_scale.float()
+
+
+def host_row_scales(
+    step: NDArray[np.int64], hyper: Hyper, lr_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return what `row_scales` does, with the learning rate times `lr_scale`, for host rows.
+
+    Numpy on small arrays keeps the interpreter lock; torch gives it up at every operation, and on
+    a worker thread waits each time for the training thread to give it back. Looked up by step, the
+    corrections are those of Python's floats, whatever rows are asked for together.
+    """
+    most = int(step.max(initial=0))
+    correction1 = _corrections(hyper.beta1).up_to(most)[step]
+    correction2 = _corrections(hyper.beta2).up_to(most)[step]
+    with np.errstate(divide="ignore"):  # rows that have taken no step are not active
+        step_size = (hyper.lr * lr_scale / correction1).astype(np.float32)
+    denom_scale = np.sqrt(correction2).astype(np.float32)
+    return torch.from_numpy(step_size), torch.from_numpy(denom_scale)
+
+
+class _Corrections:
+    """1 - beta^t for t = 0, 1, 2, ..., computed once."""
+
+    def __init__(self, beta: float) -> None:
+        self._beta = beta
+        self._table = np.zeros(1)
+
+    def up_to(self, step: int) -> NDArray[np.float64]:
+        table = self._table
+        if step >= len(table):
+            # Two threads may both extend it: each gets a table that is right.
+            steps = range(len(table), 2 * step + 64)
+            more = np.array([1.0 - self._beta**t for t in steps])
+            table = self._table = np.concatenate([table, more])
+        return table
+
+
+@lru_cache(maxsize=64)
+def _corrections(beta: float) -> _Corrections:
+    return _Corrections(beta)
 
 
 @torch.no_grad()

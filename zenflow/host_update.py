@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zenflow import kernel
-from zenflow.adamw import Hyper, row_scales
+from zenflow.adamw import Hyper, host_row_scales
 from zenflow.device import HostValues
 from zenflow.host_store import HostRows
 
@@ -36,8 +36,9 @@ class WindowUpdate:
 
     def apply(self, host: HostRows, factor: float, active: Tensor, out: Tensor) -> None:
         """Step the active rows in place and write the weights to upload to `out`, (R, O)."""
-        host.step.add_(active)
-        step_size, denom_scale = row_scales(host.step, self.hyper, self.lr_scale)
+        step = host.step.numpy()
+        step += active.numpy()
+        step_size, denom_scale = host_row_scales(step, self.hyper, self.lr_scale)
         kernel.adamw(
             host.master,
             host.exp_avg,
@@ -94,6 +95,9 @@ class Update:
 
     def run(self, low: int, high: int, factor: float) -> None:
         """Step rows low..high-1 and fill their upload."""
+        if high - low == self.shape[0]:  # views cost a worker thread as much as small blocks do
+            self.window.apply(self.host, factor, self.active, self.out)
+            return
         self.window.apply(
             self.host.rows(low, high), factor, self.active[low:high], self.out[low:high]
         )

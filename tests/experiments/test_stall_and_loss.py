@@ -62,6 +62,5 @@ def test_positions_in_the_window_are_told_apart():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_zenflow_removes_the_stall_and_keeps_the_loss_on_three_seeds(tmp_path):
-    settings = TrainSettings(**TrainSettings.compared_defaults())
-    found = measure(settings, tmp_path, (0, 1, 2), Reporter())
+    found = measure(TrainSettings().for_comparison(), tmp_path, (0, 1, 2), Reporter())
     assert broken(found) == []
