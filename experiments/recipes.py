@@ -84,7 +84,7 @@ class TrainSettings:
     """Columns of a hub dataset, where the usual names don't fit."""
     sequence: int = 128
     """Tokens of a sequence; in classification the length at which texts are cut."""
-    batch_size: int = 4
+    batch_size: int = 3
     """Sequences of a micro-batch."""
     grad_accum: int = 1
     """Micro-batches of a step."""

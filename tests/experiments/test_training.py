@@ -117,7 +117,7 @@ def test_resume_refuses_another_run_and_says_what_differs(tmp_path, text):
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "2")
     before = saved_tensors(out)
     for flags, words in (
-        (["--lr", "0.5"], "lr was 0.001, now 0.5"),
+        (["--lr", "0.5"], "lr was 0.0004, now 0.5"),
         (["--topk-ratio", "0.3"], "knobs was {}, now {'topk_ratio': 0.3}"),
         (["--model", "own:small"], "model was 'own:tiny', now 'own:small'"),
         (["--steps", "1"], "past the 1 steps"),
