@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,6 +116,13 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
             "move the model there before the optimizer is made"
         )
     return devices.pop()
+
+
+def default_host_threads() -> int:
+    """Return how many threads leave the training thread a core, of those this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, (os.cpu_count() or 2) - 1)
 
 
 def num_accumulators_for(

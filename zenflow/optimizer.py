@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from zenflow.arguments import (
     check_arguments,
     check_settings,
     common_device,
+    default_host_threads,
     frozen_params,
     named_params,
     num_accumulators_for,
@@ -134,7 +134,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             controller or FixedInterval(self.config.update_interval),
             num_timeline_steps=timeline_steps,
             link=link,
-            host_threads=host_threads or max(1, (os.cpu_count() or 2) - 1),
+            host_threads=host_threads or default_host_threads(),
             wait_timeout=wait_timeout,
         )
         places: list[SplitParam | Resident] = [*layout.splits, *layout.residents]
