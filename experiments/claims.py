@@ -116,12 +116,18 @@ def report(rows: Sequence[Mapping[str, Any]], claims: Sequence[Claim]) -> str:
     """Return the results as Markdown: claims, then every run."""
     summary = rows[0]["summary"]
     link = summary["emulated_link"]
+    warm_up = max(row["summary"]["config"]["full_warm_up_rounds"] for row in rows)
     lines = [
         "# Stall and loss under an emulated link",
         "",
         f"Made by `python -m experiments.claims` on {summary['hardware']['cpu']}, "
         f"{summary['hardware']['cores']} cores, commit {summary['commit']}. The link is emulated: "
         f"{link['d2h_bytes_per_second'] / 1e6:.1f} MB/s each way.",
+        "",
+        f"Model {summary['model']} ({summary['num_params']:,} parameters, from scratch) on "
+        f"{summary['data']}, {summary['steps']} steps. The strategies that defer begin with "
+        f"{warm_up} steps that don't; the stall of those is in the figures. A negative excess of "
+        "loss is a lower loss than on_device's.",
         "",
         "| claim | measured | bound | holds |",
         "|---|---|---|---|",

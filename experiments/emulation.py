@@ -13,7 +13,7 @@ from statistics import median
 from experiments.build import Workbench
 from experiments.training import cross_entropy, forward
 
-COPY_SHARE = 1.3
+COPY_SHARE = 1.4
 """Time of one copy of the model over the link, as a share of forward and backward."""
 _WARM_STEPS = 2
 _TIMED_STEPS = 5
