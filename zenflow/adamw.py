@@ -75,6 +75,7 @@ class _Corrections:
         self._table = np.zeros(1)
 
     def up_to(self, step: int) -> NDArray[np.float64]:
+        """Return a table that reaches at least to this step."""
         table = self._table
         if step >= len(table):
             # Two threads may both extend it: each gets a table that is right.
