@@ -277,7 +277,8 @@ EXPORT void zenflow_accumulate(float *acc, const void *grad, int dtype, int64_t 
     restore_mode(mode);
 }
 
-/* Neighbouring rows with the same constants run as one, so that short rows vectorise too. */
+/* `out` may be `grad`: a tile's gradient has been read when its weights are written.
+ * Neighbouring rows with the same constants run as one, so that short rows vectorise too. */
 EXPORT void zenflow_adamw(float *master, float *exp_avg, float *exp_avg_sq, void *out,
                           int out_dtype, const void *grad, int grad_dtype, float grad_scale,
                           const float *acc, float count, int64_t rows, int64_t cols,

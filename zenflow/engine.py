@@ -93,7 +93,9 @@ class Engine:
         )
 
     def _upload_capacity(self) -> int:
-        """Return the bytes of the largest boundary step, warm-up aside."""
+        """Return the bytes of the largest boundary step whose updates land later."""
+        if not self.config.overlap_step:
+            return 0
         by_phase: dict[int, list[tuple[int, torch.dtype]]] = {}
         for block, phase in zip(self.layout.blocks, self.calendar.phases(), strict=True):
             size = (block.shape.deferred_elements, block.split.param.dtype)

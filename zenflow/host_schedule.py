@@ -65,11 +65,7 @@ class HostSchedule:
         for block in self._layout.blocks:
             block.count += block.split in gradients.important
         updating = [block for block in due if block.count and block.shape.num_deferred]
-        sizes = [(b.shape.deferred_elements, b.split.param.dtype) for b in updating]
-        if sizes:
-            self._buffer = self._uploads.take(sizes)
-            self._former_uploads = [c for c in self._buffer.uploads if not c.is_finished()]
-            self._buffer.uploads.clear()
+        self._take_buffer(updating, step)
         is_fused = self._calendar.lag(step) <= 1
         self._accumulate(gradients, factor, step, skipped=set(due) if is_fused else set())
         selecting = [b for b in due if b.wants_selection and self._can_select(b)]
@@ -80,6 +76,20 @@ class HostSchedule:
             if block not in chosen:
                 self._close(block, step)
         return selecting
+
+    def _take_buffer(self, updating: Sequence[Block], step: int) -> None:
+        """Find memory for this step's uploads.
+
+        What lands inside its own step needs none: each weight may take the place of the staged
+        gradient that it came from, and is uploaded before the next gradient is staged.
+        """
+        self._buffer, self._former_uploads = None, []
+        if not updating or self._calendar.lag(step) == 0:
+            return
+        sizes = [(b.shape.deferred_elements, b.split.param.dtype) for b in updating]
+        self._buffer = self._uploads.take(sizes)
+        self._former_uploads = [c for c in self._buffer.uploads if not c.is_finished()]
+        self._buffer.uploads.clear()
 
     @staticmethod
     def _can_select(block: Block) -> bool:
@@ -178,7 +188,6 @@ class HostSchedule:
         """Queue the updates of windows that end, bucket by bucket, and let them be in flight."""
         if not blocks:
             return
-        assert self._buffer is not None
         lag = self._calendar.lag(step)
         for bucket_index, members in _by_bucket(blocks):
             jobs = [
@@ -187,7 +196,7 @@ class HostSchedule:
                     shape=block.host_shape,
                     window=self._window_update(block, gradients, hypers, step),
                     active=active[block.index],
-                    out=carve(self._buffer, block.host_shape, block.split.param.dtype),
+                    out=self._room_for(block),
                 )
                 for block in members
             ]
@@ -216,12 +225,19 @@ class HostSchedule:
                     copied=copied if lag == 0 else (),
                     computed=done,
                 )
-                self._buffer.num_open += 1
+                if self._buffer is not None:
+                    self._buffer.num_open += 1
                 block.last_update = done
                 if lag <= 1:
                     block.staging_free = done  # the update itself reads the staging
                 if len(block.host.accumulators) > 1:
                     block.accumulator = 1 - block.accumulator  # this one is still being read
+
+    def _room_for(self, block: Block) -> Tensor:
+        """Return the memory in which the block's update leaves its upload."""
+        if self._buffer is None:
+            return block.host.staging
+        return carve(self._buffer, block.host_shape, block.split.param.dtype)
 
 
 def _by_bucket(blocks: Iterable[Block]) -> list[tuple[int, list[Block]]]:

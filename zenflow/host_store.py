@@ -157,7 +157,7 @@ class UploadPool:
         if free is None:
             free = UploadBuffer()
             self._buffers.append(free)
-        if not needed <= free.memory.numel() <= 2 * needed:  # too small, or left from warm-up
+        if not needed <= free.memory.numel() <= 2 * needed:  # left from another interval
             free.memory = self._device.upload_memory(needed)
         free.offset = 0
         return free

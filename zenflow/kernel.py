@@ -154,7 +154,7 @@ def adamw(
     `delta = step_size * m / (sqrt(v) / denom_scale + eps)`, `w = decay * w - delta`, and then
     `out = cast(w - prediction * delta)`. An inactive row keeps its state and has `out = cast(w)`.
 
-    No tensor may overlap another. All are contiguous, on the CPU.
+    All tensors are contiguous and on the CPU. None may overlap another, but `out` may be `grad`.
 
     Args:
         master: Weights, float32 (R, O), changed in place; so are the moments.

@@ -69,7 +69,8 @@ class LandingStrip:
         jobs = []
         for landing in landings:
             landing.uploaded = done
-            landing.buffer.uploads.append(done)
+            if landing.buffer is not None:
+                landing.buffer.uploads.append(done)
             split = landing.block.split
             jobs.append((landing.values, landing.block.deferred_columns, split.weight()))
         device = self._device
@@ -87,9 +88,11 @@ class LandingStrip:
         """Take what lands in this step off its blocks; all of it has been released."""
         landings = []
         for block in blocks:
-            if block.landing is not None and self.lands(block, step):
-                landings.append(block.landing)
-                block.landing.buffer.num_open -= 1
+            landing = block.landing
+            if landing is not None and self.lands(block, step):
+                landings.append(landing)
+                if landing.buffer is not None:
+                    landing.buffer.num_open -= 1
                 block.landing = None
         return landings
 

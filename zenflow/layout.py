@@ -84,8 +84,9 @@ class Landing:
 
     block: Block
     values: Tensor
-    """What is uploaded, (D, O) in the parameter's dtype: a view of `buffer`."""
-    buffer: UploadBuffer
+    """What is uploaded, (D, O) in the parameter's dtype: a view of `buffer`, or the staging."""
+    buffer: UploadBuffer | None
+    """None at a lag of 0: the update then overwrites the gradient it has read."""
     land_step: int
     opened: int
     """Step after which the window began: its oldest gradient is of the step after."""

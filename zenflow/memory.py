@@ -17,13 +17,8 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     params += [resident.param for resident in layout.residents]
     split_params = sum(split.param.numel() for split in layout.splits)
     lag = engine.calendar.lag(engine.config.full_warm_up_rounds + 1)
-    num_buffers = max(1, lag) if engine.config.rolling else 1
+    num_buffers = lag if engine.config.rolling else 1
     upload_bytes = engine.uploads.capacity * num_buffers
-    if engine.config.full_warm_up_rounds:
-        upload_bytes = max(
-            upload_bytes,
-            sum(b.shape.deferred_elements * b.split.param.itemsize for b in layout.blocks),
-        )
     step_bytes = sum(split.host.step.nbytes for split in layout.splits)
     device_bytes = sum(
         tensor.nbytes

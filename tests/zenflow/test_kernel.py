@@ -303,6 +303,20 @@ def test_a_first_moment_does_not_linger_in_the_subnormals(monkeypatch):
     assert (tiny * 1.0).item() == tiny.item() != 0
 
 
+@pytest.mark.parametrize("sources", ["grad", "both"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_upload_may_take_the_place_of_the_gradient(backend, sources, dtype):
+    arguments = problem(7, 300, grad_dtype=dtype, out_dtype=dtype)
+    if sources == "grad":
+        arguments |= {"acc": None, "count": 1}
+    expected = run(arguments)
+    shared = clone(arguments)
+    shared["out"] = shared["grad"]
+    kernel.adamw(**shared)
+    names = ("master", "exp_avg", "exp_avg_sq", "out")
+    assert_same_bits([shared[name] for name in names], expected)
+
+
 def test_empty_row_ranges_are_no_work(backend):
     for rows, cols in ((0, 8), (3, 0)):
         kernel.accumulate(torch.empty(rows, cols), torch.empty(rows, cols), 1.0, first=True)

@@ -46,6 +46,8 @@ CONFIGS = {
     "zero_offload": ZenFlowConfig.preset("zero_offload"),
     "delayed": ZenFlowConfig.preset("delayed"),
     "on_device": ZenFlowConfig.preset("on_device"),
+    "warm-up": ZenFlowConfig(full_warm_up_rounds=4),
+    "no overlap": ZenFlowConfig(overlap_step=False, prediction=0),
 }
 
 
@@ -80,6 +82,17 @@ def test_the_default_takes_at_most_20_host_bytes_per_parameter(dtype):
         plan = optimizer.memory
         assert 0 < plan.host_bytes_per_param <= 20
         assert plan.host_bytes_per_param == plan.host_bytes / plan.num_params
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_lands_at_once_takes_no_host_memory_of_its_own(dtype):
+    def planned(**changes):
+        config = ZenFlowConfig(**changes)
+        with closing(ZenFlowAdamW(make_model(dtype).parameters(), config=config)) as optimizer:
+            return optimizer.memory.host_bytes
+
+    assert planned(full_warm_up_rounds=60) == planned()
+    assert planned(overlap_step=False, prediction=0) < planned()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
