@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from zenflow.adamw import Hyper
-from zenflow.arguments import (
-    check_arguments,
-    check_settings,
-    common_device,
-    default_host_threads,
-    frozen_params,
-    named_params,
-    num_accumulators_for,
-)
+from zenflow.arguments import check_arguments, check_settings, frozen_params
+from zenflow.assembly import start_engine
 from zenflow.config import ZenFlowConfig
-from zenflow.controller import AbstractIntervalController, FixedInterval
-from zenflow.device import bind
+from zenflow.controller import AbstractIntervalController
 from zenflow.device_step import resident_grads_of, squared_norm
-from zenflow.device_store import Resident
 from zenflow.engine import Engine
 from zenflow.errors import GradientError, WorkerError, ZenFlowError
 from zenflow.gradient_source import GradientSource
-from zenflow.layout import SplitParam
 from zenflow.memory import plan_memory
-from zenflow.placement import build_layout
-from zenflow.report import MemoryPlan, StepReport
+from zenflow.observation import Observed
+from zenflow.report import MemoryPlan
 from zenflow.state import load_engine_state, param_state, save_engine_state
-from zenflow.timeline import Timeline
 from zenflow.transfer import PacedLink
 from zenflow.true_weights import TrueWeights
 
@@ -43,7 +31,7 @@ _log = logging.getLogger(__name__)
 Keep = Literal["keep"]
 
 
-class ZenFlowAdamW(torch.optim.Optimizer):
+class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
     Use it as any torch optimizer. Two modes:
@@ -121,27 +109,19 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         self.accumulation_steps = accumulation_steps
         # A GradScaler then leaves unscaling to step(), so that float16 parameters work too.
         self._step_supports_amp_scaling = max_grad_norm == "keep"
-        named = named_params(self.param_groups)
-        device = bind(common_device(named))
-        if link is not None and not device.is_synchronous:
-            raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
-        num_accumulators = num_accumulators_for(self.config, controller)
-        layout = build_layout(named, self.config, device, num_accumulators=num_accumulators)
-        self._engine = Engine(
-            layout,
+        self._engine, places = start_engine(
+            self.param_groups,
             self.config,
-            device,
-            controller or FixedInterval(self.config.update_interval),
-            num_timeline_steps=timeline_steps,
+            controller=controller,
             link=link,
-            host_threads=host_threads or default_host_threads(),
+            host_threads=host_threads,
+            timeline_steps=timeline_steps,
             wait_timeout=wait_timeout,
         )
-        places: list[SplitParam | Resident] = [*layout.splits, *layout.residents]
         self._places = {place.param: place for place in places}
         self._source = GradientSource(
             self._engine,
-            [self._places[named_param.param] for named_param in named],
+            places,
             frozen=frozen_params(self.param_groups),
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
@@ -366,38 +346,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         self._source.expect_new_weights()
         self._fill_state()
 
-    # ---- observation and ending -------------------------------------------------------------
-
-    @property
-    def report(self) -> StepReport | None:
-        """What the last finished step did; on a GPU the step before the last, so nothing waits."""
-        return self._running.report
-
-    @property
-    def interval_log(self) -> list[tuple[int, int]]:
-        """(step, S) of every change of the window length: with it a run can be replayed."""
-        return list(self._running.interval_log)
-
-    @property
-    def timeline(self) -> Timeline:
-        """Spans of the last `timeline_steps` steps; on a GPU this waits for their events."""
-        engine = self._running
-        emulated = engine.d2h.bytes_per_second is not None
-        return engine.recorder.timeline(
-            {"device": str(engine.device.torch_device), "emulated_link": emulated}
-        )
-
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Record what happens inside as a span of the device lane: "forward", "backward"."""
-        engine = self._running
-        start = engine.device.timing_mark()
-        try:
-            yield
-        finally:
-            engine.recorder.add(
-                "device", name, start, engine.device.timing_mark(), engine.step + 1
-            )
+    # ---- ending -----------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuse to be copied or pickled.

@@ -1,0 +1,60 @@
+"""Assembly: from parameter groups and settings to a running engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zenflow.arguments import (
+    common_device,
+    default_host_threads,
+    named_params,
+    num_accumulators_for,
+)
+from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractIntervalController, FixedInterval
+from zenflow.device import bind
+from zenflow.device_store import Resident
+from zenflow.engine import Engine
+from zenflow.layout import SplitParam
+from zenflow.placement import build_layout
+from zenflow.transfer import PacedLink
+
+
+def start_engine(
+    param_groups: Sequence[dict[str, Any]],
+    config: ZenFlowConfig,
+    *,
+    controller: AbstractIntervalController | None,
+    link: PacedLink | None,
+    host_threads: int | None,
+    timeline_steps: int,
+    wait_timeout: float,
+) -> tuple[Engine, list[SplitParam | Resident]]:
+    """Allocate the state of all trainable parameters and start the threads that work on it.
+
+    Returns:
+        The engine, and every trainable parameter's place in registration order.
+
+    Raises:
+        ValueError: The parameters do not go together, or not with the link.
+    """
+    named = named_params(param_groups)
+    device = bind(common_device(named))
+    if link is not None and not device.is_synchronous:
+        raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
+    num_accumulators = num_accumulators_for(config, controller)
+    layout = build_layout(named, config, device, num_accumulators=num_accumulators)
+    engine = Engine(
+        layout,
+        config,
+        device,
+        controller or FixedInterval(config.update_interval),
+        num_timeline_steps=timeline_steps,
+        link=link,
+        host_threads=host_threads or default_host_threads(),
+        wait_timeout=wait_timeout,
+    )
+    places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
+    places |= {resident.param: resident for resident in layout.residents}
+    return engine, [places[item.param] for item in named]
