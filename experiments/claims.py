@@ -8,7 +8,6 @@ the claims hold. The slow test of the same name asserts them.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,14 +22,13 @@ from experiments.figures import RunRecord
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
-from experiments.records import hardware, provenance, write_json, write_text
+from experiments.records import provenance, results_folder, write_json, write_text
 from experiments.training import run
 from zenflow.errors import ZenFlowError
 
 SEEDS = (0, 1, 2)
 ALIGNED = "zenflow_aligned"
 """The default strategy with windows that end together; only its step times matter."""
-RESULTS = Path(__file__).resolve().parent / "results"
 
 LEAST_STALL_OF_ZERO_OFFLOAD = 0.5
 LEAST_STALL_REMOVED = 0.85
@@ -180,11 +178,6 @@ def _at_most(text: str, value: float, bound: float) -> Claim:
     return Claim(text=f"{text} (at most)", value=value, bound=bound, holds=value <= bound)
 
 
-def _results_folder() -> Path:
-    cpu = re.sub(r"[^a-z0-9]+", "-", hardware()["cpu"].lower()).strip("-")
-    return RESULTS / f"{time.strftime('%Y-%m-%d')}_stall_and_loss_{cpu}"
-
-
 @click.command()
 @click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True)
 @click.option("--steps", type=int, help="Steps of a run; default: those of --compare.")
@@ -192,7 +185,7 @@ def _results_folder() -> Path:
 @click.option("--out", type=click.Path(path_type=Path), help="Where the record goes.")
 def main(seeds: str, steps: int | None, runs: Path | None, out: Path | None) -> None:
     """Measure the claims and write their record."""
-    folder = out or _results_folder()
+    folder = out or results_folder("stall_and_loss")
     reporter = Reporter()
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     try:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -113,6 +114,40 @@ def draw_comparison(runs: Sequence[RunRecord], num_steps: int = 8) -> Figure:
         f"{_link_note(first)}",
         fontsize=12,
     )
+    return figure
+
+
+def draw_excess(excesses: Mapping[tuple[str, str, float], Sequence[float]]) -> Figure:
+    """Return how far held-out losses lie above the baseline's, by learning rate.
+
+    Args:
+        excesses: Relative excess of each seed by (regime, variant, learning rate).
+    """
+    regimes = list(dict.fromkeys(regime for regime, _, _ in excesses))
+    figure = Figure(figsize=(6 * len(regimes), 4), layout="constrained")
+    panels = figure.subplots(1, len(regimes), squeeze=False)[0]
+    for axes, regime in zip(panels, regimes, strict=True):
+        axes.axhline(0, color=STRATEGY_COLOURS["on_device"], linewidth=1)
+        for variant in dict.fromkeys(v for r, v, _ in excesses if r == regime):
+            points = [
+                (rate, [100 * value for value in values])
+                for (r, v, rate), values in excesses.items()
+                if (r, v) == (regime, variant)
+            ]
+            rates = [rate for rate, _ in points]
+            preset, *changes = variant.split(",")
+            colour = STRATEGY_COLOURS.get(preset, _OTHER_COLOUR)
+            axes.plot(rates, [fmean(values) for _, values in points], color=colour, marker="o",
+                      linestyle="--" if changes else "-", label=variant)  # fmt: skip
+            axes.vlines(rates, [min(v) for _, v in points], [max(v) for _, v in points], colour)
+        axes.set_xscale("log")
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+        axes.minorticks_off()
+        axes.set_title(regime, fontsize=11)
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel("held-out loss above on_device's, %")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, frameon=False)
     return figure
 
 

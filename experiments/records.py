@@ -11,9 +11,11 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -115,6 +117,14 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 def provenance() -> dict[str, Any]:
     """Return hardware, versions and commit: where and with what a result was made."""
     return {"hardware": hardware(), "versions": versions(), "commit": commit()}
+
+
+def results_folder(name: str) -> Path:
+    """Return where a record of today, made on this CPU, is committed."""
+    cpu = re.sub(r"[^a-z0-9]+", "-", _cpu_name().lower()).strip("-")
+    return (
+        Path(__file__).resolve().parent / "results" / f"{time.strftime('%Y-%m-%d')}_{name}_{cpu}"
+    )
 
 
 def hardware() -> dict[str, Any]:

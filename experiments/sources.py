@@ -19,7 +19,10 @@ from zenflow.errors import ConfigError
 HELD_OUT_SHARE = 0.05
 """Share of files (or of labelled texts) kept for evaluation."""
 
-_NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+_NOT_THE_LIBRARY = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
+)
+"""Others' packages, tests, and documentation, which is English kept in a string."""
 _TEXT_SUFFIXES = frozenset(
     {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".rs", ".go", ".java", ".js", ".ts", ".tex"}
 )
