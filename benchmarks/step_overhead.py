@@ -87,7 +87,7 @@ def idle_host() -> Iterator[None]:
         return None
 
     with mock.patch.object(
-        host_update, "kernel", SimpleNamespace(accumulate=nothing, adamw=nothing)
+        host_update, "kernel", SimpleNamespace(accumulate=nothing, moments=nothing, adamw=nothing)
     ):
         yield
 

@@ -10,9 +10,8 @@ class Block:
 
     def __init__(self, weight, group, ratio):
         self.weight, self.group, n = weight, group, weight.shape[1]
-        self.count = min(n, max(1, floor(ratio * n + 0.5))) if ratio else 0
-        self.important = torch.zeros(n, dtype=torch.bool)
-        self.important[[j * n // self.count for j in range(self.count)]] = True
+        c = self.count = min(n, max(1, floor(ratio * n + 0.5))) if ratio else 0
+        self.important = torch.isin(torch.arange(n), torch.arange(c) * n // max(1, c))
         self.master, self.upload = weight.float().clone(), weight.float().clone()
         self.exp_avg, self.exp_avg_sq, self.acc = (self.master * 0 for _ in range(3))
         self.score, self.steps = torch.zeros(n), torch.zeros(n).double()
@@ -21,20 +20,25 @@ class Block:
     def show(self, columns):
         self.weight[:, columns] = self.upload[:, columns].to(self.weight.dtype)
 
-    def adamw(self, columns, grad, lr_scale=1.0, prediction=0.0):
+    def move_moments(self, columns, grad):
+        m, v, g = (x[:, columns] for x in (self.exp_avg, self.exp_avg_sq, grad))
+        (beta1, beta2), self.steps[columns] = self.group["betas"], self.steps[columns] + 1
+        self.exp_avg[:, columns] = m.lerp(g, 1 - beta1)
+        self.exp_avg_sq[:, columns] = v * beta2 + (1 - beta2) * g * g
+
+    def move_weights(self, columns, lr_scale=1.0, prediction=0.0):
         lr, (beta1, beta2) = self.group["lr"] * lr_scale, self.group["betas"]
-        w, m, v, g = (x[:, columns] for x in (self.master, self.exp_avg, self.exp_avg_sq, grad))
-        steps = self.steps[columns] = self.steps[columns] + 1
-        m, v = m.lerp(g, 1 - beta1), v * beta2 + (1 - beta2) * g * g
+        m, v, steps = self.exp_avg[:, columns], self.exp_avg_sq[:, columns], self.steps[columns]
         denom = v.sqrt() / (1 - beta2**steps).sqrt().float() + self.group["eps"]
         delta = (lr / (1 - beta1**steps)).float() * m / denom
-        w = w * (1 - lr * self.group["weight_decay"]) - delta
-        self.master[:, columns], self.exp_avg[:, columns], self.exp_avg_sq[:, columns] = w, m, v
-        self.upload[:, columns] = w - prediction * delta
+        w = self.master[:, columns] * (1 - lr * self.group["weight_decay"]) - delta
+        self.master[:, columns], self.upload[:, columns] = w, w - prediction * delta
 
-    def close_window(self, config, prediction):
+    def close_window(self, config, lead):
+        if self.n and config.deferred_moments == "window":
+            self.move_moments(~self.important, self.acc / self.n)
         if self.n:
-            self.adamw(~self.important, self.acc / self.n, config.lr_scale(self.n), prediction)
+            self.move_weights(~self.important, config.lr_scale(self.n), lead / self.n)
         if self.pending:
             order = (-self.score * (1 + config.hysteresis * self.important)).argsort(stable=True)
             best = torch.isin(torch.arange(len(order)), order[: self.count])
@@ -72,22 +76,22 @@ class Reference:
         self.S = [old, *(S for step, S in self.log if max(step, W) < t)][-1]
         if old != self.S or t == W + 1:
             self.set_due_steps(t - 1, old)
-        for run, grad in zip(self.runs, grads, strict=True):
-            if grad is not None:
-                matrix = grad.cpu().float().reshape(len(run[0].weight), -1)
-                pairs += zip(run, matrix.tensor_split(len(run), dim=1), strict=True)
+        for run, grad in ((r, g) for r, g in zip(self.runs, grads, strict=True) if g is not None):
+            matrix = grad.cpu().float().reshape(len(run[0].weight), -1)
+            pairs += zip(run, matrix.tensor_split(len(run), dim=1), strict=True)
         norm = sum(g.square().sum() for _, g in pairs) ** 0.5
         clip = 1.0 if self.max_norm is None else min(1.0, self.max_norm / (norm + 1e-6))
         for b, g in pairs:
             b.score = decay * b.score + (1 - decay) * g.square().sum(0)
-            b.adamw(b.important, clip * g)
+            b.move_moments(b.important | (config.deferred_moments == "step"), clip * g)
+            b.move_weights(b.important)
             b.acc, b.n = b.acc + clip * g, b.n + 1
-        lag, gamma = (config.effective_lag(self.S), config.prediction) if t > W else (0, 0)
+        lag, lead = (config.effective_lag(self.S), config.lead(self.S)) if t > W else (0, 0)
         for b in self.blocks:
             b.pending |= t in range(max(W, 1), t + 1, config.select_interval_steps or t)
             due = t <= W or t == b.due_step
             b.show(b.important | due | (t == b.land_step))  # a window lands before the next ends
             if due:
-                b.close_window(config, gamma)
+                b.close_window(config, lead)
                 b.start, b.land_step, b.due_step = t, t + lag, t + self.S
                 b.show(b.important | (lag == 0))

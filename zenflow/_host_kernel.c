@@ -50,7 +50,7 @@
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 /* Raised with every change of a signature: kernel.py refuses a library built from other code. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 /* Elements per tile. Small, so that the loads of one stage overlap the arithmetic of the one
  * before: on two Xeon cores with AVX-512, 128 gave 10% more than 1024 and 7% more than 64. */
@@ -188,32 +188,38 @@ typedef struct {
     int streams;
 } Job;
 
-/* AdamW on n elements; tile holds the mean gradient, afterwards the weights to upload. */
-INLINE void update_tile(const Job *job, float *restrict tile, float *restrict master,
-                        float *restrict exp_avg, float *restrict exp_avg_sq, int64_t n,
-                        float step_size, float denom_scale)
+/* Move both moments by n gradients. */
+INLINE void move_moments(float *restrict exp_avg, float *restrict exp_avg_sq,
+                         const float *restrict gradients, int64_t n, float beta2, float rate1,
+                         float rate2)
 {
-    const float beta2 = job->beta2, rate1 = job->one_minus_beta1, rate2 = job->one_minus_beta2;
-    const float eps = job->eps, decay = job->decay, prediction = job->prediction;
     /* As torch.lerp: from the nearer end, so that beta1 = 0 gives the gradient itself. */
     const int near_old = rate1 < 0.5f;
     const float coefficient = near_old ? rate1 : rate1 - 1.0f;
     for (int64_t i = 0; i < n; i++) {
-        float g = tile[i];
+        float g = gradients[i];
         float old = exp_avg[i];
-        float m = (near_old ? old : g) + (g - old) * coefficient;
-        float v = exp_avg_sq[i] * beta2 + rate2 * g * g;
-        float denom = sqrtf(v) / denom_scale + eps;
-        float delta = step_size * m / denom;
+        exp_avg[i] = (near_old ? old : g) + (g - old) * coefficient;
+        exp_avg_sq[i] = exp_avg_sq[i] * beta2 + rate2 * g * g;
+    }
+}
+
+/* Move n weights by the moments; tile takes the weights to upload. */
+INLINE void move_weights(const Job *job, float *restrict tile, float *restrict master,
+                         const float *restrict exp_avg, const float *restrict exp_avg_sq,
+                         int64_t n, float step_size, float denom_scale)
+{
+    const float eps = job->eps, decay = job->decay, prediction = job->prediction;
+    for (int64_t i = 0; i < n; i++) {
+        float denom = sqrtf(exp_avg_sq[i]) / denom_scale + eps;
+        float delta = step_size * exp_avg[i] / denom;
         float w = master[i] * decay - delta;
-        exp_avg[i] = m;
-        exp_avg_sq[i] = v;
         master[i] = w;
         tile[i] = w - prediction * delta;
     }
 }
 
-/* The three functions with clones are not inlined, also because the compiler must move no
+/* The functions with clones are not inlined, also because the compiler must move no
  * arithmetic across the change of mode in their callers. */
 CLONES NOINLINE void accumulate(float *acc, const void *grad, int dtype, int64_t n, float scale,
                                 int first)
@@ -222,6 +228,17 @@ CLONES NOINLINE void accumulate(float *acc, const void *grad, int dtype, int64_t
         scale_into(acc, grad, dtype, 0, n, scale, 0);
     else
         scale_into(acc, grad, dtype, 0, n, scale, 1);
+}
+
+CLONES NOINLINE void moments(float *exp_avg, float *exp_avg_sq, const void *grad, int dtype,
+                             int64_t size, float scale, float beta2, float rate1, float rate2)
+{
+    float tile[TILE];
+    for (int64_t start = 0; start < size; start += TILE) {
+        const int64_t n = size - start < TILE ? size - start : TILE;
+        scale_into(tile, grad, dtype, start, n, scale, 0);
+        move_moments(exp_avg + start, exp_avg_sq + start, tile, n, beta2, rate1, rate2);
+    }
 }
 
 CLONES NOINLINE void update_run(const Job *job, int64_t begin, int64_t end, float step_size,
@@ -240,8 +257,11 @@ CLONES NOINLINE void update_run(const Job *job, int64_t begin, int64_t end, floa
         if (job->count != 1.0f)
             for (int64_t i = 0; i < n; i++)
                 tile[i] /= job->count;
-        update_tile(job, tile, job->master + start, job->exp_avg + start,
-                    job->exp_avg_sq + start, n, step_size, denom_scale);
+        if (job->acc || job->grad)
+            move_moments(job->exp_avg + start, job->exp_avg_sq + start, tile, n, job->beta2,
+                         job->one_minus_beta1, job->one_minus_beta2);
+        move_weights(job, tile, job->master + start, job->exp_avg + start,
+                     job->exp_avg_sq + start, n, step_size, denom_scale);
         char *out = (char *)job->out + start * size;
         if (job->streams && n == TILE && (uintptr_t)out % 16 == 0) {
             store_cast(packed, job->out_dtype, 0, n, tile);
@@ -303,7 +323,17 @@ EXPORT void zenflow_accumulate(float *acc, const void *grad, int dtype, int64_t 
     restore_mode(mode);
 }
 
-/* `out` may be `grad`: a tile's gradient has been read when its weights are written.
+EXPORT void zenflow_moments(float *exp_avg, float *exp_avg_sq, const void *grad, int dtype,
+                            int64_t n, float scale, float beta2, float one_minus_beta1,
+                            float one_minus_beta2)
+{
+    const uint64_t mode = flush_subnormals();
+    moments(exp_avg, exp_avg_sq, grad, dtype, n, scale, beta2, one_minus_beta1, one_minus_beta2);
+    restore_mode(mode);
+}
+
+/* Without grad and acc the moments stay as they are, and only the weights move.
+ * `out` may be `grad`: a tile's gradient has been read when its weights are written.
  * Neighbouring rows with the same constants run as one, so that short rows vectorise too. */
 EXPORT void zenflow_adamw(float *master, float *exp_avg, float *exp_avg_sq, void *out,
                           int out_dtype, const void *grad, int grad_dtype, float grad_scale,

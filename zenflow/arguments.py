@@ -130,9 +130,11 @@ def num_accumulators_for(
 ) -> int:
     """Return how many accumulators a block needs.
 
-    None where every window is one step. One where an update is over before the next gradient
-    is accumulated, that is with a lag of at most 1. Two otherwise.
+    None where every window is one step, or the moments take every gradient. One where an update
+    is over before the next gradient is accumulated, with a lag of at most 1. Two otherwise.
     """
+    if config.deferred_moments == "step":
+        return 0
     if config.update_interval == 1 and controller is None:
         return 0 if config.effective_lag() <= 1 else 2
     return 1 if not config.overlap_step or config.lag == 1 else 2

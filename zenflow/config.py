@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from os import PathLike
 
-__all__ = ["PRESETS", "LrScale", "SelectStrategy", "ZenFlowConfig"]
+__all__ = ["PRESETS", "LrScale", "Moments", "SelectStrategy", "ZenFlowConfig"]
 
 SelectStrategy = Literal["step", "epoch"]
 LrScale = Literal["none", "sqrt", "linear"]
+Moments = Literal["step", "window"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +64,22 @@ class ZenFlowConfig:
     rolling: bool = True
     """Whether blocks end their windows in turn, 1/S of the work a step, or all together."""
 
+    deferred_moments: Moments = "step"
+    """What the host's moments see: every step's gradient, or each window's mean.
+
+    ``step`` keeps them exactly AdamW's, so that only the weights wait for the window's end.
+    ``window`` is the published rule: less host traffic, an accumulator more, and moments that are
+    not AdamW's, since a mean is less noisy than a gradient.
+    """
+
     deferred_lr_scale: LrScale = "linear"
     """The host's learning rate for a window of n steps is lr times 1, sqrt(n) or n."""
 
     prediction: float = 1.0
-    """Gamma: uploaded weights are the master's moved on by gamma times its last update."""
+    """Gamma: uploaded weights are the master's moved on as far as its last update lets expect.
+
+    With 1 that is to the middle of the steps in which they are used; see ``lead``.
+    """
 
     full_warm_up_rounds: int = 0
     """First steps W in which every column is updated at once and nothing is deferred."""
@@ -122,6 +134,15 @@ class ZenFlowConfig:
         if self.deferred_lr_scale == "linear":
             return float(num_steps)
         return math.sqrt(num_steps) if self.deferred_lr_scale == "sqrt" else 1.0
+
+    def lead(self, update_interval: int) -> float:
+        """Return by how many steps uploaded weights run ahead of the master, with the S in force.
+
+        Uploaded weights are used in S forwards, in which AdamW's would have taken lag to
+        lag + S - 1 steps more: (lag + (S - 1) / 2) on average, times ``prediction``.
+        """
+        ahead = self.effective_lag(update_interval) + (update_interval - 1) / 2
+        return self.prediction * ahead
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ZenFlowConfig:
@@ -193,6 +214,7 @@ _COUNTS = {
 _OPTIONAL = ("steps_per_epoch", "lag", "block_elements")
 _CHOICES = {
     "select_strategy": get_args(SelectStrategy),
+    "deferred_moments": get_args(Moments),
     "deferred_lr_scale": get_args(LrScale),
 }
 

@@ -13,7 +13,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.device import HostValues
 from zenflow.handover import hand_over
 from zenflow.host_store import UploadBuffer, UploadPool, carve
-from zenflow.host_update import Accumulation, Update, WindowUpdate, parts_of
+from zenflow.host_update import Accumulation, Job, Moments, Update, WindowUpdate, parts_of
 from zenflow.intake import StepGradients
 from zenflow.landing import unique
 from zenflow.layout import Block, Landing, Layout
@@ -40,6 +40,7 @@ class HostSchedule:
         self._worker = worker
         self._uploads = uploads
         self._wait_timeout = wait_timeout
+        self._sees_each = config.deferred_moments == "step"
         self._buffer: UploadBuffer | None = None
         self._former_uploads: list[Completion] = []
         self._all_active = {
@@ -66,8 +67,8 @@ class HostSchedule:
             block.count += block.split in gradients.important
         updating = [block for block in due if block.count and block.shape.num_deferred]
         self._take_buffer(updating, step)
-        is_fused = self._calendar.lag(step) <= 1
-        self._accumulate(gradients, factor, step, skipped=set(due) if is_fused else set())
+        skipped = set(due) if self._is_fused(step) else set()
+        self._accumulate(gradients, hypers, factor, step, skipped)
         selecting = [b for b in due if b.wants_selection and self._can_select(b)]
         chosen = set(selecting)
         rest = [block for block in updating if block not in chosen]
@@ -76,6 +77,15 @@ class HostSchedule:
             if block not in chosen:
                 self._close(block, step)
         return selecting
+
+    def _is_fused(self, step: int) -> bool:
+        """Whether an update that starts at this step takes the window's last gradient itself.
+
+        It saves a pass over memory. But the staging is then free only once the update is over:
+        where a lag of 2 or more gives it longer than a step, the gradient joins the others' sum.
+        Moments that see every gradient can't wait: the next one comes a step later.
+        """
+        return self._sees_each or self._calendar.lag(step) <= 1
 
     def _take_buffer(self, updating: Sequence[Block], step: int) -> None:
         """Find memory for this step's uploads.
@@ -126,9 +136,14 @@ class HostSchedule:
         self._calendar.close(block.index, step)
 
     def _accumulate(
-        self, gradients: StepGradients, factor: HostValues, step: int, skipped: set[Block]
+        self,
+        gradients: StepGradients,
+        hypers: Sequence[Hyper],
+        factor: HostValues,
+        step: int,
+        skipped: set[Block],
     ) -> None:
-        """Queue the accumulation of staged gradients, but for blocks whose update reads them."""
+        """Queue what takes staged gradients in, but for blocks whose update does."""
         for bucket in self._layout.buckets:
             blocks = [
                 block
@@ -139,12 +154,7 @@ class HostSchedule:
             ]
             if not blocks:
                 continue
-            jobs = [
-                Accumulation(
-                    block.host, block.host_shape, block.accumulator, first=block.count == 1
-                )
-                for block in blocks
-            ]
+            jobs = [self._intake_job(block, hypers) for block in blocks]
             done = self._worker.submit(
                 "accumulate",
                 parts_of(jobs, factor),
@@ -155,25 +165,28 @@ class HostSchedule:
             for block in blocks:
                 block.staging_free = done
 
+    def _intake_job(self, block: Block, hypers: Sequence[Hyper]) -> Job:
+        """Return what takes the block's staged gradient in, in mid-window."""
+        if self._sees_each:
+            return Moments(block.host, block.host_shape, hypers[block.split.group])
+        return Accumulation(
+            block.host, block.host_shape, block.accumulator, first=block.count == 1
+        )
+
     def _window_update(
         self, block: Block, gradients: StepGradients, hypers: Sequence[Hyper], step: int
     ) -> WindowUpdate:
-        """Return the update that ends the block's window.
-
-        With a lag of at most 1 the last gradient is added in the same pass over memory. With a
-        longer one the staging must be free long before the update is due, so that the gradient
-        has been accumulated like those before.
-        """
-        is_fused = self._calendar.lag(step) <= 1
-        reads_staging = is_fused and block.split in gradients.important
-        num_accumulated = block.count - reads_staging
+        """Return the update that ends the block's window."""
+        reads_staging = self._is_fused(step) and block.split in gradients.important
+        has_sum = not self._sees_each and block.count > reads_staging
+        lead = self._config.lead(self._calendar.interval)
         return WindowUpdate(
             hyper=hypers[block.split.group],
             lr_scale=self._config.lr_scale(block.count),
-            count=block.count,
-            accumulator=block.accumulator if num_accumulated else None,
+            count=1 if self._sees_each else block.count,
+            accumulator=block.accumulator if has_sum else None,
             reads_staging=reads_staging,
-            prediction=0.0 if self._calendar.is_warm_up(step) else self._config.prediction,
+            prediction=0.0 if self._calendar.is_warm_up(step) else lead / block.count,
         )
 
     def _update(
@@ -188,7 +201,7 @@ class HostSchedule:
         """Queue the updates of windows that end, bucket by bucket, and let them be in flight."""
         if not blocks:
             return
-        lag = self._calendar.lag(step)
+        lag, is_fused = self._calendar.lag(step), self._is_fused(step)
         for bucket_index, members in _by_bucket(blocks):
             jobs = [
                 Update(
@@ -204,7 +217,7 @@ class HostSchedule:
             done = self._worker.submit(
                 "adam",
                 parts_of(jobs, factor),
-                deadline=step + lag,
+                deadline=step + (min(lag, 1) if is_fused else lag),
                 step=step,
                 after=unique(
                     [
@@ -228,7 +241,7 @@ class HostSchedule:
                 if self._buffer is not None:
                     self._buffer.num_open += 1
                 block.last_update = done
-                if lag <= 1:
+                if is_fused:
                     block.staging_free = done  # the update itself reads the staging
                 if len(block.host.accumulators) > 1:
                     block.accumulator = 1 - block.accumulator  # this one is still being read

@@ -1,9 +1,10 @@
-"""The host's work on one block, as parts that worker threads run: accumulate, and AdamW."""
+"""The host's work on one block, as parts that worker threads run: sums, moments, and AdamW."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,17 +28,19 @@ class WindowUpdate:
     lr_scale: float
     """Factor on the learning rate, and so on the decoupled decay."""
     count: int
-    """Gradients in the window, n."""
+    """Gradients whose sum Adam sees the mean of; 1 where it sees each."""
     accumulator: int | None
-    """Accumulator to read; None if the window is its last gradient alone."""
+    """Accumulator to read, if there is something in it."""
     reads_staging: bool
-    """Whether the last gradient is still in staging, to be added in the same pass."""
+    """Whether the last gradient is still in staging, to be taken in the same pass."""
     prediction: float
+    """Share of its displacement by which the upload runs ahead."""
 
     def apply(self, host: HostRows, factor: float, active: Tensor, out: Tensor) -> None:
         """Step the active rows in place and write the weights to upload to `out`, (R, O)."""
         step = host.step.numpy()
-        step += active.numpy()
+        if self.reads_staging or self.accumulator is not None:
+            step += active.numpy()
         step_size, denom_scale = host_row_scales(step, self.hyper, self.lr_scale)
         kernel.adamw(
             host.master,
@@ -59,6 +62,17 @@ class WindowUpdate:
         )
 
 
+class Job(Protocol):
+    """Work on the rows of one block, which may be cut anywhere."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(D, O) of the block."""
+
+    def run(self, low: int, high: int, factor: float) -> None:
+        """Do rows low..high-1, the last gradient times the clip factor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accumulation:
     """A block's staged gradient on its way into an accumulator."""
@@ -77,6 +91,28 @@ class Accumulation:
             self.host.staging[low:high],
             factor,
             first=self.first,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """A block's staged gradient on its way into the moments, in mid-window."""
+
+    host: HostRows
+    shape: tuple[int, int]
+    """(D, O) of the block."""
+    hyper: Hyper
+
+    def run(self, low: int, high: int, factor: float) -> None:
+        """Move the moments of rows low..high-1 and count the step."""
+        self.host.step.numpy()[low:high] += 1
+        kernel.moments(
+            self.host.exp_avg[low:high],
+            self.host.exp_avg_sq[low:high],
+            self.host.staging[low:high],
+            factor,
+            beta1=self.hyper.beta1,
+            beta2=self.hyper.beta2,
         )
 
 
@@ -103,10 +139,10 @@ class Update:
         )
 
 
-def parts_of(jobs: Sequence[Accumulation | Update], factor: HostValues) -> list[Part]:
+def parts_of(jobs: Sequence[Job], factor: HostValues) -> list[Part]:
     """Return the jobs cut, or put together, to parts of about PART_ELEMENTS elements."""
     parts: list[Part] = []
-    pieces: list[tuple[Accumulation | Update, int, int]] = []
+    pieces: list[tuple[Job, int, int]] = []
     filled = 0
     for job in jobs:
         num_columns, num_rows = job.shape
@@ -123,7 +159,7 @@ def parts_of(jobs: Sequence[Accumulation | Update], factor: HostValues) -> list[
     return parts
 
 
-def _part(pieces: list[tuple[Accumulation | Update, int, int]], factor: HostValues) -> Part:
+def _part(pieces: list[tuple[Job, int, int]], factor: HostValues) -> Part:
     def run() -> None:
         with torch.no_grad():
             for job, low, high in pieces:

@@ -22,14 +22,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from zenflow import torch_kernel
+
 _logger = logging.getLogger(__name__)
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_INTERFACE = 1  # the one the C file declares; raised with every change of a signature
+_INTERFACE = 2  # the one the C file declares; raised with every change of a signature
 _CHOICES = ("c", "torch")
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _ACCUMULATE_TYPES = (_POINTER, _POINTER, _INT, _LONG, _FLOAT, _INT)
+_MOMENTS_TYPES = (_POINTER, _POINTER, _POINTER, _INT, _LONG, *(_FLOAT,) * 4)
 _ADAMW_TYPES = (
     *(_POINTER, _POINTER, _POINTER, _POINTER, _INT),  # master, exp_avg, exp_avg_sq, out, dtype
     *(_POINTER, _INT, _FLOAT, _POINTER, _FLOAT),  # grad, its dtype and scale, acc, count
@@ -41,16 +44,24 @@ _ADAMW_TYPES = (
 class _Backend:
     """What runs the updates in this process: resolved at the first call, then fixed."""
 
-    __slots__ = ("accumulate", "adamw", "path")
+    __slots__ = ("accumulate", "adamw", "moments", "path")
 
     def __init__(self, library: ctypes.CDLL | None, path: str | None) -> None:
         self.path = path
         self.accumulate: Any = None  # ctypes functions are untyped
+        self.moments: Any = None
         self.adamw: Any = None
         if library is not None:
-            self.accumulate, self.adamw = library.zenflow_accumulate, library.zenflow_adamw
-            self.accumulate.argtypes, self.accumulate.restype = _ACCUMULATE_TYPES, None
-            self.adamw.argtypes, self.adamw.restype = _ADAMW_TYPES, None
+            self.accumulate, self.moments, self.adamw = (
+                _bound(library.zenflow_accumulate, _ACCUMULATE_TYPES),
+                _bound(library.zenflow_moments, _MOMENTS_TYPES),
+                _bound(library.zenflow_adamw, _ADAMW_TYPES),
+            )
+
+
+def _bound(function: Any, types: tuple[Any, ...]) -> Any:
+    function.argtypes, function.restype = types, None
+    return function
 
 
 _resolve_lock = threading.Lock()
@@ -123,9 +134,47 @@ def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
     _check_matrix("acc", acc)
     code = _code("grad", grad, acc.shape)
     if backend.accumulate is None:
-        _torch_accumulate(acc, grad, scale, first)
+        torch_kernel.accumulate(acc, grad, scale, first=first)
     else:
         backend.accumulate(acc.data_ptr(), grad.data_ptr(), code, acc.numel(), scale, first)
+
+
+def moments(
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    scale: float,
+    *,
+    beta1: float,
+    beta2: float,
+) -> None:
+    """Move both moments by `g = scale * grad`, as `adamw` does, and no weight.
+
+    Args:
+        exp_avg: First moment, float32 (R, O), changed in place.
+        exp_avg_sq: Second moment, float32 (R, O), changed in place.
+        grad: Gradient, float32, bfloat16 or float16 (R, O), overlapping neither.
+        scale: Factor on this gradient (the step's clip factor), taken as a float32.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+
+    Raises:
+        ValueError: A tensor's shape, dtype, layout or device is none of these.
+    """
+    backend = _resolve()
+    _check_matrix("exp_avg", exp_avg)
+    shape = exp_avg.shape
+    if not _is_float32(exp_avg_sq, shape):
+        raise _refusal("exp_avg_sq", exp_avg_sq, shape, "float32")
+    code = _code("grad", grad, shape)
+    if backend.moments is None:
+        scaled = torch_kernel.mean_gradient(grad, scale, None, 1)
+        torch_kernel.moments(exp_avg, exp_avg_sq, scaled, beta1, beta2)
+        return
+    backend.moments(
+        *(exp_avg.data_ptr(), exp_avg_sq.data_ptr(), grad.data_ptr(), code, exp_avg.numel()),
+        *(scale, beta2, 1.0 - beta1, 1.0 - beta2),
+    )
 
 
 def adamw(
@@ -150,7 +199,8 @@ def adamw(
     """Update active rows by AdamW on a window's mean gradient; write every row's upload.
 
     With `g = (acc + grad_scale * grad) / count`, or the one of the two that is given, the update
-    is torch.optim.AdamW's: `m = lerp(m, g, 1 - beta1)`, `v = beta2 * v + (1 - beta2) * g^2`,
+    is torch.optim.AdamW's: `m = lerp(m, g, 1 - beta1)`, `v = beta2 * v + (1 - beta2) * g^2`;
+    with neither, the moments have seen every gradient and stay. Then
     `delta = step_size * m / (sqrt(v) / denom_scale + eps)`, `w = decay * w - delta`, and then
     `out = cast(w - prediction * delta)`. An inactive row keeps its state and has `out = cast(w)`.
 
@@ -176,8 +226,7 @@ def adamw(
         prediction: Share of the displacement just applied by which `out` runs ahead of `master`.
 
     Raises:
-        ValueError: A shape, dtype, layout or device is none of these, no gradient is given, or
-            `count` is below 1.
+        ValueError: A shape, dtype, layout or device is none of these, or `count` is below 1.
     """
     backend = _resolve()
     shape = master.shape
@@ -185,14 +234,13 @@ def adamw(
     _check_rows(shape[0], step_size, denom_scale, active)
     grad_code = 0 if grad is None else _code("grad", grad, shape)
     out_code = _code("out", out, shape)
-    if grad is None and acc is None:
-        raise ValueError("adamw needs a gradient, but grad and acc are None: give one or both")
     if count < 1:
         raise ValueError(f"count ({count}) must be at least 1: the window's number of gradients")
     if backend.adamw is None:
-        mean = _torch_mean(grad, grad_scale, acc, count)
+        has_gradient = grad is not None or acc is not None
+        mean = torch_kernel.mean_gradient(grad, grad_scale, acc, count) if has_gradient else None
         state, by_row = (master, exp_avg, exp_avg_sq), (step_size, denom_scale, active)
-        _torch_adamw(state, out, mean, by_row, (beta1, beta2, eps, decay, prediction))
+        torch_kernel.adamw(state, out, mean, by_row, (beta1, beta2, eps, decay, prediction))
         return
     backend.adamw(
         *(master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), out.data_ptr(), out_code),
@@ -259,48 +307,3 @@ def _refusal(name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: str) -> 
         f"but is {tensor.dtype}, {tuple(tensor.shape)}, {layout}, on {tensor.device}: "
         "pass whole rows of a tensor that is"
     )
-
-
-@torch.no_grad()
-def _torch_accumulate(acc: Tensor, grad: Tensor, scale: float, first: bool) -> None:
-    if first:
-        acc.copy_(grad).mul_(scale)
-    else:
-        acc.add_(grad.to(torch.float32) * scale)  # not add_(alpha=...): that may fuse the rounding
-
-
-@torch.no_grad()
-def _torch_mean(grad: Tensor | None, scale: float, acc: Tensor | None, count: int) -> Tensor:
-    """Return the mean gradient of the window in memory of its own."""
-    terms = [] if acc is None else [acc]
-    if grad is not None:
-        terms.append(grad.to(torch.float32) * scale)
-    total = terms[0] + terms[1] if len(terms) > 1 else terms[0]
-    return total / count
-
-
-@torch.no_grad()
-def _torch_adamw(
-    state: tuple[Tensor, Tensor, Tensor],
-    out: Tensor,
-    mean: Tensor,
-    by_row: tuple[Tensor, Tensor, Tensor],
-    factors: tuple[float, float, float, float, float],
-) -> None:
-    """Run `adamw` on torch operations, in the C kernel's order of roundings."""
-    step_size, denom_scale, active = by_row
-    beta1, beta2, eps, decay, prediction = factors
-    rows = active.nonzero().squeeze(1)
-    w, m, v = (tensor[rows] for tensor in state)
-    g = mean[rows]
-    rate = ctypes.c_float(1.0 - beta1).value  # rounded first, as C and torch.lerp see it
-    m = m + (g - m) * rate if rate < 0.5 else g + (g - m) * (rate - 1.0)
-    v.mul_(beta2).add_((g * (1.0 - beta2)).mul_(g))
-    root = v.double().sqrt().float()  # correctly rounded, which torch's float32 root is not always
-    denom = root.div_(denom_scale[rows].unsqueeze(1)).add_(eps)
-    delta = (m * step_size[rows].unsqueeze(1)).div_(denom)
-    w.mul_(decay).sub_(delta)
-    out.copy_(state[0])  # the inactive rows' part
-    out[rows] = (w - delta * prediction).to(out.dtype)
-    for tensor, values in zip(state, (w, m, v), strict=True):
-        tensor[rows] = values

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The three corrections of the published rule, switched off.
-_PLAIN: dict[str, Any] = {"deferred_lr_scale": "none", "rolling": False, "prediction": 0.0}
+# The corrections of the published rule, switched off.
+_PLAIN: dict[str, Any] = {
+    "deferred_moments": "window",
+    "deferred_lr_scale": "none",
+    "rolling": False,
+    "prediction": 0.0,
+}
 
 PRESET_CHANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

@@ -36,6 +36,7 @@ def linear_configs(draw):
         lag=draw(st.none() | st.integers(1, window)),
         rolling=draw(st.booleans()),
         select_interval=draw(st.integers(1, 4)),
+        deferred_moments="window",
         prediction=draw(st.sampled_from([0.0, 1.0])) if overlap else 0.0,
         full_warm_up_rounds=draw(st.sampled_from([0, 2])),
         importance_decay=draw(st.sampled_from([0.0, 0.5])),

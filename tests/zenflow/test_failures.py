@@ -74,7 +74,7 @@ def in_background(function, original):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(kernel, "adamw"), (kernel, "accumulate"), (CopyLane, "_perform")]
+    ("owner", "name"), [(kernel, "adamw"), (kernel, "moments"), (CopyLane, "_perform")]
 )
 def test_a_failing_worker_reaches_the_next_step_with_its_cause(monkeypatch, owner, name, mode):
     model, optimizer = make(mode)

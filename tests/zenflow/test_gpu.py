@@ -328,7 +328,7 @@ def test_a_failing_worker_reaches_a_step(monkeypatch):
 
     model = TinyStack(num_layers=3).to("cuda")
     optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(**TINY), wait_timeout=20)
-    monkeypatch.setattr(kernel, "accumulate", fail)
+    monkeypatch.setattr(kernel, "moments", fail)
     monkeypatch.setattr(kernel, "adamw", fail)
 
     def train():

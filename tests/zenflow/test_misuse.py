@@ -78,7 +78,7 @@ def test_one_change_of_the_interval_lays_all_phases_out_anew():
 
 
 def test_resuming_without_the_controller_says_so():
-    config = ZenFlowConfig(min_split_elements=1, update_interval=1)
+    config = ZenFlowConfig(min_split_elements=1, update_interval=1, deferred_moments="window")
     model = nn.Linear(8, 8)
     with_one = make(model, config=config, controller=LoggedIntervals([]))
     without = make(nn.Linear(8, 8), config=config)

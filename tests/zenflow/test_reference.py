@@ -65,6 +65,7 @@ def configs(draw, **fixed):
         "lag": draw(st.none() | st.integers(1, window)),
         "rolling": draw(st.booleans()),
         "select_interval": draw(st.integers(0, 6)),
+        "deferred_moments": draw(st.sampled_from(["step", "window"])),
         "deferred_lr_scale": draw(st.sampled_from(["none", "sqrt", "linear"])),
         "prediction": draw(st.sampled_from([0.0, 0.5, 1.0])) if overlap else 0.0,
         "full_warm_up_rounds": draw(st.sampled_from([0, 0, 1, 3])),
@@ -191,12 +192,13 @@ SIGN_STEPS = {"lr": 1.0, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0}
 BY_HAND = {
     # S = 2, lag 1, half of two columns important. Selection is asked for in steps 1 and 4, and
     # happens in 2 and 4. Window 2: column 1 moves by 2 and leaves the host. Window 4: column 0
-    # (1 - 4 < 0) goes up by 2 and leaves. Window 6: column 1 goes to -6, predicted -8, seen in 7.
+    # (1 - 4 < 0) goes up by 2 and leaves. Window 6: column 1 goes to -6, predicted 1.5 of its 2
+    # steps ahead, which are seen in 7.
     "selection, lag and prediction": (
         sign_config(topk_ratio=0.5, update_interval=2, rolling=False, select_interval=3),
         [],
         [(1, 2), (1, 3), (1, 1), (-4, 1), (1, 1), (1, 1), (1, 1)],
-        [(-1, 0), (-2, -2), (-2, -3), (0, -4), (-1, -4), (-2, -4), (-3, -8)],
+        [(-1, 0), (-2, -2), (-2, -3), (0, -4), (-1, -4), (-2, -4), (-3, -7.5)],
     ),
     # Blocks (0, 1) and (2, 3) end their windows at 1, 3, 5, ... and 2, 4, 6, ...; S = 4 from step
     # 7 on: they end at 7 and 8 with two steps each, then four steps later.
@@ -227,7 +229,7 @@ BY_HAND = {
         sign_config(topk_ratio=0.5, update_interval=2, rolling=False, full_warm_up_rounds=2),
         [],
         [(1, 2), (1, 2), (1, 2), (1, 2), (1, 2)],
-        [(-1, -1), (-2, -2), (-2, -3), (-2, -4), (-6, -5)],
+        [(-1, -1), (-2, -2), (-2, -3), (-2, -4), (-5.5, -5)],
     ),
 }  # fmt: skip
 

@@ -25,6 +25,8 @@ RULES = {
     "rolling, lag 1": {},
     "aligned, lag S": {"rolling": False, "lag": None},
     "rolling, lag S": {"lag": None, "update_interval": 3},
+    "window moments": {"deferred_moments": "window"},
+    "window moments, lag S": {"deferred_moments": "window", "lag": None, "update_interval": 3},
     "aligned, lag 2, no prediction": {"rolling": False, "lag": 2, "prediction": 0.0},
     "no overlap": {"overlap_step": False, "prediction": 0.0},
     "warm-up": {"full_warm_up_rounds": 3, "update_interval": 3},

@@ -20,6 +20,8 @@ RULES = {
     "lag 1, S 2": {"update_interval": 2},
     "lag 1, S 3": {"update_interval": 3, "select_interval": 2},
     "lag 2, S 3": {"update_interval": 3, "lag": 2},
+    "window moments": {"update_interval": 3, "deferred_moments": "window"},
+    "window moments, lag 2": {"update_interval": 3, "lag": 2, "deferred_moments": "window"},
     "lag S, aligned": {"update_interval": 2, "lag": None, "rolling": False},
     "no overlap": {"update_interval": 2, "overlap_step": False, "prediction": 0.0},
     "all deferred": {"topk_ratio": 0.0, "update_interval": 2, "block_elements": 6},
@@ -68,10 +70,13 @@ def delay(monkeypatch, owner, name, seconds, seed):
 
 
 SLOWNESS = {
-    "accumulation": [(kernel, "accumulate")],
+    "intake": [(kernel, "accumulate"), (kernel, "moments")],
     "AdamW": [(kernel, "adamw")],
     "copies": [(CopyLane, "_perform")],
-    "everything": [(kernel, "accumulate"), (kernel, "adamw"), (CopyLane, "_perform")],
+    "everything": [
+        *((kernel, name) for name in ("accumulate", "moments", "adamw")),
+        (CopyLane, "_perform"),
+    ],
 }
 
 
