@@ -91,6 +91,8 @@ def _new_settings(
     settings, knobs = given_flags(context)
     if compare and "strategy" in settings:
         raise ConfigError("--compare runs its own four strategies: leave out --strategy")
+    if not compare and settings.get("start_steps"):
+        raise ConfigError("--start-steps is for --compare: a single run is its own start")
     values: dict[str, Any] = {}
     if config_file is not None:
         from_file, file_knobs = read_config_file(config_file)

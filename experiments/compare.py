@@ -15,11 +15,15 @@ from experiments.checkpoint import latest_checkpoint
 from experiments.emulation import choose_link
 from experiments.figures import RunRecord, draw_comparison, save_figure
 from experiments.interrupt import StopRequest
+from experiments.pretrained import find_model, has_weights
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import provenance, read_steps, write_json
 from experiments.training import CHECKPOINTS, Outcome, run
 from zenflow.timeline import Timeline
+
+START = "start"
+"""Directory of the run whose weights the strategies start from."""
 
 SHOWN_STEPS = 8
 """Steps of each strategy in the picture."""
@@ -32,6 +36,26 @@ def with_link(settings: TrainSettings, reporter: Reporter) -> TrainSettings:
     choice = choose_link(build_workbench(settings))
     reporter.say(str(choice))
     return replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
+
+
+def started(
+    settings: TrainSettings, folder: Path, *, reporter: Reporter, stop: StopRequest
+) -> tuple[TrainSettings, Outcome | None]:
+    """Make the weights that all strategies go on from, if the model comes without.
+
+    Returns:
+        The strategies' settings, and how the start ended if it was made now.
+    """
+    found = find_model(settings.model)
+    if not settings.start_steps or has_weights(found):
+        return replace(settings, start_steps=None), None
+    outcome = None
+    if not _is_finished(folder, settings.start_steps):
+        reporter.say(f"\nstart: {settings.start_steps} steps on the device, for all strategies")
+        resume = latest_checkpoint(folder / CHECKPOINTS) is not None
+        outcome = run(settings.for_start(), folder, reporter=reporter, stop=stop, resume=resume)
+    model = f"{'own:' if found.own else ''}{folder / 'model'}"
+    return replace(settings, start_steps=None, model=model), outcome
 
 
 def run_comparison(
@@ -55,7 +79,9 @@ def run_comparison(
     settings = with_link(settings, reporter)
     record = {"compare": list(COMPARED), "settings": settings.to_dict(), **provenance()}
     write_json(folder / "config.json", record)
-    outcome = None
+    settings, outcome = started(settings, folder / START, reporter=reporter, stop=stop)
+    if outcome is not None and (outcome.stopped or stop.requested):
+        return replace(outcome, stopped=True)
     for number, strategy in enumerate(COMPARED, start=1):
         own = folder / strategy
         if resume and _is_finished(own, settings.steps):

@@ -10,7 +10,8 @@ Legend: B sequences, L tokens, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.recipes import ModelSize
+from zenflow.errors import ConfigError
 
 INIT_STD = 0.02
 _ROTARY_BASE = 10_000.0
@@ -46,6 +48,25 @@ class DecoderConfig:
             intermediate_size=size.ffn,
             tie_word_embeddings=size.tied,
         )
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> DecoderConfig:
+        """Return the configuration that a config.json of the Llama family describes.
+
+        Raises:
+            ConfigError: It describes something that this decoder is not.
+        """
+        known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
+        heads = values.get("num_attention_heads")
+        if (
+            values.get("model_type") != "llama"
+            or values.get("num_key_value_heads", heads) != heads
+        ):
+            raise ConfigError(
+                "without transformers only models that this project has written can be loaded, "
+                f"not {values.get('model_type')!r}: pip install 'zenflow-offload[hf]'"
+            )
+        return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""

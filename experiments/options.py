@@ -111,6 +111,10 @@ _RUN_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--host-threads", {"type": int, "help": "Threads of the host update."}),
     ("--device-threads", {"type": int, "help": "Threads of torch."}),
     ("--seed", {"type": int, "help": "Decides the first weights and the data's order."}),
+    (
+        "--start-steps",
+        {"type": int, "help": "Steps on the device that --compare goes on from; 0: none."},
+    ),
     ("--save-every", {"type": int, "help": "Steps between checkpoints; 0: at the end only."}),
     ("--eval-every", {"type": int, "help": "Steps between evaluations; 0: at the end only."}),
     ("--eval-batches", {"type": int, "help": "Held-out batches of an evaluation, at most."}),
@@ -124,6 +128,10 @@ _KNOB_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--overlap-step/--no-overlap-step", {"help": "Host updates behind following steps."}),
     ("--lag", {"type": NumberOr(int, "S"), "help": "Steps until an update lands, or S."}),
     ("--rolling/--aligned", {"help": "Windows end in turn, or together."}),
+    (
+        "--deferred-moments",
+        {"type": _choice(("step", "window")), "help": "What the host's moments see."},
+    ),
     (
         "--deferred-lr-scale",
         {"type": _choice(("none", "sqrt", "linear")), "help": "Host rate for a window."},

@@ -1,8 +1,9 @@
 """The model and tokenizer that ``--model`` names: a size, a config.json, a directory, a hub name.
 
 A size gives a Llama-style decoder over bytes: transformers' class where the extra ``hf`` is
-installed, our own of ``experiments.models`` elsewhere, with the same weights to start from. The
-rest needs the extra. ``own:SIZE`` keeps to our own class anyway.
+installed, our own of ``experiments.models`` elsewhere, with the same weights to start from. A
+directory that a run has written loads into either; the rest needs the extra. ``own:SIZE`` and
+``own:DIRECTORY`` keep to our own class anyway.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors.torch import load_model as load_model_file
 from safetensors.torch import save_model
 from torch import nn
 
@@ -59,12 +61,14 @@ def find_model(name: str) -> NamedModel:
     own, _, size = name.rpartition(":")
     if size in MODEL_SIZES and own in ("", "own"):
         return NamedModel(kind="size", name=size, own=own == "own" or not has_transformers)
-    path = Path(name).expanduser()
+    path = Path(size if own == "own" else name).expanduser()
     sizes = ", ".join(MODEL_SIZES)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"a model directory must hold a config.json, but {path} has none")
     if not path.exists() and path.suffix == ".json":
         raise ConfigError(f"there is no model configuration {path}: check --model")
+    if path.is_dir() and (own == "own" or not has_transformers):
+        return NamedModel(kind="directory", name=str(path), own=True)
     if not has_transformers:
         raise ConfigError(
             f"--model must be a size ({sizes}) where transformers is not installed, but is "
@@ -81,7 +85,7 @@ def load_tokenizer(found: NamedModel) -> TextTokenizer:
     Raises:
         ConfigError: The tokenizer can't be loaded.
     """
-    if found.kind == "size":
+    if found.kind == "size" or found.own:
         return ByteTokenizer()
     folder = Path(found.name).parent if found.kind == "config" else Path(found.name)
     if found.kind != "hub" and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
@@ -115,6 +119,8 @@ def load_model(
         model = make(found.name, settings.sequence, num_classes)
         init_weights(model, settings.seed)
         return model
+    if found.own:
+        return _own_directory(Path(found.name), settings.seed, num_classes)
     transformers = _transformers()
     family = "AutoModelForSequenceClassification" if num_classes else "AutoModelForCausalLM"
     auto = getattr(transformers, family)
@@ -124,7 +130,7 @@ def load_model(
         config = transformers.AutoConfig.from_pretrained(found.name, **head)
         _check_length(found, config, settings.sequence)
         _check_bytes(found, config, tokenizer)
-        if found.kind == "config" or not _has_weights(found):
+        if not has_weights(found):
             model = auto.from_config(config)
         else:
             model = auto.from_pretrained(found.name, config=config)
@@ -155,6 +161,18 @@ def _own_model(size: str, sequence: int, num_classes: int) -> nn.Module:
     del sequence  # rotary positions need no table
     config = DecoderConfig.of_size(MODEL_SIZES[size], NUM_BYTE_TOKENS)
     return Classifier(config, num_classes) if num_classes else LanguageModel(config)
+
+
+def _own_directory(folder: Path, seed: int, num_classes: int) -> nn.Module:
+    """Return our class with the weights of a run's export; a head that it lacks is drawn."""
+    weights = folder / _WEIGHT_FILES[0]
+    if not weights.is_file():
+        raise ConfigError(f"{folder} holds no {weights.name}: give a run's model/ directory")
+    config = DecoderConfig.of_json(json.loads((folder / "config.json").read_text()))
+    model = Classifier(config, num_classes) if num_classes else LanguageModel(config)
+    init_weights(model, seed)
+    load_model_file(model, str(weights), strict=not num_classes)
+    return model
 
 
 def _transformers_llama(size: str, sequence: int, num_classes: int) -> nn.Module:
@@ -189,10 +207,11 @@ def _llama_json(model: LanguageModel | Classifier) -> dict[str, Any]:
     return config
 
 
-def _has_weights(found: NamedModel) -> bool:
-    return found.kind == "hub" or any(
-        (Path(found.name) / name).is_file() for name in _WEIGHT_FILES
-    )
+def has_weights(found: NamedModel) -> bool:
+    """Return whether the model comes with weights; else it starts from random ones."""
+    if found.kind != "directory":
+        return found.kind == "hub"
+    return any((Path(found.name) / name).is_file() for name in _WEIGHT_FILES)
 
 
 def _check_length(found: NamedModel, config: Any, sequence: int) -> None:

@@ -114,6 +114,9 @@ class TrainSettings:
     device_threads: int | None = None
     """Threads of torch; None leaves one core to the host side when the device is the CPU."""
     seed: int = 0
+    start_steps: int | None = None
+    """Steps on the device from which a comparison's strategies go on, where the model comes
+    without weights; None leaves the number to ``for_comparison``."""
     save_every: int = 0
     """Steps between checkpoints; 0 saves at the end only."""
     eval_every: int = 0
@@ -146,13 +149,31 @@ class TrainSettings:
     def for_comparison(self) -> TrainSettings:
         """Return the settings with what ``--compare`` fills in where nothing was asked for.
 
-        These are the evaluations of its picture, and a warm-up (see ``COMPARE_WARM_UP_SHARE``).
+        These are its steps, the evaluations of its picture, and a start (see ``START_SHARE``).
         """
-        steps = self.steps or DEFAULT_STEPS
-        knobs = dict(self.knobs)
-        if self.epochs is None:
-            knobs.setdefault("full_warm_up_rounds", round(COMPARE_WARM_UP_SHARE * steps))
-        return replace(self, knobs=knobs, eval_every=self.eval_every or max(1, steps // 8))
+        steps = self.steps or COMPARE_STEPS
+        start = round(START_SHARE * steps) if self.start_steps is None else self.start_steps
+        return replace(
+            self,
+            steps=steps if self.epochs is None else None,
+            start_steps=start,
+            eval_every=self.eval_every or max(1, steps // 8),
+        )
+
+    def for_start(self) -> TrainSettings:
+        """Return the run that makes the weights which a comparison's strategies go on from."""
+        return replace(
+            self.with_strategy("on_device"),
+            steps=self.start_steps,
+            epochs=None,
+            start_steps=None,
+            lr=START_LR,
+            schedule="cosine",
+            link=None,
+            eval_every=0,
+            timeline_steps=0,
+            seed=(self.seed + 1) % 2**63,  # or the strategies would see its batches again
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values."""
@@ -176,11 +197,17 @@ class TrainSettings:
 
 DEFAULT_STEPS = 800
 
-COMPARE_WARM_UP_SHARE = 0.075
-"""Share of a comparison's first steps that defer nothing, in the strategies that defer at all.
+COMPARE_STEPS = 500
 
-A model that starts from scratch moves fastest, and suffers most from late gradients, right then.
+START_SHARE = 0.6
+"""Steps of a comparison's start as a share of its own.
+
+Offloaded training is fine-tuning: a model with random weights is trained a little first, on the
+device and once, and all strategies go on from there.
 """
+
+START_LR = 2e-3
+"""Peak learning rate of that start: what a small model learns fast with."""
 
 
 def _choice_errors(settings: TrainSettings) -> list[str]:
@@ -210,8 +237,8 @@ def _range_errors(settings: TrainSettings) -> list[str]:
     ]
     broken += [
         f"{name} must be 0 (never) or more, but is {value}"
-        for name in ("save_every", "eval_every", "timeline_steps")
-        if (value := getattr(settings, name)) < 0
+        for name in ("save_every", "eval_every", "timeline_steps", "start_steps")
+        if (value := getattr(settings, name)) is not None and value < 0
     ]
     if not 0 <= settings.seed < 2**63:
         broken.append(f"seed must lie in [0, 2**63), but is {settings.seed}")

@@ -44,6 +44,7 @@ def test_claims_hold_of_rows_that_fulfil_them():
         ({"stall": 4.9, "remaining": 0.1}, "zero_offload's time"),
         ({"remaining": 0.91}, "stall seconds that zenflow is without"),
         ({"loss": 2.021}, "held-out loss"),
+        ({"loss": 1.979}, "held-out loss"),
         ({"rolling": (1.0, 1.11)}, "rolling windows"),
         ({"aligned": (1.0, 1.09)}, "aligned windows"),
     ],
