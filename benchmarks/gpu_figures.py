@@ -57,12 +57,15 @@ def lane_figures(timeline: Timeline) -> dict[str, Any]:
 def host_bytes(config: ZenFlowConfig, deferred: int, size: int = 2) -> float:
     """Return the bytes that the host must read and write per step, on average.
 
-    In a window of S steps, each deferred parameter's gradients but the last are accumulated (read;
-    sum written once, then read and written S - 2 times), and one update reads the last gradient
-    and the sum, reads and writes master and moments, and writes the weight. Where the window's
-    last gradient can't be fused into the update, it is accumulated too.
+    In a window of S steps, one update reads the last gradient, reads and writes master and
+    moments, and writes the weight. Each gradient before is read and moves both moments; with
+    moments of the window's mean it goes into a sum, which is written once, read and written S - 2
+    times, and read by the update. Where the window's last gradient can't be fused into the
+    update, it goes into the sum too.
     """
     window, lag = config.update_interval, config.effective_lag()
+    if config.deferred_moments == "step":
+        return deferred * ((window - 1) * (size + 16) + size + 24 + size) / window
     accumulated = window - 1 if lag <= 1 else window
     sums = accumulated * size + (4 + 8 * (accumulated - 1) + 4 if accumulated else 0)
     last = size if lag <= 1 else 0

@@ -20,7 +20,7 @@ from zenflow.config import PRESETS
 DESCRIPTION = "A decoder of 1B parameters on a GPU under every preset."
 SMOKE = {
     "layers": 2, "hidden": 64, "heads": 2, "ffn": 96, "vocab": 128, "sequence": 16, "batch": 2,
-    "steps": 12, "warm_steps": 4,
+    "steps": 12, "warm_steps": 4, "knobs": {"min_split_elements": 1},
 }  # fmt: skip
 
 
@@ -128,6 +128,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{name}", type=int, default=value)
     for name, value in (("vocab", 32_000), ("sequence", 1024), ("batch", 8)):
         add(f"--{name}", type=int, default=value)
+    parser.set_defaults(knobs={})
     options = parser.parse_args(arguments)
     if options.smoke:
         vars(options).update(SMOKE)

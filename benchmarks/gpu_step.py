@@ -112,7 +112,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
     optimizer = ZenFlowAdamW(
         model.named_parameters(),
         lr=LR,
-        config=ZenFlowConfig.preset(run.preset),
+        config=ZenFlowConfig.preset(run.preset, **bench.options.knobs),
         max_grad_norm=CLIP_NORM if run.mode == RELEASE else "keep",
         host_threads=bench.options.host_threads,
         timeline_steps=TRACED_STEPS,

@@ -1,6 +1,6 @@
 """What the engine itself costs per step, as a share of torch's AdamW step.
 
-    python -m benchmarks.step_overhead [--tensors 30,300,1000] [--side 32,256] [--out FILE]
+    python -m benchmarks.step_overhead [--tensors 30,300,1000] [--side 32,128,256] [--out FILE]
 
 Hooks, packing, selection and bookkeeping, with the host's side idle: its arithmetic is replaced by
 nothing, so that on a CPU in the device's role no update competes with the training thread. Lanes
@@ -9,8 +9,8 @@ would make, the training thread's time does not.
 
 All contenders take turns in one process, on tensors of the same shapes: torch's foreach and fused
 AdamW, ours with gradients kept until step(), and ours releasing them in backward (that backward
-and step, less a backward without optimizer). Every matrix is split, also where the default would
-keep one so small on the device.
+and step, less a backward without optimizer). The default settings keep small matrices on the
+device; `--min-split-elements` has them split, to see what that would cost.
 """
 
 from __future__ import annotations
@@ -203,9 +203,10 @@ def summary(costs: dict[str, list[Cost]]) -> dict[str, Any]:
     return rows
 
 
-def measure(num_tensors: int, side: int, repeats: int, bandwidth: float) -> dict[str, Any]:
+def measure(
+    num_tensors: int, side: int, repeats: int, bandwidth: float, config: ZenFlowConfig
+) -> dict[str, Any]:
     """Return the record of one number and size of tensors."""
-    config = ZenFlowConfig(min_split_elements=min(4096, side * side))
     contenders = Contenders(num_tensors, side, config)
     try:
         with idle_host():
@@ -267,15 +268,20 @@ def numbers(text: str) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tensors", type=numbers, default=[30, 300, 1000])
-    parser.add_argument("--side", type=numbers, default=[32, 256])
+    parser.add_argument("--side", type=numbers, default=[32, 128, 256])
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument(
+        "--min-split-elements", type=int, default=ZenFlowConfig().min_split_elements
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch's, for every contender")
     parser.add_argument("--out", type=Path, help="JSON file for the whole record")
     options = parser.parse_args()
+    config = ZenFlowConfig(min_split_elements=options.min_split_elements)
     torch.set_num_threads(options.threads)
     bandwidth = copy_bandwidth()
     whole = setting(
         threads=options.threads,
+        config=config.to_dict(),
         repeats=options.repeats,
         aim=AIM,
         copy_bytes_per_second=bandwidth,
@@ -288,7 +294,7 @@ def main() -> None:
     )
     for side in options.side:
         for num_tensors in options.tensors:
-            record = measure(num_tensors, side, options.repeats, bandwidth)
+            record = measure(num_tensors, side, options.repeats, bandwidth, config)
             whole["measurements"].append(record)
             show(record)
             gc.collect()  # the next size needs the memory

@@ -39,7 +39,7 @@ from zenflow.errors import ConfigError, ZenFlowError
 BASELINE = "on_device"
 SEEDS = (0, 1, 2)
 WARM_UP = 160
-"""Rounds of the variant that defers nothing at first: twice the rise of the learning rate."""
+"""Steps W in which one variant defers nothing: twice the rise of the learning rate."""
 PRETRAINING = TrainSettings(strategy=BASELINE, steps=2500, lr=2e-3, device_threads=1)
 
 
@@ -71,19 +71,21 @@ def regimes(pretrained: Path, steps: int | None = None) -> list[Regime]:
         pretrained: Folder of the model that fine-tuning starts from.
         steps: Of every run, in place of each regime's own.
     """
+    window = {"deferred_moments": "window"}
+    warm = {**window, "full_warm_up_rounds": WARM_UP}
     compared: dict[str, tuple[str, Mapping[str, Any]]] = {
         BASELINE: (BASELINE, {}),
         "zenflow_paper": ("zenflow_paper", {}),
         "zenflow": ("zenflow", {}),
+        "zenflow, window moments": ("zenflow", window),
     }
-    warm = {"full_warm_up_rounds": min(WARM_UP, steps or WARM_UP)}
     common = TrainSettings(device_threads=1, host_threads=1, timeline_steps=0)
     return [
         Regime(
             name="from scratch",
             settings=replace(common, steps=steps or 800),
-            rates=(4e-4, 1e-3, 2e-3),
-            variants={**compared, f"zenflow, {WARM_UP} warm-up rounds": ("zenflow", warm)},
+            rates=(4e-4, 1e-3),
+            variants={**compared, f"zenflow, window moments, W = {WARM_UP}": ("zenflow", warm)},
         ),
         Regime(
             name="fine-tuning",

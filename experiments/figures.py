@@ -6,7 +6,7 @@ Lanes and colours are the same in every picture; red is always the device waitin
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,8 @@ STRATEGY_COLOURS: Mapping[str, str] = {
 }
 _OTHER_COLOUR = "#bbbbbb"
 _BAR_HEIGHT = 0.72
+_LINE_STYLES = ("-", "--", ":")
+"""Of a strategy as it is, and of its variants in turn."""
 _MOST_STEPS = 12
 
 
@@ -128,6 +130,7 @@ def draw_excess(excesses: Mapping[tuple[str, str, float], Sequence[float]]) -> F
     panels = figure.subplots(1, len(regimes), squeeze=False)[0]
     for axes, regime in zip(panels, regimes, strict=True):
         axes.axhline(0, color=STRATEGY_COLOURS["on_device"], linewidth=1)
+        drawn: Counter[str] = Counter()
         for variant in dict.fromkeys(v for r, v, _ in excesses if r == regime):
             points = [
                 (rate, [100 * value for value in values])
@@ -135,10 +138,12 @@ def draw_excess(excesses: Mapping[tuple[str, str, float], Sequence[float]]) -> F
                 if (r, v) == (regime, variant)
             ]
             rates = [rate for rate, _ in points]
-            preset, *changes = variant.split(",")
+            preset = variant.split(",")[0]
             colour = STRATEGY_COLOURS.get(preset, _OTHER_COLOUR)
+            style = _LINE_STYLES[drawn[preset] % len(_LINE_STYLES)]
+            drawn[preset] += 1
             axes.plot(rates, [fmean(values) for _, values in points], color=colour, marker="o",
-                      linestyle="--" if changes else "-", label=variant)  # fmt: skip
+                      linestyle=style, label=variant)  # fmt: skip
             axes.vlines(rates, [min(v) for _, v in points], [max(v) for _, v in points], colour)
         axes.set_xscale("log")
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)

@@ -133,7 +133,7 @@ class TrainSettings:
 
     def config(self, steps_per_epoch: int | None) -> ZenFlowConfig:
         """Return the engine's configuration for a data set of so many steps."""
-        knobs = dict(self.knobs)
+        knobs = {"min_split_elements": MIN_SPLIT_ELEMENTS, **self.knobs}
         if knobs.get("select_strategy") == "epoch":
             knobs.setdefault("steps_per_epoch", steps_per_epoch)
         return ZenFlowConfig.preset(self.strategy, **knobs)
@@ -196,6 +196,9 @@ class TrainSettings:
 
 
 DEFAULT_STEPS = 800
+
+MIN_SPLIT_ELEMENTS = 1 << 12
+"""Where a run does not say: the sizes above would fit below the engine's own floor whole."""
 
 COMPARE_STEPS = 500
 

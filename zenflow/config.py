@@ -90,8 +90,11 @@ class ZenFlowConfig:
     hysteresis: float = 0.1
     """Share by which a column's score must exceed an important one's to take its place."""
 
-    min_split_elements: int = 4096
-    """Parameters with fewer elements (and all 1-D ones) stay on the device whole."""
+    min_split_elements: int = 1 << 16
+    """Parameters with fewer elements (and all 1-D ones) stay on the device whole.
+
+    Their state is small, and sharing it out would cost more time than their update.
+    """
 
     block_elements: int | None = None
     """Most elements in a block; None is a fair share, 1/(8 S) of all split elements.

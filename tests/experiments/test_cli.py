@@ -7,7 +7,7 @@ import pytest
 from experiments.cli import main
 from experiments.configfile import read_config_file
 from experiments.options import KNOB_NAMES
-from experiments.recipes import TrainSettings
+from experiments.recipes import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, train, trained, write_text
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -171,9 +171,10 @@ def test_comparison_keeps_baselines_what_they_are():
         name: settings.with_strategy(name).config(None)
         for name in ("on_device", "zero_offload", "zenflow_paper", "zenflow")
     }
-    assert made["on_device"] == ZenFlowConfig.preset("on_device")
-    assert made["zero_offload"] == ZenFlowConfig.preset("zero_offload")
+    floor = {"min_split_elements": MIN_SPLIT_ELEMENTS}
+    assert made["on_device"] == ZenFlowConfig.preset("on_device", **floor)
+    assert made["zero_offload"] == ZenFlowConfig.preset("zero_offload", **floor)
     assert made["zenflow_paper"] == ZenFlowConfig.preset(
-        "zenflow_paper", topk_ratio=0.3, update_interval=8
+        "zenflow_paper", topk_ratio=0.3, update_interval=8, **floor
     )
-    assert made["zenflow"] == ZenFlowConfig.preset("zenflow", **knobs)
+    assert made["zenflow"] == ZenFlowConfig.preset("zenflow", **knobs, **floor)
