@@ -16,11 +16,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__SSE2__) || defined(_M_X64)
-#include <emmintrin.h>
-#define STREAMS 1
-#else
-#define STREAMS 0
+#if defined(__SSE__) || defined(_M_X64)
+#include <xmmintrin.h>
 #endif
 
 #if defined(__GNUC__)
@@ -55,10 +52,6 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 /* Elements per tile. Small, so that the loads of one stage overlap the arithmetic of the one
  * before: on two Xeon cores with AVX-512, 128 gave 10% more than 1024 and 7% more than 64. */
 #define TILE 128
-
-/* From this many elements on a call's uploads go past the caches: nothing reads them soon, and a
- * line that is written whole then need not be fetched first. */
-#define STREAMED_ELEMENTS (1 << 16)
 
 INLINE float as_float(uint32_t bits)
 {
@@ -156,17 +149,6 @@ INLINE void store_cast(void *out, int dtype, int64_t start, int64_t n,
     }
 }
 
-/* Copy whole 16-byte pieces past the caches; `to` is a multiple of 16. */
-INLINE void stream_out(void *to, const void *from, int64_t num_bytes)
-{
-#if STREAMS
-    for (int64_t i = 0; i < num_bytes / 16; i++)
-        _mm_stream_si128((__m128i *)to + i, _mm_loadu_si128((const __m128i *)from + i));
-#else
-    memcpy(to, from, (size_t)num_bytes);
-#endif
-}
-
 /* What one call of zenflow_adamw works on. */
 typedef struct {
     float *master;
@@ -185,34 +167,35 @@ typedef struct {
     float eps;
     float decay;
     float prediction;
-    int streams;
 } Job;
 
-/* Move both moments by n gradients. */
-INLINE void move_moments(float *restrict exp_avg, float *restrict exp_avg_sq,
-                         const float *restrict gradients, int64_t n, float beta2, float rate1,
-                         float rate2)
+/* As torch.lerp: from the nearer end, so that beta1 = 0 gives the gradient itself. */
+INLINE float next_exp_avg(float old, float g, float rate)
 {
-    /* As torch.lerp: from the nearer end, so that beta1 = 0 gives the gradient itself. */
-    const int near_old = rate1 < 0.5f;
-    const float coefficient = near_old ? rate1 : rate1 - 1.0f;
-    for (int64_t i = 0; i < n; i++) {
-        float g = gradients[i];
-        float old = exp_avg[i];
-        exp_avg[i] = (near_old ? old : g) + (g - old) * coefficient;
-        exp_avg_sq[i] = exp_avg_sq[i] * beta2 + rate2 * g * g;
-    }
+    return rate < 0.5f ? old + (g - old) * rate : g + (g - old) * (rate - 1.0f);
 }
 
-/* Move n weights by the moments; tile takes the weights to upload. */
-INLINE void move_weights(const Job *job, float *restrict tile, float *restrict master,
-                         const float *restrict exp_avg, const float *restrict exp_avg_sq,
-                         int64_t n, float step_size, float denom_scale)
+INLINE float next_exp_avg_sq(float old, float g, float beta2, float rate)
 {
+    return old * beta2 + rate * g * g;
+}
+
+/* AdamW on n elements; tile holds the mean gradient, unless the moments have seen all of them
+ * (moves = 0), and afterwards the weights to upload. */
+INLINE void update_tile(const Job *job, float *restrict tile, float *restrict master,
+                        float *restrict exp_avg, float *restrict exp_avg_sq, int64_t n,
+                        float step_size, float denom_scale, int moves)
+{
+    const float beta2 = job->beta2, rate1 = job->one_minus_beta1, rate2 = job->one_minus_beta2;
     const float eps = job->eps, decay = job->decay, prediction = job->prediction;
     for (int64_t i = 0; i < n; i++) {
-        float denom = sqrtf(exp_avg_sq[i]) / denom_scale + eps;
-        float delta = step_size * exp_avg[i] / denom;
+        float m = exp_avg[i], v = exp_avg_sq[i];
+        if (moves) {
+            exp_avg[i] = m = next_exp_avg(m, tile[i], rate1);
+            exp_avg_sq[i] = v = next_exp_avg_sq(v, tile[i], beta2, rate2);
+        }
+        float denom = sqrtf(v) / denom_scale + eps;
+        float delta = step_size * m / denom;
         float w = master[i] * decay - delta;
         master[i] = w;
         tile[i] = w - prediction * delta;
@@ -230,46 +213,52 @@ CLONES NOINLINE void accumulate(float *acc, const void *grad, int dtype, int64_t
         scale_into(acc, grad, dtype, 0, n, scale, 1);
 }
 
-CLONES NOINLINE void moments(float *exp_avg, float *exp_avg_sq, const void *grad, int dtype,
-                             int64_t size, float scale, float beta2, float rate1, float rate2)
+CLONES NOINLINE void moments(float *restrict exp_avg, float *restrict exp_avg_sq,
+                             const void *grad, int dtype, int64_t size, float scale,
+                             float beta2, float rate1, float rate2)
 {
     float tile[TILE];
     for (int64_t start = 0; start < size; start += TILE) {
         const int64_t n = size - start < TILE ? size - start : TILE;
         scale_into(tile, grad, dtype, start, n, scale, 0);
-        move_moments(exp_avg + start, exp_avg_sq + start, tile, n, beta2, rate1, rate2);
+        for (int64_t i = 0; i < n; i++) {
+            exp_avg[start + i] = next_exp_avg(exp_avg[start + i], tile[i], rate1);
+            exp_avg_sq[start + i] = next_exp_avg_sq(exp_avg_sq[start + i], tile[i], beta2, rate2);
+        }
     }
 }
 
+INLINE void run_tile(const Job *job, int64_t start, int64_t n, float step_size,
+                     float denom_scale)
+{
+    float tile[TILE];
+    float *master = job->master + start, *exp_avg = job->exp_avg + start;
+    float *exp_avg_sq = job->exp_avg_sq + start;
+    if (job->acc)
+        memcpy(tile, job->acc + start, (size_t)n * sizeof(float));
+    if (job->acc && job->grad)
+        scale_into(tile, job->grad, job->grad_dtype, start, n, job->grad_scale, 1);
+    else if (job->grad)
+        scale_into(tile, job->grad, job->grad_dtype, start, n, job->grad_scale, 0);
+    if (job->count != 1.0f)
+        for (int64_t i = 0; i < n; i++)
+            tile[i] /= job->count;
+    if (job->acc || job->grad)
+        update_tile(job, tile, master, exp_avg, exp_avg_sq, n, step_size, denom_scale, 1);
+    else
+        update_tile(job, tile, master, exp_avg, exp_avg_sq, n, step_size, denom_scale, 0);
+    store_cast(job->out, job->out_dtype, start, n, tile);
+}
+
+/* Whole tiles have a length that the compiler knows: its loops over them have no remainders. */
 CLONES NOINLINE void update_run(const Job *job, int64_t begin, int64_t end, float step_size,
                                 float denom_scale)
 {
-    float tile[TILE], packed[TILE];
-    const int64_t size = job->out_dtype == FLOAT32 ? 4 : 2;
-    for (int64_t start = begin; start < end; start += TILE) {
-        const int64_t n = end - start < TILE ? end - start : TILE;
-        if (job->acc)
-            memcpy(tile, job->acc + start, (size_t)n * sizeof(float));
-        if (job->acc && job->grad)
-            scale_into(tile, job->grad, job->grad_dtype, start, n, job->grad_scale, 1);
-        else if (job->grad)
-            scale_into(tile, job->grad, job->grad_dtype, start, n, job->grad_scale, 0);
-        if (job->count != 1.0f)
-            for (int64_t i = 0; i < n; i++)
-                tile[i] /= job->count;
-        if (job->acc || job->grad)
-            move_moments(job->exp_avg + start, job->exp_avg_sq + start, tile, n, job->beta2,
-                         job->one_minus_beta1, job->one_minus_beta2);
-        move_weights(job, tile, job->master + start, job->exp_avg + start,
-                     job->exp_avg_sq + start, n, step_size, denom_scale);
-        char *out = (char *)job->out + start * size;
-        if (job->streams && n == TILE && (uintptr_t)out % 16 == 0) {
-            store_cast(packed, job->out_dtype, 0, n, tile);
-            stream_out(out, packed, n * size);
-        } else {
-            store_cast(job->out, job->out_dtype, start, n, tile);
-        }
-    }
+    int64_t start = begin;
+    for (; start + TILE <= end; start += TILE)
+        run_tile(job, start, TILE, step_size, denom_scale);
+    if (start < end)
+        run_tile(job, start, end - start, step_size, denom_scale);
 }
 
 CLONES NOINLINE void copy_run(const Job *job, int64_t begin, int64_t end)
@@ -280,7 +269,7 @@ CLONES NOINLINE void copy_run(const Job *job, int64_t begin, int64_t end)
 /* Subnormals count as zeros while a kernel runs. The first moment of a weight whose gradient stays
  * zero (an absent token's embedding, a dead unit) decays into the subnormals and stays there, and
  * on x86 arithmetic on them is ten times slower. Such values mean nothing to an update. */
-#if STREAMS
+#if defined(__SSE__) || defined(_M_X64)
 INLINE uint64_t flush_subnormals(void)
 {
     unsigned int mode = _mm_getcsr();
@@ -344,7 +333,7 @@ EXPORT void zenflow_adamw(float *master, float *exp_avg, float *exp_avg_sq, void
 {
     const Job job = {master, exp_avg, exp_avg_sq, out, grad, acc, out_dtype, grad_dtype,
                      grad_scale, count, beta2, one_minus_beta1, one_minus_beta2, eps, decay,
-                     prediction, STREAMS && rows * cols >= STREAMED_ELEMENTS};
+                     prediction};
     const uint64_t mode = flush_subnormals();
     for (int64_t row = 0, next; row < rows; row = next) {
         next = row + 1;
@@ -356,10 +345,6 @@ EXPORT void zenflow_adamw(float *master, float *exp_avg, float *exp_avg_sq, void
         else
             copy_run(&job, row * cols, next * cols);
     }
-#if STREAMS
-    if (job.streams)
-        _mm_sfence(); /* whoever hears that the update is over sees its uploads */
-#endif
     restore_mode(mode);
 }
 

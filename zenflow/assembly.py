@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from zenflow.arguments import (
     common_device,
     default_host_threads,
@@ -13,7 +15,9 @@ from zenflow.arguments import (
 )
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractIntervalController, FixedInterval
-from zenflow.device import bind
+from zenflow.cpu_device import CpuDevice
+from zenflow.cuda_device import CudaDevice
+from zenflow.device import AbstractDevice
 from zenflow.device_store import Resident
 from zenflow.engine import Engine
 from zenflow.layout import SplitParam
@@ -58,3 +62,19 @@ def start_engine(
     places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
     places |= {resident.param: resident for resident in layout.residents}
     return engine, [places[item.param] for item in named]
+
+
+def bind(device: torch.device) -> AbstractDevice:
+    """Return the operations for a torch device.
+
+    Raises:
+        ValueError: The device is neither a CPU nor CUDA.
+    """
+    if device.type == "cuda":
+        return CudaDevice(device)
+    if device.type == "cpu":
+        return CpuDevice(device)
+    raise ValueError(
+        f"parameters are on {device}: move the model to a cuda device (or the CPU) before the "
+        "optimizer is made"
+    )
