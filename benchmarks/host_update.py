@@ -20,140 +20,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
+from benchmarks.host_jobs import (
+    CACHED_PARAMS,
+    CAST,
+    COLUMNS,
+    DEEPSPEED,
+    FLOORS,
+    OURS,
+    SCALE,
+    TRIAD,
+    Job,
+    State,
+    floor_jobs,
+    optimizer_jobs,
+    our_jobs,
+)
 from experiments.records import provenance
 from zenflow import kernel
 
-COLUMNS = 4096
-PART_PARAMS = 1 << 18  # in one call: Python's part of a call is then a hundredth
-CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache
-BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 1e-4, 0.01
-OURS, CAST, FUSED, DEEPSPEED = (
-    "zenflow host update",
-    "cast + torch fused AdamW + cast",
-    "torch fused AdamW alone (float32)",
-    "cast + DeepSpeed CPUAdam + cast",
-)
-COPY, TRIAD, SCALE = "copy", "triad", "scale in place"
-FLOORS = (COPY, TRIAD, SCALE)
 TARGETS = (
     (OURS, "bandwidth", TRIAD, 0.8),
     (OURS, "parameters/s", CAST, 1.3),
     (OURS, "parameters/s", DEEPSPEED, 1.5),
 )
-
-
-@dataclass(frozen=True)
-class Job:
-    """Something timed: a call over all parameters, and the bytes it must move for each."""
-
-    name: str
-    bytes_per_param: int
-    run: Callable[[], Any]
-
-
-class State:
-    """Memory of one optimizer, rows of COLUMNS parameters; all jobs continue one training."""
-
-    def __init__(self, params: int) -> None:
-        self.rows = params // COLUMNS
-        generator = torch.Generator().manual_seed(0)
-        shape = (self.rows, COLUMNS)
-        self.master = torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.02)
-        self.exp_avg, self.exp_avg_sq = torch.zeros(shape), torch.zeros(shape)
-        self.grad = (torch.randn(shape, generator=generator) * 0.01).bfloat16()
-        self.out = torch.empty(shape, dtype=torch.bfloat16)
-        self.step_size = torch.full((self.rows,), LR)
-        self.denom_scale = torch.ones(self.rows)
-        self.active = torch.ones(self.rows, dtype=torch.uint8)
-
-    def update(self, first: int, last: int) -> None:
-        """Run our kernel on rows first..last-1."""
-        part = slice(first, last)
-        kernel.adamw(
-            self.master.data[part],
-            self.exp_avg[part],
-            self.exp_avg_sq[part],
-            self.out[part],
-            grad=self.grad[part],
-            grad_scale=1.0,
-            acc=None,
-            count=1,
-            step_size=self.step_size[part],
-            denom_scale=self.denom_scale[part],
-            active=self.active[part],
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPS,
-            decay=1 - LR * DECAY,
-            prediction=1.0,
-        )
-
-    def adopt(self, optimizer: torch.optim.Optimizer, step: Tensor | int) -> None:
-        """Give the optimizer our moments, so that all jobs walk over the same memory."""
-        moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
-        optimizer.state[self.master] = {"step": step, **moments}
-
-
-def our_job(state: State, threads: int) -> Job:
-    """Return our update: each thread walks its share of the rows in parts."""
-    pool = ThreadPoolExecutor(threads)
-    part = max(1, PART_PARAMS // COLUMNS)
-    cuts = [state.rows * index // threads for index in range(threads + 1)]
-
-    def walk(first: int, last: int) -> None:
-        for row in range(first, last, part):
-            state.update(row, min(row + part, last))
-
-    return Job(OURS, 28, lambda: list(pool.map(walk, cuts[:-1], cuts[1:])))
-
-
-def optimizer_jobs(state: State) -> tuple[list[Job], str]:
-    """Return the peers' jobs, and why DeepSpeed is missing if it is."""
-    settings: dict[str, Any] = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": DECAY}
-    fused = torch.optim.AdamW([state.master], fused=True, **settings)
-    state.adopt(fused, torch.tensor(100.0))
-    wide_grad = state.grad.float()
-
-    def cast_around(step: Callable[[], Any]) -> Callable[[], None]:
-        def run() -> None:
-            wide_grad.copy_(state.grad)
-            step()
-            state.out.copy_(state.master.data)
-
-        return run
-
-    state.master.grad = wide_grad
-    jobs = [Job(CAST, 40, cast_around(fused.step)), Job(FUSED, 28, fused.step)]
-    try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        cpu_adam = DeepSpeedCPUAdam([state.master], **settings)
-    except ImportError as error:
-        return jobs, f"DeepSpeed is not installed ({error})"
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        return jobs, f"DeepSpeed's CPUAdam does not build here ({error})"
-    state.adopt(cpu_adam, 100)
-    return [*jobs, Job(DEEPSPEED, 40, cast_around(cpu_adam.step))], ""
-
-
-def floor_jobs(params: int) -> list[Job]:
-    """Return the memory's own speeds; torch's loops, as fast as hand-written ones here."""
-    a, b, c = (torch.full((params,), float(value)) for value in (1, 2, 3))
-    return [
-        Job(COPY, 8, lambda: a.copy_(b)),
-        Job(TRIAD, 12, lambda: torch.add(b, c, alpha=0.5, out=a)),
-        Job(SCALE, 8, lambda: c.mul_(1.0)),
-    ]
 
 
 def take_turns(jobs: list[Job], repeats: int) -> dict[str, list[float]]:
@@ -197,7 +93,7 @@ def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     state = State(params)
     peers, missing = optimizer_jobs(state)
-    jobs = [our_job(state, threads), *peers, *floor_jobs(params)]
+    jobs = [*our_jobs(state, threads), *peers, *floor_jobs(params)]
     seconds = take_turns(jobs, repeats)
     rows = {}
     for job in jobs:
@@ -206,6 +102,7 @@ def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
             "seconds": seconds[job.name],
             "seconds_quartiles": quartiles,
             "bytes_per_param": job.bytes_per_param,
+            "traffic_bytes_per_param": job.traffic,
             "params_per_second": params / quartiles[1],
             "bytes_per_second": params * job.bytes_per_param / quartiles[1],
         }
@@ -223,7 +120,11 @@ def verdicts(rows: dict[str, Any]) -> list[dict[str, Any]]:
         ratio = rows[job][name] / rows[against][name] if against in rows else None
         reached = None if ratio is None else ratio >= least
         target = {"quantity": quantity, "against": against, "least": least}
-        found.append({**target, "ratio": ratio, "reached": reached})
+        allowed = None
+        if against in rows and quantity != "bandwidth":
+            traffic = "traffic_bytes_per_param"
+            allowed = rows[against][traffic] / rows[job][traffic]
+        found.append({**target, "ratio": ratio, "reached": reached, "memory_allows": allowed})
     return found
 
 
@@ -248,15 +149,16 @@ def show(record: dict[str, Any]) -> None:
             print(f"{aim}: not measured; {record['missing']}")
         else:
             word = "reached" if target["reached"] else "NOT reached"
-            print(f"{aim}: {word} ({target['ratio']:.2f})")
+            allowed = target["memory_allows"]
+            bounded = "" if allowed is None else f"; {allowed:.2f} where memory bounds both"
+            print(f"{aim}: {word} ({target['ratio']:.2f}{bounded})")
     print(bound(rows, record["cached_params_per_second"]))
 
 
 def bound(rows: dict[str, Any], cached: float) -> str:
     """Return the sentence on what keeps our update from being faster."""
     rate = rows[OURS]["params_per_second"]
-    # Of 28 counted bytes the 2 of the output are written to fresh lines, which are read first.
-    moved = rate * 30 / rows[SCALE]["bytes_per_second"]
+    moved = rate * rows[OURS]["traffic_bytes_per_param"] / rows[SCALE]["bytes_per_second"]
     what = "memory" if cached > 1.25 * rate else "arithmetic"
     return (
         f"bound by {what}: {cached / 1e6:.0f} Mparam/s from cache is {cached / rate:.2f} x the "

@@ -287,7 +287,9 @@ def _draw_stall_shares(axes: Axes, runs: Sequence[RunRecord]) -> None:
 
 
 def _short(model: str) -> str:
-    return Path(model.removeprefix("own:")).name
+    """Return a model's name; a run's export is called by the run."""
+    path = Path(model.removeprefix("own:"))
+    return path.parent.name if path.name == "model" else path.name
 
 
 def _link_note(summary: Mapping[str, Any]) -> str:

@@ -5,7 +5,15 @@ import json
 import pytest
 import torch
 
-from benchmarks import engine_parts, gpu_figures, gpu_setup, gpu_step, step_overhead
+from benchmarks import (
+    engine_parts,
+    gpu_figures,
+    gpu_setup,
+    gpu_step,
+    host_jobs,
+    host_update,
+    step_overhead,
+)
 from benchmarks.record import spread
 from zenflow import Span, StepReport, Timeline, ZenFlowConfig
 
@@ -149,3 +157,15 @@ def test_nested_parts_are_counted_once():
         inner = watch.measures("inner", lambda: None)
         watch.measures("outer", inner)()
     assert spent == {"outer": 8.0, "inner": 2.0}
+
+
+def test_the_host_benchmark_says_what_memory_would_allow():
+    record = host_update.measure(1 << 16, threads=1, repeats=2)
+    rows = record["jobs"]
+    assert rows[host_jobs.OURS]["params_per_second"] > 0
+    assert rows[host_jobs.MOMENTS]["params_per_second"] > 0
+    targets = {target["against"]: target for target in record["targets"]}
+    assert targets[host_jobs.CAST]["memory_allows"] == pytest.approx(46 / 30)
+    ours, cast = (rows[name]["params_per_second"] for name in (host_jobs.OURS, host_jobs.CAST))
+    assert targets[host_jobs.CAST]["ratio"] == pytest.approx(ours / cast)
+    assert targets[host_jobs.TRIAD]["memory_allows"] is None
