@@ -52,6 +52,8 @@ def test_every_field_of_the_config_has_a_flag():
         (["--model", "/no/such/config.json"], ["config.json"]),
         (["--task", "classification"], ["no labels", "TSV"]),
         (["--compare", "--strategy", "zenflow"], ["--compare", "leave out --strategy"]),
+        (["--start-steps", "5"], ["--start-steps is for --compare"]),
+        (["--start-steps", "-5", "--compare"], ["start_steps must be 0"]),
         (["--device", "abacus"], ["device", "abacus"]),
         (["--config", "/no/such/config.toml"], ["can't be read"]),
     ],

@@ -1,10 +1,14 @@
 import json
+import signal
 
 import pytest
+from rich.console import Console
 
-from experiments.compare import comparison, read_run, stall_removed, table
+from experiments.compare import comparison, read_run, run_comparison, stall_removed, table
 from experiments.figures import draw_comparison, draw_timeline, last_steps
-from experiments.recipes import COMPARED
+from experiments.interrupt import StopRequest
+from experiments.progress import Reporter
+from experiments.recipes import COMPARED, START_SHARE, TrainSettings
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
 from zenflow.timeline import Span, Timeline
 
@@ -38,6 +42,49 @@ def test_strategies_see_the_same_link_data_and_first_weights(compared):
     assert len(set(first_losses)) == 1
     assert "emulated link:" in output
     assert "(emulated link)" in output
+
+
+def test_strategies_go_on_from_a_model_trained_on_the_device(compared, tmp_path):
+    folder, output = compared
+    start = summary(folder / "start")
+    assert start["strategy"] == "on_device"
+    assert start["steps"] == round(START_SHARE * 16)
+    assert "start: 10 steps on the device" in output
+    begun = steps(folder / "on_device")[0]["loss"]
+    assert begun < steps(folder / "start")[0]["loss"] - 0.1
+    flags = [*FAST, "--data", folder.parent / "text.txt", "--steps", "3"]
+    fresh = trained(tmp_path / "fresh", "--compare", *flags, "--start-steps", "0")
+    assert not (fresh / "start").exists()
+    assert steps(fresh / "zenflow")[0]["loss"] > begun + 0.1
+    weights = f"own:{folder / 'start' / 'model'}"
+    flags = [*flags[2:], "--model", weights]
+    trained(tmp_path / "tuned", "--compare", *flags)
+    assert not (tmp_path / "tuned" / "start").exists()  # these weights need no start
+    assert steps(tmp_path / "tuned" / "zenflow")[0]["loss"] == pytest.approx(begun, rel=1e-5)
+
+
+def test_an_interrupted_start_is_taken_up_again(compared, tmp_path):
+    folder, _ = compared
+    settings = TrainSettings.from_dict(
+        json.loads((folder / "config.json").read_text())["settings"]
+    )
+
+    class StopsAt3(Reporter):
+        def step(self, row):
+            if row["step"] == 3 and row["loss"] and not stop.requested:
+                stop.signal = signal.SIGTERM
+
+    stop = StopRequest()
+    reporter = StopsAt3(Console(quiet=True))
+    outcome = run_comparison(settings, tmp_path / "runs", reporter=reporter, stop=stop)
+    assert outcome.stopped
+    assert 3 <= outcome.steps < 10
+    assert not (tmp_path / "runs" / "on_device").exists()
+    stop, reporter = StopRequest(), Reporter(Console(quiet=True))
+    run_comparison(settings, tmp_path / "runs", reporter=reporter, stop=stop, resume=True)
+    for name in ("start", "zenflow"):
+        ours, theirs = steps(tmp_path / "runs" / name), steps(folder / name)
+        assert [row["loss"] for row in ours] == [row["loss"] for row in theirs]
 
 
 def test_zero_offload_is_adamw_and_the_others_are_not(compared):

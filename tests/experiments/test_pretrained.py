@@ -1,5 +1,6 @@
 """Models and tokenizers that are not ours: made on the spot, so nothing is downloaded."""
 
+import importlib.util
 import json
 
 import pytest
@@ -111,6 +112,28 @@ def test_own_model_is_exported_for_transformers_with_its_true_weights(text, tmp_
         summary(out)["eval_loss"], rel=1e-5
     )
     assert found.config.hidden_size == 64
+
+
+def test_an_export_loads_into_our_class_where_transformers_is_missing(text, tmp_path, monkeypatch):
+    out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "5")
+    theirs = bench(str(out / "model"), text)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *_: None if name == "transformers" else find(name),
+    )
+    ours = bench(str(out / "model"), text)
+    assert ours.found.own
+    assert not theirs.found.own
+    named = dict(theirs.model.named_parameters())
+    for name, parameter in ours.model.named_parameters():
+        assert torch.equal(parameter, named[name]), name
+
+
+def test_a_strangers_directory_is_refused_where_transformers_is_missing(gpt2, text):
+    with pytest.raises(ConfigError, match=r"not 'gpt2'.*zenflow-offload\[hf\]"):
+        bench(f"own:{gpt2}", text)
 
 
 def test_size_gives_the_same_start_with_either_class(text):
