@@ -1,0 +1,269 @@
+"""Parameter shapes of a model, from its config.json alone: which tensors, layer by layer.
+
+Covers the Llama family (with Mistral, Qwen2 and its biases, Mixtral and Qwen2-MoE experts), GPT-2,
+OPT and BERT, as Hugging Face's language models hold them. Matrices are (O, I), as the gradient of
+a linear layer is: I is the input channel, the engine's column. No torch, no transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zenflow.config import unknown_name
+from zenflow.errors import ConfigError
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    active: float = 1.0
+    """Share of tokens that compute with it: below 1 for the experts of a mixture."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Tensors that are used together, in the order of the forward pass."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    attention_width: int = 0
+    """Width of queries over all heads; 0 for a layer without attention."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of all its tensors."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+
+def layers_of(config: Config) -> list[Layer]:
+    """Return a model's layers, first to last; a tied output layer has no tensor of its own.
+
+    Raises:
+        ConfigError: The family is not known, or a field that decides shapes is missing.
+    """
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        raise ConfigError(f"model_type {unknown_name(kind, FAMILIES)}")
+    return FAMILIES[kind](config)
+
+
+def num_params(config: Config) -> int:
+    """Return how many parameters the model has, tied ones counted once."""
+    return sum(layer.numel for layer in layers_of(config))
+
+
+def _field(config: Config, *names: str) -> Any:
+    """Return the first of these fields that is there.
+
+    Raises:
+        ConfigError: None is.
+    """
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    raise ConfigError(
+        f"the {config.get('model_type')} config lacks {' or '.join(names)}, which decides shapes: "
+        "take the config.json that belongs to the weights"
+    )
+
+
+def _linear(name: str, out: int, into: int, *, bias: bool = False) -> list[Parameter]:
+    found = [Parameter(name=f"{name}.weight", shape=(out, into))]
+    return [*found, Parameter(name=f"{name}.bias", shape=(out,))] if bias else found
+
+
+def _vector(name: str, width: int) -> Parameter:
+    return Parameter(name=name, shape=(width,))
+
+
+def _norm(name: str, width: int) -> list[Parameter]:
+    return [_vector(f"{name}.weight", width), _vector(f"{name}.bias", width)]
+
+
+def _llama(config: Config) -> list[Layer]:
+    width, heads = _field(config, "hidden_size"), _field(config, "num_attention_heads")
+    vocabulary = _field(config, "vocab_size")
+    head = config.get("head_dim") or width // heads
+    groups = config.get("num_key_value_heads") or heads
+    is_qwen = config["model_type"].startswith("qwen2")
+    bias = is_qwen or bool(config.get("attention_bias"))
+    embedding = Parameter(name="embed_tokens.weight", shape=(vocabulary, width))
+    layers = [Layer(name="embedding", parameters=(embedding,))]
+    for index in range(_field(config, "num_hidden_layers")):
+        own = [
+            _vector("input_layernorm.weight", width),
+            *_linear("q_proj", heads * head, width, bias=bias),
+            *_linear("k_proj", groups * head, width, bias=bias),
+            *_linear("v_proj", groups * head, width, bias=bias),
+            *_linear("o_proj", width, heads * head, bias=bias and not is_qwen),
+            _vector("post_attention_layernorm.weight", width),
+            *_feed_forward(config, width),
+        ]
+        layers.append(
+            Layer(name=f"layers.{index}", parameters=tuple(own), attention_width=heads * head)
+        )
+    last = [_vector("norm.weight", width)]
+    if not config.get("tie_word_embeddings"):
+        last += _linear("lm_head", vocabulary, width)
+    return [*layers, Layer(name="head", parameters=tuple(last))]
+
+
+def _feed_forward(config: Config, width: int) -> list[Parameter]:
+    """Return a gated feed-forward layer, or a mixture of them with its router."""
+    kind = config["model_type"]
+    bias = bool(config.get("mlp_bias"))
+    if kind not in ("mixtral", "qwen2_moe"):
+        return _gated("mlp", width, _field(config, "intermediate_size"), bias=bias)
+    experts = _field(config, "num_local_experts", "num_experts")
+    share = _field(config, "num_experts_per_tok") / experts
+    inner = config["moe_intermediate_size"] if kind == "qwen2_moe" else None
+    inner = inner or _field(config, "intermediate_size")
+    found = _linear("router", experts, width)
+    for index in range(experts):
+        found += _gated(f"experts.{index}", width, inner, active=share)
+    if kind == "qwen2_moe":
+        found += _gated("shared_expert", width, _field(config, "shared_expert_intermediate_size"))
+        found += _linear("shared_expert_gate", 1, width)
+    return found
+
+
+def _gated(
+    name: str, width: int, inner: int, *, bias: bool = False, active: float = 1.0
+) -> list[Parameter]:
+    made = [
+        *_linear(f"{name}.gate_proj", inner, width, bias=bias),
+        *_linear(f"{name}.up_proj", inner, width, bias=bias),
+        *_linear(f"{name}.down_proj", width, inner, bias=bias),
+    ]
+    return [Parameter(name=p.name, shape=p.shape, active=active) for p in made]
+
+
+def _gpt2(config: Config) -> list[Layer]:
+    width, vocabulary = _field(config, "n_embd"), _field(config, "vocab_size")
+    inner = config.get("n_inner") or 4 * width
+    embeddings = (
+        Parameter(name="wte.weight", shape=(vocabulary, width)),
+        Parameter(name="wpe.weight", shape=(_field(config, "n_positions"), width)),
+    )
+    layers = [Layer(name="embedding", parameters=embeddings)]
+    for index in range(_field(config, "n_layer")):
+        own = [
+            *_norm("ln_1", width),
+            # Conv1D holds (I, O): its rows are the input channels.
+            Parameter(name="c_attn.weight", shape=(width, 3 * width)),
+            _vector("c_attn.bias", 3 * width),
+            *_linear("c_proj", width, width, bias=True),
+            *_norm("ln_2", width),
+            Parameter(name="c_fc.weight", shape=(width, inner)),
+            _vector("c_fc.bias", inner),
+            Parameter(name="mlp.c_proj.weight", shape=(inner, width)),
+            _vector("mlp.c_proj.bias", width),
+        ]
+        layers.append(Layer(name=f"h.{index}", parameters=tuple(own), attention_width=width))
+    last = _norm("ln_f", width)
+    if config.get("tie_word_embeddings") is False:
+        last += _linear("lm_head", vocabulary, width)
+    return [*layers, Layer(name="head", parameters=tuple(last))]
+
+
+def _opt(config: Config) -> list[Layer]:
+    width, vocabulary = _field(config, "hidden_size"), _field(config, "vocab_size")
+    inner = _field(config, "ffn_dim")
+    outer = config.get("word_embed_proj_dim") or width
+    bias = config.get("enable_bias", True)
+    is_affine = config.get("layer_norm_elementwise_affine", True)
+    norm = _norm if is_affine else lambda name, width: []
+    first = [
+        Parameter(name="embed_tokens.weight", shape=(vocabulary, outer)),
+        # Positions are counted from 2, a habit of fairseq's padding.
+        Parameter(
+            name="embed_positions.weight",
+            shape=(_field(config, "max_position_embeddings") + 2, width),
+        ),
+    ]
+    last: list[Parameter] = []
+    if config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm"):
+        last += norm("final_layer_norm", width)
+    if outer != width:
+        first += _linear("project_in", width, outer)
+        last += _linear("project_out", outer, width)
+    if config.get("tie_word_embeddings") is False:
+        last += _linear("lm_head", vocabulary, outer)
+    layers = [Layer(name="embedding", parameters=tuple(first))]
+    for index in range(_field(config, "num_hidden_layers")):
+        own = [
+            *norm("self_attn_layer_norm", width),
+            *(
+                parameter
+                for name in ("q_proj", "k_proj", "v_proj", "out_proj")
+                for parameter in _linear(name, width, width, bias=bias)
+            ),
+            *norm("final_layer_norm", width),
+            *_linear("fc1", inner, width, bias=bias),
+            *_linear("fc2", width, inner, bias=bias),
+        ]
+        layers.append(Layer(name=f"layers.{index}", parameters=tuple(own), attention_width=width))
+    return [*layers, Layer(name="head", parameters=tuple(last))]
+
+
+def _bert(config: Config) -> list[Layer]:
+    """Return BERT as a masked language model, without a pooler."""
+    width, vocabulary = _field(config, "hidden_size"), _field(config, "vocab_size")
+    inner = _field(config, "intermediate_size")
+    positions = _field(config, "max_position_embeddings")
+    first = (
+        Parameter(name="word_embeddings.weight", shape=(vocabulary, width)),
+        Parameter(name="position_embeddings.weight", shape=(positions, width)),
+        Parameter(
+            name="token_type_embeddings.weight", shape=(config.get("type_vocab_size", 2), width)
+        ),
+        *_norm("LayerNorm", width),
+    )
+    layers = [Layer(name="embedding", parameters=first)]
+    for index in range(_field(config, "num_hidden_layers")):
+        own = [
+            *(
+                parameter
+                for name in ("query", "key", "value", "attention.output")
+                for parameter in _linear(name, width, width, bias=True)
+            ),
+            *_norm("attention.output.LayerNorm", width),
+            *_linear("intermediate", inner, width, bias=True),
+            *_linear("output", width, inner, bias=True),
+            *_norm("output.LayerNorm", width),
+        ]
+        layers.append(Layer(name=f"layer.{index}", parameters=tuple(own), attention_width=width))
+    last = [
+        *_linear("transform", width, width, bias=True),
+        *_norm("transform.LayerNorm", width),
+        _vector("decoder.bias", vocabulary),
+    ]
+    if config.get("tie_word_embeddings") is False:
+        last += _linear("decoder", vocabulary, width)
+    return [*layers, Layer(name="head", parameters=tuple(last))]
+
+
+FAMILIES: Mapping[str, Callable[[Config], list[Layer]]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "mixtral": _llama,
+    "qwen2_moe": _llama,
+    "gpt2": _gpt2,
+    "opt": _opt,
+    "bert": _bert,
+}
+"""How each `model_type` of a config.json is laid out."""

@@ -1,0 +1,88 @@
+"""Shapes from a config.json are those of transformers' own model, tensor for tensor."""
+
+import pytest
+
+from sim.families import layers_of, num_params
+from zenflow.errors import ConfigError
+
+SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100}
+CONFIGS = {
+    "llama": {"model_type": "llama", **SMALL, "intermediate_size": 96},
+    "llama, grouped, tied": {
+        "model_type": "llama", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
+        "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+    },
+    "llama, wide heads": {
+        "model_type": "llama", **SMALL, "intermediate_size": 96, "head_dim": 32,
+    },
+    "mistral": {"model_type": "mistral", **SMALL, "intermediate_size": 96,
+                "num_key_value_heads": 2},
+    "qwen2": {"model_type": "qwen2", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
+              "tie_word_embeddings": True},
+    "mixtral": {"model_type": "mixtral", **SMALL, "intermediate_size": 96,
+                "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 100,
+             "n_positions": 64},
+    "opt": {"model_type": "opt", **SMALL, "ffn_dim": 96, "max_position_embeddings": 64},
+    "opt, as the 350M one": {
+        "model_type": "opt", **SMALL, "ffn_dim": 96, "max_position_embeddings": 64,
+        "word_embed_proj_dim": 24, "do_layer_norm_before": False,
+    },
+    "bert": {"model_type": "bert", **SMALL, "intermediate_size": 96,
+             "max_position_embeddings": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_there_are_as_many_parameters_as_in_transformers_model(name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    fields = dict(CONFIGS[name])
+    made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    family = "AutoModelForMaskedLM" if name == "bert" else "AutoModelForCausalLM"
+    with torch.device("meta"):
+        model = getattr(transformers, family).from_config(made)
+    model.tie_weights()
+    assert num_params(CONFIGS[name]) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_stand_between_embedding_and_head(name):
+    layers = layers_of(CONFIGS[name])
+    assert [layers[0].name, layers[-1].name] == ["embedding", "head"]
+    middle = layers[1:-1]
+    assert len(middle) == 3
+    assert len({layer.numel for layer in middle}) == 1
+    assert all(layer.attention_width > 0 for layer in middle)
+
+
+def test_known_models_have_their_known_sizes():
+    llama_7b = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 32000,
+    }  # fmt: skip
+    assert num_params(llama_7b) == 6_738_415_616  # the model card's 6.74B
+    assert num_params({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+                       "vocab_size": 50257, "n_positions": 1024}) == 124_439_808  # fmt: skip
+
+
+def test_experts_compute_for_their_share_of_the_tokens():
+    layer = layers_of(CONFIGS["mixtral"])[1]
+    shares = {p.name.split(".")[0]: p.active for p in layer.parameters}
+    assert shares["experts"] == 0.5
+    assert shares["q_proj"] == shares["router"] == 1.0
+
+
+def test_an_unknown_family_names_the_nearest_one():
+    with pytest.raises(ConfigError, match="did you mean 'llama'"):
+        layers_of({"model_type": "lama"})
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(ConfigError, match="lacks intermediate_size"):
+        layers_of({"model_type": "llama", **SMALL})
