@@ -186,6 +186,8 @@ INLINE void update_tile(const Job *job, float *restrict tile, float *restrict ma
                         float *restrict exp_avg, float *restrict exp_avg_sq, int64_t n,
                         float step_size, float denom_scale, int moves)
 {
+    /* Divisions and roots are what bounds the arithmetic: the one by a constant is multiplied. */
+    const float inverse = 1.0f / denom_scale;
     const float beta2 = job->beta2, rate1 = job->one_minus_beta1, rate2 = job->one_minus_beta2;
     const float eps = job->eps, decay = job->decay, prediction = job->prediction;
     for (int64_t i = 0; i < n; i++) {
@@ -194,7 +196,7 @@ INLINE void update_tile(const Job *job, float *restrict tile, float *restrict ma
             exp_avg[i] = m = next_exp_avg(m, tile[i], rate1);
             exp_avg_sq[i] = v = next_exp_avg_sq(v, tile[i], beta2, rate2);
         }
-        float denom = sqrtf(v) / denom_scale + eps;
+        float denom = sqrtf(v) * inverse + eps;
         float delta = step_size * m / denom;
         float w = master[i] * decay - delta;
         master[i] = w;

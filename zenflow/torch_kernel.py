@@ -66,7 +66,7 @@ def adamw(
     if mean is not None:
         moments(m, v, mean[rows], beta1, beta2)
     root = v.double().sqrt().float()  # correctly rounded, which torch's float32 root is not always
-    denom = root.div_(denom_scale[rows].unsqueeze(1)).add_(eps)
+    denom = root.mul_(denom_scale[rows].reciprocal().unsqueeze(1)).add_(eps)
     delta = (m * step_size[rows].unsqueeze(1)).div_(denom)
     w.mul_(decay).sub_(delta)
     out.copy_(state[0])  # the inactive rows' part
