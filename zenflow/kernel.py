@@ -3,8 +3,9 @@
 Compiled C where the package was installed with a compiler, torch operations elsewhere. Both follow
 `torch.optim.AdamW` operation by operation in float32, but for one division by a constant that is a
 multiplication, and agree bit for bit, except that the C kernel takes subnormal float32 values
-(below 1.2e-38 in size) for zero. Every operation is elementwise: any cut of the rows into calls, on any threads, gives the same bits. Calls into C
-release the interpreter lock and start no threads; the fallback's threads are torch's.
+(below 1.2e-38 in size) for zero. Every operation is elementwise: any cut of the rows into calls,
+on any threads, gives the same bits. Calls into C release the interpreter lock and start no
+threads; the fallback's threads are torch's.
 
 Shapes: R = rows (columns of the model's matrix), O = elements per row.
 """
@@ -201,7 +202,7 @@ def adamw(
     With `g = (acc + grad_scale * grad) / count`, or the one of the two that is given, the update
     is torch.optim.AdamW's: `m = lerp(m, g, 1 - beta1)`, `v = beta2 * v + (1 - beta2) * g^2`;
     with neither, the moments have seen every gradient and stay. Then
-    `delta = step_size * m / (sqrt(v) * (1 / denom_scale) + eps)`, `w = decay * w - delta`, and then
+    `delta = step_size * m / (sqrt(v) * (1 / denom_scale) + eps)`, `w = decay * w - delta`, and
     `out = cast(w - prediction * delta)`. An inactive row keeps its state and has `out = cast(w)`.
 
     All tensors are contiguous and on the CPU. None may overlap another, but `out` may be `grad`.
