@@ -13,10 +13,10 @@ from statistics import median
 from experiments.build import Workbench
 from experiments.training import cross_entropy, forward
 
-COPY_SHARE = 1.4
+COPY_SHARE = 1.2
 """Time of one copy of the model over the link, as a share of forward and backward."""
 _WARM_STEPS = 2
-_TIMED_STEPS = 5
+_TIMED_STEPS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
