@@ -1,16 +1,16 @@
 """Fluid resources: flows of bytes that share links and memory max-min fairly, on SimPy's clock.
 
 A copy over PCIe also loads the host's DRAM; CPU Adam loads DRAM alone, and no faster than its
-threads can. So a flow names every resource that it uses, with the bytes that it costs there for
-each byte of its own, and may have a rate of its own that it can't exceed. While nothing begins or
-ends, every flow moves at a constant rate: the weighted max-min fair one, found by progressive
-filling (Bertsekas and Gallager, Data Networks, section 6.5.2). No torch.
+threads can. So a kind of flow names every resource that it uses, with what it costs there for each
+byte of its own, and may have a rate of its own that it can't exceed. While nothing begins or ends,
+every flow moves at a constant rate: the weighted max-min fair one, found by progressive filling
+(Bertsekas and Gallager, Data Networks, section 6.5.2). No torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,17 +22,13 @@ _ENDED = 1e-9
 """Share of a flow's bytes that rounding may leave: what is below it has arrived."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Resource:
     """Something that moves bytes: one direction of a link, both together, a host's DRAM."""
 
     name: str
     capacity: float
     """Bytes/s for all flows together."""
-    carried: float = 0.0
-    """Bytes moved so far."""
-    busy_seconds: float = 0.0
-    """Time in which it moved any."""
 
     def __post_init__(self) -> None:
         """Refuse a capacity with which nothing would end."""
@@ -43,15 +39,39 @@ class Resource:
             )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowKind:
+    """What all flows of one kind have in common.
+
+    Raises:
+        ConfigError: Nothing bounds the rate.
+    """
+
+    name: str
+    uses: Mapping[Resource, float]
+    """What each resource moves for one byte of the flow."""
+    max_rate: float = math.inf
+    """Bytes/s that a flow can't exceed whatever is free; infinite for no such limit."""
+    weight: float = 1.0
+    """Rates grow in proportion to it where flows compete: 1 for equal bytes/s."""
+
+    def __post_init__(self) -> None:
+        """Drop unused resources; refuse a flow that nothing bounds."""
+        uses = {resource: share for resource, share in self.uses.items() if share > 0}
+        object.__setattr__(self, "uses", uses)
+        if not (self.max_rate > 0 and self.weight > 0) or (not uses and math.isinf(self.max_rate)):
+            raise ConfigError(
+                f"the flow {self.name} needs a resource or a positive rate that bounds it, got rate "
+                f"{self.max_rate} and {len(uses)} resources: name what it moves over"
+            )
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """Bytes on their way."""
 
+    kind: FlowKind
     num_bytes: float
-    uses: Mapping[Resource, float]
-    """Bytes that each resource moves for one byte of the flow."""
-    max_rate: float
-    """Bytes/s that the flow can't exceed whatever is free; infinite for no such limit."""
     done: simpy.Event
     remaining: float
     rate: float = 0.0
@@ -64,113 +84,132 @@ class FluidNetwork:
     Attributes:
         env: SimPy's environment, whose time is in seconds.
         flows: Those under way, in the order in which they began.
+        moved: Bytes of each kind of flow so far.
     """
 
     env: simpy.Environment
     flows: list[Flow] = field(default_factory=list)
+    moved: dict[FlowKind, float] = field(default_factory=dict)
     _since: float = 0.0
     _plan: int = 0
+    _known: dict[tuple[FlowKind, ...], list[float]] = field(default_factory=dict)
+    """Fair rates by the kinds of the flows under way: few mixes ever occur."""
 
-    def send(
-        self, num_bytes: float, uses: Mapping[Resource, float], max_rate: float = math.inf
-    ) -> simpy.Event:
-        """Begin a flow and return the event of its end.
+    def send(self, kind: FlowKind, num_bytes: float) -> Flow:
+        """Begin a flow; its ``done`` is the event of its end.
 
         Args:
+            kind: What it uses.
             num_bytes: Its size; nothing to move ends at once.
-            uses: For each resource the bytes that one byte of the flow costs there.
-            max_rate: Bytes/s that it can't exceed.
 
         Raises:
-            ConfigError: The size is negative or not finite, or nothing bounds the rate.
+            ConfigError: The size is negative or not finite.
         """
-        if not (math.isfinite(num_bytes) and num_bytes >= 0):
+        if not 0 <= num_bytes < math.inf:
             raise ConfigError(f"a flow's bytes must be a finite number >= 0, got {num_bytes}")
-        uses = {resource: share for resource, share in uses.items() if share > 0}
-        if not max_rate > 0 or (not uses and math.isinf(max_rate)):
-            raise ConfigError(
-                f"a flow needs a resource or a rate that bounds it, got rate {max_rate} and no "
-                "resource: name what it moves over"
-            )
-        done = self.env.event()
+        flow = Flow(kind, num_bytes, simpy.Event(self.env), num_bytes)
         if num_bytes == 0:
-            return done.succeed()
+            flow.done.succeed()
+            return flow
         self._move()
-        self.flows.append(Flow(num_bytes, uses, max_rate, done, remaining=num_bytes))
+        self.flows.append(flow)
         self._share_out()
-        return done
+        return flow
+
+    def stop(self, flow: Flow) -> float:
+        """Take a flow off before its end; return the bytes that it had left."""
+        self._move()
+        self.flows.remove(flow)
+        self._share_out()
+        return flow.remaining
+
+    def carried(self, resource: Resource) -> float:
+        """Return what a resource has moved so far."""
+        self._move()
+        return sum(kind.uses.get(resource, 0.0) * moved for kind, moved in self.moved.items())
 
     def _move(self) -> None:
         """Take all flows to the present at the rates they had."""
-        elapsed, self._since = self.env.now - self._since, self.env.now
+        now = self.env.now
+        elapsed = now - self._since
+        self._since = now
         if elapsed <= 0:
             return
-        busy = set()
+        moved = self.moved
         for flow in self.flows:
-            moved = min(flow.remaining, flow.rate * elapsed)
-            flow.remaining -= moved
-            for resource, share in flow.uses.items():
-                resource.carried += moved * share
-                busy.add(resource)
-        for resource in busy:
-            resource.busy_seconds += elapsed
+            step = flow.rate * elapsed
+            step = min(step, flow.remaining)
+            flow.remaining -= step
+            moved[flow.kind] = moved.get(flow.kind, 0.0) + step
 
     def _share_out(self) -> None:
         """Give every flow its fair rate, and wake up when the next one ends."""
-        for flow, rate in zip(self.flows, fair_rates(self.flows), strict=True):
-            flow.rate = rate
         self._plan += 1
-        if self.flows:
-            self.env.process(self._wake_up(self._plan))
+        flows = self.flows
+        if not flows:
+            return
+        kinds = tuple([flow.kind for flow in flows])
+        rates = self._known.get(kinds)
+        if rates is None:
+            rates = self._known[kinds] = fair_rates(kinds)
+        ending, soonest = flows[0], math.inf
+        for flow, rate in zip(flows, rates):  # noqa: B905 - as long as each other, and often run
+            flow.rate = rate
+            left = flow.remaining / rate
+            if left < soonest:
+                ending, soonest = flow, left
+        timeout = simpy.Timeout(self.env, soonest, (self._plan, ending))
+        timeout.callbacks.append(self._wake_up)
 
-    def _wake_up(self, plan: int) -> Generator[simpy.Event, Any, None]:
-        ending = min(self.flows, key=lambda flow: flow.remaining / flow.rate)
-        yield self.env.timeout(ending.remaining / ending.rate)
+    def _wake_up(self, event: Any) -> None:
+        plan, ending = event.value
         if plan != self._plan:
             return  # rates have changed since
         self._move()
         # The one that this was about has ended, whatever rounding says: else an end that is
         # nearer than the clock can tell would be waited for again and again.
-        ended = [
-            flow
-            for flow in self.flows
-            if flow is ending or flow.remaining <= _ENDED * flow.num_bytes
-        ]
+        still: list[Flow] = []
+        ended: list[Flow] = []
+        for flow in self.flows:
+            over = flow is ending or flow.remaining <= _ENDED * flow.num_bytes
+            (ended if over else still).append(flow)
+        self.flows = still
         for flow in ended:
-            for resource, share in flow.uses.items():
-                resource.carried += flow.remaining * share
+            self.moved[flow.kind] = self.moved.get(flow.kind, 0.0) + flow.remaining
             flow.remaining = 0.0
-        self.flows = [flow for flow in self.flows if flow.remaining > 0]
-        for flow in ended:
             flow.done.succeed()
         self._share_out()
 
 
-def fair_rates(flows: Iterable[Flow]) -> list[float]:
-    """Return the weighted max-min fair rates, bytes/s, in the order of the flows.
+def fair_rates(kinds: Sequence[FlowKind]) -> list[float]:
+    """Return the weighted max-min fair rate, bytes/s, of one flow of each of these kinds.
 
-    All rates grow together; a flow stops where its own limit is reached or one of its resources is
-    full. No rate can then be raised without lowering one that is no larger.
+    All rates grow together, in proportion to their weights; a flow stops where its own limit is
+    reached or one of its resources is full. No rate can then be raised without lowering one that
+    is, for its weight, no larger.
     """
-    chosen = list(flows)
-    rates: dict[Flow, float] = {}
-    free = {resource: resource.capacity for flow in chosen for resource in flow.uses}
-    growing = dict.fromkeys(chosen)
+    rates = [0.0] * len(kinds)
+    free = {resource: resource.capacity for kind in kinds for resource in kind.uses}
+    growing = list(range(len(kinds)))
     while growing:
         load = dict.fromkeys(free, 0.0)
-        for flow in growing:
-            for resource, share in flow.uses.items():
-                load[resource] += share
+        for index in growing:
+            for resource, share in kinds[index].uses.items():
+                load[resource] += share * kinds[index].weight
         full = {r: max(0.0, free[r]) / share for r, share in load.items() if share > 0}
-        level = min([*full.values(), *(flow.max_rate for flow in growing)])
-        stopping = [
-            flow
-            for flow in growing
-            if flow.max_rate <= level or any(full[r] <= level for r in flow.uses)
-        ]
-        for flow in stopping:
-            rates[flow] = level
-            del growing[flow]
-            for resource, share in flow.uses.items():
-                free[resource] -= level * share
-    return [rates[flow] for flow in chosen]
+        limits = [kinds[index].max_rate / kinds[index].weight for index in growing]
+        level = min([*full.values(), *limits])
+        left = []
+        for index in growing:
+            kind = kinds[index]
+            stops = kind.max_rate / kind.weight <= level or any(
+                full[resource] <= level for resource in kind.uses
+            )
+            if not stops:
+                left.append(index)
+                continue
+            rates[index] = level * kind.weight
+            for resource, share in kind.uses.items():
+                free[resource] -= rates[index] * share
+        growing = left
+    return rates

@@ -1,0 +1,121 @@
+"""Block plan: the engine's own blocks and windows, laid over a model's segments.
+
+Blocks, phases and due steps come from `zenflow.blocks` and `zenflow.windows`, the code that the
+engine runs: what is simulated can't drift from what is done. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.costs import StepCosts, is_split
+from zenflow.blocks import BlockShape, partition
+from zenflow.config import ZenFlowConfig
+from zenflow.windows import WindowCalendar
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBlock:
+    """One block and where it belongs."""
+
+    index: int
+    shape: BlockShape
+    segment: int
+    """Index of its segment, in the order of forward."""
+
+    @property
+    def elements(self) -> int:
+        """Deferred elements."""
+        return self.shape.deferred_elements
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentShare:
+    """Who owns a segment's elements."""
+
+    matrices: int
+    """Split matrices."""
+    split: int
+    """Elements of those."""
+    deferred: int
+    important: int
+    resident: int
+    """Elements of parameters that stay on the device whole."""
+
+
+class BlockPlan:
+    """All blocks of a model under a configuration.
+
+    Attributes:
+        blocks: In backward order.
+        shares: Of every segment, in the order of forward.
+    """
+
+    def __init__(self, costs: StepCosts, config: ZenFlowConfig) -> None:
+        """Cut the model's matrices into blocks."""
+        self.config = config
+        shapes: list[tuple[int, int]] = []
+        homes: list[int] = []
+        for index, segment in enumerate(costs.segments):
+            split = [m for m in segment.matrices if is_split(m[0] * m[1], config)]
+            shapes += split
+            homes += [index] * len(split)
+        cut = partition(
+            shapes,
+            topk_ratio=config.topk_ratio,
+            update_interval=config.update_interval,
+            block_elements=config.block_elements,
+        )
+        self.blocks = [PlannedBlock(i, s, homes[s.matrix]) for i, s in enumerate(cut)]
+        self.shares = [
+            self._share(costs, index, sum(home == index for home in homes))
+            for index in range(len(costs.segments))
+        ]
+
+    def _share(self, costs: StepCosts, index: int, matrices: int) -> SegmentShare:
+        own = [block.shape for block in self.blocks if block.segment == index]
+        split = sum(shape.num_columns * shape.num_rows for shape in own)
+        deferred = sum(shape.deferred_elements for shape in own)
+        return SegmentShare(
+            matrices=matrices,
+            split=split,
+            deferred=deferred,
+            important=split - deferred,
+            resident=costs.segments[index].numel - split,
+        )
+
+    @property
+    def deferred(self) -> int:
+        """Elements that the host owns."""
+        return sum(share.deferred for share in self.shares)
+
+    @property
+    def on_device(self) -> int:
+        """Elements that the device updates at every step."""
+        return sum(share.important + share.resident for share in self.shares)
+
+    def calendar(self) -> WindowCalendar:
+        """Return the engine's calendar over these blocks."""
+        return WindowCalendar(self.config, [block.elements for block in self.blocks])
+
+
+def intake_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_first: bool) -> int:
+    """Return the DRAM bytes per element by which a gradient in mid-window is taken in.
+
+    Moments of every step: the gradient is read, both moments read and written. A window's sum: it
+    is written first, then read and written.
+    """
+    if config.deferred_moments == "step":
+        return dtype_bytes + 16
+    return dtype_bytes + (4 if is_first else 8)
+
+
+def update_bytes(config: ZenFlowConfig, dtype_bytes: int, *, count: int, is_fused: bool) -> int:
+    """Return the DRAM bytes per element of a window's update over ``count`` gradients.
+
+    Master and moments are read and written, the weight for upload is written; the last gradient
+    is read where the update takes it in itself, the sum where there is one.
+    """
+    last = dtype_bytes if is_fused else 0
+    has_sum = config.deferred_moments == "window" and count > is_fused
+    return 24 + dtype_bytes + last + (4 if has_sum else 0)

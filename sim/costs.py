@@ -1,0 +1,219 @@
+"""Costs: what the parts of one step take, from a workload and a machine, or from measured phases.
+
+A `StepCosts` is all that schedules know of a model: segments in the order of forward, each with its
+seconds on the device and its parameters. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sim.hardware import Device, HardwareProfile
+from sim.workload import LayerWork, Workload
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+
+SEGMENT_FLOOR = 1 << 14
+"""Parameters; smaller ones of the engine's buckets travel together."""
+SEGMENTS_AT_LEAST = 32
+
+_ATTENTION_BACKWARD = 2.5
+"""Attention's backward over its forward: five products for two, scores being recomputed
+(Dao 2023, FlashAttention-2, section 3.1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Parameters that finish together in backward: a layer, or a bucket of a small model."""
+
+    name: str
+    forward: float
+    """Seconds on the device, one micro-batch."""
+    backward: float
+    """The same, with what is recomputed."""
+    matrices: tuple[tuple[int, int], ...]
+    """(O, I) of parameters with at least two dimensions, in order of registration."""
+    vectors: int = 0
+    """Elements of all others."""
+    gathers: float = 0.0
+    """Seconds of collectives that backward waits for; 0 on one device."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of all its parameters."""
+        return sum(rows * columns for rows, columns in self.matrices) + self.vectors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """One step of a model on a machine.
+
+    Raises:
+        ConfigError: There is no segment, or a duration is negative.
+    """
+
+    segments: tuple[Segment, ...]
+    """In the order of forward."""
+    hardware: HardwareProfile
+    dtype_bytes: int = 2
+    accumulation: int = 1
+    intake_factor: float = 1.0
+    """On the host's bytes for gradients in mid-window; 0 for phases that leave it out."""
+
+    def __post_init__(self) -> None:
+        """Check what every schedule relies on."""
+        if not self.segments:
+            raise ConfigError("a step needs at least one segment: give the model's layers")
+        for segment in self.segments:
+            if not (segment.forward >= 0 and segment.backward >= 0):
+                raise ConfigError(
+                    f"durations must be >= 0, got {segment.forward} and {segment.backward} s for "
+                    f"{segment.name}"
+                )
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model."""
+        return sum(segment.numel for segment in self.segments)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Of one micro-batch."""
+        return sum(segment.forward for segment in self.segments)
+
+    @property
+    def backward_seconds(self) -> float:
+        """Of one micro-batch."""
+        return sum(segment.backward for segment in self.segments)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Forward and backward of all micro-batches of a step."""
+        return self.accumulation * (self.forward_seconds + self.backward_seconds)
+
+    def shares(self, config: ZenFlowConfig) -> list[tuple[int, int]]:
+        """Return (split, resident) elements of each segment under a configuration."""
+        found = []
+        for segment in self.segments:
+            split = sum(r * c for r, c in segment.matrices if is_split(r * c, config))
+            found.append((split, segment.numel - split))
+        return found
+
+
+def is_split(numel: int, config: ZenFlowConfig) -> bool:
+    """Whether a matrix of so many elements is shared out, as the engine decides it."""
+    return config.topk_ratio < 1 and numel >= max(1, config.min_split_elements)
+
+
+def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
+    """Return a step's costs from hardware figures and the model's shapes alone.
+
+    Raises:
+        ConfigError: The device's peak for the workload's dtype is not known.
+    """
+    works = workload.works()
+    segments = []
+    for layer, work in zip(workload.layers, works, strict=True):
+        forward, backward = layer_seconds(work, hardware.device, workload.dtype)
+        if workload.checkpointing and layer.attention_width:
+            backward += forward
+        shapes = [p.shape for p in layer.parameters]
+        segments.append(
+            Segment(
+                name=layer.name,
+                forward=forward,
+                backward=backward,
+                matrices=tuple((s[0], _product(s[1:])) for s in shapes if len(s) > 1),
+                vectors=sum(s[0] for s in shapes if len(s) == 1),
+            )
+        )
+    return StepCosts(
+        segments=tuple(cut(segments)),
+        hardware=hardware,
+        dtype_bytes=workload.dtype_bytes,
+        accumulation=workload.accumulation,
+    )
+
+
+def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, float]:
+    """Return seconds of a layer's forward and backward, without recomputation.
+
+    A product of f FLOP runs at rate R f / (f + h): h is the FLOP at which half of R is reached, so
+    that it takes (f + h) / R. A GPU's kernels are launched ahead, and bound only where launching
+    takes longer than they do; on a CPU every operation's own cost is added.
+
+    Raises:
+        ConfigError: The device's peak for the dtype is not known.
+    """
+    if dtype not in device.flops:
+        raise ConfigError(
+            f"{device.name} has no peak for {dtype}: it has {', '.join(device.flops)}"
+        )
+    rate = device.flops[dtype].value * device.matmul_efficiency.value
+    bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
+    attention = device.flops[dtype].value * device.attention_efficiency.value
+
+    def seconds(times: float, attention_times: float) -> float:
+        products = times * (work.matmul_flop + work.num_matmuls * device.half_rate_flop.value)
+        products = max(products / rate, times * work.weight_bytes / bandwidth)
+        rest = times * work.elementwise_bytes / bandwidth
+        rest += attention_times * work.attention_flop / attention
+        launches = times * work.num_kernels * device.launch.value
+        if device.is_cpu:
+            return products + rest + launches
+        return max(products + rest, launches)
+
+    return seconds(1.0, 1.0), device.backward_factor.value * seconds(2.0, _ATTENTION_BACKWARD)
+
+
+def cut(segments: Sequence[Segment]) -> list[Segment]:
+    """Cut the layers of a small model finer, as the engine's buckets do.
+
+    A model of 32 layers or more goes layer by layer; one of fewer is cut so that copies of about
+    1/32 of it follow one another, no smaller than `SEGMENT_FLOOR`. A layer's time is shared out
+    by elements, which is how its products' FLOP are.
+    """
+    total = sum(segment.numel for segment in segments)
+    enough = max(SEGMENT_FLOOR, total // max(SEGMENTS_AT_LEAST, len(segments)))
+    pieces: list[Segment] = []
+    for segment in segments:
+        pieces += _cut(segment, enough)
+    return pieces
+
+
+def _cut(segment: Segment, enough: int) -> list[Segment]:
+    """Cut one layer into runs of matrices with at least this many elements, from its end."""
+    runs: list[list[tuple[int, int]]] = []
+    filled = enough
+    for matrix in reversed(segment.matrices):
+        if filled >= enough:
+            runs.insert(0, [])
+            filled = 0
+        runs[0].insert(0, matrix)
+        filled += matrix[0] * matrix[1]
+    if len(runs) > 1 and sum(r * c for r, c in runs[0]) < enough:
+        runs[1] = runs[0] + runs[1]
+        runs = runs[1:]
+    if len(runs) <= 1:
+        return [segment]
+    elements = [sum(r * c for r, c in run) for run in runs]
+    return [
+        replace(
+            segment,
+            name=f"{segment.name}.{index}",
+            forward=segment.forward * size / sum(elements),
+            backward=segment.backward * size / sum(elements),
+            matrices=tuple(run),
+            vectors=segment.vectors if index == len(runs) - 1 else 0,
+            gathers=segment.gathers * size / sum(elements),
+        )
+        for index, (run, size) in enumerate(zip(runs, elements, strict=True))
+    ]
+
+
+def _product(sizes: Iterable[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found

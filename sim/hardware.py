@@ -1,0 +1,287 @@
+"""Hardware: what a machine can do, each figure with its kind and source.
+
+A `HardwareProfile` is one device type, how many of them, their link to the host, the fabric between
+them, the host, and its NVMe drives. It comes from the table in `sim/data`, from `zenflow calibrate`,
+or is put together by hand. SI units: bytes/s, FLOP/s, seconds, bytes. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, get_args
+
+from zenflow.config import raise_violations
+from zenflow.errors import ConfigError
+
+Kind = Literal["spec", "measured", "estimated"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+DEFAULT_SIGMA: Mapping[str, float] = {"spec": 0.05, "measured": 0.03, "estimated": 0.25}
+"""Relative uncertainty of a figure whose source states none."""
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of a profile.
+
+    Raises:
+        ConfigError: The value is not a positive finite number, or the kind is none of `KINDS`.
+    """
+
+    value: float
+    kind: Kind = "estimated"
+    source: str = ""
+    """Data sheet, page, benchmark or reasoning that the value comes from."""
+    sigma: float | None = None
+    """Relative standard deviation; None is `DEFAULT_SIGMA` of the kind."""
+
+    def __post_init__(self) -> None:
+        """Check what every figure must be."""
+        if not (isinstance(self.value, int | float) and math.isfinite(self.value)):
+            raise ConfigError(f"a figure must be a finite number, got {self.value!r}")
+        if not self.value > 0:
+            raise ConfigError(
+                f"a figure must be positive, got {self.value}: leave out what a machine lacks"
+            )
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"a figure's kind must be one of {', '.join(KINDS)}, got {self.kind!r}"
+            )
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative standard deviation."""
+        return DEFAULT_SIGMA[self.kind] if self.sigma is None else self.sigma
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator; or a CPU in its role, which then shares the host's cores."""
+
+    name: str
+    is_cpu: bool = False
+    """Whether it computes on the host's cores, beside the host worker."""
+    memory: Figure
+    """Bytes of device memory."""
+    flops: Mapping[str, Figure]
+    """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
+    matmul_efficiency: Figure
+    """Share of the peak that large matrix products reach."""
+    half_rate_flop: Figure
+    """FLOP of a matrix product at which it runs at half of that."""
+    attention_efficiency: Figure
+    """Share of the peak that attention's own products reach."""
+    bandwidth: Figure
+    """Bytes/s of device memory."""
+    bandwidth_efficiency: Figure
+    """Share of it that elementwise kernels and the optimizer reach."""
+    launch: Figure
+    """Seconds from one small kernel's start to the next one's."""
+    backward_factor: Figure = Figure(value=1.0, kind="estimated", source="FLOP count")
+    """Backward's time over what its FLOP and bytes, twice forward's, would take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Between one device and the host."""
+
+    name: str
+    d2h: Figure
+    """Bytes/s, pinned, nothing the other way."""
+    h2d: Figure
+    duplex: Figure
+    """Both directions together as a share of d2h + h2d alone, in (0, 1]: 1 is full duplex."""
+    pageable: Figure
+    """Factor on both with memory that is not pinned, in (0, 1]."""
+    latency: Figure
+    """Seconds of one copy beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """Between the devices of one host."""
+
+    name: str
+    bandwidth: Figure
+    """Bytes/s of one device, one way, that collectives reach."""
+    latency: Figure
+    """Seconds of a collective beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvme:
+    """All drives of the host together."""
+
+    name: str
+    read: Figure
+    write: Figure
+    capacity: Figure
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """CPU sockets and their memory."""
+
+    name: str
+    sockets: int
+    cores: int
+    """Of one socket."""
+    dram: Figure
+    """Bytes/s of one socket's memory that a STREAM-like loop reaches."""
+    dram_bytes: Figure
+    """Bytes of memory, all sockets together."""
+    core_bandwidth: Figure
+    """Bytes/s that the optimizer's loop moves on one core: threads add up until DRAM is full."""
+    numa_hop: Figure
+    """Factor on links and DRAM for memory of another socket, in (0, 1]."""
+    core_sharing: Figure
+    """Work of two busy hardware threads of one core as a multiple of one's, in [1, 2]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOverheads:
+    """What the engine's own parts take beside bytes over bandwidth. Seconds."""
+
+    host_task: Figure
+    """Of one host task: queue, hand-over between threads."""
+    copy: Figure
+    """Of one bucket's copy: launching it, or a lane thread's work."""
+    bucket: Figure
+    """Of one parameter on the training thread: its hook, gathering, writing back."""
+    step: Figure
+    """Of one optimizer step."""
+    select: Figure
+    """Of one block's selection and hand-over, beside its bytes."""
+    intake_bandwidth: Figure
+    """Bytes/s of gradients that are measured and gathered on the device."""
+    pack_bandwidth: Figure
+    """Bytes/s of gradients that one lane thread (a CPU) or the copy stream (a GPU) packs."""
+    device_update: Figure
+    """Parameters/s that AdamW on the device updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareProfile:
+    """A whole machine.
+
+    Raises:
+        ConfigError: Figures contradict one another; the message lists how.
+    """
+
+    name: str
+    device: Device
+    num_devices: int = 1
+    link: Link
+    fabric: Fabric | None = None
+    host: Host
+    nvme: Nvme | None = None
+    overheads: EngineOverheads
+    host_threads: int | None = None
+    """Threads of the host's update for each device; None leaves one core to each device's
+    launching thread and shares the others out."""
+    binds_cores: bool = True
+    """Whether each device's host memory and threads are on the socket that it hangs on."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-ready facts: versions, residuals, whether a link is emulated."""
+
+    def __post_init__(self) -> None:
+        """Check the rules across figures."""
+        raise_violations(f"the profile {self.name!r}", self._violations())
+
+    def _violations(self) -> Iterator[str]:
+        if self.num_devices < 1:
+            yield f"num_devices must be at least 1, got {self.num_devices}"
+        if self.num_devices > 1 and self.fabric is None:
+            yield "several devices need a fabric: name nvlink, or the pcie that joins them"
+        if self.host.sockets < 1 or self.host.cores < 1:
+            yield "a host needs at least one socket with one core"
+        shares = {
+            "link.duplex": self.link.duplex,
+            "link.pageable": self.link.pageable,
+            "host.numa_hop": self.host.numa_hop,
+            "device.matmul_efficiency": self.device.matmul_efficiency,
+            "device.attention_efficiency": self.device.attention_efficiency,
+            "device.bandwidth_efficiency": self.device.bandwidth_efficiency,
+        }
+        for name, figure in shares.items():
+            if figure.value > 1:
+                yield f"{name} must be a share in (0, 1], got {figure.value}"
+        if not 1 <= self.host.core_sharing.value <= 2:
+            yield f"host.core_sharing must be in [1, 2], got {self.host.core_sharing.value}"
+        if not self.device.flops:
+            yield "device.flops must name the peak of at least one dtype"
+        if self.host_threads is not None and self.host_threads < 1:
+            yield f"host_threads must be at least 1, got {self.host_threads}"
+
+    @property
+    def total_cores(self) -> int:
+        """Cores of all sockets."""
+        return self.host.sockets * self.host.cores
+
+    @property
+    def threads_per_device(self) -> int:
+        """Host threads that work for one device."""
+        if self.host_threads is not None:
+            return self.host_threads
+        return max(1, self.total_cores // self.num_devices - 1)
+
+    @property
+    def devices_per_socket(self) -> int:
+        """Devices whose host memory shares one socket's DRAM."""
+        sockets = min(self.host.sockets, self.num_devices)
+        return -(-self.num_devices // sockets)
+
+    def figures(self) -> dict[str, Figure]:
+        """Return every figure by its dotted name, such as ``link.d2h``."""
+        return dict(_figures_of(self, ""))
+
+    def with_values(self, values: Mapping[str, float]) -> HardwareProfile:
+        """Return the profile with other values at these dotted names; kind and source stay.
+
+        Raises:
+            ConfigError: There is no such figure, or a value breaks a rule.
+        """
+        unknown = sorted(values.keys() - self.figures().keys())
+        if unknown:
+            known = ", ".join(self.figures())
+            raise ConfigError(f"{self.name} has no figure {', '.join(unknown)}; it has {known}")
+        return _with_values(self, "", values)
+
+
+def _figures_of(record: Any, prefix: str) -> Iterator[tuple[str, Figure]]:
+    for item in fields(record):
+        value = getattr(record, item.name)
+        name = f"{prefix}{item.name}"
+        if isinstance(value, Figure):
+            yield name, value
+        elif is_dataclass(value):
+            yield from _figures_of(value, f"{name}.")
+        elif isinstance(value, Mapping):
+            for key, entry in value.items():
+                if isinstance(entry, Figure):
+                    yield f"{name}.{key}", entry
+
+
+def _with_values(record: _Record, prefix: str, values: Mapping[str, float]) -> _Record:
+    changes: dict[str, Any] = {}
+    for item in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, item.name)
+        name = f"{prefix}{item.name}"
+        if isinstance(value, Figure):
+            if name in values:
+                changes[item.name] = replace(value, value=values[name])
+        elif is_dataclass(value) and not isinstance(value, type):
+            changes[item.name] = _with_values(value, f"{name}.", values)
+        elif isinstance(value, Mapping):
+            changes[item.name] = {
+                key: replace(entry, value=values[f"{name}.{key}"])
+                if f"{name}.{key}" in values
+                else entry
+                for key, entry in value.items()
+            }
+    return replace(record, **changes)  # type: ignore[type-var]

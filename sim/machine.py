@@ -1,0 +1,210 @@
+"""Machine: a hardware profile turned into lanes and fluid resources, ready to run a schedule.
+
+All devices of a host do the same at the same time, so one of them is simulated, and whatever they
+share costs as many times as much as devices share it: with equal flows max-min fairness gives each
+the same. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from sim.fluid import FlowKind, FluidNetwork, Resource
+from sim.hardware import HardwareProfile
+from sim.lanes import HostLane, Recording, SerialLane, Work
+
+Process = Generator[simpy.Event, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What bounds one device's share of the machine, bytes/s, in plain numbers."""
+
+    d2h: float
+    h2d: float
+    duplex: float
+    """Both directions together."""
+    dram: float
+    """Of the socket whose memory the device uses, for all devices that share it."""
+    sharing: int
+    """Devices that share it."""
+    host: float
+    """What the host threads of one device move at most."""
+    core: float
+    """What one of them moves."""
+    cores: float
+    """Hardware threads at work at once, where the device computes on the host's cores."""
+
+    @classmethod
+    def of(cls, hardware: HardwareProfile, *, pinned: bool = True) -> Rates:
+        """Return the rates of a profile.
+
+        Args:
+            hardware: The machine.
+            pinned: Whether copies use pinned memory on the host.
+        """
+        link, host = hardware.link, hardware.host
+        copies = 1.0 if pinned else link.pageable.value
+        # Unbound, memory lies on either socket: half of all accesses hop.
+        is_far = not hardware.binds_cores and host.sockets > 1
+        reach = (1.0 + host.numa_hop.value) / 2 if is_far else 1.0
+        threads = hardware.threads_per_device
+        d2h, h2d = link.d2h.value * copies * reach, link.h2d.value * copies * reach
+        return cls(
+            d2h=d2h,
+            h2d=h2d,
+            duplex=(d2h + h2d) * link.duplex.value,
+            dram=host.dram.value * reach,
+            sharing=hardware.devices_per_socket,
+            host=threads * host.core_bandwidth.value * reach,
+            core=host.core_bandwidth.value * reach,
+            cores=hardware.total_cores * host.core_sharing.value / 2,
+        )
+
+
+class Machine:
+    """Lanes of one device and its share of the host.
+
+    Attributes:
+        env: SimPy's environment; time in seconds.
+        network: Flows under way.
+        device: Compute, in launch order.
+        d2h: Copies to the host.
+        h2d: Copies to the device.
+        host: The host worker.
+        fabric: Collectives among the devices.
+        nvme_read: Drives to host memory.
+        nvme_write: The other way.
+        recording: Spans so far.
+    """
+
+    def __init__(
+        self, hardware: HardwareProfile, *, pinned: bool = True, keeps_spans: bool = True
+    ) -> None:
+        """Set the machine up at time 0, idle.
+
+        Args:
+            hardware: What it can do.
+            pinned: Whether copies use pinned memory.
+            keeps_spans: Whether to record spans; busy seconds always are.
+        """
+        self.hardware = hardware
+        self.rates = rates = Rates.of(hardware, pinned=pinned)
+        self.env = simpy.Environment()
+        self.network = FluidNetwork(self.env)
+        self.recording = Recording(keeps=keeps_spans)
+        self.device = self._lane("device")
+        self.d2h = self._lane("d2h")
+        self.h2d = self._lane("h2d")
+        self.fabric = self._lane("fabric")
+        self.nvme_read = self._lane("nvme read")
+        self.nvme_write = self._lane("nvme write")
+        self.host = HostLane("host", self.env, self.network, self.recording)
+        self.dram = Resource("dram", rates.dram)
+        self._make_kinds()
+
+    def _lane(self, name: str) -> SerialLane:
+        return SerialLane(name, self.env, self.network, self.recording)
+
+    def _make_kinds(self) -> None:
+        rates, pack = self.rates, self.hardware.overheads.pack_bandwidth.value
+        down, up = Resource("d2h", rates.d2h), Resource("h2d", rates.h2d)
+        both = Resource("duplex", rates.duplex)
+        self.links = (down, up, both)
+        self._make_fabric_kind()
+        if self.hardware.device.is_cpu:
+            # A copy is a lane thread's work and then a wait for the link, so it costs cores; a
+            # thread's share of them is in proportion to what it would do alone.
+            self.cores = Resource("cores", rates.cores)
+            core = {self.cores: 1.0 / pack}
+            lane_rate = {"max_rate": pack, "weight": pack}
+            self.compute_kind: FlowKind | None = FlowKind("compute", {self.cores: 1.0}, 1.0)
+            self.host_kind = FlowKind(
+                "host", {self.cores: 1.0 / rates.core}, rates.host, weight=rates.core
+            )
+            self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **core}, **lane_rate)
+            self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **core}, **lane_rate)
+            return
+        dram = {self.dram: float(rates.sharing)}
+        self.compute_kind = None
+        self.host_kind = FlowKind("host", dram, rates.host)
+        self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **dram})
+        self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
+
+    def _make_fabric_kind(self) -> None:
+        fabric = self.hardware.fabric
+        if fabric is None:
+            return
+        down, up, both = self.links
+        uses = {Resource("fabric", fabric.bandwidth.value): 1.0}
+        if "pcie" in fabric.name.lower():  # what one device sends goes up and down the same links
+            uses |= {down: 1.0, up: 1.0, both: 2.0}
+        self.fabric_kind = FlowKind("fabric", uses)
+
+    def compute(self, name: str, seconds: float, step: int) -> simpy.Event:
+        """Queue work on the device; return the event of its end."""
+        return self.device.submit(name, step, self.device_work(seconds))
+
+    def device_work(self, seconds: float) -> Work:
+        """Return so many seconds of an undisturbed device as work."""
+        if self.compute_kind is None:
+            return Work(seconds=seconds)
+        return Work(kind=self.compute_kind, num_bytes=seconds)
+
+    def down(self, num_bytes: float) -> Work:
+        """Return a copy to the host as work."""
+        overhead = self.hardware.overheads.copy.value
+        return Work(seconds=overhead, kind=self.d2h_kind, num_bytes=num_bytes, counted=num_bytes)
+
+    def up(self, num_bytes: float) -> Work:
+        """Return a copy to the device as work."""
+        overhead = self.hardware.overheads.copy.value
+        return Work(seconds=overhead, kind=self.h2d_kind, num_bytes=num_bytes, counted=num_bytes)
+
+    def collective(
+        self, name: str, num_bytes: float, step: int, after: simpy.Event
+    ) -> simpy.Event:
+        """Queue a collective; with one device there is nothing to do.
+
+        A ring passes (n - 1) / n of the bytes through each device in a reduce-scatter or an
+        all-gather, and twice that in an all-reduce (Thakur et al. 2005).
+        """
+        count = self.hardware.num_devices
+        if count == 1 or self.hardware.fabric is None or num_bytes == 0:
+            return after
+        work = Work(
+            seconds=self.hardware.fabric.latency.value,
+            kind=self.fabric_kind,
+            num_bytes=num_bytes * (count - 1) / count,
+            counted=num_bytes * (count - 1) / count,
+        )
+        return self.fabric.submit(name, step, work, [after])
+
+    def host_work(self, num_bytes: float) -> Work:
+        """Return a host task that moves so many bytes of DRAM as work."""
+        return Work(
+            seconds=self.hardware.overheads.host_task.value,
+            kind=self.host_kind,
+            num_bytes=num_bytes,
+        )
+
+    def stall(self, cause: str, since: float, step: int) -> None:
+        """Record that the device has waited from then until now."""
+        self.recording.add_stall(cause, since, self.env.now, step)
+
+    def run(self, process: Process) -> float:
+        """Run a schedule until nothing is left to do; return the time."""
+        self.env.process(process)
+        self.env.run()
+        return float(self.env.now)
+
+
+def least_seconds(machine: Machine, kind: FlowKind, num_bytes: float) -> float:
+    """Return how long a flow takes that nothing competes with."""
+    rate = min([kind.max_rate, *(r.capacity / share for r, share in kind.uses.items())])
+    return num_bytes / rate if math.isfinite(rate) else 0.0

@@ -1,0 +1,45 @@
+"""The one-step delayed update (Ren et al. 2021, section 5.2): step t's update runs behind step t+1.
+
+The device waits only where the CPU takes longer than a step of the device does.
+"""
+
+from __future__ import annotations
+
+import simpy
+
+from sim.machine import Process
+from sim.schedules.schedule import AbstractSchedule
+
+
+class Delayed(AbstractSchedule):
+    """Updates of the whole model, each used one step late."""
+
+    def run(self, num_steps: int) -> Process:
+        """Take steps 1 to ``num_steps``."""
+        machine = self.machine
+        updated: list[simpy.Event] = []
+        for step in range(1, num_steps + 1):
+            passed = self.compute(step)
+            copied = []
+            for segment, event in zip(
+                reversed(self.costs.segments), reversed(passed), strict=True
+            ):
+                size = segment.numel / self.devices * self.costs.dtype_bytes
+                copied.append(machine.d2h.submit("grads", step, machine.down(size), [event]))
+            yield machine.compute("step", machine.hardware.overheads.step.value, step)
+            since = machine.env.now
+            yield from self.wait(updated, "host", step)
+            updated = self._update(step, copied)
+            self.end_step(since)
+
+    def _update(self, step: int, copied: list[simpy.Event]) -> list[simpy.Event]:
+        """Queue this step's update behind its copies, and the upload behind that, in pieces."""
+        machine, size = self.machine, self.costs.dtype_bytes
+        uploaded = []
+        for segment, copy in zip(reversed(self.costs.segments), copied, strict=True):
+            share = segment.numel / self.devices
+            work = machine.host_work(share * (24 + 2 * size))
+            done = machine.host.submit("adam", step, work, [copy], deadline=step + 1)
+            uploaded.append(machine.h2d.submit("params", step, machine.up(share * size), [done]))
+        last = machine.collective("all-gather", self.costs.num_params * size, step, uploaded[-1])
+        return [*uploaded, last]

@@ -1,0 +1,81 @@
+"""What all schedules share: a machine, a model's costs, and when each step ended."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import simpy
+
+from sim.costs import StepCosts
+from sim.machine import Machine, Process
+
+
+class AbstractSchedule(ABC):
+    """One strategy at work.
+
+    Attributes:
+        step_ends: The time at which each step ended: the next forward can begin.
+        stalls: Seconds of each step in which the device had nothing to do but wait.
+    """
+
+    def __init__(self, machine: Machine, costs: StepCosts) -> None:
+        """Start before the first step."""
+        self.machine = machine
+        self.costs = costs
+        self.step_ends: list[float] = []
+        self.stalls: list[float] = []
+
+    @abstractmethod
+    def run(self, num_steps: int) -> Process:
+        """Take steps 1 to ``num_steps``."""
+
+    @property
+    def devices(self) -> int:
+        """Devices that train together, with equal parts of the optimizer's state."""
+        return self.machine.hardware.num_devices
+
+    def update_seconds(self, elements: float) -> float:
+        """Return the seconds in which AdamW on the device updates so many elements."""
+        return elements / self.machine.hardware.overheads.device_update.value
+
+    def forward(self, step: int) -> None:
+        """Queue the forward of one micro-batch."""
+        for segment in self.costs.segments:
+            self.machine.compute("forward", segment.forward, step)
+
+    def compute(self, step: int, *, passes: float = 1.0) -> list[simpy.Event]:
+        """Queue forward and backward of a step.
+
+        Args:
+            step: Its number.
+            passes: Of each gradient over the fabric: 1 for a reduce-scatter, 2 for an all-reduce.
+
+        Returns:
+            For each segment, in the order of forward, the event of its last backward's end, with
+            its gradient reduced over the devices.
+        """
+        passed: list[simpy.Event] = []
+        for micro in range(self.costs.accumulation):
+            self.forward(step)
+            is_last = micro == self.costs.accumulation - 1
+            for segment in reversed(self.costs.segments):
+                event = self.machine.compute("backward", segment.backward, step)
+                if is_last:
+                    size = passes * segment.numel * self.costs.dtype_bytes
+                    passed.append(self.machine.collective("reduce", size, step, event))
+        return passed[::-1]
+
+    def wait(self, events: Iterable[simpy.Event], cause: str, step: int) -> Process:
+        """Let the device wait; what it waits for is stall of this cause."""
+        since = self.machine.env.now
+        for event in events:
+            if not event.processed:
+                yield event
+        self.machine.stall(cause, since, step)
+
+    def end_step(self, since: float) -> None:
+        """Note that a step has ended, in which the device has only waited since then."""
+        now = self.machine.env.now
+        self.step_ends.append(now)
+        self.stalls.append(now - since)

@@ -1,0 +1,255 @@
+"""The engine's schedule: any `ZenFlowConfig`, the presets for baselines included.
+
+Mirrors `zenflow.engine` step for step: gradients leave as backward finishes each segment (or at the
+step, in keep mode), the host takes them in behind the next step, blocks whose window ends are
+updated, and what lands is uploaded behind the backward of its landing step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import simpy
+
+from sim.block_plan import BlockPlan, PlannedBlock, intake_bytes, update_bytes
+from sim.costs import StepCosts
+from sim.machine import Machine, Process
+from sim.schedules.schedule import AbstractSchedule
+from zenflow.config import ZenFlowConfig
+
+
+@dataclass(slots=True)
+class _Landing:
+    """An update in flight: all due blocks of one segment at one boundary."""
+
+    segment: int
+    step: int
+    """In which it lands."""
+    num_bytes: int
+    computed: simpy.Event
+    uploaded: simpy.Event | None = None
+
+
+@dataclass(slots=True)
+class _SegmentState:
+    """What later work on a segment waits for."""
+
+    staging_free: list[simpy.Event] = field(default_factory=list)
+    """Host tasks that read its staged gradient."""
+    last_update: list[simpy.Event] = field(default_factory=list)
+
+
+class EngineSchedule(AbstractSchedule):
+    """The engine's rule on a simulated machine; data-parallel devices each do all of it.
+
+    Attributes:
+        plan: Who owns what, in which block.
+    """
+
+    def __init__(
+        self, machine: Machine, costs: StepCosts, config: ZenFlowConfig, *, releases: bool = True
+    ) -> None:
+        """Lay out the blocks.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            config: The update rule's settings.
+            releases: Whether gradients leave during backward, or at ``step()``.
+        """
+        super().__init__(machine, costs)
+        self._config = config
+        # Ranks average their gradients after backward: release mode would come too early.
+        self._releases = releases and self.devices == 1
+        self.plan = BlockPlan(costs, config)
+        self._calendar = self.plan.calendar()
+        count = len(costs.segments)
+        self._states = [_SegmentState() for _ in range(count)]
+        self._counts = [0] * len(self.plan.blocks)
+        self._wants_selection = [False] * len(self.plan.blocks)
+        self._landings: list[_Landing] = []
+        self._copied: list[list[simpy.Event]] = [[] for _ in range(count)]
+
+    def run(self, num_steps: int) -> Process:
+        """Take steps 1 to ``num_steps``."""
+        for step in range(1, num_steps + 1):
+            yield from self._step(step)
+
+    def _step(self, step: int) -> Process:
+        machine = self.machine
+        if self._releases:
+            self._compute(step)
+            stepped = machine.compute("step", self._step_seconds(), step)
+        else:
+            yield from self.wait(self.compute(step, passes=2.0), "reduce", step)
+            stepped = machine.compute("step", self._step_seconds(), step)
+            for index in reversed(range(len(self.costs.segments))):
+                self._send(index, step, stepped)
+        yield stepped
+        waited = machine.env.now
+        landing = [item for item in self._landings if item.step == step]
+        due = self._begin(step)
+        selecting = [b for b in due if self._wants_selection[b.index] and self._can_select(b)]
+        chosen = {block.index for block in selecting}
+        self._update([b for b in due if b.index not in chosen], step)
+        self._close([b for b in due if b.index not in chosen], step)
+        yield from self._wait_landed(landing, step)
+        if selecting:
+            yield from self._select(selecting, step)
+        if self._calendar.lag(step) == 0:
+            at_once = [item for item in self._landings if item.step == step]
+            self._upload(at_once, step, after=[])
+            yield from self._wait_landed(at_once, step)
+        self._landings = [item for item in self._landings if item.step > step]
+        self.end_step(waited)
+
+    # ---- the device ---------------------------------------------------------------------------
+
+    def _compute(self, step: int) -> None:
+        """Queue forward and backward in release mode, with what each segment's end sets off."""
+        machine, segments = self.machine, self.costs.segments
+        for micro in range(self.costs.accumulation):
+            self.forward(step)
+            is_last = micro == self.costs.accumulation - 1
+            for index in reversed(range(len(segments))):
+                seconds = segments[index].backward + (self._intake(index) if is_last else 0.0)
+                passed = machine.compute("backward", seconds, step)
+                if is_last:
+                    self._send(index, step, passed)
+
+    def _intake(self, index: int) -> float:
+        """Return the seconds in which a segment's gradients are measured and gathered."""
+        share, overheads = self.plan.shares[index], self.machine.hardware.overheads
+        if not share.matrices:
+            return 0.0
+        size = share.split * self.costs.dtype_bytes
+        seconds = size / overheads.intake_bandwidth.value
+        if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
+            seconds += share.matrices * overheads.bucket.value
+        return seconds
+
+    def _step_seconds(self) -> float:
+        overheads = self.machine.hardware.overheads
+        seconds = overheads.step.value + self.plan.on_device / overheads.device_update.value
+        if not self._releases:
+            seconds += sum(self._intake(index) for index in range(len(self.costs.segments)))
+        return seconds
+
+    # ---- copies -------------------------------------------------------------------------------
+
+    def _send(self, index: int, step: int, passed: simpy.Event) -> None:
+        """Queue what a segment's backward sets off: uploads first, then its gradients."""
+        landing = [x for x in self._landings if x.segment == index and x.step == step]
+        self._upload(landing, step, after=[passed])
+        state, share = self._states[index], self.plan.shares[index]
+        self._copied[index] = []
+        if not share.deferred:
+            return
+        work = self.machine.down(share.deferred * self.costs.dtype_bytes)
+        self._copied[index] = [
+            self.machine.d2h.submit("grads", step, work, [passed, *state.staging_free])
+        ]
+
+    def _upload(self, landings: Iterable[_Landing], step: int, after: list[simpy.Event]) -> None:
+        for item in landings:
+            work = self.machine.up(item.num_bytes)
+            item.uploaded = self.machine.h2d.submit("params", step, work, [*after, item.computed])
+
+    def _wait_landed(self, landings: list[_Landing], step: int) -> Process:
+        """Wait for what must have landed, and call it by its cause."""
+        if not landings:
+            return
+        if self._calendar.lag(step) == 0:
+            copied = [e for item in landings for e in self._copied[item.segment]]
+            yield from self.wait(copied, "d2h", step)
+        yield from self.wait([item.computed for item in landings], "host", step)
+        uploads = [item.uploaded for item in landings if item.uploaded is not None]
+        yield from self.wait(uploads, "h2d", step)
+
+    # ---- the host -----------------------------------------------------------------------------
+
+    def _begin(self, step: int) -> list[PlannedBlock]:
+        """Queue the intake of this step's gradients; return the blocks whose window ends."""
+        if self._calendar.selects(step):
+            self._wants_selection = [True] * len(self._wants_selection)
+        next_due, blocks = self._calendar.next_due, self.plan.blocks
+        due = [block for block in blocks if next_due[block.index] == step]
+        is_fused = self._is_fused(step)
+        work = [0] * len(self._states)
+        config, size = self._config, self.costs.dtype_bytes
+        first = intake_bytes(config, size, is_first=True)
+        later = intake_bytes(config, size, is_first=False)
+        for block in blocks:
+            self._counts[block.index] += 1
+            if not (is_fused and next_due[block.index] == step):
+                cost = first if self._counts[block.index] == 1 else later
+                work[block.segment] += block.elements * cost
+        for index in reversed(range(len(work))):
+            state = self._states[index]
+            before = [*self._copied[index], *state.staging_free]
+            state.staging_free = []
+            if work[index]:
+                taken = self.machine.host_work(work[index] * self.costs.intake_factor)
+                state.staging_free = [
+                    self.machine.host.submit("accumulate", step, taken, before, deadline=step + 1)
+                ]
+        return due
+
+    def _is_fused(self, step: int) -> bool:
+        """Whether a window's update takes its last gradient in itself."""
+        return self._config.deferred_moments == "step" or self._calendar.lag(step) <= 1
+
+    def _update(self, due: list[PlannedBlock], step: int) -> None:
+        """Queue the updates of windows that end, segment by segment in backward order."""
+        lag, is_fused = self._calendar.lag(step), self._is_fused(step)
+        deadline = step + (min(lag, 1) if is_fused else lag)
+        size = self.costs.dtype_bytes
+        by_segment: dict[int, list[PlannedBlock]] = {}
+        for block in due:
+            if block.elements:
+                by_segment.setdefault(block.segment, []).append(block)
+        for index, members in by_segment.items():
+            num_bytes = sum(
+                block.elements
+                * update_bytes(
+                    self._config, size, count=self._counts[block.index], is_fused=is_fused
+                )
+                for block in members
+            )
+            state = self._states[index]
+            after = [*self._copied[index], *state.last_update]
+            if not is_fused:
+                after += state.staging_free
+            done = self.machine.host.submit(
+                "adam", step, self.machine.host_work(num_bytes), after, deadline=deadline
+            )
+            state.last_update = [done]
+            if is_fused:
+                state.staging_free.append(done)
+            elements = sum(block.elements for block in members)
+            self._landings.append(_Landing(index, step + lag, elements * size, done))
+
+    def _close(self, due: list[PlannedBlock], step: int) -> None:
+        for block in due:
+            self._counts[block.index] = 0
+            self._wants_selection[block.index] = False
+            self._calendar.close(block.index, step)
+
+    @staticmethod
+    def _can_select(block: PlannedBlock) -> bool:
+        return block.shape.num_important > 0 and block.elements > 0
+
+    def _select(self, blocks: list[PlannedBlock], step: int) -> Process:
+        """Wait for the blocks' host work, hand columns over, and start their updates."""
+        machine = self.machine
+        since = machine.env.now
+        for index in dict.fromkeys(block.segment for block in blocks):
+            state = self._states[index]
+            for event in [*self._copied[index], *state.staging_free, *state.last_update]:
+                if not event.processed:
+                    yield event
+        yield machine.env.timeout(len(blocks) * machine.hardware.overheads.select.value)
+        machine.stall("select", since, step)
+        self._update(blocks, step)
+        self._close(blocks, step)

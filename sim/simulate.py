@@ -1,0 +1,177 @@
+"""Simulate: run a strategy on a machine until it repeats, and say what a step takes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim.costs import StepCosts
+from sim.machine import Machine
+from sim.schedules.delayed import Delayed
+from sim.schedules.on_device import OnDevice
+from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.zenflow import EngineSchedule
+from sim.schedules.zero_offload import RELEASED, ZeroOffload
+from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
+from zenflow.errors import ConfigError
+from zenflow.timeline import Timeline
+
+MakeSchedule = Callable[[Machine, StepCosts], AbstractSchedule]
+
+SYSTEMS: Mapping[str, MakeSchedule] = {
+    "published_on_device": OnDevice,
+    "published_zero_offload": ZeroOffload,
+    "published_delayed": Delayed,
+    "deepspeed_zero_offload": lambda machine, costs: ZeroOffload(machine, costs, RELEASED),
+}
+"""Other systems, by name; the engine's own strategies are its presets."""
+
+STRATEGIES: tuple[str, ...] = (*PRESETS, *SYSTEMS)
+
+_SETTLING_WINDOWS = 3
+_MEASURED_WINDOWS = 2
+_FEWEST_STEPS = 4
+"""Measured, however short the windows are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a steady-state step is predicted to do; seconds and bytes, of one device."""
+
+    strategy: str
+    step_seconds: float
+    """Mean over whole windows."""
+    slowest_step_seconds: float
+    """Of those windows: where the update's work is not even."""
+    stall_seconds: float
+    """In which the device waits, mean per step."""
+    d2h_bytes: float
+    """Per step."""
+    h2d_bytes: float
+    busy_seconds: Mapping[str, float]
+    """Of each lane, per step."""
+    timeline: Timeline
+    """Of the measured steps; empty if spans were not kept."""
+    method: str = "events"
+    """``events`` or ``closed form``."""
+    interval: tuple[float, float] | None = None
+    """Of the step time, where a prediction carries one."""
+
+    @property
+    def stall_fraction(self) -> float:
+        """Share of the step in which the device waits."""
+        return self.stall_seconds / self.step_seconds if self.step_seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures by name, without the timeline."""
+        return {
+            "strategy": self.strategy,
+            "method": self.method,
+            "step_seconds": self.step_seconds,
+            "slowest_step_seconds": self.slowest_step_seconds,
+            "step_seconds_interval": None if self.interval is None else list(self.interval),
+            "stall_seconds": self.stall_seconds,
+            "stall_fraction": self.stall_fraction,
+            "d2h_bytes_per_step": self.d2h_bytes,
+            "h2d_bytes_per_step": self.h2d_bytes,
+            "busy_seconds": dict(self.busy_seconds),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A strategy by name, with the engine's configuration where it is one of its presets."""
+
+    name: str
+    config: ZenFlowConfig | None = None
+    """Of the engine; None for other systems."""
+    releases: bool = True
+    """The engine's gradient mode: whether gradients leave during backward."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of another system's schedule."""
+
+    @classmethod
+    def of(cls, name: str, *, releases: bool = True, **changes: Any) -> Strategy:
+        """Return a strategy of this name; changes are knobs, or options of another system.
+
+        Raises:
+            ConfigError: There is no such strategy, or a knob breaks its rule.
+        """
+        if name in SYSTEMS:
+            return cls(name=name, options=changes)
+        if name not in PRESETS:
+            raise ConfigError(f"strategy {unknown_name(name, STRATEGIES)}")
+        return cls(name=name, config=ZenFlowConfig.preset(name, **changes), releases=releases)
+
+    @property
+    def period(self) -> int:
+        """Steps after which a steady state repeats."""
+        if self.config is not None:
+            return self.config.update_interval
+        return int(self.options.get("update_interval", 4)) if "zenflow" in self.name else 1
+
+    def schedule(self, machine: Machine, costs: StepCosts) -> AbstractSchedule:
+        """Return the schedule on a machine.
+
+        Raises:
+            ConfigError: The other system has no such option.
+        """
+        if self.config is not None:
+            return EngineSchedule(machine, costs, self.config, releases=self.releases)
+        try:
+            return SYSTEMS[self.name](machine, costs, **self.options)
+        except TypeError as error:
+            raise ConfigError(f"{self.name} does not take {dict(self.options)}: {error}") from None
+
+
+def simulate(
+    costs: StepCosts,
+    strategy: Strategy,
+    *,
+    pinned: bool = True,
+    keeps_spans: bool = True,
+    num_steps: int | None = None,
+) -> Prediction:
+    """Return what a steady-state step takes, by events.
+
+    Args:
+        costs: Of one step of the model on the machine.
+        strategy: What to run.
+        pinned: Whether the host's copy buffers are pinned.
+        keeps_spans: Whether the prediction has a timeline.
+        num_steps: Measured steps, rounded up to whole windows; None for a few windows.
+
+    Raises:
+        ConfigError: The strategy's options are wrong.
+    """
+    machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
+    schedule = strategy.schedule(machine, costs)
+    period = strategy.period
+    warm_up = strategy.config.full_warm_up_rounds if strategy.config is not None else 0
+    settling = warm_up + _SETTLING_WINDOWS * period
+    wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
+    measured = -(-wanted // period) * period
+    recording = machine.recording
+
+    def steps() -> Any:
+        yield from schedule.run(settling + measured)
+
+    machine.run(steps())
+    ends = schedule.step_ends
+    first = settling - 1
+    lengths = [b - a for a, b in zip(ends[first:-1], ends[first + 1 :], strict=True)]
+    return Prediction(
+        strategy=strategy.name,
+        step_seconds=sum(lengths) / measured,
+        slowest_step_seconds=max(lengths),
+        stall_seconds=sum(schedule.stalls[settling:]) / measured,
+        d2h_bytes=recording.bytes_since("d2h", settling) / measured,
+        h2d_bytes=recording.bytes_since("h2d", settling) / measured,
+        busy_seconds={
+            lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes
+        },
+        timeline=recording.timeline(
+            {"strategy": strategy.name, "device": costs.hardware.device.name}, settling
+        ),
+    )

@@ -1,0 +1,199 @@
+"""Workload: what one optimizer step computes and holds, from a model's config.json.
+
+FLOP are counted as multiply and add, 2 for each; backward is twice forward, and one forward more
+where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022). No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sim.families import Layer, Parameter, layers_of
+from zenflow.config import raise_violations, unknown_name
+
+DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWork:
+    """One layer's forward over one micro-batch, on one device."""
+
+    matmul_flop: float
+    """Of products with weights."""
+    num_matmuls: int
+    attention_flop: float
+    """Of scores and their product with values."""
+    elementwise_bytes: float
+    """Activations read and written by everything that is not a product."""
+    weight_bytes: float
+    """Weights that are read."""
+    num_kernels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model and its batch, on each device.
+
+    Raises:
+        ConfigError: A number breaks its rule.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    """In the order of forward."""
+    batch_size: int = 1
+    """Sequences of a micro-batch on one device."""
+    sequence: int = 1024
+    """Tokens of a sequence."""
+    accumulation: int = 1
+    """Micro-batches of a step."""
+    dtype: str = "bfloat16"
+    """Of parameters, gradients and activations."""
+    checkpointing: bool = False
+    """Whether activations within a layer are recomputed in backward."""
+    is_causal: bool = True
+    num_key_value_heads_share: float = 1.0
+    """Width of keys over width of queries."""
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        raise_violations(f"the workload {self.name!r}", self._violations())
+
+    def _violations(self) -> Iterator[str]:
+        for name in ("batch_size", "sequence", "accumulation"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                yield f"{name} must be a whole number of at least 1, got {value!r}"
+        if self.dtype not in DTYPE_BYTES:
+            yield f"dtype {unknown_name(self.dtype, DTYPE_BYTES)}"
+        if not self.layers:
+            yield "a model needs at least one layer"
+
+    @classmethod
+    def of_config(cls, name: str, config: Mapping[str, Any], **settings: Any) -> Workload:
+        """Return the workload of a Hugging Face config.json.
+
+        Args:
+            name: For tables.
+            config: The file's content.
+            settings: Other fields of this class.
+
+        Raises:
+            ConfigError: The family is unknown, a field is missing, or a setting breaks its rule.
+        """
+        heads = config.get("num_attention_heads") or 1
+        groups = config.get("num_key_value_heads") or heads
+        settings.setdefault("is_causal", config.get("model_type") != "bert")
+        return cls(
+            name=name,
+            layers=tuple(layers_of(config)),
+            num_key_value_heads_share=groups / heads,
+            **settings,
+        )
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one parameter as the model holds it."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch on one device."""
+        return self.batch_size * self.sequence
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step on one device."""
+        return self.tokens * self.accumulation
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All tensors, in the order of forward."""
+        return tuple(parameter for layer in self.layers for parameter in layer.parameters)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model, tied ones counted once."""
+        return sum(layer.numel for layer in self.layers)
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self.num_params * self.dtype_bytes
+
+    def works(self) -> list[LayerWork]:
+        """Return every layer's forward, in the order of forward."""
+        last = len(self.layers) - 1
+        return [
+            self._work(layer, is_first=index == 0, is_last=index == last)
+            for index, layer in enumerate(self.layers)
+        ]
+
+    def _work(self, layer: Layer, *, is_first: bool, is_last: bool) -> LayerWork:
+        tokens, size = self.tokens, self.dtype_bytes
+        matrices = [] if is_first else [p for p in layer.parameters if len(p.shape) > 1]
+        if is_first:  # tables are looked up, only projections are multiplied by
+            matrices = [p for p in layer.parameters if "project" in p.name]
+        products = [(p, p.active) for p in matrices]
+        if is_last and not any("head" in p.name or "decoder.weight" in p.name for p in matrices):
+            table = self.layers[0].parameters[0]  # tied: the embedding once more
+            products.append((table, 1.0))
+        flop = sum(2.0 * tokens * share * p.numel for p, share in products)
+        touched = sum(tokens * share * (p.shape[0] + p.shape[1]) for p, share in products)
+        width = layer.attention_width
+        pairs = self.batch_size * self.sequence**2 * (0.5 if self.is_causal else 1.0)
+        vocabulary = self.layers[0].parameters[0].shape[0]
+        logits = tokens * vocabulary if is_last else 0
+        return LayerWork(
+            matmul_flop=flop,
+            num_matmuls=len(products),
+            attention_flop=4.0 * pairs * width,
+            # Each product's input and output pass by once more in norms, activations, residuals.
+            # The loss reads and writes float32 logits: cast, softmax, gradient.
+            elementwise_bytes=touched * size * 1.0 + logits * 12.0,
+            weight_bytes=sum(p.numel * size for p, _ in products),
+            num_kernels=(2 + 3 * len(products) + (8 if width else 4)),
+        )
+
+    def activation_bytes(self) -> list[float]:
+        """Return the bytes that each layer keeps from forward to backward, in order.
+
+        Korthikanti et al. 2022, section 4.1, without attention's scores, which fused kernels do not
+        keep: 34 bytes for each token and unit of width in 16-bit layers, or the layer's input
+        alone where it is recomputed. Logits are kept in float32 with their gradient.
+        """
+        size, tokens = self.dtype_bytes, self.tokens
+        kept = []
+        vocabulary = self.layers[0].parameters[0].shape[0]
+        for index, layer in enumerate(self.layers):
+            if index == len(self.layers) - 1:
+                kept.append(tokens * vocabulary * (size + 8.0))
+            elif not layer.attention_width or self.checkpointing:
+                kept.append(tokens * self.hidden * size)
+            else:
+                kept.append(tokens * self._kept_per_token(layer) * size)
+        return kept
+
+    def _kept_per_token(self, layer: Layer) -> float:
+        """Return the elements that a whole layer keeps for each token: products' inputs, outputs."""
+        matrices = [p for p in layer.parameters if len(p.shape) > 1]
+        return float(sum(p.active * (p.shape[0] + p.shape[1]) for p in matrices)) * 0.75
+
+    def recomputed_bytes(self) -> float:
+        """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
+        if not self.checkpointing:
+            return 0.0
+        inner = [layer for layer in self.layers if layer.attention_width]
+        return max(
+            (self.tokens * self._kept_per_token(layer) * self.dtype_bytes for layer in inner),
+            default=0.0,
+        )
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        inner = [layer for layer in self.layers if layer.attention_width]
+        norms = [p for layer in inner[:1] for p in layer.parameters if len(p.shape) == 1]
+        return norms[0].shape[0] if norms else self.layers[0].parameters[0].shape[-1]
