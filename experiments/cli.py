@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from experiments import trace_commands
 from experiments.configfile import read_config_file
 from experiments.options import given_flags, train_flags
 from experiments.recipes import TrainSettings
@@ -23,6 +24,9 @@ RUNS = Path("runs")
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99})
 def main() -> None:
     """Train with optimizer states on the host, without waiting for them."""
+
+
+main.add_command(trace_commands.compare)
 
 
 @main.command()

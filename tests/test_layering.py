@@ -40,14 +40,14 @@ def test_using_settings_and_timelines_from_the_package_does_not_load_torch():
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
-def test_the_command_lines_help_does_not_load_torch(arguments):
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"]])
+def test_the_command_lines_help_loads_neither_torch_nor_matplotlib(arguments):
     loaded = modules_after(
         "from experiments.cli import main\n"
         f"try:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert not end.code"
     )
     assert "experiments" in loaded
-    assert "torch" not in loaded
+    assert not {"torch", "matplotlib"} & loaded
 
 
 def test_every_public_name_of_the_package_exists():

@@ -3,7 +3,8 @@
 So Perfetto, chrome://tracing and Holistic Trace Analysis (HTA) read a measured and a predicted
 timeline alike. What HTA looks at decides the form: kernels and memcpys carry a ``stream``,
 memcpys are named "Memcpy DtoH ..." and carry bytes and bandwidth, steps are ``ProfilerStep#N``
-spans of the host thread. Each event's ``args`` keep the span itself, so reading back is exact.
+spans of the host thread, and a ``correlation`` ties kernels and memcpys to the step that launched
+them. Each event's ``args`` keep the span itself, so reading back is exact.
 Does not import torch.
 """
 
@@ -64,11 +65,11 @@ def to_chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """
     metadata = dict(timeline.metadata)
     device = str(metadata.get("device", "device"))
-    tracks = _tracks(timeline)
+    starts = _step_starts(timeline)
     events = [
         *_process_events(device, _labels(metadata)),
-        *_step_events(timeline),
-        *_span_events(timeline, tracks),
+        *_step_events(timeline, starts),
+        *_span_events(timeline, _tracks(timeline), starts),
     ]
     return {
         "schemaVersion": 1,
@@ -161,22 +162,31 @@ def _process_events(device: str, labels: str) -> Iterator[dict[str, Any]]:
             yield _metadata_event("process_labels", pid, 0, labels=labels)
 
 
-def _step_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Yield a ProfilerStep per step: from its first span on the device to the next step's."""
-    # A step is the training loop's, so the host's later work for it doesn't stretch it.
-    spans = [span for span in timeline.spans if span.lane == "device"] or timeline.spans
+def _step_starts(timeline: Timeline) -> dict[int, float]:
+    """Return where each step's first span starts, in order of time."""
     starts: dict[int, float] = {}
-    for span in spans:
+    for span in _loop_spans(timeline):
         starts[span.step] = min(span.start, starts.get(span.step, span.start))
-    steps = sorted(starts, key=starts.__getitem__)
-    ends = [*(starts[step] for step in steps), max((span.end for span in spans), default=0.0)][1:]
-    for step, step_end in zip(steps, ends, strict=True):
-        yield _complete_event(
-            _STALL_TRACK, f"ProfilerStep#{step}", starts[step], step_end, _STEP_THREAD, {}
-        )
+    return dict(sorted(starts.items(), key=lambda item: item[1]))
 
 
-def _span_events(timeline: Timeline, tracks: Mapping[str, _Track]) -> Iterator[dict[str, Any]]:
+def _loop_spans(timeline: Timeline) -> Iterable[Span]:
+    # A step is the training loop's, so the host's later work for it doesn't stretch it.
+    return [span for span in timeline.spans if span.lane == "device"] or timeline.spans
+
+
+def _step_events(timeline: Timeline, starts: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+    """Yield a ProfilerStep per step: from its first span on the device to the next step's."""
+    last = max((span.end for span in _loop_spans(timeline)), default=0.0)
+    for (step, start), end in zip(starts.items(), [*starts.values(), last][1:], strict=True):
+        # HTA drops kernels that no host event launched, so a step launches all of its own.
+        args = {"correlation": step}
+        yield _complete_event(_STALL_TRACK, f"ProfilerStep#{step}", start, end, _STEP_THREAD, args)
+
+
+def _span_events(
+    timeline: Timeline, tracks: Mapping[str, _Track], starts: Mapping[int, float]
+) -> Iterator[dict[str, Any]]:
     """Yield the names of the threads in use, then the spans in their order."""
     placed = [_STALL_TRACK if span.is_stall else tracks[span.lane] for span in timeline.spans]
     rows = _rows(timeline.spans, placed)
@@ -188,10 +198,11 @@ def _span_events(timeline: Timeline, tracks: Mapping[str, _Track]) -> Iterator[d
     for span, track, row in zip(timeline.spans, placed, rows, strict=True):
         name = span.name if track.event_name is None else track.event_name
         thread = _thread(track, row)
-        args = _arguments(span, track, thread)
+        place = _place(track, thread, _launching_step(span, starts))
+        args = _arguments(span, track) | place
         for start, end in _pieces(span, waits):
             yield _complete_event(track, name, start, end, thread, args)
-            args = _place(track, thread)  # the span itself is told once
+            args = place  # the span itself is told once
 
 
 def _pieces(span: Span, waits: list[Interval]) -> list[Interval]:
@@ -222,7 +233,7 @@ def _thread(track: _Track, row: int) -> int:
     return track.thread + row * _THREADS_PER_LANE
 
 
-def _arguments(span: Span, track: _Track, thread: int) -> dict[str, Any]:
+def _arguments(span: Span, track: _Track) -> dict[str, Any]:
     """Return what Kineto's readers want to know, and the exact span."""
     arguments: dict[str, Any] = {
         "lane": span.lane,
@@ -236,27 +247,42 @@ def _arguments(span: Span, track: _Track, thread: int) -> dict[str, Any]:
     if track.category == "gpu_memcpy":
         gigabytes_per_second = span.num_bytes / span.seconds / 1e9 if span.seconds else 0.0
         arguments["memory bandwidth (GB/s)"] = gigabytes_per_second
-    return arguments | _place(track, thread)
+    return arguments
 
 
-def _place(track: _Track, thread: int) -> dict[str, Any]:
+def _place(track: _Track, thread: int, launched_by: int) -> dict[str, Any]:
     if track.pid != _DEVICE_PID:
         return {}
-    return {"device": _DEVICE_PID, "context": 1, "stream": thread}
+    return {
+        "device": _DEVICE_PID,
+        "context": 1,
+        "stream": thread,
+        "correlation": launched_by,
+    }
+
+
+def _launching_step(span: Span, starts: Mapping[int, float]) -> int:
+    """Return the span's step, or the nearest where a cut left copies of a step but not itself."""
+    if span.step in starts:
+        return span.step
+    return min(starts, key=lambda step: abs(step - span.step))
 
 
 def _complete_event(
     track: _Track, name: str, start: float, end: float, thread: int, args: dict[str, Any]
 ) -> dict[str, Any]:
     """Return an event of phase X: one that has a start and a duration, in microseconds."""
+    # To the nanosecond, as Kineto: HTA takes the whole microseconds inside an event, so an end
+    # that the last bit puts below 400000 would lose one of them.
+    first, last = (round(moment * _MICROSECONDS, 3) for moment in (start, end))
     return {
         "ph": "X",
         "cat": track.category,
         "name": name,
         "pid": track.pid,
         "tid": thread,
-        "ts": start * _MICROSECONDS,
-        "dur": (end - start) * _MICROSECONDS,
+        "ts": first,
+        "dur": round(last - first, 3),
         "args": args,
     }
 
