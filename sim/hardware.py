@@ -81,8 +81,13 @@ class Device:
     """Share of it that elementwise kernels and the optimizer reach."""
     launch: Figure
     """Seconds from one small kernel's start to the next one's."""
-    backward_factor: Figure = Figure(value=1.0, kind="estimated", source="FLOP count")
-    """Backward's time over what its FLOP and bytes, twice forward's, would take."""
+    backward_factor: Figure = Figure(value=1.0, kind="estimated", source="count of FLOP and bytes")
+    """Factor on what backward's FLOP and bytes would take at forward's rates."""
+    backward_launch: Figure | None = None
+    """As ``launch``, in backward, where no interpreter runs between kernels; None is the same."""
+    gradient_bandwidth: Figure | None = None
+    """Bytes/s at which gradients' memory is taken and filled, beside the products that fill it: on
+    a CPU its pages are new in every step. None is no cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +166,8 @@ class EngineOverheads:
     """Bytes/s of gradients that are measured and gathered on the device."""
     pack_bandwidth: Figure
     """Bytes/s of gradients that one lane thread (a CPU) or the copy stream (a GPU) packs."""
+    unpack_bandwidth: Figure | None = None
+    """Bytes/s of weights that the other lane writes into their columns; None is as packing."""
     device_update: Figure
     """Parameters/s that AdamW on the device updates."""
 

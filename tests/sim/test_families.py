@@ -3,6 +3,7 @@
 import pytest
 
 from sim.families import layers_of, num_params
+from sim.models import find_model, model_names
 from zenflow.errors import ConfigError
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100}
@@ -49,6 +50,24 @@ def test_there_are_as_many_parameters_as_in_transformers_model(name):
         model = getattr(transformers, family).from_config(made)
     model.tie_weights()
     assert num_params(CONFIGS[name]) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_named_models_have_the_tensors_of_transformers_model(name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = find_model(name)[1]
+    fields = {key: config[key] for key in config if key not in ("_name_or_path", "torch_dtype")}
+    made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    family = "AutoModelForMaskedLM" if name.startswith("bert") else "AutoModelForCausalLM"
+    with torch.device("meta"):  # shapes alone, at once even for 72 billion parameters
+        model = getattr(transformers, family).from_config(made)
+    model.tie_weights()
+    parameters = list(model.parameters())
+    assert num_params(config) == sum(p.numel() for p in parameters)
+    if "num_experts_per_tok" not in config:  # transformers may hold a layer's experts as one
+        shapes = [p.shape for layer in layers_of(config) for p in layer.parameters]
+        assert sorted(shapes) == sorted(tuple(p.shape) for p in parameters)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

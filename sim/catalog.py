@@ -1,0 +1,283 @@
+"""Catalog: devices, hosts, links and whole machines by name, from the table in ``sim/data``.
+
+Every figure there has its unit, kind and source. Names match whatever their case and separators:
+``RTX 4090``, ``rtx-4090`` and ``NVIDIA GeForce RTX 4090``, as torch reports it, are one device. A
+name that says too little stands for the SXM module with most memory of its generation: ``a100`` is
+``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets. No torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sim.cells import Entry, figure_of, read_table, record_of, refuse_unknown
+from sim.hardware import Device, EngineOverheads, Fabric, Figure, HardwareProfile, Host, Link, Nvme
+from sim.names import fold, nearest
+from zenflow.errors import ConfigError
+
+_TABLES: Mapping[str, str] = {
+    "device": "devices",
+    "host": "hosts",
+    "link": "links",
+    "fabric": "fabrics",
+    "nvme": "nvme",
+    "machine": "machines",
+}
+_DEFAULTS = "default"
+_LABELS = ("title", "aliases")
+_MACHINE_KEYS = (
+    *_LABELS, "device", "host", "link", "fabric", "nvme", "num_devices", "host_memory", "source",
+)  # fmt: skip
+
+
+def device_names() -> list[str]:
+    """Return the names of all devices."""
+    return _names("device")
+
+
+def host_names() -> list[str]:
+    """Return the names of all hosts, with one socket or two."""
+    return _names("host")
+
+
+def link_names() -> list[str]:
+    """Return the names of all links between a device and its host."""
+    return _names("link")
+
+
+def fabric_names() -> list[str]:
+    """Return the names of all fabrics between devices."""
+    return _names("fabric")
+
+
+def nvme_names() -> list[str]:
+    """Return the names of all sets of NVMe drives."""
+    return _names("nvme")
+
+
+def machine_names() -> list[str]:
+    """Return the names of all machines."""
+    return _names("machine")
+
+
+def find_device(name: str) -> Device:
+    """Return a device by name.
+
+    Raises:
+        ConfigError: There is none; the nearest names are given.
+    """
+    name, entry = _lookup("device", name)
+    defaults = dict(read_table("devices")[_DEFAULTS])
+    half_rate_time = figure_of(defaults.pop("half_rate_time"), "half_rate_time", "default")
+    device = record_of(
+        Device,
+        {**defaults, **entry},
+        name,
+        beside=(*_LABELS, "silicon"),
+        name=name,
+        is_cpu=False,
+        half_rate_flop=half_rate_time,
+    )
+    rate = device.flops.get("bfloat16") or device.flops["float16"]
+    return replace(
+        device, half_rate_flop=replace(half_rate_time, value=half_rate_time.value * rate.value)
+    )
+
+
+def find_host(name: str) -> Host:
+    """Return a host by name; ``2x-NAME`` has two sockets.
+
+    Raises:
+        ConfigError: There is none; the nearest names are given.
+    """
+    name, entry = _lookup("host", name)
+    sockets = entry.get("sockets", 1)
+    socket_memory = figure_of(entry["memory_per_socket"], "memory_per_socket", name)
+    return record_of(
+        Host,
+        {**read_table("hosts")[_DEFAULTS], **entry},
+        name,
+        beside=(*_LABELS, "memory_bus", "max_sockets", "memory_per_socket", "sockets", "cores"),
+        name=name,
+        sockets=sockets,
+        cores=entry["cores"],
+        dram_bytes=replace(socket_memory, value=sockets * socket_memory.value),
+    )
+
+
+def find_link(name: str) -> Link:
+    """Return a link by name.
+
+    Raises:
+        ConfigError: There is none; the nearest names are given.
+    """
+    name, entry = _lookup("link", name)
+    return record_of(Link, entry, name, beside=(*_LABELS, "limit"), name=name)
+
+
+def find_fabric(name: str) -> Fabric:
+    """Return a fabric by name.
+
+    Raises:
+        ConfigError: There is none; the nearest names are given.
+    """
+    name, entry = _lookup("fabric", name)
+    return record_of(Fabric, entry, name, beside=(*_LABELS, "limit"), name=name)
+
+
+def find_nvme(name: str) -> Nvme:
+    """Return a set of NVMe drives by name.
+
+    Raises:
+        ConfigError: There is none; the nearest names are given.
+    """
+    name, entry = _lookup("nvme", name)
+    return record_of(Nvme, entry, name, beside=_LABELS, name=name)
+
+
+def find_machine(name: str, num_devices: int | None = None) -> HardwareProfile:
+    """Return a machine by name.
+
+    Args:
+        name: One of `machine_names`, or an alias.
+        num_devices: How many of its devices are used; None is all.
+
+    Raises:
+        ConfigError: There is none, with the nearest names; or it holds fewer devices.
+    """
+    name, entry = _lookup("machine", name)
+    refuse_unknown(entry, _MACHINE_KEYS, name)
+    held = entry["num_devices"]
+    used = held if num_devices is None else num_devices
+    if not 1 <= used <= held:
+        raise ConfigError(
+            f"{name} holds {held} devices, so num_devices must be in 1..{held}, got {used}: "
+            "assemble() makes machines that are not in the table"
+        )
+    memory = entry.get("host_memory")
+    profile = assemble(
+        entry["device"],
+        entry["host"],
+        entry["link"],
+        used,
+        fabric=entry.get("fabric"),
+        nvme=entry.get("nvme"),
+        host_memory=None if memory is None else figure_of(memory, "host_memory", name),
+    )
+    metadata = {"title": entry["title"], "source": entry["source"]}
+    return replace(profile, name=name, metadata=metadata)
+
+
+def assemble(
+    device: str | Device,
+    host: str | Host,
+    link: str | Link,
+    num_devices: int = 1,
+    *,
+    fabric: str | Fabric | None = None,
+    nvme: str | Nvme | None = None,
+    host_memory: float | Figure | None = None,
+    overheads: EngineOverheads | None = None,
+) -> HardwareProfile:
+    """Return a machine put together from parts, by name or made by hand.
+
+    Args:
+        device: Its devices, all of one type.
+        host: Sockets and their memory.
+        link: Between each device and the host.
+        num_devices: How many there are.
+        fabric: Between them; needed by more than one.
+        nvme: The host's drives.
+        host_memory: Bytes of all sockets together; None is the host's own.
+        overheads: The engine's; None derives a GPU's from its bandwidth.
+
+    Raises:
+        ConfigError: A name is unknown, or the parts do not make a machine.
+    """
+    device = find_device(device) if isinstance(device, str) else device
+    host = find_host(host) if isinstance(host, str) else host
+    link = find_link(link) if isinstance(link, str) else link
+    if host_memory is not None:
+        if not isinstance(host_memory, Figure):
+            host_memory = Figure(value=host_memory, kind="spec", source="given by the caller")
+        host = replace(host, dram_bytes=host_memory)
+    return HardwareProfile(
+        name=f"{num_devices}x {device.name}, {host.name}, {link.name}",
+        device=device,
+        num_devices=num_devices,
+        link=link,
+        fabric=find_fabric(fabric) if isinstance(fabric, str) else fabric,
+        host=host,
+        nvme=find_nvme(nvme) if isinstance(nvme, str) else nvme,
+        overheads=overheads or gpu_overheads(device),
+    )
+
+
+def gpu_overheads(device: Device) -> EngineOverheads:
+    """Return estimates of what the engine's parts take with a GPU, where none were measured.
+
+    Raises:
+        ConfigError: The device is a CPU, whose lanes share its cores and are to be measured.
+    """
+    if device.is_cpu:
+        raise ConfigError(
+            f"{device.name} is a CPU, for which the table has no overheads: give `overheads`, or "
+            "measure the machine with `zenflow calibrate`"
+        )
+    entry = dict(read_table("overheads")["gpu"])
+    rules = {
+        key: figure_of(entry.pop(key), key, "overheads of a GPU")
+        for key in ("intake_share", "pack_share", "update_bytes")
+    }
+    reached = device.bandwidth.value * device.bandwidth_efficiency.value
+    return record_of(
+        EngineOverheads,
+        entry,
+        "overheads of a GPU",
+        intake_bandwidth=_scaled(rules["intake_share"], reached * rules["intake_share"].value),
+        pack_bandwidth=_scaled(rules["pack_share"], reached * rules["pack_share"].value),
+        device_update=_scaled(rules["update_bytes"], reached / rules["update_bytes"].value),
+    )
+
+
+def _scaled(rule: Figure, value: float) -> Figure:
+    return replace(rule, value=value, source=f"the device's bandwidth; {rule.source}")
+
+
+def _names(kind: str) -> list[str]:
+    return list(_entries(kind))
+
+
+def _lookup(kind: str, name: str) -> tuple[str, Entry]:
+    """Return a name as the table has it, and its entry."""
+    entries = _entries(kind)
+    known = {
+        fold(alias): own
+        for own, entry in entries.items()
+        for alias in (own, *entry.get("aliases", ()))
+    }
+    found = known.get(fold(str(name)))
+    if found is None:
+        raise ConfigError(f"there is no {kind} {name!r}: {nearest(str(name), known)}")
+    return found, entries[found]
+
+
+@functools.cache
+def _entries(kind: str) -> dict[str, Entry]:
+    """Return a table's entries by name; hosts with each number of sockets that they may have."""
+    table = read_table(_TABLES[kind])
+    entries = {name: entry for name, entry in table.items() if name != _DEFAULTS}
+    if kind != "host":
+        return entries
+    several = {
+        f"{sockets}x-{name}": {
+            **entry,
+            "sockets": sockets,
+            "aliases": [f"{sockets}x-{alias}" for alias in entry["aliases"]],
+        }
+        for name, entry in entries.items()
+        for sockets in range(2, 1 + entry["max_sockets"])
+    }
+    return {**entries, **several}

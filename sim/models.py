@@ -1,0 +1,99 @@
+"""Models: configurations by name, or from a config.json. No torch, no transformers, no network.
+
+``sim/data/models`` holds, for each named model, the fields of its public Hugging Face config that
+decide its shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sim.families import layers_of
+from sim.names import fold, nearest
+from zenflow.errors import ConfigError
+
+
+def model_names() -> list[str]:
+    """Return the names of all models that need no file."""
+    return list(_named())
+
+
+def find_model(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Return a model's name and its configuration.
+
+    Args:
+        name_or_path: A named model whatever its case and separators, also as its Hugging Face id
+            (``Qwen/Qwen2.5-0.5B``); or the path of a config.json, or of a directory with one.
+            A name comes before a path: write ``./gpt2`` for a directory of a model's name.
+
+    Raises:
+        ConfigError: There is no such model or file, or the file is not a model's configuration.
+    """
+    if isinstance(name_or_path, str):
+        found = _known().get(fold(name_or_path))
+        if found is not None:
+            return found, json.loads(_named()[found])
+    path = Path(name_or_path)
+    if not path.exists():
+        raise ConfigError(
+            f"there is no model {str(name_or_path)!r}, and no such file: "
+            f"{nearest(str(name_or_path), _known())}, or give the path of a config.json"
+        )
+    file = path / "config.json" if path.is_dir() else path
+    # `resolve`, so that "." has a name too.
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return name, _read(file)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return a file's configuration, after checking that its shapes can be told."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{file} can't be read ({error.strerror}): give a model's config.json, or a directory "
+            "that holds one"
+        ) from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ConfigError(
+            f"{file} is not JSON ({error}): give the config.json beside a model's weights"
+        ) from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} must hold an object, got {config!r:.60}")
+    if not isinstance(config.get("model_type"), str):
+        raise ConfigError(
+            f"{file} lacks model_type, a family's name such as 'llama': give a model's config.json"
+        )
+    try:
+        layers_of(config)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return config
+
+
+@functools.cache
+def _named() -> dict[str, str]:
+    """Return the text of each named model's file, by name in order."""
+    folder = resources.files("sim").joinpath("data", "models")
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".json"): file.read_text(encoding="utf-8")
+        for file in files
+        if file.name.endswith(".json")
+    }
+
+
+@functools.cache
+def _known() -> dict[str, str]:
+    """Return the models' names by what they may be called, folded."""
+    known = {fold(name): name for name in _named()}
+    for name, text in _named().items():
+        repository = json.loads(text)["_name_or_path"]
+        known[fold(repository)] = name
+        known[fold(repository.rsplit("/", 1)[-1])] = name
+    return known

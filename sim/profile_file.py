@@ -1,0 +1,166 @@
+"""Profile files: a `HardwareProfile` as JSON, what ``zenflow calibrate`` writes and others read.
+
+Every figure keeps its value, kind, source and sigma, bit for bit. A file has all keys of its
+schema and no others, so that a misspelt one can't pass for a default. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from sim.hardware import HardwareProfile
+from zenflow.config import raise_violations, unknown_name
+from zenflow.errors import ConfigError
+
+SCHEMA_VERSION = 1
+"""Of the files that this version writes, and the only one that it reads."""
+
+_REMEDY = "measure again with `zenflow calibrate`, or take the figure from its data sheet"
+
+
+def write_profile(profile: HardwareProfile, path: str | os.PathLike[str]) -> None:
+    """Write a profile; an earlier file of that name stays whole until this one is complete.
+
+    Raises:
+        ConfigError: The metadata would not come back from JSON as it is.
+        OSError: The file can't be written.
+    """
+    path = Path(path)
+    content = {"schema_version": SCHEMA_VERSION, **asdict(profile)}
+    _check_metadata(content["metadata"])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_profile(path: str | os.PathLike[str]) -> HardwareProfile:
+    """Return the profile that a file holds.
+
+    Raises:
+        ConfigError: The file can't be read, has another schema, or breaks rules; all are listed.
+    """
+    path = Path(path)
+    content = _parse(path)
+    reader = _Reader()
+    found = reader.fields_of(content, HardwareProfile, "")
+    raise_violations(str(path), reader.violations)
+    try:
+        return HardwareProfile(**found)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _check_metadata(metadata: Any) -> None:
+    try:
+        returned = json.loads(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"metadata must be JSON-ready: {error}") from error
+    if returned != metadata:
+        raise ConfigError(
+            "metadata must come back from JSON as it is: use string keys, and lists for tuples"
+        )
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the profile {path} can't be read: {error}") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ConfigError(
+            f"the profile {path} is not JSON: {error}; write one with `zenflow calibrate`"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"the profile {path} must hold an object, got {content!r:.80}")
+    version = content.pop("schema_version", None)
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise ConfigError(
+            f"{path}: schema_version must be {SCHEMA_VERSION}, got {version!r}: write the profile "
+            "again with this version of zenflow"
+        )
+    return content
+
+
+class _Reader:
+    """Turns a file's objects into records, by their fields' types, and notes what breaks rules.
+
+    Attributes:
+        violations: Key, value and remedy of each.
+    """
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+
+    def fields_of(self, content: Mapping[str, Any], record: type, prefix: str) -> dict[str, Any]:
+        """Return a record's fields, and note keys that are missing or unknown."""
+        types = get_type_hints(record)
+        for key in content:
+            if key not in types:
+                self.violations.append(f"{prefix}{unknown_name(key, types)}")
+        for key in types:
+            if key not in content:
+                self.violations.append(
+                    f"{prefix}{key} is missing: add it, as null if that is what the machine has"
+                    if NoneType in get_args(types[key])
+                    else f"{prefix}{key} is missing: {_REMEDY}"
+                )
+        return {
+            key: self._value(content[key], types[key], f"{prefix}{key}")
+            for key in types
+            if key in content
+        }
+
+    def _value(self, value: Any, wanted: Any, key: str) -> Any:
+        if NoneType in get_args(wanted):
+            if value is None:
+                return None
+            wanted = get_args(wanted)[0]
+        if is_dataclass(wanted) and isinstance(wanted, type):
+            return self._record(value, wanted, key)
+        if get_origin(wanted) is Mapping:
+            return self._mapping(value, get_args(wanted)[1], key)
+        return self._plain(value, wanted, key)
+
+    def _record(self, value: Any, wanted: type, key: str) -> Any:
+        if not isinstance(value, Mapping):
+            return self._refuse(key, value, "an object: " + _keys_of(wanted))
+        before = len(self.violations)
+        found = self.fields_of(value, wanted, f"{key}.")
+        # With a violation noted it is never used, and making it would only fail once more.
+        return wanted(**found) if len(self.violations) == before else None
+
+    def _mapping(self, value: Any, wanted: Any, key: str) -> Any:
+        if not isinstance(value, Mapping):
+            return self._refuse(key, value, "an object")
+        if wanted is Any:
+            return value
+        return {name: self._value(own, wanted, f"{key}.{name}") for name, own in value.items()}
+
+    def _plain(self, value: Any, wanted: Any, key: str) -> Any:
+        if get_origin(wanted) is Literal:
+            if value not in get_args(wanted):
+                return self._refuse(key, value, f"one of {', '.join(get_args(wanted))}")
+        elif wanted is float:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and math.isfinite(value) and value > 0):
+                return self._refuse(key, value, f"a positive finite number: {_REMEDY}")
+        elif not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+            return self._refuse(key, value, f"of type {wanted.__name__}")
+        return value
+
+    def _refuse(self, key: str, value: Any, rule: str) -> None:
+        self.violations.append(f"{key}, which is {value!r:.60}, must be {rule}")
+
+
+def _keys_of(record: type) -> str:
+    return ", ".join(get_type_hints(record))
