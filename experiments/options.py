@@ -164,6 +164,13 @@ def train_flags(command: Command) -> Command:
     return command
 
 
+def knob_flags(command: Command) -> Command:
+    """Give a command the flags of the update rule alone."""
+    for flag, options in reversed(_KNOB_FLAGS):
+        command = click.option(flag, default=None, **options)(command)
+    return command
+
+
 def given_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings and the knobs that stand on the command line, and no others."""
     given = {

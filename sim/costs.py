@@ -1,7 +1,7 @@
-"""Costs: what the parts of one step take, from a workload and a machine, or from measured phases.
+"""Costs: what the parts of one step take, from a workload and a machine.
 
-A `StepCosts` is all that schedules know of a model: segments in the order of forward, each with its
-seconds on the device and its parameters. No torch.
+A `StepCosts` is all that schedules know of a model: segments in the order of forward, each with
+its seconds on the device and its parameters. No torch.
 """
 
 from __future__ import annotations
@@ -150,21 +150,30 @@ def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, f
         raise ConfigError(
             f"{device.name} has no peak for {dtype}: it has {', '.join(device.flops)}"
         )
+    launch = device.launch.value
+    forward = _seconds(work, device, dtype, 1.0, 1.0)
+    backward = _seconds(work, device, dtype, 2.0, _ATTENTION_BACKWARD)
+    backward *= device.backward_factor.value
+    if device.gradient_bandwidth is not None:
+        backward += work.weight_bytes / device.gradient_bandwidth.value
+    backward_launch = device.backward_launch.value if device.backward_launch else launch
+    launches = work.num_kernels * launch, 2.0 * work.num_kernels * backward_launch
+    if device.is_cpu:
+        return forward + launches[0], backward + launches[1]
+    return max(forward, launches[0]), max(backward, launches[1])
+
+
+def _seconds(
+    work: LayerWork, device: Device, dtype: str, times: float, attention_times: float
+) -> float:
+    """Return the seconds of a pass that does a layer's work so many times."""
     rate = device.flops[dtype].value * device.matmul_efficiency.value
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
     attention = device.flops[dtype].value * device.attention_efficiency.value
-
-    def seconds(times: float, attention_times: float) -> float:
-        products = times * (work.matmul_flop + work.num_matmuls * device.half_rate_flop.value)
-        products = max(products / rate, times * work.weight_bytes / bandwidth)
-        rest = times * work.elementwise_bytes / bandwidth
-        rest += attention_times * work.attention_flop / attention
-        launches = times * work.num_kernels * device.launch.value
-        if device.is_cpu:
-            return products + rest + launches
-        return max(products + rest, launches)
-
-    return seconds(1.0, 1.0), device.backward_factor.value * seconds(2.0, _ATTENTION_BACKWARD)
+    products = times * (work.matmul_flop + work.num_matmuls * device.half_rate_flop.value)
+    products = max(products / rate, times * work.weight_bytes / bandwidth)
+    rest = times * work.elementwise_bytes / bandwidth
+    return products + rest + attention_times * work.attention_flop / attention
 
 
 def cut(segments: Sequence[Segment]) -> list[Segment]:

@@ -10,7 +10,7 @@ every flow moves at a constant rate: the weighted max-min fair one, found by pro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,8 +61,8 @@ class FlowKind:
         object.__setattr__(self, "uses", uses)
         if not (self.max_rate > 0 and self.weight > 0) or (not uses and math.isinf(self.max_rate)):
             raise ConfigError(
-                f"the flow {self.name} needs a resource or a positive rate that bounds it, got rate "
-                f"{self.max_rate} and {len(uses)} resources: name what it moves over"
+                f"the flow {self.name} needs a resource or a positive rate that bounds it, got "
+                f"rate {self.max_rate} and {len(uses)} resources: name what it moves over"
             )
 
 
@@ -72,8 +72,11 @@ class Flow:
 
     kind: FlowKind
     num_bytes: float
-    done: simpy.Event
+    on_end: Callable[[], object]
+    """Called when the last byte has arrived."""
     remaining: float
+    done: simpy.Event | None = None
+    """The event of its end, where no function is called."""
     rate: float = 0.0
 
 
@@ -92,24 +95,34 @@ class FluidNetwork:
     moved: dict[FlowKind, float] = field(default_factory=dict)
     _since: float = 0.0
     _plan: int = 0
+    _is_ending: bool = False
+    """Whether flows are being ended: what begins meanwhile is shared out with what is left."""
     _known: dict[tuple[FlowKind, ...], list[float]] = field(default_factory=dict)
     """Fair rates by the kinds of the flows under way: few mixes ever occur."""
 
-    def send(self, kind: FlowKind, num_bytes: float) -> Flow:
-        """Begin a flow; its ``done`` is the event of its end.
+    def send(
+        self, kind: FlowKind, num_bytes: float, on_end: Callable[[], object] | None = None
+    ) -> Flow:
+        """Begin a flow.
 
         Args:
             kind: What it uses.
             num_bytes: Its size; nothing to move ends at once.
+            on_end: Called at its end, and may begin other flows; None makes an event, ``done``,
+                which costs more than a call.
 
         Raises:
             ConfigError: The size is negative or not finite.
         """
         if not 0 <= num_bytes < math.inf:
             raise ConfigError(f"a flow's bytes must be a finite number >= 0, got {num_bytes}")
-        flow = Flow(kind, num_bytes, simpy.Event(self.env), num_bytes)
+        done = None
+        if on_end is None:
+            done = simpy.Event(self.env)
+            on_end = done.succeed
+        flow = Flow(kind, num_bytes, on_end, num_bytes, done)
         if num_bytes == 0:
-            flow.done.succeed()
+            on_end()
             return flow
         self._move()
         self.flows.append(flow)
@@ -117,7 +130,9 @@ class FluidNetwork:
         return flow
 
     def stop(self, flow: Flow) -> float:
-        """Take a flow off before its end; return the bytes that it had left."""
+        """Take a flow off before its end; return the bytes that it had left, 0 if it has ended."""
+        if flow.remaining == 0:
+            return 0.0
         self._move()
         self.flows.remove(flow)
         self._share_out()
@@ -144,6 +159,8 @@ class FluidNetwork:
 
     def _share_out(self) -> None:
         """Give every flow its fair rate, and wake up when the next one ends."""
+        if self._is_ending:
+            return
         self._plan += 1
         flows = self.flows
         if not flows:
@@ -174,10 +191,12 @@ class FluidNetwork:
             over = flow is ending or flow.remaining <= _ENDED * flow.num_bytes
             (ended if over else still).append(flow)
         self.flows = still
+        self._is_ending = True
         for flow in ended:
             self.moved[flow.kind] = self.moved.get(flow.kind, 0.0) + flow.remaining
             flow.remaining = 0.0
-            flow.done.succeed()
+            flow.on_end()
+        self._is_ending = False
         self._share_out()
 
 

@@ -1,8 +1,8 @@
 """Hardware: what a machine can do, each figure with its kind and source.
 
-A `HardwareProfile` is one device type, how many of them, their link to the host, the fabric between
-them, the host, and its NVMe drives. It comes from the table in `sim/data`, from `zenflow calibrate`,
-or is put together by hand. SI units: bytes/s, FLOP/s, seconds, bytes. No torch.
+A `HardwareProfile` is one device type, how many of them, their link to the host, the fabric
+between them, the host, and its NVMe drives. It comes from the table in `sim/data`, from `zenflow
+calibrate`, or is put together by hand. SI units: bytes/s, FLOP/s, seconds, bytes. No torch.
 """
 
 from __future__ import annotations

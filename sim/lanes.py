@@ -1,8 +1,8 @@
 """Lanes of a simulated machine: what runs one after another, and records its spans.
 
-`SerialLane` is first in, first out, as a CUDA stream or a copy engine is: a job that waits holds up
-those behind it. `HostLane` takes the ready task with the earliest deadline and lets a more urgent
-one in between, as the engine's host worker does. No torch.
+`SerialLane` is first in, first out, as a CUDA stream or a copy engine is: a job that waits holds
+up those behind it. `HostLane` takes the ready task with the earliest deadline and lets a more
+urgent one in between, as the engine's host worker does. No torch.
 """
 
 from __future__ import annotations
@@ -82,12 +82,24 @@ class Work:
     """Bytes that its span says it moved: those of a copy, not what the copy costs elsewhere."""
 
 
+class Done(simpy.Event):
+    """The end of a job. One that nobody waits for yet passes without a turn of SimPy's queue."""
+
+    def finish(self) -> None:
+        """Let it happen now."""
+        if self.callbacks:
+            self.succeed()
+        else:
+            self._ok, self._value = True, None
+            self.callbacks = None  # type: ignore[assignment] # SimPy's mark of what is past
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     name: str
     step: int
     work: Work
-    done: simpy.Event
+    done: Done
     after: list[simpy.Event]
 
 
@@ -117,7 +129,7 @@ class SerialLane:
             work: What it takes.
             after: What must have happened before it starts.
         """
-        done = simpy.Event(self._env)
+        done = Done(self._env)
         self._jobs.append(_Job(name, step, work, done, [e for e in after if not e.processed]))
         if self._running is None and len(self._jobs) == 1:
             self._advance()
@@ -150,16 +162,15 @@ class SerialLane:
         if work.kind is None or work.num_bytes <= 0:
             self._end()
         else:
-            flow = self._network.send(work.kind, work.num_bytes)
-            flow.done.callbacks.append(self._end)
+            self._network.send(work.kind, work.num_bytes, self._end)
 
-    def _end(self, _: Any = None) -> None:
+    def _end(self) -> None:
         job, self._running = self._running, None
         assert job is not None
         self._recording.add(
             self.name, job.name, self._started, self._env.now, job.step, job.work.counted
         )
-        job.done.succeed()
+        job.done.finish()
         self._advance()
 
 
@@ -170,7 +181,7 @@ class _Task:
     name: str = field(compare=False)
     step: int = field(compare=False)
     work: Work = field(compare=False)
-    done: simpy.Event = field(compare=False)
+    done: Done = field(compare=False)
     awaited: int = field(compare=False)
     remaining: float = field(compare=False)
     began: bool = field(compare=False, default=False)
@@ -179,8 +190,8 @@ class _Task:
 class HostLane:
     """Earliest deadline first among the tasks that are ready; a more urgent one interrupts.
 
-    The engine's worker takes tasks in parts of a millisecond, so that waiting for the end of one is
-    nothing: here a flow is stopped, and goes on later with the bytes it had left.
+    The engine's worker takes tasks in parts of a millisecond, so that waiting for the end of one
+    is nothing: here a flow is stopped, and goes on later with the bytes it had left.
     """
 
     def __init__(
@@ -208,7 +219,7 @@ class HostLane:
     ) -> simpy.Event:
         """Queue a task and return the event of its end; it starts once all of `after` happened."""
         waits = [event for event in after if not event.processed]
-        done = simpy.Event(self._env)
+        done = Done(self._env)
         task = _Task(
             deadline, next(self._order), name, step, work, done, len(waits), work.num_bytes
         )
@@ -225,14 +236,17 @@ class HostLane:
 
     def _make_ready(self, task: _Task) -> None:
         heapq.heappush(self._ready, task)
-        running = self._running
+        running, flow = self._running, self._flow
         if running is None:
             self._advance()
-        elif self._flow is not None and task.deadline < running.deadline:
-            flow, self._flow = self._flow, None
+        elif flow is not None and task.deadline < running.deadline:
+            self._flow = None
             running.remaining = self._network.stop(flow)
             self._record(running, flow.num_bytes - running.remaining)
-            heapq.heappush(self._ready, running)
+            if running.remaining > 0:
+                heapq.heappush(self._ready, running)
+            else:  # its end was due now
+                running.done.finish()
             self._running = None
             self._advance()
 
@@ -255,14 +269,13 @@ class HostLane:
         if task.work.kind is None or task.remaining <= 0:
             self._end()
             return
-        self._flow = self._network.send(task.work.kind, task.remaining)
-        self._flow.done.callbacks.append(self._end)
+        self._flow = self._network.send(task.work.kind, task.remaining, self._end)
 
-    def _end(self, _: Any = None) -> None:
+    def _end(self) -> None:
         task, self._running, self._flow = self._running, None, None
         assert task is not None
         self._record(task, task.remaining)
-        task.done.succeed()
+        task.done.finish()
         self._advance()
 
     def _record(self, task: _Task, moved: float) -> None:

@@ -105,6 +105,9 @@ class Machine:
         self.nvme_read = self._lane("nvme read")
         self.nvme_write = self._lane("nvme write")
         self.host = HostLane("host", self.env, self.network, self.recording)
+        overheads = hardware.overheads
+        self.pack_rate = overheads.pack_bandwidth.value
+        self.unpack_rate = (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
         self.dram = Resource("dram", rates.dram)
         self._make_kinds()
 
@@ -112,23 +115,26 @@ class Machine:
         return SerialLane(name, self.env, self.network, self.recording)
 
     def _make_kinds(self) -> None:
-        rates, pack = self.rates, self.hardware.overheads.pack_bandwidth.value
+        rates, pack, unpack = self.rates, self.pack_rate, self.unpack_rate
         down, up = Resource("d2h", rates.d2h), Resource("h2d", rates.h2d)
         both = Resource("duplex", rates.duplex)
         self.links = (down, up, both)
         self._make_fabric_kind()
+        self._make_nvme_kinds()
         if self.hardware.device.is_cpu:
             # A copy is a lane thread's work and then a wait for the link, so it costs cores; a
             # thread's share of them is in proportion to what it would do alone.
             self.cores = Resource("cores", rates.cores)
-            core = {self.cores: 1.0 / pack}
-            lane_rate = {"max_rate": pack, "weight": pack}
             self.compute_kind: FlowKind | None = FlowKind("compute", {self.cores: 1.0}, 1.0)
             self.host_kind = FlowKind(
                 "host", {self.cores: 1.0 / rates.core}, rates.host, weight=rates.core
             )
-            self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **core}, **lane_rate)
-            self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **core}, **lane_rate)
+            self.d2h_kind = FlowKind(
+                "d2h", {down: 1.0, both: 1.0, self.cores: 1.0 / pack}, pack, weight=pack
+            )
+            self.h2d_kind = FlowKind(
+                "h2d", {up: 1.0, both: 1.0, self.cores: 1.0 / unpack}, unpack, weight=unpack
+            )
             return
         dram = {self.dram: float(rates.sharing)}
         self.compute_kind = None
@@ -146,6 +152,17 @@ class Machine:
             uses |= {down: 1.0, up: 1.0, both: 2.0}
         self.fabric_kind = FlowKind("fabric", uses)
 
+    def _make_nvme_kinds(self) -> None:
+        nvme = self.hardware.nvme
+        if nvme is None:
+            return
+        # The drives are the whole host's, and what they move passes through its DRAM.
+        count, dram = float(self.hardware.num_devices), {self.dram: float(self.rates.sharing)}
+        reads = Resource("nvme read", nvme.read.value)
+        writes = Resource("nvme write", nvme.write.value)
+        self.nvme_read_kind = FlowKind("nvme read", {reads: count, **dram})
+        self.nvme_write_kind = FlowKind("nvme write", {writes: count, **dram})
+
     def compute(self, name: str, seconds: float, step: int) -> simpy.Event:
         """Queue work on the device; return the event of its end."""
         return self.device.submit(name, step, self.device_work(seconds))
@@ -156,15 +173,25 @@ class Machine:
             return Work(seconds=seconds)
         return Work(kind=self.compute_kind, num_bytes=seconds)
 
-    def down(self, num_bytes: float) -> Work:
-        """Return a copy to the host as work."""
-        overhead = self.hardware.overheads.copy.value
-        return Work(seconds=overhead, kind=self.d2h_kind, num_bytes=num_bytes, counted=num_bytes)
+    def down(self, num_bytes: float, *, packs: bool = False) -> Work:
+        """Return a copy to the host as work; ``packs`` where columns are gathered first."""
+        seconds = self._copy_seconds(num_bytes, self.pack_rate if packs else None, self.rates.d2h)
+        return Work(seconds=seconds, kind=self.d2h_kind, num_bytes=num_bytes, counted=num_bytes)
 
-    def up(self, num_bytes: float) -> Work:
-        """Return a copy to the device as work."""
-        overhead = self.hardware.overheads.copy.value
-        return Work(seconds=overhead, kind=self.h2d_kind, num_bytes=num_bytes, counted=num_bytes)
+    def up(self, num_bytes: float, *, packs: bool = False) -> Work:
+        """Return a copy to the device as work; ``packs`` where it is written into columns."""
+        seconds = self._copy_seconds(
+            num_bytes, self.unpack_rate if packs else None, self.rates.h2d
+        )
+        return Work(seconds=seconds, kind=self.h2d_kind, num_bytes=num_bytes, counted=num_bytes)
+
+    def from_drives(self, num_bytes: float) -> Work:
+        """Return a read from the NVMe drives, which the profile must have, as work."""
+        return Work(kind=self.nvme_read_kind, num_bytes=num_bytes, counted=num_bytes)
+
+    def to_drives(self, num_bytes: float) -> Work:
+        """Return a write to the NVMe drives, which the profile must have, as work."""
+        return Work(kind=self.nvme_write_kind, num_bytes=num_bytes, counted=num_bytes)
 
     def collective(
         self, name: str, num_bytes: float, step: int, after: simpy.Event
@@ -184,6 +211,17 @@ class Machine:
             counted=num_bytes * (count - 1) / count,
         )
         return self.fabric.submit(name, step, work, [after])
+
+    def _copy_seconds(self, num_bytes: float, packing: float | None, link: float) -> float:
+        """Return what a copy takes beside its bytes on the link; a GPU's stream packs them first.
+
+        An emulated link counts from the copy's start, so that what a lane thread does beside
+        moving bytes shows only where it takes longer than the link.
+        """
+        overhead = self.hardware.overheads.copy.value + self.hardware.link.latency.value
+        if self.hardware.device.is_cpu:
+            return max(0.0, overhead - num_bytes / link)
+        return overhead + (num_bytes / packing if packing is not None else 0.0)
 
     def host_work(self, num_bytes: float) -> Work:
         """Return a host task that moves so many bytes of DRAM as work."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sim.costs import StepCosts
 from sim.machine import Machine
+from sim.schedules.deep_optimizer_states import DeepOptimizerStates
+from sim.schedules.deepspeed_zenflow import DeepSpeedZenFlow
 from sim.schedules.delayed import Delayed
+from sim.schedules.layer_overlapped import LayerOverlapped
 from sim.schedules.on_device import OnDevice
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.superoffload import SuperOffload
 from sim.schedules.zenflow import EngineSchedule
+from sim.schedules.zero_infinity import ZeroInfinity
 from sim.schedules.zero_offload import RELEASED, ZeroOffload
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
@@ -24,6 +29,11 @@ SYSTEMS: Mapping[str, MakeSchedule] = {
     "published_zero_offload": ZeroOffload,
     "published_delayed": Delayed,
     "deepspeed_zero_offload": lambda machine, costs: ZeroOffload(machine, costs, RELEASED),
+    "deepspeed_zenflow": DeepSpeedZenFlow,
+    "zero_infinity": ZeroInfinity,
+    "deep_optimizer_states": DeepOptimizerStates,
+    "layer_overlapped": LayerOverlapped,
+    "superoffload": SuperOffload,
 }
 """Other systems, by name; the engine's own strategies are its presets."""
 
@@ -46,6 +56,8 @@ class Prediction:
     """Of those windows: where the update's work is not even."""
     stall_seconds: float
     """In which the device waits, mean per step."""
+    selection_seconds: float = 0.0
+    """Part of both: selections of columns, spread over the steps between them."""
     d2h_bytes: float
     """Per step."""
     h2d_bytes: float
@@ -73,6 +85,7 @@ class Prediction:
             "step_seconds_interval": None if self.interval is None else list(self.interval),
             "stall_seconds": self.stall_seconds,
             "stall_fraction": self.stall_fraction,
+            "selection_seconds": self.selection_seconds,
             "d2h_bytes_per_step": self.d2h_bytes,
             "h2d_bytes_per_step": self.h2d_bytes,
             "busy_seconds": dict(self.busy_seconds),
@@ -135,6 +148,9 @@ def simulate(
 ) -> Prediction:
     """Return what a steady-state step takes, by events.
 
+    A selection of columns costs the engine a stall once in `select_interval` steps: that is
+    simulated by itself and spread over them, so that few steps say what many would.
+
     Args:
         costs: Of one step of the model on the machine.
         strategy: What to run.
@@ -146,32 +162,67 @@ def simulate(
         ConfigError: The strategy's options are wrong.
     """
     machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
-    schedule = strategy.schedule(machine, costs)
+    schedule = _steady(strategy, 0).schedule(machine, costs)
     period = strategy.period
     warm_up = strategy.config.full_warm_up_rounds if strategy.config is not None else 0
     settling = warm_up + _SETTLING_WINDOWS * period
     wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
     measured = -(-wanted // period) * period
+    machine.run(schedule.run(settling + measured))
+    extra = _selection_seconds(costs, strategy, settling, measured, pinned)
+    if extra is not None:
+        extra = max(0.0, extra - schedule.step_ends[-1])
     recording = machine.recording
-
-    def steps() -> Any:
-        yield from schedule.run(settling + measured)
-
-    machine.run(steps())
     ends = schedule.step_ends
     first = settling - 1
     lengths = [b - a for a, b in zip(ends[first:-1], ends[first + 1 :], strict=True)]
+    selection = (extra or 0.0) / max(1, _select_interval(strategy))
+    timeline = recording.timeline(
+        {"strategy": strategy.name, "device": costs.hardware.device.name, "period": period},
+        settling,
+    )
     return Prediction(
         strategy=strategy.name,
-        step_seconds=sum(lengths) / measured,
+        step_seconds=sum(lengths) / measured + selection,
         slowest_step_seconds=max(lengths),
-        stall_seconds=sum(schedule.stalls[settling:]) / measured,
+        stall_seconds=sum(schedule.stalls[settling:]) / measured + selection,
+        selection_seconds=selection,
         d2h_bytes=recording.bytes_since("d2h", settling) / measured,
         h2d_bytes=recording.bytes_since("h2d", settling) / measured,
         busy_seconds={
             lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes
         },
-        timeline=recording.timeline(
-            {"strategy": strategy.name, "device": costs.hardware.device.name}, settling
-        ),
+        timeline=timeline,
     )
+
+
+def _select_interval(strategy: Strategy) -> int:
+    """Return the steps between two selections; 0 where none follows the first."""
+    config = strategy.config
+    if config is None or not 0 < config.topk_ratio < 1:
+        return 0
+    return config.select_interval_steps
+
+
+def _steady(strategy: Strategy, select_interval: int) -> Strategy:
+    """Return the strategy with selections so many steps apart; 0 is the first only."""
+    if strategy.config is None:
+        return strategy
+    config = replace(strategy.config, select_strategy="step", select_interval=select_interval)
+    return replace(strategy, config=config)
+
+
+def _selection_seconds(
+    costs: StepCosts, strategy: Strategy, settling: int, measured: int, pinned: bool
+) -> float | None:
+    """Return when the same steps end if one selection falls into the measured ones."""
+    if not _select_interval(strategy):
+        return None
+    config = strategy.config
+    assert config is not None
+    first = max(1, config.full_warm_up_rounds)
+    machine = Machine(costs.hardware, pinned=pinned, keeps_spans=False)
+    # Selected at the first step, and again as measuring begins.
+    again = _steady(strategy, settling + 1 - first).schedule(machine, costs)
+    machine.run(again.run(settling + measured))
+    return again.step_ends[-1]

@@ -1,7 +1,8 @@
 """Workload: what one optimizer step computes and holds, from a model's config.json.
 
 FLOP are counted as multiply and add, 2 for each; backward is twice forward, and one forward more
-where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022). No torch.
+where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022). No
+torch.
 """
 
 from __future__ import annotations
@@ -160,36 +161,96 @@ class Workload:
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.
 
-        Korthikanti et al. 2022, section 4.1, without attention's scores, which fused kernels do not
-        keep: 34 bytes for each token and unit of width in 16-bit layers, or the layer's input
-        alone where it is recomputed. Logits are kept in float32 with their gradient.
+        Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence, which
+        fused attention does not keep: 34 bytes for each token and unit of width of a plain layer
+        in 16 bits (an activation that is a ReLU keeps less). Gated layers are counted likewise:
+        see `_kept_per_token`. Where a layer is recomputed it keeps its input. The embedding keeps
+        indices, the head its norm, its product's input and the loss's float32 log-probabilities.
         """
-        size, tokens = self.dtype_bytes, self.tokens
+        is_gated = any(_is_gated(layer) for layer in self.layers)
         kept = []
-        vocabulary = self.layers[0].parameters[0].shape[0]
         for index, layer in enumerate(self.layers):
             if index == len(self.layers) - 1:
-                kept.append(tokens * vocabulary * (size + 8.0))
-            elif not layer.attention_width or self.checkpointing:
-                kept.append(tokens * self.hidden * size)
+                each = self._norm_bytes(is_gated) + self.hidden * self.dtype_bytes
+                each += 4.0 * self._vocabulary
+            elif not layer.attention_width:
+                each = 8.0 + (0 if is_gated else self.hidden)
+            elif self.checkpointing:
+                each = float(self.hidden * self.dtype_bytes)
             else:
-                kept.append(tokens * self._kept_per_token(layer) * size)
+                each = self._kept_per_token(layer)
+            kept.append(self.tokens * each)
         return kept
 
     def _kept_per_token(self, layer: Layer) -> float:
-        """Return the elements that a whole layer keeps for each token: products' inputs, outputs."""
-        matrices = [p for p in layer.parameters if len(p.shape) > 1]
-        return float(sum(p.active * (p.shape[0] + p.shape[1]) for p in matrices)) * 0.75
+        """Return the bytes that a whole layer keeps for each token.
+
+        Inputs of both norms; the common input of queries, keys and values; all three; attention's
+        output; the feed-forward's input. Plain: the activation's input and output, and a byte of
+        mask for each of two dropouts. Gated: gate, its activation, the other factor, the product;
+        each routed expert also its own copy of the input, and its output.
+        """
+        size, width, query = self.dtype_bytes, self.hidden, layer.attention_width
+        attention = width + 2.0 * query * (1.0 + self.num_key_value_heads_share)
+        is_gated = _is_gated(layer)
+        feed_forward = width + (4.0 if is_gated else 2.0) * self._inner_width(layer)
+        gates = [p for p in layer.parameters if p.name.endswith("gate_proj.weight")]
+        feed_forward += 2.0 * width * sum(p.active for p in gates if p.name.startswith("experts."))
+        kept = 2.0 * self._norm_bytes(is_gated) + size * (attention + feed_forward)
+        return kept if is_gated else kept + 2.0 * width
+
+    def _norm_bytes(self, is_gated: bool) -> float:
+        """Return what a norm keeps for each token, its output aside.
+
+        A layer norm keeps its input. The gated families' RMS norm computes in float32 on a copy of
+        its input, and keeps what it multiplies by its weights in the model's dtype.
+        """
+        return self.hidden * (4.0 + self.dtype_bytes if is_gated else float(self.dtype_bytes))
+
+    def _inner_width(self, layer: Layer) -> float:
+        """Return the width inside the feed-forward, over all experts that a token goes to."""
+        if _is_gated(layer):
+            gates = [p for p in layer.parameters if p.name.endswith("gate_proj.weight")]
+            return sum(p.active * p.shape[0] for p in gates)
+        matrices = sum(p.numel for p in layer.parameters if len(p.shape) > 1)
+        return (matrices - 4.0 * self.hidden * layer.attention_width) / (2.0 * self.hidden)
+
+    def loss_bytes(self) -> float:
+        """Return what the loss holds beside the log-probabilities, at its largest.
+
+        Its backward makes their gradient and then the logits' gradient, both in float32.
+        """
+        return 8.0 * self.tokens * self._vocabulary
 
     def recomputed_bytes(self) -> float:
         """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
         if not self.checkpointing:
             return 0.0
         inner = [layer for layer in self.layers if layer.attention_width]
-        return max(
-            (self.tokens * self._kept_per_token(layer) * self.dtype_bytes for layer in inner),
-            default=0.0,
-        )
+        return self.tokens * max((self._kept_per_token(layer) for layer in inner), default=0.0)
+
+    def working_bytes(self) -> float:
+        """Return what backward holds beside what was kept: activations' gradients in one layer.
+
+        Those of the feed-forward's two factors and of the residual stream.
+        """
+        inner = [self._inner_width(layer) for layer in self.layers if layer.attention_width]
+        return self.tokens * self.dtype_bytes * (2.0 * max(inner, default=0.0) + self.hidden)
+
+    def tied_bytes(self) -> float:
+        """Return the bytes of an output layer's gradient to which an embedding's is added; or 0.
+
+        Both are there when backward ends, if the two layers share their table.
+        """
+        if any(
+            len(p.shape) > 1 and p.shape[0] == self._vocabulary for p in self.layers[-1].parameters
+        ):
+            return 0.0
+        return float(self.layers[0].parameters[0].numel * self.dtype_bytes)
+
+    @property
+    def _vocabulary(self) -> int:
+        return self.layers[0].parameters[0].shape[0]
 
     @property
     def hidden(self) -> int:
@@ -197,3 +258,7 @@ class Workload:
         inner = [layer for layer in self.layers if layer.attention_width]
         norms = [p for layer in inner[:1] for p in layer.parameters if len(p.shape) == 1]
         return norms[0].shape[0] if norms else self.layers[0].parameters[0].shape[-1]
+
+
+def _is_gated(layer: Layer) -> bool:
+    return any(p.name.endswith("gate_proj.weight") for p in layer.parameters)

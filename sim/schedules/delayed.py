@@ -1,4 +1,4 @@
-"""The one-step delayed update (Ren et al. 2021, section 5.2): step t's update runs behind step t+1.
+"""The one-step delayed update (Ren et al. 2021, section 5.2): updates run behind the next step.
 
 The device waits only where the CPU takes longer than a step of the device does.
 """

@@ -17,6 +17,8 @@ class AbstractSchedule(ABC):
     Attributes:
         step_ends: The time at which each step ended: the next forward can begin.
         stalls: Seconds of each step in which the device had nothing to do but wait.
+        computed: The end of the last backward queued by `compute`: what is waited for after it is
+            a stall.
     """
 
     def __init__(self, machine: Machine, costs: StepCosts) -> None:
@@ -25,6 +27,7 @@ class AbstractSchedule(ABC):
         self.costs = costs
         self.step_ends: list[float] = []
         self.stalls: list[float] = []
+        self.computed = simpy.Event(machine.env)
 
     @abstractmethod
     def run(self, num_steps: int) -> Process:
@@ -64,6 +67,7 @@ class AbstractSchedule(ABC):
                 if is_last:
                     size = passes * segment.numel * self.costs.dtype_bytes
                     passed.append(self.machine.collective("reduce", size, step, event))
+                    self.computed = event
         return passed[::-1]
 
     def wait(self, events: Iterable[simpy.Event], cause: str, step: int) -> Process:

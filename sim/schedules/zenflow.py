@@ -1,13 +1,12 @@
 """The engine's schedule: any `ZenFlowConfig`, the presets for baselines included.
 
-Mirrors `zenflow.engine` step for step: gradients leave as backward finishes each segment (or at the
-step, in keep mode), the host takes them in behind the next step, blocks whose window ends are
+Mirrors `zenflow.engine` step for step: gradients leave as backward finishes each segment (or at
+the step, in keep mode), the host takes them in behind the next step, blocks whose window ends are
 updated, and what lands is uploaded behind the backward of its landing step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import simpy
@@ -24,8 +23,6 @@ class _Landing:
     """An update in flight: all due blocks of one segment at one boundary."""
 
     segment: int
-    step: int
-    """In which it lands."""
     num_bytes: int
     computed: simpy.Event
     uploaded: simpy.Event | None = None
@@ -68,7 +65,7 @@ class EngineSchedule(AbstractSchedule):
         self._states = [_SegmentState() for _ in range(count)]
         self._counts = [0] * len(self.plan.blocks)
         self._wants_selection = [False] * len(self.plan.blocks)
-        self._landings: list[_Landing] = []
+        self._landings: dict[tuple[int, int], list[_Landing]] = {}
         self._copied: list[list[simpy.Event]] = [[] for _ in range(count)]
 
     def run(self, num_steps: int) -> Process:
@@ -77,18 +74,22 @@ class EngineSchedule(AbstractSchedule):
             yield from self._step(step)
 
     def _step(self, step: int) -> Process:
-        machine = self.machine
+        machine, reducing = self.machine, 0.0
         if self._releases:
             self._compute(step)
             stepped = machine.compute("step", self._step_seconds(), step)
         else:
-            yield from self.wait(self.compute(step, passes=2.0), "reduce", step)
+            reduced = self.compute(step, passes=2.0)
+            yield self.computed
+            since = machine.env.now
+            yield from self.wait(reduced, "reduce", step)
+            reducing = machine.env.now - since
             stepped = machine.compute("step", self._step_seconds(), step)
             for index in reversed(range(len(self.costs.segments))):
                 self._send(index, step, stepped)
         yield stepped
-        waited = machine.env.now
-        landing = [item for item in self._landings if item.step == step]
+        waited = machine.env.now - reducing
+        landing = self._landing(step)
         due = self._begin(step)
         selecting = [b for b in due if self._wants_selection[b.index] and self._can_select(b)]
         chosen = {block.index for block in selecting}
@@ -98,10 +99,11 @@ class EngineSchedule(AbstractSchedule):
         if selecting:
             yield from self._select(selecting, step)
         if self._calendar.lag(step) == 0:
-            at_once = [item for item in self._landings if item.step == step]
-            self._upload(at_once, step, after=[])
+            at_once = self._landing(step)
+            self._upload(at_once, step, after=[])  # as one copy, behind the last update
             yield from self._wait_landed(at_once, step)
-        self._landings = [item for item in self._landings if item.step > step]
+        for index in range(len(self._states)):
+            self._landings.pop((step, index), None)
         self.end_step(waited)
 
     # ---- the device ---------------------------------------------------------------------------
@@ -140,21 +142,30 @@ class EngineSchedule(AbstractSchedule):
 
     def _send(self, index: int, step: int, passed: simpy.Event) -> None:
         """Queue what a segment's backward sets off: uploads first, then its gradients."""
-        landing = [x for x in self._landings if x.segment == index and x.step == step]
-        self._upload(landing, step, after=[passed])
+        self._upload(self._landings.get((step, index), []), step, after=[passed])
         state, share = self._states[index], self.plan.shares[index]
         self._copied[index] = []
         if not share.deferred:
             return
-        work = self.machine.down(share.deferred * self.costs.dtype_bytes)
+        work = self.machine.down(share.deferred * self.costs.dtype_bytes, packs=True)
         self._copied[index] = [
             self.machine.d2h.submit("grads", step, work, [passed, *state.staging_free])
         ]
 
-    def _upload(self, landings: Iterable[_Landing], step: int, after: list[simpy.Event]) -> None:
+    def _landing(self, step: int) -> list[_Landing]:
+        """Return what lands in a step."""
+        places = [(step, index) for index in range(len(self._states))]
+        return [item for place in places for item in self._landings.get(place, [])]
+
+    def _upload(self, landings: list[_Landing], step: int, after: list[simpy.Event]) -> None:
+        """Queue one copy of all these updates: what the engine releases together goes together."""
+        if not landings:
+            return
+        work = self.machine.up(sum(item.num_bytes for item in landings), packs=True)
+        computed = [item.computed for item in landings]
+        done = self.machine.h2d.submit("params", step, work, [*after, *computed])
         for item in landings:
-            work = self.machine.up(item.num_bytes)
-            item.uploaded = self.machine.h2d.submit("params", step, work, [*after, item.computed])
+            item.uploaded = done
 
     def _wait_landed(self, landings: list[_Landing], step: int) -> Process:
         """Wait for what must have landed, and call it by its cause."""
@@ -228,7 +239,8 @@ class EngineSchedule(AbstractSchedule):
             if is_fused:
                 state.staging_free.append(done)
             elements = sum(block.elements for block in members)
-            self._landings.append(_Landing(index, step + lag, elements * size, done))
+            landing = _Landing(index, elements * size, done)
+            self._landings.setdefault((step + lag, index), []).append(landing)
 
     def _close(self, due: list[PlannedBlock], step: int) -> None:
         for block in due:

@@ -1,7 +1,8 @@
 """ZeRO-Offload as published and as DeepSpeed runs it (Ren et al. 2021): all phases in turn.
 
 Gradients leave inside backward, then the CPU updates the whole model, then all weights go up. The
-engine's own preset `zero_offload` follows the same rule and streams its uploads behind the update.
+engine's own preset `zero_offload` starts its update as the copies arrive, and is simulated with
+the engine's schedule.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ class OffloadTraffic:
 PUBLISHED = OffloadTraffic()
 RELEASED = OffloadTraffic(down=4.0, prepare=20.0, update=28.0, convert=6.0, up=2.0)
 """DeepSpeed 0.19 with one micro-batch a step: gradients leave as float32; the norm reads them (4),
-unscaling and clipping read and write them (8), and a copy into the flat buffer does (8); AdamW moves
-28; the master is then cast into a 16-bit buffer (4 + 2)."""
+unscaling and clipping read and write them (8), and a copy into the flat buffer does (8); AdamW
+moves 28; the master is then cast into a 16-bit buffer (4 + 2)."""
 
 
 class ZeroOffload(AbstractSchedule):
     """Forward, backward with copies inside, CPU AdamW, upload, each waiting for the one before.
 
-    With several devices each takes an equal part of gradients and state (ZeRO-2), and an all-gather
-    ends the step.
+    With several devices each takes an equal part of gradients and state (ZeRO-2), and an
+    all-gather ends the step.
     """
 
     def __init__(

@@ -1,0 +1,189 @@
+"""Calibrate: probe this machine, fit its constants, refine them on short runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import torch
+
+from experiments.build import DTYPES, use_threads
+from experiments.calibration import plans
+from experiments.calibration.compute import (
+    ComputeFit,
+    ComputeTimes,
+    fit_compute,
+    measure_compute,
+)
+from experiments.calibration.contention import measure_sharing
+from experiments.calibration.parts import (
+    HostRates,
+    PartRates,
+    measure_host,
+    measure_launch,
+    measure_link,
+    measure_parts,
+)
+from experiments.calibration.profile import (
+    assemble_profile,
+    device_of,
+    host_of,
+    link_of,
+    overheads_of,
+)
+from experiments.calibration.runs import ObservedRun, observe
+from experiments.recipes import TrainSettings
+from experiments.records import available_cores, provenance
+from experiments.stages import Stages
+from sim.hardware import HardwareProfile
+from sim.refine import Refinement, refine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOptions:
+    """What to calibrate for, and how thoroughly."""
+
+    device: torch.device
+    dtype: str = "float32"
+    link: tuple[float, float] | None = None
+    """An emulated link for every run, bytes/s; None sizes one for each run on a CPU."""
+    rounds: int = 12
+    """Of each compute shape."""
+    turns: int = 6
+    """Of each run."""
+    windows: int = 2
+    """Of each turn."""
+    host_threads: int | None = None
+
+    @property
+    def settings(self) -> TrainSettings:
+        """What all runs share."""
+        return TrainSettings(
+            device=self.device.type, dtype=self.dtype, host_threads=self.host_threads
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A profile and everything it rests on."""
+
+    profile: HardwareProfile
+    compute: Sequence[ComputeTimes]
+    compute_fit: ComputeFit
+    runs: Sequence[ObservedRun]
+    refinement: Refinement
+
+
+def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
+    """Return this machine's profile.
+
+    Args:
+        options: What to do.
+        stages: Shows how far it is.
+    """
+    is_cpu = options.device.type == "cpu"
+    base = options.settings
+    use_threads(base, options.device)
+    shapes = plans.CPU_SHAPES if is_cpu else plans.GPU_SHAPES
+    with stages.stage("compute by layer shape", options.rounds + 2) as advance:
+        times = measure_compute(
+            [
+                replace(base, strategy="on_device", model=m, batch_size=b, sequence=s)
+                for m, b, s in shapes
+            ],
+            rounds=options.rounds,
+            on_round=advance,
+        )
+        compute_fit = fit_compute(times)
+    probed = _probe(options, compute_fit, stages)
+    run_plans = plans.CPU_RUNS if is_cpu else plans.GPU_RUNS
+    settings = [with_link(plan.resolve(probed, base), options.link) for plan in run_plans]
+    with stages.stage("short runs of the engine", len(settings) * options.turns) as advance:
+        runs = observe(settings, turns=options.turns, windows=options.windows, on_turn=advance)
+    with stages.stage("refining constants", 9) as advance:
+        refinement = refine(
+            probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
+        )
+    profile = replace(
+        refinement.profile, metadata=_metadata(options, times, compute_fit, runs, refinement)
+    )
+    return Calibration(
+        profile=profile,
+        compute=times,
+        compute_fit=compute_fit,
+        runs=runs,
+        refinement=refinement,
+    )
+
+
+def with_link(settings: TrainSettings, link: tuple[float, float] | None) -> TrainSettings:
+    """Return the settings on the link that was asked for, if one was."""
+    return settings if link is None or settings.device != "cpu" else replace(settings, link=link)
+
+
+def _probe(options: CalibrationOptions, compute: ComputeFit, stages: Stages) -> HardwareProfile:
+    """Return the profile as parts measured by themselves give it."""
+    device = options.device
+    is_cpu = device.type == "cpu"
+    threads = options.host_threads or max(1, available_cores() - 1)
+    sharing = 2.0
+    with stages.stage("parts of the engine by themselves", 4) as advance:
+        host_rates: HostRates = measure_host(threads, device)
+        advance()
+        parts: PartRates = measure_parts(device, DTYPES[options.dtype])
+        advance()
+        link = None if is_cpu else measure_link(device)
+        launch = None if is_cpu else measure_launch(device)
+        advance()
+        if is_cpu:
+            busy = replace(
+                options.settings, strategy="on_device", model="small", batch_size=2, sequence=128
+            )
+            sharing = measure_sharing(busy)
+        advance()
+    memory = psutil.virtual_memory().total
+    return assemble_profile(
+        device_of(device, compute, options.dtype, launch),
+        link_of(link),
+        host_of(host_rates, sharing, memory),
+        overheads_of(parts, is_cpu=is_cpu),
+        threads,
+    )
+
+
+def _metadata(
+    options: CalibrationOptions,
+    times: Sequence[ComputeTimes],
+    compute: ComputeFit,
+    runs: Sequence[ObservedRun],
+    refinement: Refinement,
+) -> Mapping[str, Any]:
+    return {
+        "calibration": {
+            "device": options.device.type,
+            "dtype": options.dtype,
+            "emulated_link": options.device.type == "cpu",
+            "compute": [
+                {"shape": t.label, "forward_seconds": t.forward, "backward_seconds": t.backward}
+                for t in times
+            ],
+            "compute_residuals": dict(compute.fit.residuals),
+            "compute_median_error": compute.fit.median_error,
+            "runs": [
+                {
+                    "run": run.observation.label,
+                    "step_seconds": run.observation.step_seconds,
+                    "spread": run.spread,
+                    "residual": refinement.residuals[run.observation.label],
+                }
+                for run in runs
+            ],
+            "refined_over_probed": dict(refinement.factors),
+            "constant_residuals": dict(refinement.sensitivity),
+            "error_before": refinement.before,
+            "error_after": refinement.after,
+        },
+        **provenance(),
+    }

@@ -1,0 +1,139 @@
+"""Compute by layer shape: forward and backward of small models, without an optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.build import Workbench, build_workbench
+from experiments.recipes import TrainSettings
+from experiments.training import cross_entropy, forward
+from sim.fit import Fit, Sample, fit_constants
+from sim.workload import Workload
+
+_WARM_STEPS = 2
+_BACKWARD_FACTORS = np.linspace(0.6, 1.6, 41)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeTimes:
+    """One shape's measurement: medians, seconds."""
+
+    label: str
+    workload: Workload
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFit:
+    """The constants of layer compute, and how well they tell the measurements."""
+
+    fit: Fit
+    backward_factor: float
+
+
+def workload_of(bench: Workbench) -> Workload:
+    """Return what the simulator takes of a run's model and batch."""
+    settings = bench.settings
+    config: Any = bench.model.config
+    return Workload.of_config(
+        f"{settings.model} {settings.batch_size}x{settings.sequence}",
+        {"model_type": "llama", **config.to_dict()},
+        batch_size=settings.batch_size,
+        sequence=settings.sequence,
+        accumulation=settings.grad_accum,
+        dtype=settings.dtype,
+    )
+
+
+def measure_compute(
+    shapes: Sequence[TrainSettings], *, rounds: int, on_round: Callable[[], None]
+) -> list[ComputeTimes]:
+    """Return every shape's times; shapes take turns, so that a noisy minute disturbs all."""
+    benches = [build_workbench(settings) for settings in shapes]
+    found: list[list[tuple[float, float]]] = [[] for _ in benches]
+    for index in range(_WARM_STEPS + rounds):
+        for bench, times in zip(benches, found, strict=True):
+            pair = _time_one(bench, index)
+            if index >= _WARM_STEPS:
+                times.append(pair)
+        on_round()
+    return [
+        ComputeTimes(
+            label=workload_of(bench).name,
+            workload=workload_of(bench),
+            forward=median(pair[0] for pair in times),
+            backward=median(pair[1] for pair in times),
+        )
+        for bench, times in zip(benches, found, strict=True)
+    ]
+
+
+def _time_one(bench: Workbench, index: int) -> tuple[float, float]:
+    batch = bench.data.train.batch(index).to(bench.device)
+    times = [_now(bench.device)]
+    loss = cross_entropy(forward(bench.model, batch), batch)
+    times.append(_now(bench.device))
+    loss.backward()  # type: ignore[no-untyped-call]
+    times.append(_now(bench.device))
+    for parameter in bench.model.parameters():
+        parameter.grad = None
+    return times[1] - times[0], times[2] - times[1]
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def fit_compute(times: Sequence[ComputeTimes]) -> ComputeFit:
+    """Return the constants that tell all times best, one factor on backward included.
+
+    The factor makes the fit nonlinear, so a grid of factors is tried.
+    """
+    best: ComputeFit | None = None
+    for factor in _BACKWARD_FACTORS:
+        samples = [sample for item in times for sample in _samples(item, float(factor))]
+        fit = fit_constants(samples)
+        if best is None or _squares(fit) < _squares(best.fit):
+            best = ComputeFit(fit, float(factor))
+    assert best is not None
+    return best
+
+
+def _squares(fit: Fit) -> float:
+    return sum(error**2 for error in fit.residuals.values())
+
+
+def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
+    """Return forward and backward as counts of what `sim.costs.layer_seconds` charges for."""
+    works = times.workload.works()
+    flop = sum(work.matmul_flop for work in works)
+    attention = sum(work.attention_flop for work in works)
+    elementwise = sum(work.elementwise_bytes for work in works)
+    kernels = sum(work.num_kernels for work in works)
+    forward_counts = {
+        "matmul": flop,
+        "attention": attention,
+        "elementwise": elementwise,
+        "launch": kernels,
+    }
+    backward_counts = {
+        "matmul": 2 * factor * flop,
+        "attention": 2.5 * factor * attention,
+        "elementwise": 2 * factor * elementwise,
+        "backward launch": 2 * kernels,
+        "gradient": sum(work.weight_bytes for work in works),
+    }
+    return [
+        Sample(forward_counts, times.forward, f"{times.label} forward"),
+        Sample(backward_counts, times.backward, f"{times.label} backward"),
+    ]

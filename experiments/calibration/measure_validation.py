@@ -1,0 +1,29 @@
+"""The runs of a validation, measured on this machine."""
+
+from __future__ import annotations
+
+from experiments.calibration import plans
+from experiments.calibration.calibrate import CalibrationOptions
+from experiments.calibration.runs import observe
+from experiments.recipes import TrainSettings
+from experiments.stages import Stages
+from sim.hardware import HardwareProfile
+from sim.refine import Observation
+
+
+def measure_validation(
+    profile: HardwareProfile, options: CalibrationOptions, stages: Stages
+) -> list[tuple[TrainSettings, Observation, float]]:
+    """Return settings, steady state and spread of every validation run.
+
+    Args:
+        profile: Sizes the emulated links; it decides nothing else.
+        options: Device, precision and thoroughness.
+        stages: Shows how far it is.
+    """
+    is_cpu = options.device.type == "cpu"
+    chosen = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
+    settings = [plan.resolve(profile, options.settings) for plan in chosen]
+    with stages.stage("runs to predict", len(settings) * options.turns) as advance:
+        runs = observe(settings, turns=options.turns, windows=options.windows, on_turn=advance)
+    return [(run.settings, run.observation, run.spread) for run in runs]

@@ -1,0 +1,249 @@
+"""The engine's parts by themselves: host passes by threads, packing, gathering, the link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sim.fit import Fit, Sample, fit_constants
+from zenflow import kernel
+from zenflow.assembly import bind
+from zenflow.device import AbstractDevice
+
+_REPEATS = 7
+_HOST_PARAMS = 1 << 22
+"""Parameters of the host passes: their state exceeds what a core's caches hold."""
+_FLUSHED = 1 << 24
+"""Elements of float32 that are walked over to empty a CPU's caches."""
+_COLUMNS = 1024
+_MOMENTS_BYTES = 20
+"""Of DRAM for each parameter in the pass over moments, with float32 gradients."""
+_MATRICES = ((256, 256), (512, 512), (512, 1024), (1024, 1024), (1024, 2048))
+_DEFERRED_SHARE = 0.9
+
+
+def timed(run: Callable[[], Any], device: torch.device, repeats: int = _REPEATS) -> float:
+    """Return the median seconds of a call, behind a synchronisation on a GPU.
+
+    On a CPU its data are not in the caches, as in a step, where something else ran before.
+    """
+    run()
+    found = []
+    elsewhere = torch.zeros(_FLUSHED if device.type == "cpu" else 0)
+    for _ in range(repeats):
+        elsewhere.add_(1.0)
+        synchronize(device)
+        started = time.perf_counter()
+        run()
+        synchronize(device)
+        found.append(time.perf_counter() - started)
+    return median(found)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """Bytes/s of the host's pass over moments, by threads."""
+
+    by_threads: dict[int, float]
+    beside_copies: float | None = None
+    """With all threads while a GPU copies both ways; None without one."""
+
+    @property
+    def one_core(self) -> float:
+        """Of one thread."""
+        return self.by_threads[1]
+
+    @property
+    def most(self) -> float:
+        """Of as many threads as are fastest."""
+        return max(self.by_threads.values())
+
+
+def measure_host(max_threads: int, device: torch.device) -> HostRates:
+    """Return the host kernel's bytes/s for 1, 2, 4, ... threads."""
+    counts = [1]
+    while counts[-1] * 2 <= max_threads:
+        counts.append(counts[-1] * 2)
+    if counts[-1] != max_threads:
+        counts.append(max_threads)
+    rates = {}
+    for count in counts:
+        with ThreadPoolExecutor(count) as pool:
+            seconds = timed(_host_pass(pool, count), torch.device("cpu"))
+        rates[count] = _HOST_PARAMS * _MOMENTS_BYTES / seconds
+    if device.type != "cuda":
+        return HostRates(rates)
+    with ThreadPoolExecutor(max_threads) as pool:
+        beside = _beside_copies(_host_pass(pool, max_threads), device)
+    return HostRates(rates, _HOST_PARAMS * _MOMENTS_BYTES / beside)
+
+
+def _host_pass(pool: ThreadPoolExecutor, threads: int) -> Callable[[], Any]:
+    shape = (_HOST_PARAMS // _COLUMNS, _COLUMNS)
+    exp_avg, exp_avg_sq, grad = (torch.zeros(shape) for _ in range(3))
+    cuts = [shape[0] * index // threads for index in range(threads + 1)]
+
+    def work(first: int, last: int) -> None:
+        part = slice(first, last)
+        kernel.moments(exp_avg[part], exp_avg_sq[part], grad[part], 1.0, beta1=0.9, beta2=0.999)
+
+    return lambda: list(pool.map(work, cuts[:-1], cuts[1:]))
+
+
+def _beside_copies(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds of a host pass while copies go both ways."""
+    host = [torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    there = [torch.empty(1 << 28, dtype=torch.uint8, device=device) for _ in range(2)]
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+
+    def both() -> None:
+        for _ in range(4):  # outlasts the pass
+            _copy(streams[0], there[0], host[0])
+            _copy(streams[1], host[1], there[1])
+
+    found = []
+    for _ in range(_REPEATS):
+        synchronize(device)
+        both()
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    synchronize(device)
+    return median(found)
+
+
+def _copy(stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> None:
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRates:
+    """What the device's side of the engine takes: fits over matrices of several sizes."""
+
+    pack: Fit
+    unpack: Fit
+    intake: Fit
+    update: Fit
+
+
+def measure_parts(device: torch.device, dtype: torch.dtype) -> PartRates:
+    """Return seconds by bytes (or parameters) and by call of packing, unpacking, intake, AdamW."""
+    engine = bind(device)
+    try:
+        samples = [_matrix_samples(engine, rows, columns, dtype) for rows, columns in _MATRICES]
+    finally:
+        engine.close()
+    by_part = [fit_constants(part) for part in zip(*samples, strict=True)]
+    return PartRates(*by_part)
+
+
+def _matrix_samples(
+    engine: AbstractDevice, rows: int, columns: int, dtype: torch.dtype
+) -> tuple[Sample, Sample, Sample, Sample]:
+    device = engine.torch_device
+    grad = torch.randn(rows, columns, device=device).to(dtype)
+    weight = grad.clone()
+    count = int(_DEFERRED_SHARE * columns)
+    order = torch.randperm(columns, generator=torch.Generator().manual_seed(0)).to(device)
+    deferred, important = order[:count].sort().values, order[count:].sort().values
+    host = engine.host_slab(count * rows, dtype, pinned=True).view(count, rows)
+    energies = torch.zeros(columns, device=device)
+
+    def intake() -> None:
+        engine.column_energies(grad, energies)
+        grad.index_select(1, important)
+
+    state = [torch.zeros(columns - count, rows, device=device) for _ in range(3)]
+
+    def update() -> None:
+        fresh = grad.index_select(1, important).t().float()
+        state[0].lerp_(fresh, 0.1)
+        state[1].mul_(0.999).addcmul_(fresh, fresh, value=0.001)
+        state[2].addcdiv_(state[0], state[1].sqrt().add_(1e-8), value=-1e-4)
+        weight.index_copy_(1, important, state[2].t().to(dtype))
+
+    moved = count * rows * dtype.itemsize
+    down = timed(lambda: engine.pack([(grad, deferred, host)], engine.mark()), device)
+    up = timed(lambda: engine.unpack([(host, deferred, weight)], engine.mark()), device)
+    return (
+        Sample({"call": 1, "byte": moved}, down),
+        Sample({"call": 1, "byte": moved}, up),
+        Sample({"call": 1, "byte": rows * columns * dtype.itemsize}, timed(intake, device)),
+        Sample({"call": 1, "parameter": (columns - count) * rows}, timed(update, device)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRates:
+    """A GPU's link: bytes/s and seconds of a copy, each way, pinned or not, alone or together."""
+
+    d2h: Fit
+    h2d: Fit
+    pageable: float
+    """Bytes/s of pageable copies over pinned ones, both ways."""
+    duplex: float
+    """Both ways together over the sum of each alone."""
+
+
+_COPY_BYTES = (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
+
+
+def measure_link(device: torch.device, sizes: Sequence[int] = _COPY_BYTES) -> LinkRates:
+    """Return what the link of a CUDA device carries."""
+    there = torch.empty(max(sizes), dtype=torch.uint8, device=device)
+    back = torch.empty_like(there)
+    pinned = [torch.empty(max(sizes), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    pageable = torch.zeros(max(sizes), dtype=torch.uint8)
+
+    def samples(down: bool, host: Tensor) -> list[Sample]:
+        found = []
+        for size in sizes:
+            source, target = (there, host) if down else (host, there)
+            seconds = timed(
+                lambda s=source[:size], t=target[:size]: t.copy_(s, non_blocking=True), device
+            )
+            found.append(Sample({"call": 1, "byte": size}, seconds))
+        return found
+
+    d2h, h2d = (fit_constants(samples(down, pinned[0])) for down in (True, False))
+    plain = [fit_constants(samples(down, pageable)).constants["byte"] for down in (True, False)]
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+
+    def both() -> None:
+        _copy(streams[0], there, pinned[0])
+        _copy(streams[1], pinned[1], back)
+
+    alone = d2h.constants["byte"], h2d.constants["byte"]
+    together = 2 * max(sizes) / timed(both, device)
+    return LinkRates(
+        d2h=d2h,
+        h2d=h2d,
+        pageable=min(1.0, sum(alone) / sum(plain)),
+        duplex=min(1.0, together / (1 / alone[0] + 1 / alone[1])),
+    )
+
+
+def measure_launch(device: torch.device) -> float:
+    """Return the seconds from one small kernel's start to the next one's."""
+    small = torch.zeros(16, device=device)
+    count = 200
+
+    def run() -> None:
+        for _ in range(count):
+            small.add_(1.0)
+
+    return timed(run, device) / count

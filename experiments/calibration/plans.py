@@ -1,0 +1,163 @@
+"""What is run to calibrate and, never the same, to validate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from experiments.recipes import MODEL_SIZES, TrainSettings
+from sim.costs import costs_of
+from sim.hardware import HardwareProfile
+from sim.workload import Workload
+
+_VOCABULARY = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """One run, its link's speed still to be chosen."""
+
+    strategy: str
+    model: str
+    batch: int
+    sequence: int
+    copy_share: float | None = None
+    """Time of the model's bytes over the emulated link, as a share of compute; None is no link."""
+    up_share: float | None = None
+    """The same for the way up; None is as down."""
+    knobs: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def resolve(self, profile: HardwareProfile, base: TrainSettings) -> TrainSettings:
+        """Return the run's settings, with a link that follows from the predicted compute."""
+        knobs = dict(self.knobs)
+        if self.strategy.startswith("zenflow"):
+            knobs.setdefault("select_interval", 0)  # once: a steady state repeats every window
+        made = replace(
+            base,
+            strategy=self.strategy,
+            model=self.model,
+            batch_size=self.batch,
+            sequence=self.sequence,
+            knobs=knobs,
+            **self.settings,
+        )
+        if self.copy_share is None or not profile.device.is_cpu:
+            return made
+        costs = costs_of(workload_of_settings(made), profile)
+        seconds = costs.compute_seconds
+        rate = costs.num_params * costs.dtype_bytes / seconds
+        up = self.copy_share if self.up_share is None else self.up_share
+        return replace(made, link=(rate / self.copy_share, rate / up))
+
+
+def workload_of_settings(settings: TrainSettings) -> Workload:
+    """Return the workload of a run on a model known by its size, without building it."""
+    size = MODEL_SIZES[settings.model]
+    config = {
+        "model_type": "llama",
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": size.ffn,
+        "vocab_size": _VOCABULARY,
+        "tie_word_embeddings": size.tied,
+    }
+    return Workload.of_config(
+        settings.model,
+        config,
+        batch_size=settings.batch_size,
+        sequence=settings.sequence,
+        accumulation=settings.grad_accum,
+        dtype=settings.dtype,
+    )
+
+
+def _plan(*where: Any, knobs: dict[str, Any] | None = None, **others: Any) -> RunPlan:
+    strategy, model, batch, sequence, *share = where
+    return RunPlan(
+        strategy=strategy,
+        model=model,
+        batch=batch,
+        sequence=sequence,
+        copy_share=share[0] if share else None,
+        knobs=knobs or {},
+        **others,
+    )
+
+
+CPU_SHAPES = (
+    ("tiny", 2, 128), ("mini", 1, 128), ("mini", 4, 128), ("mini", 6, 64), ("small", 1, 256),
+    ("small", 4, 128), ("base", 1, 64), ("base", 2, 192), ("base", 6, 64),
+)  # fmt: skip
+"""Model, sequences, tokens of each for the fit of compute."""
+
+GPU_SHAPES = (
+    ("medium", 8, 512), ("medium", 16, 1024), ("large", 4, 1024), ("large", 8, 1024),
+    ("1b", 1, 1024), ("1b", 4, 1024), ("1b", 2, 2048), ("1b", 8, 1024),
+)  # fmt: skip
+
+CPU_RUNS = (
+    _plan("on_device", "mini", 3, 128),
+    _plan("on_device", "base", 2, 96),
+    _plan("zero_offload", "mini", 3, 128, 1.2),
+    _plan("zero_offload", "base", 2, 96, 0.8),
+    _plan("delayed", "mini", 6, 64, 0.8),
+    _plan("zenflow_paper", "small", 2, 128, 1.0),
+    _plan("zenflow", "mini", 3, 128, 1.2),
+    _plan("zenflow", "small", 2, 128, 0.5, knobs={"update_interval": 2}),
+    _plan("zenflow", "base", 2, 96, 1.4),
+    _plan("zenflow", "base", 1, 64, knobs={"topk_ratio": 0.3}),
+    _plan("zenflow", "mini", 4, 96, 0.7, settings={"gradients": "keep"}),
+)
+"""Runs that refine the engine's constants."""
+
+GPU_RUNS = (
+    _plan("on_device", "large", 8, 1024),
+    _plan("zero_offload", "large", 8, 1024),
+    _plan("zenflow_paper", "1b", 4, 1024),
+    _plan("zenflow", "large", 4, 1024),
+    _plan("zenflow", "1b", 4, 1024, knobs={"update_interval": 2}),
+    _plan("zenflow", "1b", 8, 1024),
+)
+
+CPU_VALIDATION = (
+    _plan("on_device", "small", 3, 96),
+    _plan("on_device", "base", 3, 128),
+    _plan("zero_offload", "small", 2, 192, 1.0),
+    _plan("zero_offload", "mini", 4, 96, 0.6),
+    _plan("delayed", "small", 3, 96, 0.9),
+    _plan("zenflow_paper", "mini", 4, 128, 1.1),
+    _plan("zenflow_paper", "base", 2, 128, 0.8, knobs={"update_interval": 8}),
+    _plan("zenflow", "mini", 2, 128, 1.2),
+    _plan("zenflow", "small", 3, 128, 0.9, knobs={"topk_ratio": 0.2}),
+    _plan("zenflow", "base", 3, 96, 1.0, knobs={"topk_ratio": 0.05, "update_interval": 8}),
+    _plan("zenflow", "small", 2, 96, 2.0, knobs={"update_interval": 2}),
+    _plan("zenflow", "mini", 5, 128, 1.5, knobs={"update_interval": 8, "lag": 4}),
+    _plan("zenflow", "base", 2, 64, 0.5, knobs={"topk_ratio": 0.3, "update_interval": 2}),
+    _plan("zenflow", "small", 4, 64, 0.8, settings={"gradients": "keep"}),
+    _plan("zenflow", "mini", 3, 96, 1.0, settings={"grad_accum": 2}),
+    _plan("zenflow", "base", 1, 128),
+    _plan("zenflow", "small", 3, 64, 0.6, knobs={"deferred_moments": "window"}, up_share=3.0),
+)
+"""Runs of which none was used to calibrate: other batches, k, S, lags, links, modes."""
+
+GPU_VALIDATION = (
+    _plan("on_device", "1b", 4, 1024),
+    _plan("on_device", "large", 16, 512),
+    _plan("zero_offload", "1b", 2, 1024),
+    _plan("zero_offload", "medium", 16, 1024),
+    _plan("delayed", "large", 8, 1024),
+    _plan("zenflow_paper", "large", 8, 1024, knobs={"update_interval": 8}),
+    _plan("zenflow_paper", "1b", 2, 2048),
+    _plan("zenflow", "1b", 2, 1024),
+    _plan("zenflow", "1b", 2, 2048, knobs={"topk_ratio": 0.2}),
+    _plan("zenflow", "1b", 6, 1024, knobs={"topk_ratio": 0.05, "update_interval": 8}),
+    _plan("zenflow", "large", 8, 512, knobs={"update_interval": 2}),
+    _plan("zenflow", "large", 16, 1024, knobs={"update_interval": 8, "lag": 4}),
+    _plan("zenflow", "1b", 4, 512, settings={"gradients": "keep"}),
+)
+
+Progress = Callable[[str], None]
+"""Told what is being done."""

@@ -1,0 +1,140 @@
+"""A hardware profile from what was measured on this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from experiments.calibration.compute import ComputeFit
+from experiments.calibration.parts import HostRates, LinkRates, PartRates
+from experiments.records import available_cores, hardware
+from sim.fit import Fit
+from sim.hardware import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
+
+_ENDLESS = 1e12
+"""Bytes/s, or parameters/s, of what is too fast to be seen."""
+_LEAST_SECONDS = 1e-9
+_CPU_OVERHEADS = {
+    "host_task": 50e-6,
+    "copy": 100e-6,
+    "bucket": 100e-6,
+    "step": 1e-3,
+    "select": 3e-4,
+}
+_GPU_OVERHEADS = {"host_task": 30e-6, "copy": 15e-6, "bucket": 30e-6, "step": 5e-4, "select": 2e-4}
+
+
+def measured(value: float, what: str) -> Figure:
+    """Return a figure of this machine."""
+    return Figure(value=value, kind="measured", source=what)
+
+
+def assumed(value: float, why: str) -> Figure:
+    """Return a figure that was not measured."""
+    return Figure(value=value, kind="estimated", source=why)
+
+
+def assemble_profile(
+    device: Device, link: Link, host: Host, overheads: EngineOverheads, threads: int
+) -> HardwareProfile:
+    """Return the profile of this machine with one device."""
+    return HardwareProfile(
+        name=device.name,
+        device=device,
+        link=link,
+        host=host,
+        overheads=overheads,
+        host_threads=threads,
+    )
+
+
+def device_of(
+    device: torch.device, compute: ComputeFit, dtype: str, launch: float | None
+) -> Device:
+    """Return the device as its compute was fitted.
+
+    Args:
+        device: A GPU, or the CPU in its role.
+        compute: The fit of forward and backward.
+        dtype: Of the fit.
+        launch: Seconds between small kernels; None takes the fit's.
+    """
+    constants = compute.fit
+    is_cpu = device.type == "cpu"
+    rate = constants.rate("matmul", 1e16)
+    source = "fit to forward and backward of decoders"
+    found = hardware()
+    memory = float(found["memory_bytes"])
+    if not is_cpu:
+        memory = float(torch.cuda.get_device_properties(device).total_memory)
+    seconds = {name: max(_LEAST_SECONDS, constants.constants[name]) for name in _LAUNCHES}
+    return Device(
+        name=str(found["cpu"] if is_cpu else found["gpu"]),
+        is_cpu=is_cpu,
+        memory=measured(memory, "as the system says"),
+        flops={dtype: measured(rate, source)},
+        matmul_efficiency=assumed(1.0, "part of the fitted rate"),
+        half_rate_flop=assumed(1e-6, "the cost of a call is in launch"),
+        attention_efficiency=measured(min(1.0, constants.rate("attention", rate) / rate), source),
+        bandwidth=measured(constants.rate("elementwise", _ENDLESS * 100), source),
+        bandwidth_efficiency=assumed(1.0, "part of the fitted rate"),
+        launch=measured(seconds["launch"] if launch is None else launch, source),
+        backward_factor=measured(compute.backward_factor, source),
+        backward_launch=measured(seconds["backward launch"] if launch is None else launch, source),
+        gradient_bandwidth=measured(constants.rate("gradient", _ENDLESS * 100), source),
+    )
+
+
+_LAUNCHES = ("launch", "backward launch")
+
+
+def link_of(rates: LinkRates | None) -> Link:
+    """Return the link; a CPU that plays the device has none of its own."""
+    if rates is None:
+        unpaced = assumed(_ENDLESS, "no link: copies are memory copies, bound by packing")
+        return Link(
+            name="none",
+            d2h=unpaced,
+            h2d=unpaced,
+            duplex=assumed(1.0, "two threads"),
+            pageable=assumed(1.0, "a CPU pins nothing"),
+            latency=assumed(_LEAST_SECONDS, "no link"),
+        )
+    latency = max(rates.d2h.constants["call"], rates.h2d.constants["call"], _LEAST_SECONDS)
+    return Link(
+        name="measured",
+        d2h=measured(rates.d2h.rate("byte", _ENDLESS), "pinned copies of 1 to 256 MiB, alone"),
+        h2d=measured(rates.h2d.rate("byte", _ENDLESS), "pinned copies of 1 to 256 MiB, alone"),
+        duplex=measured(rates.duplex, "pinned copies both ways at once"),
+        pageable=measured(rates.pageable, "pageable copies of 1 to 256 MiB"),
+        latency=measured(latency, "fit to copies of 1 to 256 MiB"),
+    )
+
+
+def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
+    """Return this machine as the host."""
+    return Host(
+        name=str(hardware()["cpu"]),
+        sockets=1,
+        cores=available_cores(),
+        dram=measured(rates.most, "the host kernel on all its threads"),
+        dram_bytes=measured(memory, "as the system says"),
+        core_bandwidth=measured(rates.one_core, "the host kernel on one thread"),
+        numa_hop=assumed(1.0, "taken as one socket"),
+        core_sharing=measured(sharing, "compute beside the host kernel"),
+    )
+
+
+def overheads_of(parts: PartRates, *, is_cpu: bool) -> EngineOverheads:
+    """Return the engine's parts; what hand-overs take is for runs to refine."""
+    fixed = _CPU_OVERHEADS if is_cpu else _GPU_OVERHEADS
+
+    def rate(fit: Fit, unit: str, what: str) -> Figure:
+        return measured(fit.rate(unit, _ENDLESS), what)
+
+    return EngineOverheads(
+        **{name: assumed(value, "a start for runs to refine") for name, value in fixed.items()},
+        intake_bandwidth=rate(parts.intake, "byte", "energies and gathering, by matrix size"),
+        pack_bandwidth=rate(parts.pack, "byte", "packing nine columns in ten, by matrix size"),
+        unpack_bandwidth=rate(parts.unpack, "byte", "writing nine columns in ten back"),
+        device_update=rate(parts.update, "parameter", "AdamW on one column in ten"),
+    )

@@ -1,0 +1,337 @@
+"""Closed forms: a steady-state step of many machines at once, where the step has a formula.
+
+They hold where nothing slows anything else down (links and DRAM are not full) and, for the engine,
+where the host keeps up: what is left are sums and maxima over a model's segments.
+`Steady.applies` says for which machines that is so; the others are for `sim.simulate`. Tested
+equal to it. No torch.
+
+Formulas, with segments in the order of backward, p the time at which backward passes one and c
+what its copy takes: a lane that serves them in turn ends segment l at max over j <= l of
+(p_j + c_j + ... + c_l).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.block_plan import BlockPlan
+from sim.costs import StepCosts
+from sim.machine import Rates
+from sim.simulate import Strategy
+from sim.window_phases import WindowPhase, window_phases
+from zenflow.config import ZenFlowConfig, unknown_name
+from zenflow.errors import ConfigError
+
+Array = NDArray[np.float64]
+
+AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host")
+"""What may differ from machine to machine: seconds of one micro-batch, and bytes/s."""
+
+_EXACT = 1 + 1e-9
+"""Up to rounding."""
+_CHUNK = 512
+"""Machines at a time: their arrays stay in a core's caches."""
+
+PUBLISHED = ("published_on_device", "published_zero_offload")
+"""Other systems' schedules that have a formula here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Step time and stall of each machine, seconds, and whether the formula holds for it."""
+
+    step_seconds: Array
+    stall_seconds: Array
+    applies: NDArray[np.bool_]
+
+
+class ClosedForm:
+    """The formula of one strategy for one model; machines are given to `solve`."""
+
+    def __init__(self, costs: StepCosts, strategy: Strategy) -> None:
+        """Prepare what no machine changes.
+
+        Raises:
+            ConfigError: The strategy has no formula.
+        """
+        if not has_closed_form(costs, strategy):
+            raise ConfigError(
+                f"{strategy.name} has no closed form for {costs.hardware.num_devices} devices: "
+                "simulate it"
+            )
+        self._costs = costs
+        self._strategy = strategy
+        self._rates = Rates.of(costs.hardware)
+        backwards = costs.segments[::-1]
+        self._backward = np.array([segment.backward for segment in backwards])
+        self._elements = np.array([float(segment.numel) for segment in backwards])
+        if strategy.config is not None:
+            config = replace(strategy.config, select_interval=0)
+            self._plan = BlockPlan(costs, config)
+            self._phases = window_phases(self._plan, costs, config)
+            shares = self._plan.shares[::-1]
+            self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
+
+    def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
+        """Return the steady state of every machine.
+
+        Args:
+            tolerance: Relative error of the step to accept: where copies of both directions slow
+                one another down, their last ones are known within bounds only.
+            values: For any of `AXES` an array with one value for each machine, or one for all; the
+                others are as the costs have them.
+
+        Raises:
+            ConfigError: An axis is unknown, or a value is not positive.
+        """
+        axes = self._axes(values)
+        count = len(axes["forward"])
+        parts = [
+            self._solve({name: array[at : at + _CHUNK] for name, array in axes.items()}, tolerance)
+            for at in range(0, count, _CHUNK)
+        ]
+        return Steady(
+            np.concatenate([part.step_seconds for part in parts]),
+            np.concatenate([part.stall_seconds for part in parts]),
+            np.concatenate([part.applies for part in parts]),
+        )
+
+    def _solve(self, axes: dict[str, Array], tolerance: float) -> Steady:
+        if self._strategy.name == "published_on_device":
+            return self._on_device(axes)
+        if self._strategy.name == "published_zero_offload":
+            return self._zero_offload(axes)
+        assert self._strategy.config is not None
+        if self._strategy.config.topk_ratio == 1:
+            return self._on_device(axes)
+        if not self._strategy.config.overlap_step:
+            return self._in_turn(axes)
+        found = self._overlapped(axes)
+        if tolerance == 0:
+            return found
+        crowded = self._overlapped(_crowded(axes))
+        close = crowded.step_seconds <= found.step_seconds * (1 + tolerance)
+        middle = (crowded.step_seconds - found.step_seconds) / 2
+        return Steady(
+            found.step_seconds + middle, found.stall_seconds + middle, crowded.applies & close
+        )
+
+    def _axes(self, values: Mapping[str, Array | float]) -> dict[str, Array]:
+        for name in values:
+            if name not in AXES:
+                raise ConfigError(f"axis {unknown_name(name, AXES)}")
+        given = {
+            "forward": self._costs.forward_seconds,
+            "backward": self._costs.backward_seconds,
+            **{name: getattr(self._rates, name) for name in AXES[2:]},
+            **values,
+        }
+        arrays = np.broadcast_arrays(
+            *(np.atleast_1d(np.asarray(v, float)) for v in given.values())
+        )
+        found = dict(zip(given, arrays, strict=True))
+        for name, array in found.items():
+            if not (np.isfinite(array).all() and (array > 0).all()):
+                raise ConfigError(f"{name} must be positive for every machine: leave others out")
+        return found
+
+    # ---- parts of a step ----------------------------------------------------------------------
+
+    def _passed(self, axes: dict[str, Array], intake: Array | float = 0.0) -> Array:
+        """Return when backward passes each segment of the last micro-batch, (N, L)."""
+        share = self._backward / self._backward.sum()
+        seconds = axes["backward"][:, None] * share + intake
+        before = self._costs.accumulation * axes["forward"]
+        before = before + (self._costs.accumulation - 1) * axes["backward"]
+        passed: Array = before[:, None] + np.cumsum(seconds, axis=1)
+        return passed
+
+    def _copy_seconds(self, num_bytes: Array, rate: Array, packing: float = np.inf) -> Array:
+        """Return what each copy takes, (N, L); nothing where there are no bytes."""
+        hardware = self._costs.hardware
+        fixed = hardware.overheads.copy.value + hardware.link.latency.value + num_bytes / packing
+        seconds: Array = np.where(num_bytes > 0, fixed + num_bytes / rate[:, None], 0.0)
+        return seconds
+
+    def _host_seconds(self, num_bytes: Array, axes: dict[str, Array]) -> Array:
+        task = self._costs.hardware.overheads.host_task.value
+        rate = np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
+        seconds: Array = np.where(num_bytes > 0, task + num_bytes / rate[:, None], 0.0)
+        return seconds
+
+    def _copies_are_free(self, axes: dict[str, Array], *, both_ways: bool) -> NDArray[np.bool_]:
+        """Return where copies run at their links' rates whatever the host does.
+
+        Max-min fairness gives a flow all it can take where that is no more than an equal share.
+        """
+        flows = 3 if both_ways else 2
+        share = axes["dram"] / (self._rates.sharing * flows)
+        free: NDArray[np.bool_] = np.maximum(axes["d2h"], axes["h2d"]) <= share
+        if both_ways:
+            free = free & (axes["d2h"] + axes["h2d"] <= axes["duplex"] * (1 + 1e-12))
+        return free
+
+    # ---- strategies ---------------------------------------------------------------------------
+
+    def _on_device(self, axes: dict[str, Array]) -> Steady:
+        overheads = self._costs.hardware.overheads
+        step = overheads.step.value + self._costs.num_params / overheads.device_update.value
+        seconds = self._passed(axes)[:, -1] + step
+        return Steady(seconds, np.zeros_like(seconds), np.ones(len(seconds), bool))
+
+    def _zero_offload(self, axes: dict[str, Array]) -> Steady:
+        """All phases in turn: only copies overlap backward, and nothing else is under way."""
+        overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
+        passed = self._passed(axes)
+        copies = self._copy_seconds(self._elements * 2.0, axes["d2h"])
+        copied = _served(passed, copies)[:, -1]
+        stepped = passed[:, -1] + overheads.step.value
+        total = self._elements.sum(keepdims=True)
+        update = self._host_seconds(total * 28.0, axes)[:, 0]
+        upload = self._copy_seconds(total * size, axes["h2d"])[:, 0]
+        seconds = np.maximum(stepped, copied) + update + upload
+        limits = axes["dram"] / self._rates.sharing
+        alone = (axes["d2h"] <= limits) & (axes["h2d"] <= limits)
+        alone &= np.maximum(axes["d2h"], axes["h2d"]) <= axes["duplex"]
+        return Steady(seconds, seconds - stepped, alone)
+
+    def _in_turn(self, axes: dict[str, Array]) -> Steady:
+        """The engine without overlap: updates start as copies arrive, one upload ends the step."""
+        _, stepped, copied = self._copied(axes)
+        (phase,) = self._phases
+        tasks = self._host_seconds(phase.update, axes)
+        done = _served(np.maximum(copied, stepped[:, None]), tasks)[:, -1]
+        total = phase.uploads.sum(keepdims=True)
+        upload = self._copy_seconds(total, axes["h2d"], self._unpack_rate)[:, 0]
+        stall = done - stepped + upload
+        alone = copied[:, -1] <= stepped
+        room = self._rates.sharing * (axes["host"] + axes["d2h"]) <= axes["dram"]
+        applies = self._copies_are_free(axes, both_ways=False) & (alone | room)
+        return Steady(stepped + stall, stall, applies)
+
+    def _overlapped(self, axes: dict[str, Array]) -> Steady:
+        """The engine behind a device that it keeps up with: what is left is the last uploads."""
+        passed, stepped, copied = self._copied(axes)
+        assert self._strategy.config is not None
+        config = self._strategy.config
+        is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
+        applies = self._copies_are_free(axes, both_ways=True)
+        stalls = [self._upload_stall(phase, axes, passed, stepped) for phase in self._phases]
+        for index, phase in enumerate(self._phases):
+            before, stall = self._phases[index - 1], stalls[index - 1]
+            done = self._host_done(before, axes, stepped, copied, is_fused)
+            late = np.maximum(passed, done - (stepped + stall)[:, None])
+            grads = self._copy_seconds(self._grads, axes["d2h"], self._pack_rate)
+            tail = _served(np.where(self._grads > 0, late, -np.inf), grads)[:, -1]
+            applies &= tail <= np.maximum(copied[:, -1], stepped) * _EXACT
+            if is_fused:
+                delayed = self._upload_stall(phase, axes, late, stepped)
+                applies &= stepped + delayed <= (stepped + stalls[index]) * _EXACT
+        if not is_fused:
+            applies &= self._keeps_up(axes, stepped, copied, config)
+        mean: Array = np.mean(stalls, axis=0)
+        return Steady(stepped + mean, mean, applies)
+
+    def _upload_stall(
+        self, phase: WindowPhase, axes: dict[str, Array], ready: Array, stepped: Array
+    ) -> Array:
+        """Return how long uploads that may begin when ready outlast the device's step."""
+        lengths = self._copy_seconds(phase.uploads, axes["h2d"], self._unpack_rate)
+        ended = _served(np.where(phase.uploads > 0, ready, -np.inf), lengths)[:, -1]
+        stall: Array = np.maximum(0.0, ended - stepped)
+        return stall
+
+    def _host_done(
+        self,
+        phase: WindowPhase,
+        axes: dict[str, Array],
+        stepped: Array,
+        copied: Array,
+        is_fused: bool,
+    ) -> Array:
+        """Return by when the host is done with each segment of a step at the latest, (N, L).
+
+        It takes all gradients in, then updates. Each byte that is copied meanwhile, the rest of
+        this step's and the next one's, costs it a byte of DRAM at most.
+        """
+        intake = self._host_seconds(phase.intake, axes)
+        copies = 2 * (self._grads.sum() + phase.uploads.sum())
+        lost = copies / np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
+        start = np.maximum(copied[:, -1], stepped) + lost
+        done: Array = start[:, None] + np.cumsum(intake, axis=1)
+        if is_fused:
+            update = np.cumsum(self._host_seconds(phase.update, axes), axis=1)
+            done = np.where(phase.update > 0, done[:, -1:] + update, done)
+        return done
+
+    def _keeps_up(
+        self, axes: dict[str, Array], stepped: Array, copied: Array, config: ZenFlowConfig
+    ) -> NDArray[np.bool_]:
+        """Return where updates with a lag of several steps end in time beside all intake."""
+        lag = config.effective_lag()
+        intake = sum(self._host_seconds(p.intake, axes).sum(axis=1) for p in self._phases)
+        update = sum(self._host_seconds(p.update, axes).sum(axis=1) for p in self._phases)
+        mean_intake = intake / len(self._phases)
+        late = np.maximum(copied[:, -1] - stepped, 0.0)
+        copies = self._grads.sum() + max(phase.uploads.sum() for phase in self._phases)
+        rate = np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
+        lost = (lag + 1) * copies / rate
+        enough: NDArray[np.bool_] = late + lost + update + (lag + 1) * mean_intake <= lag * stepped
+        return enough
+
+    @property
+    def _pack_rate(self) -> float:
+        return self._costs.hardware.overheads.pack_bandwidth.value
+
+    @property
+    def _unpack_rate(self) -> float:
+        overheads = self._costs.hardware.overheads
+        return (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
+
+    def _copied(self, axes: dict[str, Array]) -> tuple[Array, Array, Array]:
+        """Return when segments are passed, (N, L), the step ends, (N,), and copies end, (N, L)."""
+        overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
+        shares = self._plan.shares[::-1]
+        intake = np.array([s.split * size / overheads.intake_bandwidth.value for s in shares])
+        passed = self._passed(axes, intake)
+        step = overheads.step.value + self._plan.on_device / overheads.device_update.value
+        grads = self._grads
+        copies = self._copy_seconds(grads, axes["d2h"], overheads.pack_bandwidth.value)
+        released = np.where(grads > 0, passed, -np.inf)
+        return passed, passed[:, -1] + step, _served(released, copies)
+
+
+def _crowded(axes: dict[str, Array]) -> dict[str, Array]:
+    """Return the axes with what each direction has at least while the other is busy too."""
+    down, up, both = axes["d2h"], axes["h2d"], axes["duplex"]
+    return {
+        **axes,
+        "d2h": np.minimum(down, np.maximum(both / 2, both - up)),
+        "h2d": np.minimum(up, np.maximum(both / 2, both - down)),
+    }
+
+
+def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
+    """Whether a strategy has a formula on the machine of these costs.
+
+    Not with collectives, on a CPU in the device's role (whose parts share cores), in keep mode,
+    or for windows of several steps without overlap.
+    """
+    hardware = costs.hardware
+    if hardware.num_devices > 1 or hardware.device.is_cpu:
+        return False
+    if strategy.config is None:
+        return strategy.name in PUBLISHED and not strategy.options
+    in_turn = not strategy.config.overlap_step and strategy.config.update_interval > 1
+    return strategy.releases and not in_turn
+
+
+def _served(ready: Array, lengths: Array) -> Array:
+    """Return when a lane that serves jobs in turn ends each, (N, L); see the module."""
+    total = np.cumsum(lengths, axis=1)
+    ends: Array = total + np.maximum.accumulate(ready - (total - lengths), axis=1)
+    return ends

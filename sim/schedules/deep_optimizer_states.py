@@ -1,0 +1,150 @@
+"""Interleaved updates on host and device: Deep Optimizer States (Maurya et al. 2024).
+
+The optimizer's state lies on the host, in sub-groups. Every `stride`-th one comes up to the
+device, is updated there and goes back, while the host updates the others and their weights go up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import simpy
+
+from sim.costs import StepCosts
+from sim.machine import Machine, Process
+from sim.schedules.schedule import AbstractSchedule
+from zenflow.errors import ConfigError
+
+_STATE_BYTES = 12
+"""Of an element, each way: master and two moments in float32."""
+_DEVICE_BUFFERS = 2
+"""Sub-groups' states on the device at once: one moves while another is updated."""
+
+
+class DeepOptimizerStates(AbstractSchedule):
+    """ZeRO-Offload with every stride-th sub-group updated on the device.
+
+    The device's next state is asked for before the weights of the sub-groups in between.
+    Gradients that the device uses stay there: each layer's copy to the host is smaller by their
+    share. States on their way back when the weights are complete run on behind the next forward.
+    With several devices each has its own sub-groups.
+
+    Attributes:
+        stride: In force: given, or chosen.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        *,
+        subgroup: int = 100_000_000,
+        stride: int | None = None,
+    ) -> None:
+        """Cut each device's state into sub-groups and settle the stride.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            subgroup: Elements of a sub-group.
+            stride: Every how manyth sub-group is the device's: 1 for all, more than there are for
+                none; None chooses by what each part of the machine would take.
+
+        Raises:
+            ConfigError: An option is below 1.
+        """
+        super().__init__(machine, costs)
+        for name, value in (("subgroup", subgroup), ("stride", stride)):
+            if value is not None and value < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1, got {value}: it is a number of them"
+                )
+        share = costs.num_params / self.devices
+        count = max(1, math.ceil(share / subgroup))
+        self._sizes = [min(subgroup, share - index * subgroup) for index in range(count)]
+        self._host_bytes = 2 * _STATE_BYTES + 2 * costs.dtype_bytes
+        # Of strides that take equally long the widest asks for the least room on the device.
+        self.stride = stride or min(range(count + 1, 0, -1), key=self._step_seconds)
+        self._host_share = 1 - sum(self._sizes[self.stride - 1 :: self.stride]) / share
+        self._returned: list[simpy.Event] = []
+
+    def _step_seconds(self, stride: int) -> float:
+        """Return what a step takes at least: each part of the machine has its work to do."""
+        rates, size = self.machine.rates, self.costs.dtype_bytes
+        states = [elements * _STATE_BYTES for elements in self._sizes[stride - 1 :: stride]]
+        up, on_device = sum(states), sum(states) / _STATE_BYTES
+        down = sum(states[:-_DEVICE_BUFFERS])  # the last ones go behind the next forward
+        on_host = sum(self._sizes) - on_device
+        host, weights = on_host * self._host_bytes, on_host * size
+        update = max(
+            host / rates.host,
+            (up + weights) / rates.h2d,
+            down / rates.d2h,
+            (up + down + weights) / rates.duplex,
+            rates.sharing * (host + up + down + weights) / rates.dram,
+            self.update_seconds(on_device),
+        )
+        return max(self.costs.compute_seconds + update, (up + on_host * size) / rates.d2h)
+
+    def run(self, num_steps: int) -> Process:
+        """Take steps 1 to ``num_steps``."""
+        machine, costs = self.machine, self.costs
+        for step in range(1, num_steps + 1):
+            copied = self._send(step)
+            yield machine.compute("step", machine.hardware.overheads.step.value, step)
+            since = machine.env.now
+            yield from self.wait([*copied, *self._returned], "d2h", step)
+            self._returned = []
+            updated: list[simpy.Event] = []
+            uploaded: list[simpy.Event] = []
+            on_device = list(self._update(step, updated, uploaded))
+            for arrived, done in on_device:
+                yield from self.wait([arrived], "h2d", step)
+                began = machine.env.now
+                yield done
+                since += machine.env.now - began  # it works meanwhile
+            yield from self.wait(updated, "host", step)
+            size = costs.num_params * costs.dtype_bytes
+            last = [*(done for _, done in on_device), *uploaded][-1]
+            yield from self.wait(
+                [*uploaded, machine.collective("all-gather", size, step, last)], "h2d", step
+            )
+            self.end_step(since)
+
+    def _send(self, step: int) -> list[simpy.Event]:
+        """Queue forward and backward with the copies of the host's part of the gradients."""
+        passed, copied = self.compute(step), []
+        if self._host_share > 0:
+            scale = self._host_share / self.devices * self.costs.dtype_bytes
+            for segment, event in zip(
+                reversed(self.costs.segments), reversed(passed), strict=True
+            ):
+                work = self.machine.down(segment.numel * scale)
+                copied.append(self.machine.d2h.submit("grads", step, work, [event]))
+        return copied
+
+    def _update(
+        self, step: int, updated: list[simpy.Event], uploaded: list[simpy.Event]
+    ) -> Iterator[tuple[simpy.Event, simpy.Event]]:
+        """Queue all sub-groups: the host's into the lists, the device's as (arrived, updated)."""
+        machine, sizes = self.machine, self._sizes
+        for first in range(0, len(sizes), self.stride):
+            group = sizes[first : first + self.stride]
+            is_full = len(group) == self.stride
+            if is_full:
+                state = machine.up(group[-1] * _STATE_BYTES)
+                is_free = len(self._returned) < _DEVICE_BUFFERS
+                after = [] if is_free else [self._returned[-_DEVICE_BUFFERS]]
+                arrived = machine.h2d.submit("state", step, state, after)
+            for elements in group[: len(group) - is_full]:
+                work = machine.host_work(elements * self._host_bytes)
+                updated.append(machine.host.submit("adam", step, work))
+                work = machine.up(elements * self.costs.dtype_bytes)
+                uploaded.append(machine.h2d.submit("params", step, work, updated[-1:]))
+            if is_full:
+                seconds = machine.device_work(self.update_seconds(group[-1]))
+                done = machine.device.submit("step", step, seconds, [arrived])
+                state = machine.down(group[-1] * _STATE_BYTES)
+                self._returned.append(machine.d2h.submit("state", step, state, [done]))
+                yield arrived, done

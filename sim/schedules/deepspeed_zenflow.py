@@ -1,0 +1,182 @@
+"""ZenFlow as released: DeepSpeed 0.19, deepspeed/runtime/zenflow, ZeRO stage 2.
+
+Written from what its code does, which is not the paper's design: whole gradients go to the host,
+summed up by way of the device, the host updates important columns as well, and all that ends a
+window happens in turn in the training process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import simpy
+
+from sim.costs import Segment, StepCosts
+from sim.fluid import FlowKind
+from sim.lanes import HostLane, Work
+from sim.machine import Machine, Process
+from sim.schedules.schedule import AbstractSchedule
+from zenflow.config import raise_violations
+
+_FLOAT_BYTES = 4
+
+
+class DeepSpeedZenFlow(AbstractSchedule):
+    """Micro-batches in windows of S, each of them one of the release's steps.
+
+    A rank's copies follow one another on one side stream, so that the link never works both ways,
+    and a backward ends with the last of them. With overlap the update runs in a process of its
+    own, lane `host`, on its part of the cores; the training process has the lane `main` and the
+    others. New weights are cast on the host into memory that is not pinned, as PyTorch's blocking
+    copy between dtypes does. Selections are left out: they are rare.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        *,
+        topk_ratio: float = 0.1,
+        update_interval: int = 4,
+        overlap: bool = True,
+        reserved_cores: float = 0.5,
+        clip_bytes: float = 8.0,
+        snapshot_bytes: float = 4.0,
+    ) -> None:
+        """Split the host's cores.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            topk_ratio: Share of each matrix's columns that the device updates.
+            update_interval: Micro-batches of a window, S.
+            overlap: Whether the update runs behind the next window.
+            reserved_cores: Share of the cores that stays with the training process if it does.
+            clip_bytes: Of DRAM for an element that is unscaled and clipped: a product in place.
+                The norm comes from the device.
+            snapshot_bytes: Of DRAM for an element of the worker's copy of the new master, beside
+                AdamW's own 28. 4 if the master is still in cache, else 8: not known.
+
+        Raises:
+            ConfigError: Options are out of range; the message lists all.
+        """
+        super().__init__(machine, costs)
+        raise_violations(
+            "deepspeed_zenflow", _violations(topk_ratio, update_interval, reserved_cores)
+        )
+        self._topk_ratio, self._interval, self._overlap = topk_ratio, update_interval, overlap
+        self._clip_bytes, self._snapshot_bytes = clip_bytes, snapshot_bytes
+        self._share = costs.num_params / self.devices
+        self._worker_kind = self._main_kind = machine.host_kind
+        self._main = machine.host
+        if overlap:
+            self._worker_kind = _slower(machine.host_kind, 1 - reserved_cores)
+            self._main_kind = _slower(machine.host_kind, reserved_cores)
+            self._main = HostLane("main", machine.env, machine.network, machine.recording)
+        link = machine.hardware.link
+        rate = min(machine.h2d_kind.max_rate, link.h2d.value * link.pageable.value)
+        self._pageable_kind = replace(machine.h2d_kind, name="pageable", max_rate=rate)
+        self._in_flight: list[simpy.Event] = []
+        self._stalled = 0.0
+
+    def run(self, num_steps: int) -> Process:
+        """Take steps 1 to ``num_steps``."""
+        machine, micro_step = self.machine, 0
+        for step in range(1, num_steps + 1):
+            self._stalled = 0.0
+            for _ in range(self.costs.accumulation):
+                is_first = micro_step % self._interval == 0
+                micro_step += 1
+                is_boundary = micro_step % self._interval == 0
+                self.forward(step)
+                arrived = self._backward(step, is_first=is_first, is_boundary=is_boundary)
+                yield machine.compute("step", machine.hardware.overheads.step.value, step)
+                yield from self._idle(arrived, "d2h", step)
+                if is_boundary:
+                    yield from self._end_window(step)
+            self.end_step(machine.env.now - self._stalled)
+
+    def _backward(self, step: int, *, is_first: bool, is_boundary: bool) -> list[simpy.Event]:
+        """Queue one backward with all copies; return the events of their end."""
+        machine, size = self.machine, self.costs.dtype_bytes
+        copied: list[simpy.Event] = []
+        for segment in reversed(self.costs.segments):
+            passed = machine.compute("backward", segment.backward, step)
+            important = self._important(segment)
+            if not is_boundary:
+                machine.compute("step", self.update_seconds(important), step)
+            reduced = machine.collective("reduce", segment.numel * size, step, passed)
+            spread = machine.collective("broadcast", important * size, step, reduced)
+            share = segment.numel / self.devices
+            copied = [spread, *copied]
+            if not is_first:  # the device adds to the sum so far
+                work = machine.up(share * size)
+                copied = [machine.h2d.submit("accumulator", step, work, copied)]
+            work = machine.down(share * size)
+            copied = [machine.d2h.submit("grads", step, work, copied)]
+            if is_boundary:
+                work = machine.down(share * _FLOAT_BYTES)
+                copied = [machine.d2h.submit("grads", step, work, copied)]
+        return copied
+
+    def _important(self, segment: Segment) -> float:
+        """Return the elements that every device updates itself, all vectors included."""
+        return self._topk_ratio * (segment.numel - segment.vectors) + segment.vectors
+
+    def _end_window(self, step: int) -> Process:
+        """Fetch the last update's weights, hand this window over, update important columns."""
+        machine = self.machine
+        if self._overlap:
+            if self._in_flight:  # at the first boundary there is nothing to fetch
+                yield from self._idle(self._in_flight, "host", step)
+                yield from self._fetch(step)
+            yield from self._clip(step)
+            work = self._host_work(28 + self._snapshot_bytes, self._worker_kind)
+            self._in_flight = [machine.host.submit("adam", step, work)]
+        else:
+            yield from self._clip(step)
+            work = self._host_work(28, self._worker_kind)
+            yield from self._idle([machine.host.submit("adam", step, work)], "host", step)
+            yield from self._fetch(step)
+        important = sum(self._important(segment) for segment in self.costs.segments)
+        yield machine.compute("step", self.update_seconds(important), step)
+
+    def _clip(self, step: int) -> Process:
+        work = self._host_work(self._clip_bytes, self._main_kind)
+        yield from self._idle([self._main.submit("accumulate", step, work)], "host", step)
+
+    def _fetch(self, step: int) -> Process:
+        """Cast the host's weights, upload them, gather the other devices'."""
+        machine, size = self.machine, self.costs.dtype_bytes
+        cast = self._main.submit(
+            "cast", step, self._host_work(_FLOAT_BYTES + size, self._main_kind)
+        )
+        yield from self._idle([cast], "host", step)
+        work = replace(machine.up(self._share * size), kind=self._pageable_kind)
+        uploaded = machine.h2d.submit("params", step, work)
+        total = self.costs.num_params * size
+        gathered = machine.collective("all-gather", total, step, uploaded)
+        yield from self._idle([gathered], "h2d", step)
+
+    def _host_work(self, bytes_each: float, kind: FlowKind) -> Work:
+        """Return a pass over this device's part of the model."""
+        return replace(self.machine.host_work(self._share * bytes_each), kind=kind)
+
+    def _idle(self, events: list[simpy.Event], cause: str, step: int) -> Process:
+        since = self.machine.env.now
+        yield from self.wait(events, cause, step)
+        self._stalled += self.machine.env.now - since
+
+
+def _slower(kind: FlowKind, share: float) -> FlowKind:
+    return replace(kind, name=f"{share:g} of {kind.name}", max_rate=share * kind.max_rate)
+
+
+def _violations(topk_ratio: float, interval: int, reserved_cores: float) -> Iterator[str]:
+    if not 0 <= topk_ratio <= 1:
+        yield f"topk_ratio must be in [0, 1], got {topk_ratio}: it is a share"
+    if not (isinstance(interval, int) and interval >= 1):
+        yield f"update_interval must be an integer >= 1, got {interval!r}: 'auto' is not modelled"
+    if not 0 < reserved_cores < 1:
+        yield f"reserved_cores must be in (0, 1), got {reserved_cores}: both processes need some"

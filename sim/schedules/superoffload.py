@@ -1,0 +1,107 @@
+"""Updates during backward and on both sides of a fast link: SuperOffload (Lian et al. 2025).
+
+The host updates the buckets whose gradients come first while backward goes on; the rest of the
+parameters, whose gradients come last, is updated on the device. Casts run on the device, so that
+float32 crosses the link both ways: cheap between the chips of a superchip, dear over PCIe.
+"""
+
+from __future__ import annotations
+
+import simpy
+
+from sim.costs import StepCosts
+from sim.machine import Machine, Process
+from sim.schedules.schedule import AbstractSchedule
+from zenflow.errors import ConfigError
+
+_Copied = tuple[float, simpy.Event]
+"""Elements of a bucket, and the event of its gradient's arrival on the host."""
+
+_FLOAT_BYTES = 4
+_UPDATE_BYTES = 28
+"""Of DRAM for an element: gradient read 4, master and moments read and written 24. The master
+itself goes up."""
+
+
+class SuperOffload(AbstractSchedule):
+    """The host's part behind backward, the device's after it; the next forward waits for both.
+
+    The published design updates before the gradients' norm is known and takes an update back where
+    clipping would have changed it; here none is. DeepSpeed 0.19 starts no host update before
+    backward has ended where gradients are clipped, and then updates and uploads one bucket at a
+    time: that is ``clipping=True``. The passes by which it clips are left out. With several
+    devices each owns an equal part of every bucket.
+    """
+
+    def __init__(
+        self, machine: Machine, costs: StepCosts, *, ratio: float = 0.9, clipping: bool = False
+    ) -> None:
+        """Share the parameters out.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            ratio: Share of the parameters that the host updates.
+            clipping: Whether gradients are clipped as the released code does it.
+
+        Raises:
+            ConfigError: The ratio is no share.
+        """
+        super().__init__(machine, costs)
+        if not 0 <= ratio <= 1:
+            raise ConfigError(f"ratio must be in [0, 1], got {ratio}: it is the host's share")
+        self._clipping = clipping
+        left = ratio * costs.num_params
+        self._on_host = []
+        for segment in reversed(costs.segments):
+            self._on_host.append(min(left, segment.numel) / self.devices)
+            left -= min(left, segment.numel)
+        self._on_device = costs.num_params / self.devices - sum(self._on_host)
+
+    def run(self, num_steps: int) -> Process:
+        """Take steps 1 to ``num_steps``."""
+        machine, costs = self.machine, self.costs
+        seconds = machine.hardware.overheads.step.value + self.update_seconds(self._on_device)
+        for step in range(1, num_steps + 1):
+            passed = self.compute(step)
+            copied = self._send(step, passed)
+            updates = [] if self._clipping else self._update(step, copied)
+            yield self.computed
+            since = machine.env.now
+            yield from self.wait(passed, "reduce", step)
+            if self._clipping:
+                updates = self._update(step, copied)
+            began = machine.env.now
+            on_device = machine.compute("step", seconds, step)
+            yield on_device
+            since += machine.env.now - began
+            yield from self.wait([updated for updated, _ in updates], "host", step)
+            last = updates[-1][1] if updates else on_device
+            gathered = machine.collective(
+                "all-gather", costs.num_params * costs.dtype_bytes, step, last
+            )
+            yield from self.wait([gathered], "h2d", step)
+            self.end_step(since)
+
+    def _send(self, step: int, passed: list[simpy.Event]) -> list[_Copied]:
+        """Queue the copies of the host's part of each gradient, in backward order."""
+        machine, copied = self.machine, []
+        for elements, event in zip(self._on_host, reversed(passed), strict=True):
+            if elements > 0:
+                work = machine.down(elements * _FLOAT_BYTES)
+                copied.append((elements, machine.d2h.submit("grads", step, work, [event])))
+        return copied
+
+    def _update(self, step: int, copied: list[_Copied]) -> list[tuple[simpy.Event, simpy.Event]]:
+        """Queue update and upload of each bucket that was copied; return the events of both."""
+        machine = self.machine
+        found: list[tuple[simpy.Event, simpy.Event]] = []
+        for elements, copy in copied:
+            before = [copy]
+            if self._clipping and found:
+                before.append(found[-1][1])
+            work = machine.host_work(elements * _UPDATE_BYTES)
+            updated = machine.host.submit("adam", step, work, before)
+            work = machine.up(elements * _FLOAT_BYTES)
+            found.append((updated, machine.h2d.submit("params", step, work, [updated])))
+        return found

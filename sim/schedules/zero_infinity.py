@@ -1,0 +1,115 @@
+"""Optimizer state on NVMe drives (Rajbhandari et al. 2021, section 5): ZeRO-Infinity's update.
+
+Gradients leave inside backward and wait in host memory. Then the state passes through it tile by
+tile: master and both moments are read, updated and written back, while other tiles are read and
+written, as many at once as there are buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import simpy
+
+from sim.costs import StepCosts
+from sim.machine import Machine, Process
+from sim.schedules.schedule import AbstractSchedule
+from zenflow.errors import ConfigError
+
+_STATE_BYTES = 12
+"""Of an element on the drives: master and two moments in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """What one tile sets off."""
+
+    read: simpy.Event
+    updated: simpy.Event
+    uploaded: simpy.Event
+
+
+class ZeroInfinity(AbstractSchedule):
+    """ZeRO-Offload whose update reads its state from the drives and writes it back.
+
+    Weights go up tile by tile. Writes of a step's last tiles run on behind the next forward: what
+    reads them, or needs their buffers, waits. Each device has its own tiles (ZeRO-2), and all
+    devices share the drives.
+    """
+
+    def __init__(
+        self, machine: Machine, costs: StepCosts, *, tile: int = 1 << 25, buffer_count: int = 3
+    ) -> None:
+        """Cut each device's state into tiles.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            tile: Elements that are read, updated and written together.
+            buffer_count: Tiles that host memory holds at once. With 1 nothing overlaps, with 3 one
+                is read, one updated and one written at the same time.
+
+        Raises:
+            ConfigError: The machine has no drives, or an option is below 1.
+        """
+        super().__init__(machine, costs)
+        if machine.hardware.nvme is None:
+            raise ConfigError(
+                f"zero_infinity keeps optimizer state on NVMe drives and {machine.hardware.name} "
+                "has none: add nvme to the profile, or take published_zero_offload"
+            )
+        for name, value in (("tile", tile), ("buffer_count", buffer_count)):
+            if value < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1, got {value}: it is a number of them"
+                )
+        share = costs.num_params / self.devices
+        count = max(1, math.ceil(share / tile))
+        self._sizes = [min(tile, share - index * tile) for index in range(count)]
+        # A read waits for its own tile's last write, and for the one that frees its buffers.
+        self._waits_for = sorted({count, buffer_count})
+        self._written: deque[simpy.Event] = deque(maxlen=self._waits_for[-1])
+
+    def run(self, num_steps: int) -> Process:
+        """Take steps 1 to ``num_steps``."""
+        machine, costs = self.machine, self.costs
+        for step in range(1, num_steps + 1):
+            copied = self._send(step)
+            passed = machine.compute("step", machine.hardware.overheads.step.value, step)
+            yield passed
+            since = machine.env.now
+            yield from self.wait(copied, "d2h", step)
+            tiles = list(self._update(step))
+            for tile in tiles:
+                yield from self.wait([tile.read], "nvme", step)
+                yield from self.wait([tile.updated], "host", step)
+            size = costs.num_params * costs.dtype_bytes
+            gathered = machine.collective("all-gather", size, step, tiles[-1].uploaded)
+            yield from self.wait([gathered], "h2d", step)
+            self.end_step(since)
+
+    def _send(self, step: int) -> list[simpy.Event]:
+        """Queue forward and backward with the copies of each device's share of gradients."""
+        passed, size = self.compute(step), self.costs.dtype_bytes
+        copied = []
+        for segment, event in zip(reversed(self.costs.segments), reversed(passed), strict=True):
+            work = self.machine.down(segment.numel / self.devices * size)
+            copied.append(self.machine.d2h.submit("grads", step, work, [event]))
+        return copied
+
+    def _update(self, step: int) -> Iterator[_Tile]:
+        """Queue every tile's way from the drives, through the update, and back."""
+        machine, size = self.machine, self.costs.dtype_bytes
+        for elements in self._sizes:
+            state, written = elements * _STATE_BYTES, self._written
+            before = [written[-ago] for ago in self._waits_for if ago <= len(written)]
+            read = machine.nvme_read.submit("state", step, machine.from_drives(state), before)
+            work = machine.host_work(elements * (2 * _STATE_BYTES + 2 * size))
+            updated = machine.host.submit("adam", step, work, [read])
+            write = machine.to_drives(state)
+            written.append(machine.nvme_write.submit("state", step, write, [updated]))
+            uploaded = machine.h2d.submit("params", step, machine.up(elements * size), [updated])
+            yield _Tile(read, updated, uploaded)

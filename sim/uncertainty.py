@@ -1,0 +1,118 @@
+"""Uncertainty: what a prediction makes of figures that are themselves not exact. No torch.
+
+Each figure of a profile is drawn from a log-normal about its value with its relative spread, all
+independent of one another, and the step is predicted again. The interval says how far off figures
+can put a prediction; what the model leaves out it does not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.hardware import HardwareProfile
+from zenflow.errors import ConfigError
+
+_SHARES = (
+    "link.duplex",
+    "link.pageable",
+    "host.numa_hop",
+    "device.matmul_efficiency",
+    "device.attention_efficiency",
+    "device.bandwidth_efficiency",
+)
+"""Figures that can't exceed 1."""
+_SHARING = "host.core_sharing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Quantiles of a predicted figure over draws of the profile's figures."""
+
+    low: float
+    median: float
+    high: float
+    coverage: float
+    """Share of draws between low and high."""
+    drivers: tuple[tuple[str, float], ...]
+    """Figures that move the prediction most: name, and rank correlation with it."""
+
+
+def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[HardwareProfile]:
+    """Yield profiles whose figures are drawn from their distributions; the same for a seed.
+
+    Raises:
+        ConfigError: The count is not positive.
+    """
+    if count < 1:
+        raise ConfigError(f"the number of draws must be at least 1, got {count}")
+    generator = np.random.default_rng(seed)
+    figures = profile.figures()
+    for _ in range(count):
+        noise = generator.standard_normal(len(figures))
+        values = {}
+        for (name, figure), z in zip(figures.items(), noise, strict=True):
+            sigma = math.sqrt(math.log1p(figure.uncertainty**2))
+            value = figure.value * math.exp(sigma * float(z) - sigma**2 / 2)
+            if name in _SHARES:
+                value = min(1.0, value)
+            elif name == _SHARING:
+                value = min(2.0, max(1.0, value))
+            values[name] = value
+        yield profile.with_values(values)
+
+
+def interval_of(
+    profile: HardwareProfile,
+    predict: Callable[[HardwareProfile], float],
+    *,
+    count: int = 100,
+    coverage: float = 0.8,
+    seed: int = 0,
+) -> Interval:
+    """Return the interval of a prediction over draws of the profile.
+
+    Args:
+        profile: The machine.
+        predict: Returns the figure, for example a step's seconds, on a machine.
+        count: Draws.
+        coverage: Share of them inside the interval.
+        seed: Of the draws.
+
+    Raises:
+        ConfigError: A setting breaks its rule.
+    """
+    if not 0 < coverage < 1:
+        raise ConfigError(f"coverage must be a share in (0, 1), got {coverage}")
+    drawn = list(draws(profile, count, seed=seed))
+    found = np.array([predict(item) for item in drawn])
+    low, middle, high = np.quantile(found, [(1 - coverage) / 2, 0.5, (1 + coverage) / 2])
+    return Interval(
+        low=float(low),
+        median=float(middle),
+        high=float(high),
+        coverage=coverage,
+        drivers=_drivers(drawn, found),
+    )
+
+
+def _drivers(drawn: list[HardwareProfile], found: np.ndarray) -> tuple[tuple[str, float], ...]:
+    """Return the five figures whose ranks go with the prediction's most."""
+    if len(drawn) < 3 or np.ptp(found) == 0:
+        return ()
+    names = list(drawn[0].figures())
+    values = np.array([[f.value for f in item.figures().values()] for item in drawn])
+    target = _ranks(found)
+    correlations = []
+    for index, name in enumerate(names):
+        column = values[:, index]
+        if np.ptp(column) > 0:
+            correlations.append((name, float(np.corrcoef(_ranks(column), target)[0, 1])))
+    return tuple(sorted(correlations, key=lambda item: -abs(item[1]))[:5])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    return np.argsort(np.argsort(values)).astype(float)

@@ -1,0 +1,117 @@
+"""Formulas say what the event simulation says, wherever they claim to hold."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.catalog import find_machine
+from sim.closed_form import ClosedForm, has_closed_form
+from sim.costs import costs_of
+from sim.models import find_model
+from sim.simulate import Strategy, simulate
+from sim.workload import Workload
+from zenflow.errors import ConfigError
+
+STRATEGIES = {
+    "on_device": Strategy.of("on_device"),
+    "zero_offload": Strategy.of("zero_offload"),
+    "delayed": Strategy.of("delayed"),
+    "zenflow_paper": Strategy.of("zenflow_paper", select_interval=0),
+    "zenflow": Strategy.of("zenflow", select_interval=0),
+    "zenflow S=2": Strategy.of("zenflow", select_interval=0, update_interval=2),
+    "zenflow lag=3": Strategy.of("zenflow", select_interval=0, lag=3),
+    "zenflow window moments": Strategy.of(
+        "zenflow", select_interval=0, deferred_moments="window", lag=2
+    ),
+    "zenflow keeps moments in turn": Strategy.of(
+        "zenflow", select_interval=0, overlap_step=False, prediction=0, update_interval=1
+    ),
+    "published_on_device": Strategy.of("published_on_device"),
+    "published_zero_offload": Strategy.of("published_zero_offload"),
+}
+
+
+def costs(model="qwen2.5-0.5b", machine="hgx-h200", batch=8, **values):
+    workload = Workload.of_config(*find_model(model), batch_size=batch, sequence=1024)
+    return costs_of(workload, find_machine(machine, 1).with_values(values))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@given(st.floats(0.2, 3.0), st.floats(0.2, 3.0), st.floats(0.1, 4.0), st.sampled_from([2, 8, 32]))
+@settings(max_examples=12, deadline=None)
+def test_the_formula_equals_the_simulation_where_it_applies(name, down, up, host, batch):
+    full = {"link.duplex": 1.0}
+    base = costs(batch=batch, **full)
+    link, cpu = base.hardware.link, base.hardware.host
+    values = {
+        "link.d2h": down * link.d2h.value,
+        "link.h2d": up * link.h2d.value,
+        "host.core_bandwidth": host * cpu.core_bandwidth.value,
+        **full,
+    }
+    given_costs = costs(batch=batch, **values)
+    found = ClosedForm(given_costs, STRATEGIES[name]).solve()
+    if not found.applies[0]:
+        return
+    predicted = simulate(given_costs, STRATEGIES[name], keeps_spans=False)
+    assert found.step_seconds[0] == pytest.approx(predicted.step_seconds, rel=1e-6)
+    assert found.stall_seconds[0] == pytest.approx(
+        predicted.stall_seconds, abs=1e-6 * predicted.step_seconds
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_formula_applies_on_a_machine_that_keeps_up(name):
+    fast = {"link.duplex": 1.0, "host.dram": 1e14, "host.core_bandwidth": 1e11, "link.d2h": 1e13}
+    given_costs = costs("llama-3.1-8b", batch=16, **fast)
+    found = ClosedForm(given_costs, STRATEGIES[name]).solve()
+    assert found.applies[0]
+    predicted = simulate(given_costs, STRATEGIES[name], keeps_spans=False)
+    assert found.step_seconds[0] == pytest.approx(predicted.step_seconds, rel=1e-6)
+
+
+def test_many_machines_at_once_are_each_as_by_itself():
+    given_costs = costs("llama-3.1-8b", batch=16, **{"link.duplex": 1.0})
+    form = ClosedForm(given_costs, STRATEGIES["zenflow"])
+    rates = np.linspace(5e9, 60e9, 1500)  # more than one chunk
+    together = form.solve(d2h=rates, h2d=rates[::-1], duplex=1e15)
+    for index in (0, 700, 1499):
+        alone = form.solve(d2h=rates[index], h2d=rates[::-1][index], duplex=1e15)
+        assert alone.step_seconds[0] == together.step_seconds[index]
+        assert alone.applies[0] == together.applies[index]
+    assert 0 < together.applies.sum() < len(rates)
+
+
+def test_within_a_tolerance_it_holds_on_a_half_duplex_link_too():
+    given_costs = costs("llama-3.1-8b", batch=16)
+    assert given_costs.hardware.link.duplex.value < 1
+    form = ClosedForm(given_costs, STRATEGIES["zenflow"])
+    assert not form.solve().applies[0]
+    found = form.solve(tolerance=0.01)
+    assert found.applies[0]
+    predicted = simulate(given_costs, STRATEGIES["zenflow"], keeps_spans=False)
+    assert found.step_seconds[0] == pytest.approx(predicted.step_seconds, rel=0.01)
+
+
+def test_a_slow_host_is_left_to_the_simulation():
+    slow = costs(**{"link.duplex": 1.0, "host.core_bandwidth": 1e8})
+    assert not ClosedForm(slow, STRATEGIES["zenflow"]).solve().applies[0]
+
+
+def test_what_has_no_formula_is_said():
+    one = costs()
+    two = replace(one, hardware=find_machine("hgx-h200", 2))
+    assert not has_closed_form(two, STRATEGIES["zenflow"])
+    with pytest.raises(ConfigError, match="no closed form for 2 devices"):
+        ClosedForm(two, STRATEGIES["zenflow"])
+    with pytest.raises(ConfigError, match="superoffload has no closed form"):
+        ClosedForm(one, Strategy.of("superoffload"))
+    form = ClosedForm(one, STRATEGIES["zenflow"])
+    with pytest.raises(ConfigError, match="axis 'dh2' is unknown; did you mean .h2d."):
+        form.solve(dh2=1e9)
+    for bad in (0.0, -1.0, np.nan):
+        with pytest.raises(ConfigError, match="d2h must be positive"):
+            form.solve(d2h=bad)
