@@ -40,6 +40,10 @@ KNOBS_OF_PRESET: Mapping[str, tuple[str, ...]] = {
 A preset that is not listed takes every knob."""
 
 
+NUM_BYTE_TOKENS = 258
+"""Bytes, a separator, padding: the vocabulary of models made from scratch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """The shape of a Llama-style decoder."""
@@ -52,6 +56,18 @@ class ModelSize:
     """Width of the gated feed-forward layer."""
     tied: bool = True
     """Whether the output layer shares the embedding's storage."""
+
+    def config(self) -> dict[str, Any]:
+        """Return what decides shapes under transformers' names, over the byte vocabulary."""
+        return {
+            "model_type": "llama",
+            "vocab_size": NUM_BYTE_TOKENS,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.ffn,
+            "tie_word_embeddings": self.tied,
+        }
 
 
 MODEL_SIZES: Mapping[str, ModelSize] = {

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.recipes import NUM_BYTE_TOKENS
 from zenflow.errors import ConfigError
 
 SEPARATOR = 256
 """Token between two documents."""
 PADDING = 257
-NUM_BYTE_TOKENS = 258
 
 
 class TextTokenizer(Protocol):

@@ -69,20 +69,13 @@ def find_device(name: str) -> Device:
         ConfigError: There is none; the nearest names are given.
     """
     name, entry = _lookup("device", name)
-    defaults = dict(read_table("devices")[_DEFAULTS])
-    half_rate_time = figure_of(defaults.pop("half_rate_time"), "half_rate_time", "default")
-    device = record_of(
+    return record_of(
         Device,
-        {**defaults, **entry},
+        {**read_table("devices")[_DEFAULTS], **entry},
         name,
         beside=(*_LABELS, "silicon"),
         name=name,
         is_cpu=False,
-        half_rate_flop=half_rate_time,
-    )
-    rate = device.flops.get("bfloat16") or device.flops["float16"]
-    return replace(
-        device, half_rate_flop=replace(half_rate_time, value=half_rate_time.value * rate.value)
     )
 
 

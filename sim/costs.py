@@ -139,9 +139,9 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
 def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, float]:
     """Return seconds of a layer's forward and backward, without recomputation.
 
-    A product of f FLOP runs at rate R f / (f + h): h is the FLOP at which half of R is reached, so
-    that it takes (f + h) / R. A GPU's kernels are launched ahead, and bound only where launching
-    takes longer than they do; on a CPU every operation's own cost is added.
+    A product takes its FLOP over the rate of large ones, and a latency: small ones run slower. A
+    GPU's kernels are launched ahead, and bound only where launching takes longer than they do; on
+    a CPU every operation's own cost is added.
 
     Raises:
         ConfigError: The device's peak for the dtype is not known.
@@ -170,8 +170,8 @@ def _seconds(
     rate = device.flops[dtype].value * device.matmul_efficiency.value
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
     attention = device.flops[dtype].value * device.attention_efficiency.value
-    products = times * (work.matmul_flop + work.num_matmuls * device.half_rate_flop.value)
-    products = max(products / rate, times * work.weight_bytes / bandwidth)
+    products = max(times * work.matmul_flop / rate, times * work.weight_bytes / bandwidth)
+    products += times * work.num_matmuls * device.matmul_latency.value
     rest = times * work.elementwise_bytes / bandwidth
     return products + rest + attention_times * work.attention_flop / attention
 

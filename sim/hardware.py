@@ -71,8 +71,8 @@ class Device:
     """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
     matmul_efficiency: Figure
     """Share of the peak that large matrix products reach."""
-    half_rate_flop: Figure
-    """FLOP of a matrix product at which it runs at half of that."""
+    matmul_latency: Figure
+    """Seconds that a matrix product takes beside its FLOP: tiles that are not full, its ends."""
     attention_efficiency: Figure
     """Share of the peak that attention's own products reach."""
     bandwidth: Figure

@@ -116,7 +116,7 @@ def _hardware(name: str, d2h: float, h2d: float, host: float) -> HardwareProfile
             memory=unbounded(),
             flops={"bfloat16": unbounded()},
             matmul_efficiency=one(),
-            half_rate_flop=nothing(),
+            matmul_latency=nothing(),
             attention_efficiency=one(),
             bandwidth=unbounded(),
             bandwidth_efficiency=one(),

@@ -33,7 +33,8 @@ ENGINE_CONSTANTS = (
 
 _PRIOR_SIGMA = 1.0
 """Log-normal spread of a constant about its probe: a factor of e is no surprise."""
-_STEPS = (0.7, 0.25, 0.1)
+_PRIOR_WEIGHT = 1e-3
+_STEPS = (0.7, 0.25, 0.1, 0.04)
 """Factors tried, as exponents, in turn."""
 _SWEEPS = 3
 _QUARTER = math.log(1.25)
@@ -106,37 +107,44 @@ def refine(
     """
     probed = {name: profile.figures()[name].value for name in names}
 
-    def error(exponents: Mapping[str, float]) -> float:
+    def moved(exponents: Mapping[str, float]) -> HardwareProfile:
         values = {name: _bounded(name, probed[name] * math.exp(exponents[name])) for name in names}
-        return _error(profile.with_values(values), observations, exponents)
+        return profile.with_values(values)
+
+    def misfit(exponents: Mapping[str, float]) -> float:
+        return _misfit(moved(exponents), observations)
+
+    def error(exponents: Mapping[str, float]) -> float:
+        prior = sum((value / _PRIOR_SIGMA) ** 2 for value in exponents.values()) / len(names)
+        return math.sqrt(misfit(exponents) ** 2 + _PRIOR_WEIGHT * prior)
 
     at = dict.fromkeys(names, 0.0)
     before = least = error(at)
     sweep = 0
     for size in _STEPS:
         for _ in range(_SWEEPS):
-            moved = False
+            has_moved = False
             for name in names:
                 for direction in (size, -size):
                     tried = {**at, name: at[name] + direction}
                     found = error(tried)
                     if found < least * (1 - 1e-4):
-                        at, least, moved = tried, found, True
+                        at, least, has_moved = tried, found, True
                         break
             sweep += 1
             if on_sweep is not None:
                 on_sweep(sweep, least)
-            if not moved:
+            if not has_moved:
                 break
-    values = {name: _bounded(name, probed[name] * math.exp(at[name])) for name in names}
-    refined = profile.with_values(values)
+    refined = moved(at)
+    known = misfit(at)
     return Refinement(
         profile=refined,
         before=before,
-        after=least,
-        factors={name: values[name] / probed[name] for name in names},
+        after=known,
+        factors={name: refined.figures()[name].value / probed[name] for name in names},
         sensitivity={
-            name: min(error({**at, name: at[name] + d}) - least for d in (_QUARTER, -_QUARTER))
+            name: min(misfit({**at, name: at[name] + d}) - known for d in (_QUARTER, -_QUARTER))
             for name in names
         },
         residuals={
@@ -151,26 +159,19 @@ def _bounded(name: str, value: float) -> float:
     return min(high, max(low, value))
 
 
-def _error(
-    profile: HardwareProfile, observations: Sequence[Observation], exponents: Mapping[str, float]
-) -> float:
-    """Return the root mean square log error of steps and lanes, with the constants' prior.
+def _misfit(profile: HardwareProfile, observations: Sequence[Observation]) -> float:
+    """Return the root mean square error of steps (logarithms), stalls and lanes (of a step).
 
-    A lane counts by its share of the step: a busy second that hides is worth less than one that
-    does not, and one of a lane that hardly works is worth nothing.
+    A lane counts by its share of the step: one that hardly works says little.
     """
     total = weights = 0.0
     for observation in observations:
         predicted = predict(profile, observation)
         step = observation.step_seconds
         total += 4.0 * math.log(predicted.step_seconds / step) ** 2
-        weights += 4.0
-        stall = (predicted.stall_seconds - observation.stall_seconds) / step
-        total += 2.0 * stall**2
-        weights += 2.0
+        total += 2.0 * ((predicted.stall_seconds - observation.stall_seconds) / step) ** 2
+        weights += 6.0
         for lane, seconds in observation.busy_seconds.items():
-            off = (predicted.busy_seconds.get(lane, 0.0) - seconds) / step
-            total += off**2
+            total += ((predicted.busy_seconds.get(lane, 0.0) - seconds) / step) ** 2
             weights += 1.0
-    prior = sum((value / _PRIOR_SIGMA) ** 2 for value in exponents.values()) * 1e-3
-    return math.sqrt(total / weights + prior / len(exponents))
+    return math.sqrt(total / weights)

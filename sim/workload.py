@@ -147,16 +147,36 @@ class Workload:
         pairs = self.batch_size * self.sequence**2 * (0.5 if self.is_causal else 1.0)
         vocabulary = self.layers[0].parameters[0].shape[0]
         logits = tokens * vocabulary if is_last else 0
+        passes, kernels = self._elementwise(layer)
         return LayerWork(
             matmul_flop=flop,
             num_matmuls=len(products),
             attention_flop=4.0 * pairs * width,
-            # Each product's input and output pass by once more in norms, activations, residuals.
-            # The loss reads and writes float32 logits: cast, softmax, gradient.
-            elementwise_bytes=touched * size * 1.0 + logits * 12.0,
+            # Beside what products read and write, and the loss on float32 logits: a cast, a copy
+            # of the shifted ones, softmax.
+            elementwise_bytes=touched * size + tokens * passes + logits * (size + 20.0),
             weight_bytes=sum(p.numel * size for p, _ in products),
-            num_kernels=(2 + 3 * len(products) + (8 if width else 4)),
+            num_kernels=kernels + len(products),
         )
+
+    def _elementwise(self, layer: Layer) -> tuple[float, int]:
+        """Return bytes for each token, and kernels, of a layer's unfused elementwise operations.
+
+        As transformers' eager modules do it. Llama's family: two RMS norms in float32 (cast,
+        square, mean, scale, cast, weight), rotary positions on queries and keys (two products, a
+        rotation, a sum), a gated activation; others: two fused norms and an activation. Both: two
+        sums into the residual stream, and copies between layouts.
+        """
+        if not layer.attention_width:
+            return 0.0, 4
+        size, hidden = self.dtype_bytes, self.hidden
+        inner = self._inner_width(layer)
+        shared = (6.0 + 4.0) * size * hidden  # residual sums, layouts
+        if not _is_gated(layer):
+            return shared + (4.0 * hidden + 2.0 * inner) * size, 14
+        norm = 24.0 + 4.0 * size if size < 4 else 28.0
+        rotated = layer.attention_width * (1.0 + self.num_key_value_heads_share)
+        return shared + 2.0 * norm * hidden + (9.0 * rotated + 5.0 * inner) * size, 31
 
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.

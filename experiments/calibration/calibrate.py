@@ -102,7 +102,7 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     settings = [with_link(plan.resolve(probed, base), options.link) for plan in run_plans]
     with stages.stage("short runs of the engine", len(settings) * options.turns) as advance:
         runs = observe(settings, turns=options.turns, windows=options.windows, on_turn=advance)
-    with stages.stage("refining constants", 9) as advance:
+    with stages.stage("refining constants", 12) as advance:
         refinement = refine(
             probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
         )

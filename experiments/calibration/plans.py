@@ -11,8 +11,6 @@ from sim.costs import costs_of
 from sim.hardware import HardwareProfile
 from sim.workload import Workload
 
-_VOCABULARY = 256
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
@@ -54,19 +52,9 @@ class RunPlan:
 
 def workload_of_settings(settings: TrainSettings) -> Workload:
     """Return the workload of a run on a model known by its size, without building it."""
-    size = MODEL_SIZES[settings.model]
-    config = {
-        "model_type": "llama",
-        "hidden_size": size.hidden,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "intermediate_size": size.ffn,
-        "vocab_size": _VOCABULARY,
-        "tie_word_embeddings": size.tied,
-    }
     return Workload.of_config(
-        settings.model,
-        config,
+        f"{settings.model} {settings.batch_size}x{settings.sequence}",
+        MODEL_SIZES[settings.model].config(),
         batch_size=settings.batch_size,
         sequence=settings.sequence,
         accumulation=settings.grad_accum,

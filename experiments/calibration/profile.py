@@ -73,7 +73,7 @@ def device_of(
         memory=measured(memory, "as the system says"),
         flops={dtype: measured(rate, source)},
         matmul_efficiency=assumed(1.0, "part of the fitted rate"),
-        half_rate_flop=assumed(1e-6, "the cost of a call is in launch"),
+        matmul_latency=assumed(_LEAST_SECONDS, "part of launch"),
         attention_efficiency=measured(min(1.0, constants.rate("attention", rate) / rate), source),
         bandwidth=measured(constants.rate("elementwise", _ENDLESS * 100), source),
         bandwidth_efficiency=assumed(1.0, "part of the fitted rate"),

@@ -110,7 +110,7 @@ def test_what_has_no_formula_is_said():
     with pytest.raises(ConfigError, match="superoffload has no closed form"):
         ClosedForm(one, Strategy.of("superoffload"))
     form = ClosedForm(one, STRATEGIES["zenflow"])
-    with pytest.raises(ConfigError, match="axis 'dh2' is unknown; did you mean .h2d."):
+    with pytest.raises(ConfigError, match="axis 'dh2' is unknown; did you mean 'h2d'"):
         form.solve(dh2=1e9)
     for bad in (0.0, -1.0, np.nan):
         with pytest.raises(ConfigError, match="d2h must be positive"):

@@ -1,0 +1,201 @@
+"""What the engine allocates, from shapes and a configuration alone: its `MemoryPlan` and more.
+
+Says the same as `zenflow.memory.plan_memory` does of a running engine, to the byte, and what comes
+and goes within a step besides. Blocks and phases are the engine's own code. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.costs import is_split
+from zenflow.blocks import BlockShape, partition
+from zenflow.config import ZenFlowConfig
+from zenflow.report import MemoryPlan
+from zenflow.windows import WindowCalendar
+
+Shape = tuple[int, ...]
+
+# As in zenflow.host_store, zenflow.placement and zenflow.device_store, which load torch.
+_ALIGNMENT = 64
+_BUCKET_MOST, _BUCKET_LEAST, _BUCKETS = 1 << 18, 1 << 14, 32
+_BANK_ELEMENTS = 1 << 24
+_FLOAT, _INDEX = 4, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes of one engine, by what they are for."""
+
+    host_state: int
+    """Masters and both moments of deferred elements, float32."""
+    accumulators: int
+    steps: int
+    """Adam's step count of each deferred column."""
+    staging: int
+    """Gradients of the last step, pinned."""
+    upload_buffer: int
+    """One buffer, as asked for: see `rounded`."""
+    num_uploads: int
+    device_state: int
+    """Moments and masters of important columns and of whole parameters."""
+    column_vectors: int
+    """Scores, energies, ownership and indices of every column of split parameters."""
+    rings: int
+    """Largest packed gradients, twice."""
+    deferred: int
+    """Elements that the host owns."""
+    important: int
+    """Elements of important columns."""
+    resident: int
+    """Elements of parameters that are not split."""
+    bucket: int
+    """Elements of the largest bucket: what is copied together."""
+    bank: int
+    """Elements of the largest bank: important columns that are updated together."""
+    dtype_bytes: int
+
+    @property
+    def num_params(self) -> int:
+        """Elements of all parameters."""
+        return self.deferred + self.important + self.resident
+
+    @property
+    def uploads(self) -> int:
+        """Bytes of all upload buffers, as asked for."""
+        return self.upload_buffer * self.num_uploads
+
+    @property
+    def rounding(self) -> int:
+        """Bytes that torch's pinned allocator adds to the upload buffers on a GPU."""
+        return (rounded(self.upload_buffer) - self.upload_buffer) * self.num_uploads
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """The engine's own plan, which leaves the rounding out."""
+        pinned = self.staging + self.uploads
+        return MemoryPlan(
+            num_params=self.num_params,
+            split_params=self.deferred + self.important,
+            model_bytes=self.num_params * self.dtype_bytes,
+            host_bytes=self.host_state + self.accumulators + self.steps + pinned,
+            pinned_bytes=pinned,
+            device_extra_bytes=self.device_state + self.column_vectors,
+            device_ring_bytes=self.rings,
+        )
+
+
+def rounded(num_bytes: float) -> int:
+    """Return what torch's pinned allocator takes for so many bytes: the next power of two.
+
+    >>> [rounded(n) for n in (0, 1, 4096, 4097)]
+    [0, 1, 4096, 8192]
+    """
+    whole = math.ceil(num_bytes)
+    return 1 << (whole - 1).bit_length() if whole else 0
+
+
+def engine_memory(
+    shapes: Sequence[Shape], config: ZenFlowConfig, dtype_bytes: int
+) -> EngineMemory:
+    """Return what an engine takes for parameters of these shapes, in order of registration.
+
+    Args:
+        shapes: Of each trainable parameter, tied ones once.
+        config: The update rule's settings; the window length is fixed.
+        dtype_bytes: Bytes of an element of the model.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    split = [
+        (shape[0], size // shape[0])
+        for shape, size in zip(shapes, sizes, strict=True)
+        if len(shape) > 1 and is_split(size, config)
+    ]
+    blocks = partition(
+        split,
+        topk_ratio=config.topk_ratio,
+        update_interval=config.update_interval,
+        block_elements=config.block_elements,
+    )
+    columns = [0] * len(split)
+    for block in blocks:
+        columns[block.matrix] += block.num_deferred
+    packed = [rows * own * dtype_bytes for (rows, _), own in zip(split, columns, strict=True)]
+    deferred = sum(block.deferred_elements for block in blocks)
+    num_split = sum(rows * width for rows, width in split)
+    resident = sum(sizes) - num_split
+    num_residents = len(shapes) - len(split)
+    important_columns = sum(width for _, width in split) - sum(columns)
+    own_master = _FLOAT if dtype_bytes < _FLOAT else 0
+    lag = config.effective_lag()
+    return EngineMemory(
+        host_state=3 * _FLOAT * deferred,
+        accumulators=_FLOAT * deferred * num_accumulators(config),
+        steps=_INDEX * sum(columns),
+        staging=sum(_aligned(size) for size in packed),
+        upload_buffer=_upload_buffer(blocks, config, dtype_bytes),
+        num_uploads=lag if config.rolling else 1,
+        device_state=3 * _FLOAT * (num_split - deferred)
+        + _INDEX * important_columns
+        + (2 * _FLOAT + own_master) * resident
+        + _FLOAT * num_residents,
+        column_vectors=(2 * _FLOAT + 1 + _INDEX) * sum(width for _, width in split),
+        rings=2 * max(packed, default=0),
+        deferred=deferred,
+        important=num_split - deferred,
+        resident=resident,
+        bucket=_largest_bucket(split),
+        bank=_largest_bank(split, columns),
+        dtype_bytes=dtype_bytes,
+    )
+
+
+def num_accumulators(config: ZenFlowConfig) -> int:
+    """Return how many sums of a window's gradients each block has, with a fixed window length.
+
+    As `zenflow.arguments.num_accumulators_for`, which says why, without a controller.
+    """
+    if config.deferred_moments == "step":
+        return 0
+    if config.update_interval == 1:
+        return 0 if config.effective_lag() <= 1 else 2
+    return 1 if not config.overlap_step or config.lag == 1 else 2
+
+
+def _upload_buffer(blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_bytes: int) -> int:
+    """Return the bytes of the largest boundary step whose updates land later."""
+    if not config.overlap_step:
+        return 0
+    loads = [block.deferred_elements for block in blocks]
+    filled: dict[int, int] = {}
+    for load, phase in zip(loads, WindowCalendar(config, loads).phases(), strict=True):
+        filled[phase] = filled.get(phase, 0) + _aligned(load * dtype_bytes)
+    return max(filled.values(), default=0)
+
+
+def _largest_bucket(split: Sequence[tuple[int, int]]) -> int:
+    sizes = [rows * columns for rows, columns in split]
+    enough = min(_BUCKET_MOST, max(_BUCKET_LEAST, sum(sizes) // _BUCKETS))
+    largest = filled = 0
+    for size in reversed(sizes):
+        filled = size if filled >= enough else filled + size
+        largest = max(largest, filled)
+    return largest
+
+
+def _largest_bank(split: Sequence[tuple[int, int]], deferred: Sequence[int]) -> int:
+    """Return the elements of the largest bank, of columns of one length."""
+    open_banks: dict[int, int] = {}
+    largest = 0
+    for (rows, width), own in zip(split, deferred, strict=True):
+        more = (width - own) * rows
+        filled = open_banks.get(rows, 0)
+        open_banks[rows] = more if filled + more > _BANK_ELEMENTS else filled + more
+        largest = max(largest, open_banks[rows])
+    return largest
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

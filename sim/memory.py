@@ -1,0 +1,290 @@
+"""Memory: what a strategy needs on device, host and drives, part by part, and whether it fits.
+
+The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.engine_memory`); other
+systems' follow their papers and measurements (`sim.system_memory`). Activations are
+`sim.workload`'s. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sim.costs import costs_of
+from sim.engine_memory import EngineMemory, engine_memory
+from sim.hardware import HardwareProfile
+from sim.machine import Rates
+from sim.memory_parts import PLACES, DeviceParts, Part, fullest, gib
+from sim.simulate import Strategy
+from sim.system_memory import system_parts
+from sim.workload import Workload
+from zenflow.config import ZenFlowConfig
+
+Place = Literal["device", "host", "nvme"]
+
+CONTEXT_BYTES = 0.8e9
+"""Of a GPU: its context, libraries' workspaces, and blocks that the allocator can't use.
+Estimated: a context alone is 0.3 to 0.6 GB."""
+COLLECTIVE_BYTES = 0.4e9
+"""Of a GPU: buffers of the collectives' channels, with several devices. Estimated."""
+PROCESS_BYTES = 2e9
+"""Of the host, for each device: interpreter, torch's libraries, data loader. Estimated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """A place that is too small."""
+
+    place: Place
+    needed: float
+    """Bytes; of one device, or of the host or its drives for all devices."""
+    available: float
+    remedies: tuple[str, ...]
+    """What would make it fit, or help."""
+
+    @property
+    def missing(self) -> float:
+        """Bytes by which it is too small."""
+        return self.needed - self.available
+
+    def __str__(self) -> str:
+        """Return place, need, what there is, and remedies, in one line."""
+        what = {"device": "device memory", "host": "host memory", "nvme": "NVMe space"}[self.place]
+        return (
+            f"{what}: needs {gib(self.needed)}, has {gib(self.available)}, "
+            f"{gib(self.missing)} too little ({'; '.join(self.remedies)})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, and what is missing."""
+        return {
+            "place": self.place,
+            "needed": self.needed,
+            "available": self.available,
+            "missing": self.missing,
+            "remedies": list(self.remedies),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes by place and part: of one device when it is fullest, of the host for all devices."""
+
+    workload: Workload
+    strategy: Strategy
+    num_devices: int
+    parts: tuple[Part, ...]
+    moment: str
+    """At which the device is fullest: loss, backward or step."""
+
+    def bytes_at(self, *places: str) -> float:
+        """Return the bytes of these places: device, pageable, pinned, nvme."""
+        return sum(part.num_bytes for part in self.parts if part.place in places)
+
+    @property
+    def device_bytes(self) -> float:
+        """Of one device, at its fullest."""
+        return self.bytes_at("device")
+
+    @property
+    def host_bytes(self) -> float:
+        """Of all devices, pinned or not."""
+        return self.bytes_at("pageable", "pinned")
+
+    @property
+    def pinned_bytes(self) -> float:
+        """Part of ``host_bytes``."""
+        return self.bytes_at("pinned")
+
+    @property
+    def nvme_bytes(self) -> float:
+        """On the drives."""
+        return self.bytes_at("nvme")
+
+    def per_param(self) -> dict[str, float]:
+        """Return the bytes of each place for each parameter of the model."""
+        return {place: self.bytes_at(place) / self.workload.num_params for place in PLACES}
+
+    def short_of(self, hardware: HardwareProfile) -> dict[Place, tuple[float, float]]:
+        """Return need and room, bytes, of each place of a machine that is too small.
+
+        A CPU in the role of the device has the host's memory and no other.
+        """
+        drives = hardware.nvme.capacity.value if hardware.nvme else 0.0
+        device, host = self.device_bytes, self.host_bytes
+        if hardware.device.is_cpu:
+            device, host = 0.0, host + self.num_devices * device
+        needs: dict[Place, tuple[float, float]] = {
+            "device": (device, hardware.device.memory.value),
+            "host": (host, hardware.host.dram_bytes.value),
+            "nvme": (self.nvme_bytes, drives),
+        }
+        return {place: (need, room) for place, (need, room) in needs.items() if need > room}
+
+    def fits(self, hardware: HardwareProfile) -> list[Shortfall]:
+        """Return what is too small on a machine, and what to change; nothing if it fits."""
+        return [
+            Shortfall(
+                place=place,
+                needed=needed,
+                available=available,
+                remedies=tuple(self._remedies(place, needed, hardware)),
+            )
+            for place, (needed, available) in self.short_of(hardware).items()
+        ]
+
+    def _remedies(self, place: Place, needed: float, hardware: HardwareProfile) -> Iterable[str]:
+        """Yield what saves memory in a place, with how much, and how much memory would do."""
+        if place == "device" or hardware.device.is_cpu:
+            most = 0.0
+            for text, workload in _smaller(self.workload):
+                other = memory_of(workload, self.strategy, hardware)
+                saved = self.device_bytes - other.device_bytes
+                if saved > most:
+                    yield f"{text} saves {gib(saved)}"
+                    most = saved
+        weights = sum(part.num_bytes for part in self.parts if part.name == "weights")
+        if place == "device" and weights > hardware.device.memory.value:
+            yield (
+                f"the weights alone are {gib(weights)}: shard or stream them (FSDP, ZeRO-3), "
+                "which no strategy here does"
+            )
+        config = self.strategy.config
+        if place == "host" and config is not None:
+            sums = sum(part.num_bytes for part in self.parts if part.name == "accumulators")
+            if sums:
+                yield f"deferred_moments='step' saves {gib(sums)}"
+            if self.num_devices > 1:
+                yield "take fewer devices, each of which holds all of the engine's host state"
+        if place == "device" and config is not None and config.topk_ratio == 1:
+            yield "take a strategy that keeps optimizer state on the host"
+        whole = {
+            "device": "a device with at least {}",
+            "host": "at least {} of host memory",
+            "nvme": "NVMe drives with at least {}",
+        }[place]
+        yield whole.format(gib(needed))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return totals, the figures per parameter, and every part."""
+        return {
+            "strategy": self.strategy.name,
+            "num_devices": self.num_devices,
+            "device_bytes": self.device_bytes,
+            "host_bytes": self.host_bytes,
+            "pinned_bytes": self.pinned_bytes,
+            "nvme_bytes": self.nvme_bytes,
+            "bytes_per_param": self.per_param(),
+            "fullest_moment": self.moment,
+            "parts": [part.to_dict() for part in self.parts],
+        }
+
+
+def _smaller(workload: Workload) -> Iterable[tuple[str, Workload]]:
+    """Yield what computes the same step in less device memory, in words and as a workload."""
+    smaller, text = workload, ""
+    if not workload.checkpointing:
+        smaller, text = replace(workload, checkpointing=True), "activation checkpointing"
+        yield text, smaller
+    if workload.batch_size > 1:
+        count = workload.batch_size * workload.accumulation
+        text = f"{text} with {count} micro-batches of 1" if text else f"{count} micro-batches of 1"
+        yield text, replace(smaller, batch_size=1, accumulation=count)
+
+
+def memory_of(
+    workload: Workload, strategy: Strategy | str, hardware: HardwareProfile
+) -> MemoryNeed:
+    """Return what a strategy needs for a workload on a machine.
+
+    Args:
+        workload: Model and batch of each device.
+        strategy: Or its name.
+        hardware: How many devices share the work, and whether its link keeps up with backward.
+
+    Raises:
+        ConfigError: The strategy is unknown, or the device has no peak for the workload's dtype.
+    """
+    if isinstance(strategy, str):
+        strategy = Strategy.of(strategy)
+    if strategy.config is not None:
+        device, host = _engine_parts(workload, strategy, strategy.config, hardware)
+    else:
+        device, host = system_parts(workload, strategy, hardware)
+    moment, parts = fullest(workload, device)
+    count = hardware.num_devices
+    fixed = []
+    if not hardware.device.is_cpu:
+        fixed.append(Part("framework", "device", CONTEXT_BYTES, "estimated"))
+        if count > 1:
+            fixed.append(Part("collectives", "device", COLLECTIVE_BYTES, "estimated"))
+    fixed.append(Part("processes", "pageable", count * PROCESS_BYTES, "estimated"))
+    return MemoryNeed(
+        workload=workload,
+        strategy=strategy,
+        num_devices=count,
+        parts=tuple(part for part in (*parts, *host, *fixed) if part.num_bytes > 0),
+        moment=moment,
+    )
+
+
+def _engine_parts(
+    workload: Workload, strategy: Strategy, config: ZenFlowConfig, hardware: HardwareProfile
+) -> tuple[DeviceParts, list[Part]]:
+    """Return the parts of the engine; each of several devices has all of them (keep mode, DDP)."""
+    shapes = [parameter.shape for parameter in workload.parameters]
+    size, count = workload.dtype_bytes, hardware.num_devices
+    own = engine_memory(shapes, config, size)
+    releases = strategy.releases and count == 1
+    whole = float(own.num_params * size)
+    in_flight = 2.0 * own.bucket * size
+    after = whole
+    if releases:
+        leaving = own.deferred * size
+        waiting = leaving * _share_that_waits(workload, hardware, leaving)
+        after = (own.important + own.resident) * size + min(leaving, in_flight + waiting)
+    float_size = 4 if size < 4 else 0
+    device = DeviceParts(
+        always=[
+            Part("weights", "device", whole),
+            Part(
+                "optimizer state", "device", own.device_state, "important columns, whole tensors"
+            ),
+            Part("column vectors", "device", own.column_vectors, "scores, indices"),
+            Part("rings", "device", own.rings, "packed gradients on their way"),
+            Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
+        ],
+        in_flight=min(whole, in_flight),
+        # Gradients of earlier micro-batches stay until the last one has been added.
+        gradients_before=whole if workload.accumulation > 1 else 0.0,
+        gradients_after=after,
+        step=[
+            Part("float32 gradients", "device", own.resident * float_size, "of whole tensors"),
+            Part("update's temporaries", "device", 12.0 * own.bank, "of one bank of columns"),
+            Part(
+                "important gradients", "device", 0.0 if releases else float(own.important * size)
+            ),
+        ],
+    )
+    return device, _engine_host_parts(own, count, is_cpu=hardware.device.is_cpu)
+
+
+def _engine_host_parts(own: EngineMemory, count: int, *, is_cpu: bool) -> list[Part]:
+    rounding = 0 if is_cpu else own.rounding
+    return [
+        Part("optimizer state", "pageable", count * own.host_state, "masters, moments"),
+        Part("accumulators", "pageable", count * own.accumulators, "sums over windows"),
+        Part("step counts", "pageable", count * own.steps),
+        Part("gradient staging", "pinned", count * own.staging),
+        Part("upload buffers", "pinned", count * own.uploads),
+        Part("rounding", "pinned", count * rounding, "upload buffers, to powers of two"),
+    ]
+
+
+def _share_that_waits(workload: Workload, hardware: HardwareProfile, num_bytes: float) -> float:
+    """Return which share of the gradients is still on the device when backward has ended."""
+    seconds = num_bytes / Rates.of(hardware).d2h
+    if not seconds:
+        return 0.0
+    return max(0.0, 1.0 - costs_of(workload, hardware).backward_seconds / seconds)

@@ -1,0 +1,94 @@
+"""Parts of a memory need, and the moment of a step at which a device holds most. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sim.workload import Workload
+
+PartPlace = Literal["device", "pageable", "pinned", "nvme"]
+PLACES: tuple[PartPlace, ...] = ("device", "pageable", "pinned", "nvme")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes with one purpose in one place."""
+
+    name: str
+    place: PartPlace
+    num_bytes: float
+    """Of one device; on the host or its drives of all devices."""
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceParts:
+    """What one device holds, activations aside."""
+
+    always: Sequence[Part]
+    step: Sequence[Part] = ()
+    """Only while it takes the optimizer's step."""
+    gradients_before: float = 0.0
+    """Bytes of gradients before the last micro-batch's backward."""
+    in_flight: float
+    """Bytes of gradients that backward holds at a time, where all leave at once."""
+    gradients_after: float
+    """Bytes of gradients when backward ends."""
+
+
+def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
+    """Return the moment of a step at which a device is fullest, and what it holds then.
+
+    In backward activations go as gradients come, at about the same rate, so that one of its two
+    ends is fullest.
+    """
+    kept = workload.activation_bytes()
+    whole, layer = sum(kept[:-1]), max(kept[:-1], default=0.0)
+    before, after = device.gradients_before, device.gradients_after
+    inside = [
+        Part("recomputed layer", "device", workload.recomputed_bytes()),
+        Part("activations' gradients", "device", workload.working_bytes(), "of one layer"),
+    ]
+    moments = {
+        "loss": [
+            Part("activations", "device", whole),
+            Part("logits and loss", "device", kept[-1] + workload.loss_bytes()),
+            Part("gradients", "device", before),
+        ],
+        "start of backward": [
+            Part("activations", "device", whole),
+            Part("gradients", "device", max(before, min(after, device.in_flight))),
+            *inside,
+        ],
+        "end of backward": [
+            Part("activations", "device", layer),
+            Part("gradients", "device", after),
+            Part(
+                "tied table's gradients", "device", workload.tied_bytes(), "before they are added"
+            ),
+            *inside,
+        ],
+        "step": [Part("gradients", "device", after), *device.step],
+    }
+    totals = {name: sum(part.num_bytes for part in parts) for name, parts in moments.items()}
+    moment = max(totals, key=totals.__getitem__)
+    return moment, [*device.always, *moments[moment]]
+
+
+def gib(num_bytes: float) -> str:
+    """Return a size to three digits.
+
+    >>> [gib(n) for n in (3.2e12, 13.3e9, 2.5e8, 1000)]
+    ['2.91 TiB', '12.4 GiB', '238 MiB', '0.977 KiB']
+    """
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
+        if num_bytes >= 1 << power:
+            size = num_bytes / (1 << power)
+            return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+    return f"{num_bytes / 1024:.3g} KiB"

@@ -1,0 +1,139 @@
+"""A step's costs: hand-made figures, and sums that must come out."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.catalog import find_machine
+from sim.costs import SEGMENT_FLOOR, Segment, costs_of, cut, layer_seconds
+from sim.hardware import Figure
+from sim.models import find_model
+from sim.phases import costs_of_phases
+from sim.workload import LayerWork, Workload
+from zenflow.errors import ConfigError
+
+
+def figure(value):
+    return Figure(value=value, kind="spec", source="test")
+
+
+def device(**changes):
+    gpu = find_machine("dgx-a100-80", 1).device
+    plain = {
+        "flops": {"bfloat16": figure(100.0)},
+        "matmul_efficiency": figure(0.5),
+        "attention_efficiency": figure(0.25),
+        "bandwidth": figure(10.0),
+        "bandwidth_efficiency": figure(1.0),
+        "launch": figure(1e-12),
+        "matmul_latency": figure(1e-12),
+        "is_cpu": False,
+    }
+    return replace(gpu, **{**plain, **changes})
+
+
+WORK = LayerWork(
+    matmul_flop=100.0,
+    num_matmuls=2,
+    attention_flop=50.0,
+    elementwise_bytes=30.0,
+    weight_bytes=1.0,
+    num_kernels=4,
+)
+
+
+def test_a_layer_takes_its_products_attention_and_bytes():
+    # 100 FLOP at 50/s, 50 at 25/s, 30 bytes at 10/s; backward twice, attention 2.5 times.
+    forward, backward = layer_seconds(WORK, device(), "bfloat16")
+    assert forward == pytest.approx(2 + 2 + 3)
+    assert backward == pytest.approx(4 + 5 + 6)
+
+
+def test_each_product_pays_its_latency_and_weights_bound_it_from_below():
+    forward, _ = layer_seconds(WORK, device(matmul_latency=figure(0.5)), "bfloat16")
+    assert forward == pytest.approx(2 + 2 * 0.5 + 2 + 3)
+    heavy = replace(WORK, weight_bytes=100.0)  # 10 s of reading weights, for 2 s of FLOP
+    forward, _ = layer_seconds(heavy, device(), "bfloat16")
+    assert forward == pytest.approx(10 + 2 + 3)
+
+
+def test_launches_bound_a_gpu_and_add_to_a_cpu():
+    slow = {"launch": figure(10.0)}
+    assert layer_seconds(WORK, device(**slow), "bfloat16") == (40.0, 80.0)
+    forward, backward = layer_seconds(WORK, device(**slow, is_cpu=True), "bfloat16")
+    assert (forward, backward) == (pytest.approx(47.0), pytest.approx(95.0))
+    quick = device(**slow, is_cpu=True, backward_launch=figure(1.0))
+    assert layer_seconds(WORK, quick, "bfloat16")[1] == pytest.approx(15 + 8)
+
+
+def test_backwards_factor_and_gradients_memory():
+    made = device(backward_factor=figure(0.5), gradient_bandwidth=figure(0.25))
+    assert layer_seconds(WORK, made, "bfloat16")[1] == pytest.approx(15 / 2 + 4)
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ConfigError, match="no peak for float32: it has bfloat16"):
+        layer_seconds(WORK, device(), "float32")
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "qwen2.5-0.5b", "gpt2", "opt-1.3b"])
+def test_segments_hold_every_parameter_once(name):
+    workload = Workload.of_config(*find_model(name), sequence=512)
+    costs = costs_of(workload, find_machine("hgx-h200", 1))
+    assert costs.num_params == workload.num_params
+    assert costs.compute_seconds == costs.forward_seconds + costs.backward_seconds
+
+
+def test_checkpointing_adds_a_forward_of_the_inner_layers():
+    model = find_model("llama-2-7b")
+    hardware = find_machine("hgx-h200", 1)
+    plain, again = (
+        costs_of(Workload.of_config(*model, checkpointing=c), hardware) for c in (False, True)
+    )
+    inner = sum(s.forward for s in plain.segments if s.name.startswith("layers"))
+    assert again.forward_seconds == plain.forward_seconds
+    assert again.backward_seconds == pytest.approx(plain.backward_seconds + inner)
+
+
+def test_a_small_models_layers_are_cut_and_nothing_is_lost():
+    one = Segment(
+        name="layer",
+        forward=6.0,
+        backward=12.0,
+        matrices=((200, 200), (100, 200), (50, 200), (50, 200)),
+        vectors=7,
+    )
+    pieces = cut([one])
+    assert [piece.matrices for piece in pieces] == [((200, 200),), ((100, 200),), ((50, 200),) * 2]
+    assert sum(piece.numel for piece in pieces) == one.numel
+    assert [piece.forward for piece in pieces] == pytest.approx([40 / 80 * 6, 1.5, 1.5])
+    assert sum(piece.backward for piece in pieces) == pytest.approx(12.0)
+    assert all(piece.numel >= SEGMENT_FLOOR for piece in pieces)
+
+
+def test_phases_come_back_as_they_went_in():
+    costs = costs_of_phases(
+        forward=1.0, backward=2.0, d2h=3.0, update=4.0, h2d=5.0, num_params=10_000_000
+    )
+    assert costs.forward_seconds == pytest.approx(1.0)
+    assert costs.backward_seconds == pytest.approx(2.0)
+    model_bytes = costs.num_params * 2
+    assert model_bytes / costs.hardware.link.d2h.value == pytest.approx(3.0, rel=1e-3)
+    assert model_bytes / costs.hardware.link.h2d.value == pytest.approx(5.0, rel=1e-3)
+    host = costs.hardware.host.core_bandwidth.value
+    assert costs.num_params * 28 / host == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"update": 0.0}, "update must be a positive number of seconds, got 0.0"),
+        ({"d2h": float("nan")}, "d2h must be a positive number"),
+        ({"intake": -1.0}, "intake must be a number of seconds >= 0"),
+        ({"num_params": 10}, "num_params must be at least 64 for each"),
+    ],
+)
+def test_phases_that_make_no_sense_are_refused(changes, message):
+    good = {"forward": 1.0, "backward": 2.0, "d2h": 3.0, "update": 4.0, "h2d": 5.0}
+    with pytest.raises(ConfigError, match=message):
+        costs_of_phases(**{**good, "num_params": 10_000_000, **changes})

@@ -1,0 +1,650 @@
+"""What every strategy does when, in a model of two layers: event logs to be read.
+
+A layer takes 1 s of forward and 2 s of backward. Its gradients or weights take 1 s to copy in 16
+bits, its CPU update 2.8 s: 0.1 s for each of the 28 bytes that an element moves. The device would
+update it in 1 s. The drives read or write its state in 4 s; a ring of two devices reduces or
+gathers it in 1 s.
+
+A line is start and end in seconds from the end of the step before, lane, name, and the step that
+caused it.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.hardware import Fabric, Figure, Nvme
+from sim.machine import Machine
+from sim.phases import costs_of_phases
+from sim.simulate import STRATEGIES, Strategy
+
+PARAMS = 20_000
+LANES = ("device", "fabric", "d2h", "h2d", "host", "main", "nvme read", "nvme write")
+
+
+def two_layers(devices=1):
+    found = costs_of_phases(
+        forward=2.0, backward=4.0, d2h=2.0, update=5.6, h2d=2.0, num_params=PARAMS, num_layers=2
+    )
+    hardware = replace(
+        found.hardware.with_values({"overheads.device_update": PARAMS / 2.0}),
+        num_devices=devices,
+        fabric=Fabric(name="ring", bandwidth=figure(PARAMS / 2), latency=figure(1e-12)),
+        nvme=Nvme(
+            name="drives",
+            read=figure(12 * PARAMS / 8.0),
+            write=figure(12 * PARAMS / 8.0),
+            capacity=figure(1e12),
+        ),
+    )
+    return replace(found, hardware=hardware, intake_factor=1.0)
+
+
+def figure(value):
+    return Figure(value=value)
+
+
+def log(strategy, first, last, devices=1):
+    """Return what begins in these steps, a line each."""
+    costs = two_layers(devices)
+    machine = Machine(costs.hardware)
+    schedule = strategy.schedule(machine, costs)
+    machine.run(schedule.run(last + 1))
+    start = schedule.step_ends[first - 2] if first > 1 else 0.0
+    length = schedule.step_ends[last - 1] - start
+    rows = [
+        (round(span.start - start, 6) + 0.0, LANES.index(span.lane), span)
+        for span in machine.recording.timeline({}).spans
+        if span.seconds > 1e-6
+    ]
+    return "\n".join(
+        f"{begin:5.1f}-{span.end - start:5.1f} {span.lane} {span.name} {span.step}"
+        for begin, _, span in sorted(rows, key=lambda row: (row[0], row[1], row[2].name))
+        if 0 <= begin < round(length, 6)
+    )
+
+
+HALF_DEFERRED = {
+    "topk_ratio": 0.5,
+    "update_interval": 2,
+    "select_interval": 0,
+    "min_split_elements": 0,
+    "block_elements": PARAMS,
+}
+
+
+LOGS = [
+    # All on the device.
+    (
+        "published_on_device", {}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  6.0-  8.0 device step 1
+  8.0-  9.0 device forward 2
+  9.0- 10.0 device forward 2
+ 10.0- 12.0 device backward 2
+ 12.0- 14.0 device backward 2
+ 14.0- 16.0 device step 2
+""",
+    ),
+    # The preset, which is the same.
+    (
+        "on_device", {}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  6.0-  8.0 device step 1
+  8.0-  9.0 device forward 2
+  9.0- 10.0 device forward 2
+ 10.0- 12.0 device backward 2
+ 12.0- 14.0 device backward 2
+ 14.0- 16.0 device step 2
+""",
+    ),
+    # Two devices: each updates its half.
+    (
+        "published_on_device", {}, 1, 2, 2,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  5.0 fabric reduce 1
+  6.0-  7.0 device stall:reduce 1
+  6.0-  7.0 fabric reduce 1
+  7.0-  8.0 device step 1
+  8.0- 10.0 device stall:gather 1
+  8.0- 10.0 fabric all-gather 1
+ 10.0- 11.0 device forward 2
+ 11.0- 12.0 device forward 2
+ 12.0- 14.0 device backward 2
+ 14.0- 16.0 device backward 2
+ 14.0- 15.0 fabric reduce 2
+ 16.0- 17.0 device stall:reduce 2
+ 16.0- 17.0 fabric reduce 2
+ 17.0- 18.0 device step 2
+ 18.0- 20.0 device stall:gather 2
+ 18.0- 20.0 fabric all-gather 2
+""",
+    ),
+    # Gradients leave inside backward; then one phase after the other.
+    (
+        "published_zero_offload", {}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  5.0 d2h grads 1
+  6.0-  7.0 device stall:d2h 1
+  6.0-  7.0 d2h grads 1
+  7.0- 12.6 device stall:host 1
+  7.0- 12.6 host adam 1
+ 12.6- 14.6 device stall:h2d 1
+ 12.6- 14.6 h2d params 1
+ 14.6- 15.6 device forward 2
+ 15.6- 16.6 device forward 2
+ 16.6- 18.6 device backward 2
+ 18.6- 20.6 device backward 2
+ 18.6- 19.6 d2h grads 2
+ 20.6- 21.6 device stall:d2h 2
+ 20.6- 21.6 d2h grads 2
+ 21.6- 27.2 device stall:host 2
+ 21.6- 27.2 host adam 2
+ 27.2- 29.2 device stall:h2d 2
+ 27.2- 29.2 h2d params 2
+""",
+    ),
+    # Float gradients take twice as long; 20 bytes an element are passed over before the update of
+    # 28, and 6 between it and the upload.
+    (
+        "deepspeed_zero_offload", {}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  6.0 d2h grads 1
+  6.0-  8.0 device stall:d2h 1
+  6.0-  8.0 d2h grads 1
+  8.0- 18.8 device stall:host 1
+  8.0- 12.0 host accumulate 1
+ 12.0- 18.8 host adam 1
+ 18.8- 20.8 device stall:h2d 1
+ 18.8- 20.8 h2d params 1
+ 20.8- 21.8 device forward 2
+ 21.8- 22.8 device forward 2
+ 22.8- 24.8 device backward 2
+ 24.8- 26.8 device backward 2
+ 24.8- 26.8 d2h grads 2
+ 26.8- 28.8 device stall:d2h 2
+ 26.8- 28.8 d2h grads 2
+ 28.8- 39.6 device stall:host 2
+ 28.8- 32.8 host accumulate 2
+ 32.8- 39.6 host adam 2
+ 39.6- 41.6 device stall:h2d 2
+ 39.6- 41.6 h2d params 2
+""",
+    ),
+    # The engine's: a layer's update begins when its gradient is there, one copy takes all up.
+    (
+        "zero_offload", {"min_split_elements": 0}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  5.0 d2h grads 1
+  6.0-  7.0 device stall:d2h 1
+  6.0-  7.0 d2h grads 1
+  6.0-  8.8 host adam 1
+  7.0- 11.6 device stall:host 1
+  8.8- 11.6 host adam 1
+ 11.6- 13.6 device stall:h2d 1
+ 11.6- 13.6 h2d params 1
+ 13.6- 14.6 device forward 2
+ 14.6- 15.6 device forward 2
+ 15.6- 17.6 device backward 2
+ 17.6- 19.6 device backward 2
+ 17.6- 18.6 d2h grads 2
+ 19.6- 20.6 device stall:d2h 2
+ 19.6- 20.6 d2h grads 2
+ 19.6- 22.4 host adam 2
+ 20.6- 25.2 device stall:host 2
+ 22.4- 25.2 host adam 2
+ 25.2- 27.2 device stall:h2d 2
+ 25.2- 27.2 h2d params 2
+""",
+    ),
+    # Step 1's update runs behind step 2.
+    (
+        "published_delayed", {}, 2, 3, 1,
+        """
+  0.0-  1.0 device forward 2
+  0.0-  1.0 d2h grads 1
+  0.0-  2.8 host adam 1
+  1.0-  2.0 device forward 2
+  2.0-  4.0 device backward 2
+  2.8-  3.8 h2d params 1
+  2.8-  5.6 host adam 1
+  4.0-  6.0 device backward 2
+  4.0-  5.0 d2h grads 2
+  5.6-  6.6 h2d params 1
+  6.0-  6.6 device stall:host 2
+  6.0-  7.0 d2h grads 2
+  6.6-  7.6 device forward 3
+  6.6-  9.4 host adam 2
+  7.6-  8.6 device forward 3
+  8.6- 10.6 device backward 3
+  9.4- 10.4 h2d params 2
+  9.4- 12.2 host adam 2
+ 10.6- 12.6 device backward 3
+ 10.6- 11.6 d2h grads 3
+ 12.2- 13.2 h2d params 2
+ 12.6- 13.2 device stall:host 3
+ 12.6- 13.6 d2h grads 3
+""",
+    ),
+    # The engine's: weights go up behind the layer's own backward, not before.
+    (
+        "delayed", {"min_split_elements": 0}, 2, 3, 1,
+        """
+  0.0-  1.0 device forward 2
+  0.0-  1.0 d2h grads 1
+  0.0-  2.8 host adam 1
+  1.0-  2.0 device forward 2
+  2.0-  4.0 device backward 2
+  2.8-  5.6 host adam 1
+  4.0-  6.0 device backward 2
+  4.0-  5.0 d2h grads 2
+  4.0-  5.0 h2d params 2
+  6.0-  7.0 device stall:h2d 2
+  6.0-  7.0 d2h grads 2
+  6.0-  7.0 h2d params 2
+  6.0-  8.8 host adam 2
+  7.0-  8.0 device forward 3
+  8.0-  9.0 device forward 3
+  8.8- 11.6 host adam 2
+  9.0- 11.0 device backward 3
+ 11.0- 13.0 device backward 3
+ 11.0- 12.0 d2h grads 3
+ 11.0- 12.0 h2d params 3
+ 13.0- 14.0 device stall:h2d 3
+ 13.0- 14.0 d2h grads 3
+ 13.0- 14.0 h2d params 3
+ 13.0- 15.8 host adam 3
+""",
+    ),
+    # S = 2, rolling: one layer's window ends in odd steps, the other's in even ones. Half of the
+    # columns are deferred, so that all that is theirs takes half: copies 0.5 s, an update of 28
+    # bytes 1.4 s, taking a gradient in between (18 bytes) 0.9 s.
+    (
+        "zenflow", HALF_DEFERRED, 3, 4, 1,
+        """
+  0.0-  1.0 device forward 3
+  0.0-  0.9 host accumulate 2
+  0.9-  2.3 host adam 2
+  1.0-  2.0 device forward 3
+  2.0-  4.0 device backward 3
+  4.0-  6.0 device backward 3
+  4.0-  4.5 d2h grads 3
+  6.0-  7.0 device step 3
+  6.0-  6.5 d2h grads 3
+  6.0-  6.5 h2d params 3
+  7.0-  8.0 device forward 4
+  7.0-  7.9 host accumulate 3
+  7.9-  9.3 host adam 3
+  8.0-  9.0 device forward 4
+  9.0- 11.0 device backward 4
+ 11.0- 13.0 device backward 4
+ 11.0- 11.5 d2h grads 4
+ 11.0- 11.5 h2d params 4
+ 13.0- 14.0 device step 4
+ 13.0- 13.5 d2h grads 4
+""",
+    ),
+    # S = 2, aligned: windows end in even steps and land two later. First gradients of a window are
+    # written (2 + 4 bytes, 0.3 s), second ones added (2 + 8, 0.5 s), updates read the sum (30, 1.5
+    # s).
+    (
+        "zenflow_paper", HALF_DEFERRED, 3, 6, 1,
+        """
+  0.0-  1.0 device forward 3
+  0.0-  1.5 host adam 2
+  1.0-  2.0 device forward 3
+  1.5-  3.0 host adam 2
+  2.0-  4.0 device backward 3
+  4.0-  6.0 device backward 3
+  4.0-  4.5 d2h grads 3
+  6.0-  7.0 device step 3
+  6.0-  6.5 d2h grads 3
+  7.0-  8.0 device forward 4
+  7.0-  7.3 host accumulate 3
+  7.3-  7.6 host accumulate 3
+  8.0-  9.0 device forward 4
+  9.0- 11.0 device backward 4
+ 11.0- 13.0 device backward 4
+ 11.0- 11.5 d2h grads 4
+ 11.0- 11.5 h2d params 4
+ 13.0- 14.0 device step 4
+ 13.0- 13.5 d2h grads 4
+ 13.0- 13.5 h2d params 4
+ 14.0- 15.0 device forward 5
+ 14.0- 14.5 host accumulate 4
+ 14.5- 15.0 host accumulate 4
+ 15.0- 16.0 device forward 5
+ 15.0- 16.5 host adam 4
+ 16.0- 18.0 device backward 5
+ 16.5- 18.0 host adam 4
+ 18.0- 20.0 device backward 5
+ 18.0- 18.5 d2h grads 5
+ 20.0- 21.0 device step 5
+ 20.0- 20.5 d2h grads 5
+ 21.0- 22.0 device forward 6
+ 21.0- 21.3 host accumulate 5
+ 21.3- 21.6 host accumulate 5
+ 22.0- 23.0 device forward 6
+ 23.0- 25.0 device backward 6
+ 25.0- 27.0 device backward 6
+ 25.0- 25.5 d2h grads 6
+ 25.0- 25.5 h2d params 6
+ 27.0- 28.0 device step 6
+ 27.0- 27.5 d2h grads 6
+ 27.0- 27.5 h2d params 6
+""",
+    ),
+    # S = 2: gradients go down whole; their sum so far comes up first in the second step, and goes
+    # down as floats as well. Both processes have half of the host: cast 6 bytes, clip 8, update
+    # 32, each taking twice as long.
+    (
+        "deepspeed_zenflow", {"topk_ratio": 0.5, "update_interval": 2}, 3, 4, 1,
+        """
+  0.0-  1.0 device forward 3
+  1.0-  2.0 device forward 3
+  2.0-  4.0 device backward 3
+  4.0-  4.5 device step 3
+  4.0-  5.0 d2h grads 3
+  4.5-  6.5 device backward 3
+  6.5-  7.0 device step 3
+  6.5-  7.5 d2h grads 3
+  7.0-  7.5 device stall:d2h 3
+  7.5-  8.5 device forward 4
+  8.5-  9.5 device forward 4
+  9.5- 11.5 device backward 4
+ 11.5- 13.5 device backward 4
+ 11.5- 12.5 h2d accumulator 4
+ 12.5- 13.5 d2h grads 4
+ 13.5- 19.5 device stall:d2h 4
+ 13.5- 15.5 d2h grads 4
+ 15.5- 16.5 h2d accumulator 4
+ 16.5- 17.5 d2h grads 4
+ 17.5- 19.5 d2h grads 4
+ 19.5- 21.9 device stall:host 4
+ 19.5- 21.9 main cast 4
+ 21.9- 23.9 device stall:h2d 4
+ 21.9- 23.9 h2d params 4
+ 23.9- 27.1 device stall:host 4
+ 23.9- 27.1 main accumulate 4
+ 27.1- 28.1 device step 4
+ 27.1- 39.9 host adam 4
+""",
+    ),
+    # Without overlap the update (28 bytes) is one more thing in turn, on all of the host.
+    (
+        "deepspeed_zenflow", {"topk_ratio": 0.5, "update_interval": 2, "overlap": False}, 3, 4, 1,
+        """
+  0.0-  1.0 device forward 3
+  1.0-  2.0 device forward 3
+  2.0-  4.0 device backward 3
+  4.0-  4.5 device step 3
+  4.0-  5.0 d2h grads 3
+  4.5-  6.5 device backward 3
+  6.5-  7.0 device step 3
+  6.5-  7.5 d2h grads 3
+  7.0-  7.5 device stall:d2h 3
+  7.5-  8.5 device forward 4
+  8.5-  9.5 device forward 4
+  9.5- 11.5 device backward 4
+ 11.5- 13.5 device backward 4
+ 11.5- 12.5 h2d accumulator 4
+ 12.5- 13.5 d2h grads 4
+ 13.5- 19.5 device stall:d2h 4
+ 13.5- 15.5 d2h grads 4
+ 15.5- 16.5 h2d accumulator 4
+ 16.5- 17.5 d2h grads 4
+ 17.5- 19.5 d2h grads 4
+ 19.5- 21.1 device stall:host 4
+ 19.5- 21.1 host accumulate 4
+ 21.1- 26.7 device stall:host 4
+ 21.1- 26.7 host adam 4
+ 26.7- 27.9 device stall:host 4
+ 26.7- 27.9 host cast 4
+ 27.9- 29.9 device stall:h2d 4
+ 27.9- 29.9 h2d params 4
+ 29.9- 30.9 device step 4
+""",
+    ),
+    # Four tiles, three at once: reading, updating, writing.
+    (
+        "zero_infinity", {"tile": PARAMS // 4}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  5.0 d2h grads 1
+  6.0-  7.0 device stall:d2h 1
+  6.0-  7.0 d2h grads 1
+  7.0-  9.0 device stall:nvme 1
+  7.0-  9.0 nvme read state 1
+  9.0- 10.4 device stall:host 1
+  9.0- 10.4 host adam 1
+  9.0- 11.0 nvme read state 1
+ 10.4- 11.0 device stall:nvme 1
+ 10.4- 10.9 h2d params 1
+ 10.4- 12.4 nvme write state 1
+ 11.0- 12.4 device stall:host 1
+ 11.0- 12.4 host adam 1
+ 11.0- 13.0 nvme read state 1
+ 12.4- 13.0 device stall:nvme 1
+ 12.4- 12.9 h2d params 1
+ 12.4- 14.4 nvme write state 1
+ 13.0- 14.4 device stall:host 1
+ 13.0- 14.4 host adam 1
+ 13.0- 15.0 nvme read state 1
+ 14.4- 15.0 device stall:nvme 1
+ 14.4- 14.9 h2d params 1
+ 14.4- 16.4 nvme write state 1
+ 15.0- 16.4 device stall:host 1
+ 15.0- 16.4 host adam 1
+ 16.4- 16.9 device stall:h2d 1
+ 16.4- 16.9 h2d params 1
+ 16.4- 18.4 nvme write state 1
+ 16.9- 17.9 device forward 2
+ 17.9- 18.9 device forward 2
+ 18.9- 20.9 device backward 2
+ 20.9- 22.9 device backward 2
+ 20.9- 21.9 d2h grads 2
+ 22.9- 23.9 device stall:d2h 2
+ 22.9- 23.9 d2h grads 2
+ 23.9- 25.9 device stall:nvme 2
+ 23.9- 25.9 nvme read state 2
+ 25.9- 27.3 device stall:host 2
+ 25.9- 27.3 host adam 2
+ 25.9- 27.9 nvme read state 2
+ 27.3- 27.9 device stall:nvme 2
+ 27.3- 27.8 h2d params 2
+ 27.3- 29.3 nvme write state 2
+ 27.9- 29.3 device stall:host 2
+ 27.9- 29.3 host adam 2
+ 27.9- 29.9 nvme read state 2
+ 29.3- 29.9 device stall:nvme 2
+ 29.3- 29.8 h2d params 2
+ 29.3- 31.3 nvme write state 2
+ 29.9- 31.3 device stall:host 2
+ 29.9- 31.3 host adam 2
+ 29.9- 31.9 nvme read state 2
+ 31.3- 31.9 device stall:nvme 2
+ 31.3- 31.8 h2d params 2
+ 31.3- 33.3 nvme write state 2
+ 31.9- 33.3 device stall:host 2
+ 31.9- 33.3 host adam 2
+ 33.3- 33.8 device stall:h2d 2
+ 33.3- 33.8 h2d params 2
+ 33.3- 35.3 nvme write state 2
+""",
+    ),
+    # Four sub-groups, every second one updated on the device: its state goes up (3 s) before the
+    # host's weights (0.5 s), and comes back.
+    (
+        "deep_optimizer_states", {"subgroup": PARAMS // 4, "stride": 2}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  4.5 d2h grads 1
+  6.0-  6.5 device stall:d2h 1
+  6.0-  6.5 d2h grads 1
+  6.5-  9.5 device stall:h2d 1
+  6.5-  9.5 h2d state 1
+  6.5-  7.9 host adam 1
+  7.9-  9.3 host adam 1
+  9.5- 10.0 device step 1
+  9.5- 10.0 h2d params 1
+ 10.0- 13.0 device stall:h2d 1
+ 10.0- 13.0 d2h state 1
+ 10.0- 13.0 h2d state 1
+ 13.0- 13.5 device step 1
+ 13.0- 13.5 h2d params 1
+ 13.5- 14.5 device forward 2
+ 13.5- 16.5 d2h state 1
+ 14.5- 15.5 device forward 2
+ 15.5- 17.5 device backward 2
+ 17.5- 19.5 device backward 2
+ 17.5- 18.0 d2h grads 2
+ 19.5- 20.0 device stall:d2h 2
+ 19.5- 20.0 d2h grads 2
+ 20.0- 23.0 device stall:h2d 2
+ 20.0- 23.0 h2d state 2
+ 20.0- 21.4 host adam 2
+ 21.4- 22.8 host adam 2
+ 23.0- 23.5 device step 2
+ 23.0- 23.5 h2d params 2
+ 23.5- 26.5 device stall:h2d 2
+ 23.5- 26.5 d2h state 2
+ 23.5- 26.5 h2d state 2
+ 26.5- 27.0 device step 2
+ 26.5- 27.0 h2d params 2
+""",
+    ),
+    # The last layer's update begins inside backward; forward waits for the first layer's weights.
+    (
+        "layer_overlapped", {}, 2, 3, 1,
+        """
+  0.0-  4.6 device stall:host 2
+  0.0-  1.0 d2h grads 1
+  1.8-  2.8 h2d params 1
+  1.8-  4.6 host adam 1
+  4.6-  5.6 device stall:h2d 2
+  4.6-  5.6 h2d params 1
+  5.6-  6.6 device forward 2
+  6.6-  7.6 device forward 2
+  7.6-  9.6 device backward 2
+  9.6- 11.6 device backward 2
+  9.6- 10.6 d2h grads 2
+ 10.6- 13.4 host adam 2
+ 11.6- 16.2 device stall:host 3
+ 11.6- 12.6 d2h grads 2
+ 13.4- 14.4 h2d params 2
+ 13.4- 16.2 host adam 2
+ 16.2- 17.2 device stall:h2d 3
+ 16.2- 17.2 h2d params 2
+ 17.2- 18.2 device forward 3
+ 18.2- 19.2 device forward 3
+ 19.2- 21.2 device backward 3
+ 21.2- 23.2 device backward 3
+ 21.2- 22.2 d2h grads 3
+ 22.2- 25.0 host adam 3
+""",
+    ),
+    # Floats both ways, 2 s a layer. The device updates half of the first layer.
+    (
+        "superoffload", {"ratio": 0.75}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  6.0 d2h grads 1
+  6.0-  6.5 device step 1
+  6.0-  7.0 d2h grads 1
+  6.0-  8.8 host adam 1
+  6.5- 10.2 device stall:host 1
+  8.8- 10.8 h2d params 1
+  8.8- 10.2 host adam 1
+ 10.2- 11.8 device stall:h2d 1
+ 10.8- 11.8 h2d params 1
+ 11.8- 12.8 device forward 2
+ 12.8- 13.8 device forward 2
+ 13.8- 15.8 device backward 2
+ 15.8- 17.8 device backward 2
+ 15.8- 17.8 d2h grads 2
+ 17.8- 18.3 device step 2
+ 17.8- 18.8 d2h grads 2
+ 17.8- 20.6 host adam 2
+ 18.3- 22.0 device stall:host 2
+ 20.6- 22.6 h2d params 2
+ 20.6- 22.0 host adam 2
+ 22.0- 23.6 device stall:h2d 2
+ 22.6- 23.6 h2d params 2
+""",
+    ),
+    # With clipping nothing starts before backward has ended, and the buckets go in turn.
+    (
+        "superoffload", {"ratio": 0.75, "clipping": True}, 1, 2, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  6.0 d2h grads 1
+  6.0-  6.5 device step 1
+  6.0-  7.0 d2h grads 1
+  6.0-  8.8 host adam 1
+  6.5- 12.2 device stall:host 1
+  8.8- 10.8 h2d params 1
+ 10.8- 12.2 host adam 1
+ 12.2- 13.2 device stall:h2d 1
+ 12.2- 13.2 h2d params 1
+ 13.2- 14.2 device forward 2
+ 14.2- 15.2 device forward 2
+ 15.2- 17.2 device backward 2
+ 17.2- 19.2 device backward 2
+ 17.2- 19.2 d2h grads 2
+ 19.2- 19.7 device step 2
+ 19.2- 20.2 d2h grads 2
+ 19.2- 22.0 host adam 2
+ 19.7- 25.4 device stall:host 2
+ 22.0- 24.0 h2d params 2
+ 24.0- 25.4 host adam 2
+ 25.4- 26.4 device stall:h2d 2
+ 25.4- 26.4 h2d params 2
+""",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "first", "last", "devices", "expected"), LOGS)
+def test_what_happens_when(name, options, first, last, devices, expected):
+    found = log(Strategy.of(name, **options), first, last, devices)
+    assert found.splitlines() == expected.strip("\n").splitlines()
+
+
+def test_every_strategy_has_a_log():
+    assert {name for name, *_ in LOGS} == set(STRATEGIES)

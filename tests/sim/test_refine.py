@@ -1,0 +1,81 @@
+"""Refinement finds constants that it can know, and leaves the others at their probes' values."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from sim.catalog import find_machine
+from sim.costs import costs_of
+from sim.models import find_model
+from sim.refine import Observation, on_link, predict, refine
+from sim.simulate import Strategy, simulate
+from sim.workload import Workload
+
+TRUTH = replace(
+    find_machine("dgx-a100-80", 1).with_values({"overheads.device_update": 4e10}), host_threads=8
+)
+NAMES = ("host.core_bandwidth", "overheads.step", "overheads.device_update")
+
+
+def observation(strategy, batch, link=None, **knobs):
+    workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=batch, sequence=512)
+    chosen = Strategy.of(strategy, **knobs)
+    seen = simulate(costs_of(workload, on_link(TRUTH, link)), chosen, keeps_spans=False)
+    return Observation(
+        label=f"{strategy} {batch}",
+        workload=workload,
+        strategy=chosen,
+        step_seconds=seen.step_seconds,
+        stall_seconds=seen.stall_seconds,
+        busy_seconds=seen.busy_seconds,
+        link=link,
+    )
+
+
+RUNS = [
+    observation("on_device", 4),
+    observation("zero_offload", 2),
+    observation("zero_offload", 4),
+    observation("zenflow", 1, select_interval=0),
+    observation("delayed", 1),
+]
+
+
+def test_hidden_constants_are_found_again():
+    wrong = TRUTH.with_values(
+        {
+            "host.core_bandwidth": TRUTH.host.core_bandwidth.value * 0.6,
+            "overheads.device_update": 4e10 * 1.8,
+        }
+    )
+    found = refine(wrong, RUNS, names=NAMES)
+    assert found.before > 0.05
+    assert found.after < 0.02
+    assert all(abs(error) < 0.03 for error in found.residuals.values())
+    assert found.factors["overheads.device_update"] == pytest.approx(1 / 1.8, rel=0.1)
+
+
+def test_runs_that_are_told_already_move_nothing():
+    found = refine(TRUTH, RUNS, names=NAMES)
+    assert found.after == pytest.approx(0.0, abs=1e-9)
+    assert found.factors == pytest.approx(dict.fromkeys(NAMES, 1.0))
+    assert found.profile == TRUTH
+
+
+def test_a_constant_that_no_run_depends_on_stays_and_is_not_sensitive():
+    only_device = [RUNS[0]]
+    wrong = TRUTH.with_values({"host.core_bandwidth": 1e9})
+    found = refine(wrong, only_device, names=NAMES)
+    assert found.factors["host.core_bandwidth"] == 1.0
+    assert found.sensitivity["host.core_bandwidth"] < 1e-4
+    assert found.sensitivity["overheads.device_update"] > 1e-3
+
+
+def test_an_emulated_link_takes_the_profiles_place():
+    link = (3e9, 5e9)
+    seen = observation("zero_offload", 1, link=link)
+    assert predict(TRUTH, seen).step_seconds == seen.step_seconds
+    other = replace(seen, link=None)
+    assert predict(TRUTH, other).step_seconds < 0.7 * seen.step_seconds
+    assert math.isclose(on_link(TRUTH, link).link.h2d.value, 5e9)

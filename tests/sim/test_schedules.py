@@ -1,0 +1,445 @@
+"""What a step of each strategy takes, against sums that can be done by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.hardware import Fabric, Figure, Nvme
+from sim.machine import Machine
+from sim.phases import costs_of_phases
+from sim.schedules.deep_optimizer_states import DeepOptimizerStates
+from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
+from zenflow.errors import ConfigError
+
+LAYERS = 10
+PARAMS = 10_000_000
+"""In square matrices of a million: a thousand columns in each."""
+MODEL = 2 * PARAMS
+"""Bytes in 16 bits."""
+
+LLAMA_7B = {"forward": 0.045, "backward": 2.0, "d2h": 0.5, "update": 4.6, "h2d": 0.5}
+"""Lan et al. 2025 (arXiv 2505.12242), on four A100s: the breakdown behind ZenFlow's design."""
+
+ENDLESS = 1e-9
+"""Seconds of a phase that takes none."""
+
+
+def costs(
+    forward=10.0, backward=20.0, d2h=10.0, update=30.0, h2d=10.0, *,
+    layers=LAYERS, accumulation=1, devices=1, gather=ENDLESS, read=ENDLESS, write=ENDLESS,
+    on_device=ENDLESS,
+):  # fmt: skip
+    """Return costs by the seconds of each phase; the last four of the whole model as well."""
+    found = costs_of_phases(
+        forward=forward, backward=backward, d2h=d2h, update=update, h2d=h2d,
+        num_params=PARAMS, num_layers=layers,
+    )  # fmt: skip
+    hardware = replace(
+        found.hardware.with_values({"overheads.device_update": PARAMS / on_device}),
+        num_devices=devices,
+        fabric=Fabric(name="fabric", bandwidth=Figure(value=MODEL / gather), latency=tiny()),
+        nvme=Nvme(
+            name="drives",
+            read=Figure(value=12 * PARAMS / read),
+            write=Figure(value=12 * PARAMS / write),
+            capacity=Figure(value=1e18),
+        ),
+    )
+    return replace(found, hardware=hardware, accumulation=accumulation)
+
+
+def tiny():
+    return Figure(value=1e-12)
+
+
+def predict(costs, name, **options):
+    return simulate(costs, Strategy.of(name, **options))
+
+
+def step(costs, name, **options):
+    return predict(costs, name, **options).step_seconds
+
+
+def near(seconds):
+    return pytest.approx(seconds, rel=1e-6)
+
+
+# ---- published figures --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "seconds", "stalled"),
+    [
+        ("published_on_device", 2.045, 0.0),
+        ("published_zero_offload", 7.145, 5.100),  # 2045 + 4600 + 500
+        ("published_delayed", 4.600, 2.555),  # 4600 - 2045
+        ("zenflow_paper", 2.045, 0.0),
+    ],
+)
+def test_the_published_breakdown_of_llama_2_7b(strategy, seconds, stalled):
+    predicted = predict(costs_of_phases(**LLAMA_7B, num_params=6_738_415_616), strategy)
+    assert predicted.step_seconds == pytest.approx(seconds, rel=0.01)
+    assert predicted.stall_seconds == pytest.approx(stalled, rel=0.01, abs=0.01 * seconds)
+
+
+def test_zenflow_needs_a_window_in_which_the_host_can_hide():
+    # The update and the 1/S of it that crosses the link take 4600 x 0.9 ms and more: two steps of
+    # 2045 ms are too few, three are enough.
+    llama = costs_of_phases(**LLAMA_7B, num_params=6_738_415_616)
+    times = {s: step(llama, "zenflow_paper", update_interval=s) for s in (1, 2, 3, 4)}
+    assert times[1] > times[2] > 1.05 * 2.045
+    assert times[3] == pytest.approx(2.045, rel=0.01)
+    assert times[4] == pytest.approx(2.045, rel=0.01)
+
+
+# ---- closed forms -------------------------------------------------------------------------------
+
+
+def test_on_device_is_forward_and_backward_and_the_update():
+    assert step(costs(on_device=3.0), "published_on_device") == near(10 + 20 + 3)
+    assert step(costs(on_device=3.0), "on_device") == near(10 + 20 + 3)
+
+
+def test_zero_offload_is_the_sum_of_its_parts():
+    # The first layer's gradient leaves when backward has ended: a tenth of the copies shows.
+    assert step(costs(), "published_zero_offload") == near(10 + 20 + 10 / 10 + 30 + 10)
+    # Where copies take longer than backward they begin with its first layer's end.
+    assert step(costs(d2h=50), "published_zero_offload") == near(10 + 20 / 10 + 50 + 30 + 10)
+
+
+def test_released_zero_offload_copies_floats_and_passes_over_them_again():
+    passes = 30 * (20 + 28 + 6) / 28
+    assert step(costs(), "deepspeed_zero_offload") == near(10 + 20 + 2 * 10 / 10 + passes + 10)
+
+
+def test_the_engines_zero_offload_updates_as_gradients_arrive():
+    # The host begins at the boundary, while the first layer's gradient is still on its way.
+    assert step(costs(), "zero_offload", min_split_elements=0) == near(10 + 20 + 30 + 10)
+
+
+@pytest.mark.parametrize("update", [1.0, 20.0, 29.0])
+def test_a_delayed_update_behind_a_longer_step_costs_nothing(update):
+    # The engine can't change a layer's weights before its last backward: the first layer's upload
+    # shows.
+    found = costs(update=update, d2h=ENDLESS, h2d=5.0)
+    for name, stall in (("published_delayed", 0.0), ("delayed", 5 / 10)):
+        predicted = predict(found, name)
+        assert predicted.step_seconds == near(30 + stall)
+        assert predicted.stall_seconds == pytest.approx(stall, abs=1e-6)
+
+
+def test_a_delayed_update_longer_than_the_step_sets_the_pace():
+    found = costs(update=100.0, d2h=ENDLESS, h2d=ENDLESS)
+    assert step(found, "published_delayed") == near(100)
+    assert step(found, "delayed") == near(100)
+
+
+def test_zenflow_waits_for_no_more_than_the_first_layers_upload():
+    # 0.9 of a layer's weights once in four steps; 1 s would be all of them.
+    predicted = predict(costs(), "zenflow", min_split_elements=0, select_interval=0)
+    assert predicted.step_seconds == near(30 + 0.9 / 4)
+    assert predicted.stall_seconds == near(0.9 / 4)
+
+
+def test_a_host_too_slow_for_any_window_sets_zenflows_pace():
+    # Moments of each step: 24 + 2 + 2 bytes once in four steps for 0.9 of all elements, 2 + 16 in
+    # the three others; the update takes 300 s for 28.
+    found = replace(costs(update=300.0), intake_factor=1.0)
+    work = 0.9 * 300 * ((28 + 3 * 18) / 28) / 4
+    assert step(found, "zenflow", min_split_elements=0) == pytest.approx(work, rel=1e-3)
+    # The window's sum instead: written 4 + 2 at first, 8 + 2 then, read with the last update.
+    work = 0.9 * 300 * ((28 + 4) + (2 + 4) + 2 * (2 + 8)) / 28 / 4
+    paper = step(found, "zenflow_paper", min_split_elements=0, lag=1)
+    assert paper == pytest.approx(work, rel=1e-3)
+
+
+def test_layers_updated_at_once_hide_all_but_the_first_layers():
+    # Host, link and update of a layer together take less than the 2 s of its backward.
+    found = costs(d2h=4.0, update=8.0, h2d=4.0)
+    assert step(found, "layer_overlapped") == near(10 + 20 + (4 + 8 + 4) / 10)
+
+
+def test_layers_updated_by_a_slow_host_wait_for_all_of_it():
+    # It starts with the last layer, 2 s into backward and 1 s of copying later; the next forward
+    # begins when the first layer's weights have been uploaded.
+    assert step(costs(update=100.0), "layer_overlapped") == near(10 + 2 + 1 + 100 + 1)
+
+
+def test_superoffload_hides_all_but_the_last_bucket():
+    # Floats take twice the copies: 0.4 s of a layer.
+    found = costs(d2h=2.0, update=8.0, h2d=2.0)
+    assert step(found, "superoffload", ratio=1.0) == near(10 + 20 + (4 + 8 + 4) / 10)
+
+
+def test_superoffload_with_a_share_on_the_device_needs_no_copy_at_the_end():
+    # Half of the update on the device: 3 s of 6; the host has done the last five layers by then.
+    found = costs(d2h=2.0, update=8.0, h2d=2.0, on_device=6.0)
+    assert step(found, "superoffload", ratio=0.5) == near(10 + 20 + 3)
+    assert step(found, "superoffload", ratio=0.0) == near(10 + 20 + 6)
+
+
+def test_superoffload_beats_zero_offload_where_the_host_hides_behind_backward():
+    found = costs(d2h=4.0, update=15.0, h2d=4.0)
+    assert step(found, "superoffload") < 0.75 * step(found, "published_zero_offload")
+
+
+def test_clipping_in_superoffload_starts_when_backward_has_ended_and_goes_in_turn():
+    found = costs(d2h=4.0, update=8.0, h2d=4.0)
+    in_turn = 10 + 20 + 8 + 2 * 4  # the first bucket's gradient has long arrived
+    assert step(found, "superoffload", ratio=1.0, clipping=True) == near(in_turn)
+
+
+def test_with_endless_drives_zero_infinity_is_the_cpus_pipeline():
+    # Four tiles; the last one's upload shows.
+    options = {"tile": PARAMS // 4}
+    assert step(costs(), "zero_infinity", **options) == near(10 + 20 + 1 + 30 + 10 / 4)
+    cpu_only = step(costs(), "deep_optimizer_states", subgroup=PARAMS // 4, stride=5)
+    assert step(costs(), "zero_infinity", **options) == near(cpu_only)
+
+
+def test_zero_infinity_with_three_buffers_goes_at_the_pace_of_its_slowest_part():
+    # Reading 25 s a tile is the slowest; the last tile is then updated and uploaded.
+    found = costs(read=100.0, write=40.0)
+    assert step(found, "zero_infinity", tile=PARAMS // 4) == near(31 + 100 + 30 / 4 + 10 / 4)
+    # The next step's first read does not wait for writing.
+    found = costs(read=100.0, write=400.0, backward=1000.0)
+    # Three tiles have buffers at once; the fourth's is free when the first is written.
+    total = 10 + 1000 + 1 + (25 + 7.5 + 100) + 25 + 7.5 + 2.5
+    assert step(found, "zero_infinity", tile=PARAMS // 4) == near(total)
+
+
+def test_zero_infinity_with_one_buffer_does_everything_in_turn():
+    found = costs(read=100.0, write=40.0)
+    # The last write runs on behind forward and backward.
+    total = 31 + 4 * (25 + 7.5) + 3 * 10 + 2.5
+    assert step(found, "zero_infinity", tile=PARAMS // 4, buffer_count=1) == near(total)
+
+
+def test_more_buffers_never_slow_zero_infinity():
+    found = costs(read=60.0, write=90.0)
+    times = [
+        step(found, "zero_infinity", tile=PARAMS // 8, buffer_count=count)
+        for count in (1, 2, 3, 4, 8)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.3 * times[2]
+
+
+def test_interleaved_updates_with_an_endless_link_and_device_cost_nothing():
+    found = costs(d2h=ENDLESS, h2d=ENDLESS)
+    assert step(found, "deep_optimizer_states", subgroup=PARAMS // 10) == near(30)
+
+
+@pytest.mark.parametrize("stride", [6, 7, 100])
+def test_a_stride_beyond_the_sub_groups_leaves_all_to_the_host(stride):
+    found = step(costs(), "deep_optimizer_states", subgroup=PARAMS // 5, stride=stride)
+    assert found == near(10 + 20 + 1 + 30 + 10 / 5)
+
+
+def test_every_second_sub_group_on_the_device_halves_the_hosts_work():
+    # Ten sub-groups: five updates of 3 s on the host. A state's 12 bytes are six times a weight's:
+    # 0.6 s for each, up, then down while the next one comes. The last weights take 0.1 s.
+    found = costs(d2h=1.0, h2d=1.0)
+    seconds = step(found, "deep_optimizer_states", subgroup=PARAMS // 10, stride=2)
+    assert seconds == near(10 + 20 + 0.1 / 2 + 15 + 0.1)
+
+
+def test_all_on_the_device_is_bound_by_the_states_way_up_and_down():
+    # Two sub-groups of 6 s each way fit at once: up, updated for 1 s, down; the third comes when
+    # the first has gone. 6 + 6 | 1 | 6 + ...: up 1 at 0-6, down 1 at 7-13, up 2 at 6-12, down 2 at
+    # 13-19, up 3 from 13, done at 19 and 20.
+    found = costs(on_device=3.0, d2h=3.0, h2d=3.0, layers=10)
+    seconds = step(found, "deep_optimizer_states", subgroup=-(-PARAMS // 3), stride=1)
+    assert seconds == pytest.approx(10 + 20 + 20, rel=1e-3)
+
+
+@pytest.mark.parametrize("link", [0.1, 1.0, 3.0, 10.0, 100.0])
+@pytest.mark.parametrize("on_device", [ENDLESS, 10.0])
+def test_the_stride_that_is_chosen_is_near_the_best_one(link, on_device):
+    found = costs(d2h=link, h2d=link, on_device=on_device)
+    options = {"subgroup": PARAMS // 20}
+    chosen = step(found, "deep_optimizer_states", **options)
+    each = [step(found, "deep_optimizer_states", stride=s, **options) for s in range(1, 22)]
+    assert chosen <= 1.1 * min(each)
+
+
+def test_the_stride_widens_with_a_slower_link():
+    strides = []
+    for link in (1e-3, 2.0, 5.0, 20.0, 1000.0):
+        found = costs(d2h=link, h2d=link)
+        schedule = DeepOptimizerStates(Machine(found.hardware), found, subgroup=PARAMS // 20)
+        strides.append(schedule.stride)
+    assert strides == sorted(strides)
+    assert (strides[0], strides[-1]) == (1, 21)
+
+
+def test_released_zenflow_without_overlap_does_all_of_a_boundary_in_turn():
+    # S = 1: the gradients go down in 16 bits and as floats, 3 bytes for 1 of a copy; AdamW on the
+    # device for a tenth; a product in place, AdamW, a cast; the upload.
+    found = costs(on_device=20.0)
+    host = 30 * (8 + 28 + 6) / 28
+    # Copies of 3 s a layer against 2 s of its backward: they end 30 s after the first of those.
+    seconds = step(found, "deepspeed_zenflow", update_interval=1, overlap=False)
+    assert seconds == near(10 + 2 + 30 + host + 10 + 0.1 * 20)
+
+
+def test_released_zenflow_ends_its_windows_in_turn_behind_which_the_update_runs():
+    # S = 2, copies of no time. Half of the cores cast the last weights and clip, at a boundary;
+    # the other half updates from then on: 69 s, behind a selective update (2 s), a step of 32 s
+    # and one of 30. The next boundary waits for the rest.
+    found = costs(d2h=ENDLESS, h2d=ENDLESS, on_device=20.0)
+    serial = 2 * 30 * (6 + 8) / 28
+    update = 2 * 30 * 32 / 28
+    predicted = predict(found, "deepspeed_zenflow", update_interval=2)
+    assert predicted.step_seconds == near((serial + update) / 2)
+    assert predicted.slowest_step_seconds == near(30 + (update - 64) + serial + 2)
+    assert predicted.stall_seconds == near((update - 64 + serial) / 2)
+
+
+def test_released_zenflow_waits_for_every_copy_of_a_micro_batch():
+    # The sum comes up (1 s), the new one goes down (1 s) behind each layer's 2 s: 2 s show at the
+    # end of a later micro-batch, 1 s of the first. At the boundary the float copy is 2 s more: 4 s
+    # a layer against 2 s, so that the copies end 40 s after the first layer's 2 s.
+    found = costs(update=ENDLESS)
+    window = (10 + 20 + 1) + (10 + 20 + 2) + (10 + 2 + 40 + 10)
+    assert step(found, "deepspeed_zenflow", update_interval=3) == near(window / 3)
+
+
+# ---- limits, and what holds for all of them -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_with_endless_links_and_hosts_a_step_is_its_compute(name, accumulation):
+    found = costs(d2h=ENDLESS, update=ENDLESS, h2d=ENDLESS, accumulation=accumulation)
+    assert step(found, name) == near(30 * accumulation)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_step_is_the_devices_work_and_its_stalls_by_cause(name, devices, accumulation):
+    found = costs(
+        d2h=30.0, h2d=40.0, update=80.0, on_device=6.0, gather=8.0, read=20.0, write=20.0,
+        devices=devices, accumulation=accumulation,
+    )  # fmt: skip
+    # A later selection is counted in by its share, and is in no timeline.
+    predicted = predict(found, name, **({} if name in SYSTEMS else {"select_interval": 0}))
+    stalls = predicted.timeline.stalls()
+    steps = len({span.step for span in predicted.timeline.spans if span.lane == "device"})
+    assert predicted.busy_seconds["device"] + predicted.stall_seconds == near(
+        predicted.step_seconds
+    )
+    assert sum(stalls.values()) / steps == pytest.approx(predicted.stall_seconds, abs=1e-6)
+    assert predicted.timeline.busy("device") / steps == near(predicted.busy_seconds["device"])
+
+
+SMALL_GROUPS = {"subgroup": PARAMS // 160}
+BYTES = [
+    ("published_on_device", {}, 0.0, 0.0),
+    ("on_device", {}, 0.0, 0.0),
+    ("published_zero_offload", {}, 1.0, 1.0),
+    ("deepspeed_zero_offload", {}, 2.0, 1.0),
+    ("zero_offload", {"min_split_elements": 0}, 1.0, 1.0),
+    ("published_delayed", {}, 1.0, 1.0),
+    ("delayed", {"min_split_elements": 0}, 1.0, 1.0),
+    ("zenflow", {"min_split_elements": 0}, 0.9, 0.9 / 4),
+    ("zenflow", {"min_split_elements": 0, "topk_ratio": 0.5, "update_interval": 2}, 0.5, 0.25),
+    ("zenflow_paper", {"min_split_elements": 0}, 0.9, 0.9 / 4),
+    ("deepspeed_zenflow", {"update_interval": 1}, 3.0, 1.0),
+    ("deepspeed_zenflow", {"update_interval": 4}, 1.5, 1.0),
+    ("deepspeed_zenflow", {"update_interval": 8, "overlap": False}, 1.25, 1.0),
+    ("zero_infinity", {}, 1.0, 1.0),
+    ("deep_optimizer_states", {**SMALL_GROUPS, "stride": 1}, 6.0, 6.0),
+    ("deep_optimizer_states", {**SMALL_GROUPS, "stride": 4}, 0.75 + 1.5, 0.75 + 1.5),
+    ("deep_optimizer_states", {**SMALL_GROUPS, "stride": 161}, 1.0, 1.0),
+    ("layer_overlapped", {}, 1.0, 1.0),
+    ("superoffload", {}, 1.8, 1.8),
+    ("superoffload", {"ratio": 0.5, "clipping": True}, 1.0, 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "down", "up"), BYTES)
+def test_bytes_of_a_step_in_models_of_16_bits(name, options, down, up):
+    predicted = predict(costs(), name, **options)
+    assert predicted.d2h_bytes == pytest.approx(down * MODEL, rel=2e-3)
+    assert predicted.h2d_bytes == pytest.approx(up * MODEL, rel=2e-3)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_released_zenflow_moves_two_models_and_two_more_in_a_window(interval, overlap):
+    predicted = predict(costs(), "deepspeed_zenflow", update_interval=interval, overlap=overlap)
+    assert predicted.d2h_bytes + predicted.h2d_bytes == near((2 + 2 / interval) * MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "down", "up"), [row for row in BYTES if row[0] in SYSTEMS]
+)
+def test_devices_that_share_the_state_share_its_copies(name, options, down, up):
+    # Not the engine's: each of its ranks holds the whole state.
+    predicted = predict(costs(devices=4), name, **options)
+    assert predicted.d2h_bytes == pytest.approx(down * MODEL / 4, rel=1e-6)
+    assert predicted.h2d_bytes == pytest.approx(up * MODEL / 4, rel=1e-6)
+
+
+def test_only_released_zenflow_copies_at_every_micro_batch():
+    for name, options, down, up in BYTES:
+        times = 3 if name == "deepspeed_zenflow" else 1
+        predicted = predict(costs(accumulation=3), name, **options)
+        assert predicted.d2h_bytes == pytest.approx(times * down * MODEL, rel=2e-3), name
+        assert predicted.h2d_bytes == pytest.approx(times * up * MODEL, rel=2e-3), name
+
+
+def test_drives_move_master_and_moments_each_way():
+    predicted = predict(costs(devices=2), "zero_infinity", tile=PARAMS // 7)
+    timeline = predicted.timeline
+    steps = len({span.step for span in timeline.spans if span.lane == "device"})
+    assert timeline.num_bytes("nvme read") / steps == near(12 * PARAMS / 2)
+    assert timeline.num_bytes("nvme write") / steps == near(12 * PARAMS / 2)
+
+
+def test_two_devices_reduce_gradients_and_gather_weights():
+    # A ring passes half of the model's bytes through each of two: 4 of 8 s, 0.4 s of a layer.
+    shared = {"devices": 2, "gather": 8.0}
+    assert step(costs(**shared, on_device=6.0), "published_on_device") == near(
+        10 + 20 + 0.4 + 6 / 2 + 4
+    )
+    # Each has a link and a host of its own for its half.
+    assert step(costs(**shared), "published_zero_offload") == near(
+        10 + 20 + 0.4 + 0.5 + 15 + 5 + 4
+    )
+    # The first layer: 0.4 s reduced, 0.5 s down, 0.1 s updated, 0.5 s up, 0.4 s gathered. The
+    # second one's all-gather is over by then.
+    found = costs(**shared, update=2.0)
+    assert step(found, "layer_overlapped") == near(10 + 20 + 0.4 + 0.5 + 0.1 + 0.5 + 0.4)
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("deepspeed_zenflow", {"topk_ratio": 1.5}, "topk_ratio must be in"),
+        ("deepspeed_zenflow", {"update_interval": 0}, "update_interval must be an integer >= 1"),
+        ("deepspeed_zenflow", {"update_interval": "auto"}, "'auto' is not modelled"),
+        ("deepspeed_zenflow", {"reserved_cores": 1.0}, "both processes need some"),
+        ("zero_infinity", {"tile": 0}, "tile must be at least 1"),
+        ("zero_infinity", {"buffer_count": 0}, "buffer_count must be at least 1"),
+        ("deep_optimizer_states", {"subgroup": 0}, "subgroup must be at least 1"),
+        ("deep_optimizer_states", {"stride": 0}, "stride must be at least 1"),
+        ("superoffload", {"ratio": 1.1}, "ratio must be in"),
+        ("layer_overlapped", {"clipping": True}, "layer_overlapped does not take"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused(name, options, words):
+    with pytest.raises(ConfigError, match=words):
+        predict(costs(), name, **options)
+
+
+def test_a_machine_without_drives_is_told_what_to_do():
+    found = costs()
+    bare = replace(found, hardware=replace(found.hardware, nvme=None))
+    with pytest.raises(ConfigError, match=r"phases has none: add nvme to the profile"):
+        predict(bare, "zero_infinity")
