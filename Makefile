@@ -1,7 +1,7 @@
 # make run    installs into .venv and trains a model under four strategies, side by side
 # make test   installs what tests need and checks everything: lint, types, imports, tests
 # make gpu    the tests that need a CUDA device, and a benchmark on it
-# make bench  the benchmarks of the host's side
+# make bench  the benchmarks of the host's side and of the simulator
 #
 # Settings, as in `make run PYTHON=python3.12 ARGS="--steps 50"`:
 #   PYTHON       interpreter that makes the virtual environment
@@ -108,6 +108,7 @@ gpu: $(READY_DEV)
 bench: $(READY_RUN)
 	$(PY) -m benchmarks.host_update
 	$(PY) -m benchmarks.step_overhead
+	$(PY) -m benchmarks.sim_speed
 
 # The virtual environment stays; the kernel goes with the builds, so it is installed anew.
 clean:

@@ -10,11 +10,13 @@ from typing import Any
 
 import click
 
-from experiments import trace_commands
+from experiments import calibration_commands, trace_commands
 from experiments.configfile import read_config_file
 from experiments.options import given_flags, train_flags
+from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
 from experiments.records import remove_results
+from experiments.simulate_command import simulate_command
 from zenflow.errors import ConfigError, ZenFlowError
 
 RUNS = Path("runs")
@@ -27,6 +29,10 @@ def main() -> None:
 
 
 main.add_command(trace_commands.compare)
+main.add_command(plan_command)
+main.add_command(simulate_command)
+main.add_command(calibration_commands.calibrate)
+main.add_command(calibration_commands.validate)
 
 
 @main.command()

@@ -49,6 +49,32 @@ class Steady:
     applies: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """What a lane serves in turn: the segments with bytes, and what is left from each on."""
+
+    columns: NDArray[np.intp]
+    bytes_left: Array
+    seconds_left: Array
+    """Beside bytes over a rate."""
+
+    @classmethod
+    def of(cls, num_bytes: Array, fixed: float, packing: float = np.inf) -> _Jobs:
+        """Return the jobs of so many bytes for each segment; none where there are no bytes."""
+        columns = np.flatnonzero(num_bytes)
+        sizes = num_bytes[columns]
+        seconds = fixed + sizes / packing
+        return cls(columns, np.cumsum(sizes[::-1])[::-1], np.cumsum(seconds[::-1])[::-1])
+
+    def ended(self, ready: Array, rate: Array) -> Array:
+        """Return when a lane of this rate has served the last one, (N,); -inf without jobs."""
+        if not len(self.columns):
+            return np.full(len(rate), -np.inf)
+        left = self.bytes_left / rate[:, None] + self.seconds_left
+        ends: Array = (ready[:, self.columns] + left).max(axis=1)
+        return ends
+
+
 class ClosedForm:
     """The formula of one strategy for one model; machines are given to `solve`."""
 
@@ -75,6 +101,10 @@ class ClosedForm:
             self._phases = window_phases(self._plan, costs, config)
             shares = self._plan.shares[::-1]
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
+            overheads = costs.hardware.overheads
+            copy = overheads.copy.value + costs.hardware.link.latency.value
+            self._copies = _Jobs.of(self._grads, copy, overheads.pack_bandwidth.value)
+            self._uploads = [_Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
         """Return the steady state of every machine.
@@ -220,30 +250,23 @@ class ClosedForm:
         config = self._strategy.config
         is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
         applies = self._copies_are_free(axes, both_ways=True)
-        stalls = [self._upload_stall(phase, axes, passed, stepped) for phase in self._phases]
-        for index, phase in enumerate(self._phases):
+        stalls = [
+            np.maximum(0.0, uploads.ended(passed, axes["h2d"]) - stepped)
+            for uploads in self._uploads
+        ]
+        for index, uploads in enumerate(self._uploads):
             before, stall = self._phases[index - 1], stalls[index - 1]
             done = self._host_done(before, axes, stepped, copied, is_fused)
             late = np.maximum(passed, done - (stepped + stall)[:, None])
-            grads = self._copy_seconds(self._grads, axes["d2h"], self._pack_rate)
-            tail = _served(np.where(self._grads > 0, late, -np.inf), grads)[:, -1]
+            tail = self._copies.ended(late, axes["d2h"])
             applies &= tail <= np.maximum(copied[:, -1], stepped) * _EXACT
             if is_fused:
-                delayed = self._upload_stall(phase, axes, late, stepped)
-                applies &= stepped + delayed <= (stepped + stalls[index]) * _EXACT
+                delayed = uploads.ended(late, axes["h2d"])
+                applies &= delayed <= (stepped + stalls[index]) * _EXACT
         if not is_fused:
             applies &= self._keeps_up(axes, stepped, copied, config)
         mean: Array = np.mean(stalls, axis=0)
         return Steady(stepped + mean, mean, applies)
-
-    def _upload_stall(
-        self, phase: WindowPhase, axes: dict[str, Array], ready: Array, stepped: Array
-    ) -> Array:
-        """Return how long uploads that may begin when ready outlast the device's step."""
-        lengths = self._copy_seconds(phase.uploads, axes["h2d"], self._unpack_rate)
-        ended = _served(np.where(phase.uploads > 0, ready, -np.inf), lengths)[:, -1]
-        stall: Array = np.maximum(0.0, ended - stepped)
-        return stall
 
     def _host_done(
         self,
@@ -282,10 +305,6 @@ class ClosedForm:
         lost = (lag + 1) * copies / rate
         enough: NDArray[np.bool_] = late + lost + update + (lag + 1) * mean_intake <= lag * stepped
         return enough
-
-    @property
-    def _pack_rate(self) -> float:
-        return self._costs.hardware.overheads.pack_bandwidth.value
 
     @property
     def _unpack_rate(self) -> float:

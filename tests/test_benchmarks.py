@@ -12,6 +12,7 @@ from benchmarks import (
     gpu_step,
     host_jobs,
     host_update,
+    sim_speed,
     step_overhead,
 )
 from benchmarks.record import spread
@@ -169,3 +170,14 @@ def test_the_host_benchmark_says_what_memory_would_allow():
     ours, cast = (rows[name]["params_per_second"] for name in (host_jobs.OURS, host_jobs.CAST))
     assert targets[host_jobs.CAST]["ratio"] == pytest.approx(ours / cast)
     assert targets[host_jobs.TRIAD]["memory_allows"] is None
+
+
+def test_the_simulators_speed_is_measured_beside_its_aims(tmp_path, capsys):
+    sim_speed.main(["--smoke", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "sim_speed.json").read_text(encoding="utf-8"))
+    assert set(record["rates"]) > {"events zenflow", "closed form zenflow"}
+    assert all(rate["median"] > 0 for rate in record["rates"].values())
+    assert all(times["median"] > 1 for times in record["times_floor"].values())
+    shown = capsys.readouterr().out
+    assert "100,000" in shown
+    assert shown.strip() == (tmp_path / "sim_speed.txt").read_text(encoding="utf-8").strip()

@@ -97,7 +97,7 @@ CPU_RUNS = (
     _plan("zenflow", "small", 2, 128, 0.5, knobs={"update_interval": 2}),
     _plan("zenflow", "base", 2, 96, 1.4),
     _plan("zenflow", "base", 1, 64, knobs={"topk_ratio": 0.3}),
-    _plan("zenflow", "mini", 4, 96, 0.7, settings={"gradients": "keep"}),
+    _plan("zenflow", "mini", 5, 64, 0.7, settings={"gradients": "keep"}),
 )
 """Runs that refine the engine's constants."""
 
@@ -116,7 +116,7 @@ CPU_VALIDATION = (
     _plan("zero_offload", "small", 2, 192, 1.0),
     _plan("zero_offload", "mini", 4, 96, 0.6),
     _plan("delayed", "small", 3, 96, 0.9),
-    _plan("zenflow_paper", "mini", 4, 128, 1.1),
+    _plan("zenflow_paper", "mini", 5, 96, 1.1),
     _plan("zenflow_paper", "base", 2, 128, 0.8, knobs={"update_interval": 8}),
     _plan("zenflow", "mini", 2, 128, 1.2),
     _plan("zenflow", "small", 3, 128, 0.9, knobs={"topk_ratio": 0.2}),
@@ -132,15 +132,15 @@ CPU_VALIDATION = (
 """Runs of which none was used to calibrate: other batches, k, S, lags, links, modes."""
 
 GPU_VALIDATION = (
-    _plan("on_device", "1b", 4, 1024),
+    _plan("on_device", "1b", 3, 1024),
     _plan("on_device", "large", 16, 512),
     _plan("zero_offload", "1b", 2, 1024),
-    _plan("zero_offload", "medium", 16, 1024),
-    _plan("delayed", "large", 8, 1024),
-    _plan("zenflow_paper", "large", 8, 1024, knobs={"update_interval": 8}),
-    _plan("zenflow_paper", "1b", 2, 2048),
+    _plan("zero_offload", "medium", 12, 1024),
+    _plan("delayed", "large", 6, 1024),
+    _plan("zenflow_paper", "large", 10, 1024, knobs={"update_interval": 8}),
+    _plan("zenflow_paper", "1b", 3, 2048),
     _plan("zenflow", "1b", 2, 1024),
-    _plan("zenflow", "1b", 2, 2048, knobs={"topk_ratio": 0.2}),
+    _plan("zenflow", "1b", 1, 2048, knobs={"topk_ratio": 0.2}),
     _plan("zenflow", "1b", 6, 1024, knobs={"topk_ratio": 0.05, "update_interval": 8}),
     _plan("zenflow", "large", 8, 512, knobs={"update_interval": 2}),
     _plan("zenflow", "large", 16, 1024, knobs={"update_interval": 8, "lag": 4}),

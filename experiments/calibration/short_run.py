@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from experiments.build import Workbench, build_workbench, make_optimizer
 from experiments.recipes import TrainSettings
 from experiments.training import cross_entropy, forward
@@ -44,8 +42,8 @@ class ShortRun:
         """Take one step.
 
         Args:
-            drains: Whether to wait for all copies and host tasks afterwards, outside the times: each
-                part then runs by itself.
+            drains: Whether to wait for all copies and host tasks afterwards, outside the times:
+                each part then runs by itself.
         """
         settings, optimizer = self.bench.settings, self.optimizer
         started = self._now()
@@ -91,8 +89,3 @@ def short_run(settings: TrainSettings) -> Iterator[ShortRun]:
         yield run
     finally:
         run.close()
-
-
-def threads_for(settings: TrainSettings) -> int:
-    """Return torch's threads in such a run."""
-    return settings.device_threads or torch.get_num_threads()

@@ -1,0 +1,179 @@
+"""``zenflow calibrate`` and ``zenflow validate``. Their help loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.options import LinkRates
+from zenflow.errors import ConfigError, ZenFlowError
+
+if TYPE_CHECKING:
+    from experiments.calibration.calibrate import Calibration, CalibrationOptions
+    from experiments.stages import Stages
+    from sim.hardware import HardwareProfile
+
+_DTYPES = ("float32", "bfloat16")
+
+
+@click.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True,
+    help="Where the profile goes, a JSON file.",
+)  # fmt: skip
+@click.option("--device", default="auto", help="auto, cpu or cuda.")
+@click.option(
+    "--dtype", type=click.Choice(_DTYPES), help="Default: float32 on a CPU, else bfloat16."
+)
+@click.option("--link-gbps", type=LinkRates(), help="Emulated link of a CPU in GB/s.")
+@click.option("--host-threads", type=int, help="Threads of the host update.")
+@click.option("--turns", type=int, default=6, show_default=True, help="Of each short run.")
+@click.option(
+    "--from-trace",
+    "traces",
+    type=click.Path(path_type=Path, exists=True),
+    multiple=True,
+    help="Refine on this run's directory in place of short runs; may be given several times.",
+)
+@click.option(
+    "--start",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="With --from-trace: the profile to refine.",
+)
+@click.pass_context
+def calibrate(context: click.Context, /, **flags: Any) -> None:
+    """Measure this machine in minutes and write its hardware profile."""
+    try:
+        if flags["traces"]:
+            profile = _from_traces(flags)
+            click.echo(f"refined on {len(flags['traces'])} runs")
+        else:
+            done = _calibrate(flags)
+            profile = done.profile
+            click.echo(_report(done))
+    except ConfigError as error:
+        raise click.UsageError(str(error), context) from error
+    except ZenFlowError as error:
+        raise click.ClickException(str(error)) from error
+    from sim.profile_file import write_profile
+
+    write_profile(profile, flags["out"])
+    click.echo(f"profile: {flags['out']}")
+
+
+def _options(flags: dict[str, Any]) -> CalibrationOptions:
+    from experiments.build import choose_device
+    from experiments.calibration.calibrate import CalibrationOptions
+    from experiments.recipes import TrainSettings
+
+    device = choose_device(TrainSettings(device=flags["device"], link=flags.get("link_gbps")))
+    dtype = flags.get("dtype") or ("float32" if device.type == "cpu" else "bfloat16")
+    return CalibrationOptions(
+        device=device,
+        dtype=dtype,
+        link=flags.get("link_gbps"),
+        turns=flags["turns"],
+        host_threads=flags.get("host_threads"),
+    )
+
+
+def _calibrate(flags: dict[str, Any], stages: Stages | None = None) -> Calibration:
+    from experiments.calibration.calibrate import calibrate as run
+    from experiments.stages import Stages
+
+    return run(_options(flags), stages or Stages())
+
+
+def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
+    from experiments.calibration.recorded import refine_on_runs
+    from sim.profile_file import read_profile
+
+    if flags["start"] is None:
+        raise ConfigError("--from-trace refines a profile: name it with --start")
+    return refine_on_runs(read_profile(flags["start"]), flags["traces"]).profile
+
+
+def _report(done: Calibration) -> str:
+    """Return constants with what was probed, refined, and how well it is known."""
+    fit, refined = done.compute_fit.fit, done.refinement
+    lines = [
+        f"compute: {len(done.compute)} shapes, off by {fit.median_error:.1%} (median), "
+        f"{fit.worst_error:.1%} (worst)",
+        f"runs: {len(done.runs)}, log error {refined.before:.3f} with the probes' constants, "
+        f"{refined.after:.3f} with the refined ones",
+        f"{'constant':<30}{'value':>12}{'over probe':>12}{'known to':>10}",
+    ]
+    figures = done.profile.figures()
+    for name, factor in refined.factors.items():
+        known = "yes" if refined.sensitivity[name] > _KNOWN else "hardly"
+        lines.append(f"{name:<30}{figures[name].value:>12.4g}{factor:>12.2f}{known:>10}")
+    lines += [f"{label:<62}{error:>+8.1%}" for label, error in refined.residuals.items()]
+    return "\n".join(lines)
+
+
+_KNOWN = 1e-3
+"""Growth of the error below which runs say little of a constant."""
+
+
+@click.command()
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="What zenflow calibrate wrote; without it this calibrates first.",
+)
+@click.option("--device", default="auto", help="auto, cpu or cuda.")
+@click.option("--dtype", type=click.Choice(_DTYPES), help="Of parameters.")
+@click.option("--turns", type=int, default=8, show_default=True, help="Of each run.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="The record's folder."
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Measure nothing: predict a record's runs again.",
+)
+@click.pass_context
+def validate(context: click.Context, /, **flags: Any) -> None:
+    """Predict runs that calibrated nothing, and show how far off the predictions are."""
+    try:
+        if flags["record"] is not None:
+            click.echo(_again(flags["record"]))
+        else:
+            click.echo(_validate(flags))
+    except ConfigError as error:
+        raise click.UsageError(str(error), context) from error
+    except ZenFlowError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _again(folder: Path) -> str:
+    from experiments import validation
+    from sim.profile_file import read_profile
+
+    profile = read_profile(folder / validation.PROFILE)
+    return validation.table(validation.validate(profile, validation.read_record(folder)))
+
+
+def _validate(flags: dict[str, Any]) -> str:
+    from experiments import validation
+    from experiments.calibration.measure_validation import measure_validation
+    from experiments.records import provenance, results_folder, write_json, write_text
+    from experiments.stages import Stages
+    from sim.profile_file import read_profile, write_profile
+
+    stages = Stages()
+    if flags["profile"] is None:
+        profile = _calibrate(flags, stages).profile
+    else:
+        profile = read_profile(flags["profile"])
+    observed = measure_validation(profile, _options(flags), stages)
+    folder = flags["out"] or results_folder("validation")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_profile(profile, folder / validation.PROFILE)
+    write_json(folder / validation.RECORD, validation.record_of(observed, provenance()))
+    runs = validation.validate(profile, validation.read_record(folder))
+    shown = validation.table(runs)
+    write_text(folder / validation.TABLE, shown + "\n")
+    return f"{shown}\nrecord: {folder}"

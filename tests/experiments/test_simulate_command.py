@@ -1,0 +1,92 @@
+"""``zenflow simulate`` answers for named and own machines, and says what is wrong."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from experiments.cli import main
+from sim.catalog import find_machine
+from sim.costs import costs_of
+from sim.models import find_model
+from sim.profile_file import write_profile
+from sim.simulate import Strategy, simulate
+from sim.workload import Workload
+from zenflow.timeline import Timeline
+
+MODEL = ["--model", "qwen2.5-0.5b"]
+SMALL = [*MODEL, "--hardware", "dgx-a100-80", "--num-gpus", "1", "--batch-size", "2"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["simulate", *arguments])
+
+
+def test_the_figures_are_the_simulators():
+    done = run(*SMALL, "--sequence", "512", "--json", "--update-interval", "8")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=2, sequence=512)
+    costs = costs_of(workload, find_machine("dgx-a100-80", 1))
+    expected = simulate(costs, Strategy.of("zenflow", update_interval=8))
+    assert found["step_seconds"] == expected.step_seconds
+    assert found["stall_seconds"] == expected.stall_seconds
+    assert found["busy_seconds"] == dict(expected.busy_seconds)
+    assert found["tokens_per_second"] == 1024 / expected.step_seconds
+    assert found["memory"]["device_bytes"] > workload.model_bytes
+    assert found["shortfalls"] == []
+    assert found["step_seconds_interval"] is None
+
+
+def test_the_text_names_step_stall_bytes_lanes_and_memory():
+    done = run(*SMALL, "--strategy", "zero_offload")
+    assert done.exit_code == 0
+    for word in ("simulated", "ms", "tokens/s", "stall", "GB down", "host", "memory", "GiB"):
+        assert word in done.output
+    assert max(map(len, done.output.splitlines())) < 200
+
+
+def test_a_calibrated_profile_and_parts_by_name_are_machines_too(tmp_path):
+    write_profile(find_machine("dgx-a100-80", 1), tmp_path / "mine.json")
+    own = run(*MODEL, "--hardware", str(tmp_path / "mine.json"), "--json")
+    table = run(*MODEL, "--hardware", "dgx-a100-80", "--num-gpus", "1", "--json")
+    parts = run(*MODEL, "--gpu", "rtx4090", "--host", "epyc-9654", "--link", "pcie4-x16", "--json")
+    assert json.loads(own.output)["step_seconds"] == json.loads(table.output)["step_seconds"]
+    assert parts.exit_code == 0, parts.output
+
+
+def test_trace_and_picture_are_written(tmp_path):
+    trace, picture = tmp_path / "t.json.gz", tmp_path / "t.png"
+    done = run(*SMALL, "--trace", str(trace), "--plot", str(picture))
+    assert done.exit_code == 0, done.output
+    timeline = Timeline.read(trace)
+    assert timeline.metadata["source"] == "simulated"
+    assert {"device", "d2h", "h2d", "host"} <= set(timeline.lanes)
+    assert picture.stat().st_size > 10_000
+
+
+def test_an_interval_holds_the_prediction_and_repeats():
+    flags = [*SMALL, "--strategy", "zero_offload", "--draws", "12", "--seed", "3", "--json"]
+    first, again = (json.loads(run(*flags).output) for _ in range(2))
+    assert first == again
+    interval = first["step_seconds_interval"]
+    assert interval["low"] < first["step_seconds"] < interval["high"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "lama-2-7b", "--hardware", "dgx-a100-80"], "llama-2-7b"),
+        ([*MODEL, "--hardware", "dgx-a10-80"], "dgx-a100-80"),
+        ([*MODEL, "--hardware", "dgx-a100-80", "--strategy", "zenfow"], "did you mean 'zenflow'"),
+        ([*MODEL], "name a machine with --hardware, or its parts: --gpu, --host, --link"),
+        ([*MODEL, "--hardware", "gh200", "--gpu", "h200"], "leave out --gpu"),
+        ([*SMALL, "--sequence", "0"], "sequence must be a whole number"),
+        ([*SMALL, "--lag", "9"], "lag must be at most update_interval"),
+        ([*SMALL, "--hardware", "missing.json"], "missing.json"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_remedy(arguments, message):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
