@@ -6,6 +6,7 @@ and goes within a step besides. Blocks and phases are the engine's own code. No 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,6 +108,13 @@ def engine_memory(
         config: The update rule's settings; the window length is fixed.
         dtype_bytes: Bytes of an element of the model.
     """
+    return _engine_memory(tuple(shapes), config, dtype_bytes)
+
+
+@functools.lru_cache(maxsize=64)  # a plan asks for the same one again and again
+def _engine_memory(
+    shapes: tuple[Shape, ...], config: ZenFlowConfig, dtype_bytes: int
+) -> EngineMemory:
     sizes = [math.prod(shape) for shape in shapes]
     split = [
         (shape[0], size // shape[0])

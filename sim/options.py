@@ -12,7 +12,6 @@ from sim.memory import MemoryNeed, Shortfall, memory_of
 from sim.simulate import Prediction, Strategy, simulate
 from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
-from zenflow.errors import ConfigError
 
 RULES: Mapping[str, str] = {
     "on_device": "AdamW exactly",
@@ -35,6 +34,8 @@ RULES: Mapping[str, str] = {
 BASELINES = ("delayed", "zenflow_paper")
 """Presets to compare with: recommended only where no other fits."""
 
+_MEASURED = 2
+"""Steps that are simulated once they repeat, and at least a window."""
 _STALLS = 0.02
 """Share of a step from which on knobs are tried."""
 _FASTER: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -47,6 +48,8 @@ _FASTER: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 """Knobs that are tried where a preset stalls: more time for an update, fewer of them, or less
 host traffic for a gradient."""
+_GAIN = 0.995
+"""Share of a step that another setting of a knob has to take less than."""
 _BUSY = 0.95
 """Share of a step from which on a lane has no time to spare: a longer lag only puts off its stall,
 however long."""
@@ -73,12 +76,12 @@ class Option:
     shortfalls: tuple[Shortfall, ...]
     """Empty if it fits."""
     prediction: Prediction | None
-    """Of a step, as if it fitted; None if the machine lacks what it works with."""
+    """Of a step, for a preset as if it fitted; None for another system that does not fit."""
 
     @property
     def fits(self) -> bool:
-        """Whether there is memory for it, and all it works with."""
-        return not self.shortfalls and self.prediction is not None
+        """Whether there is memory for it."""
+        return not self.shortfalls
 
     @property
     def is_ours(self) -> bool:
@@ -141,7 +144,7 @@ class Planner:
         self.hardware = hardware
         self._may_shrink = may_shrink
         self._costs: dict[Workload, StepCosts] = {}
-        self._known: dict[tuple[Workload, str, ZenFlowConfig | None], Prediction | None] = {}
+        self._known: dict[tuple[Workload, str, ZenFlowConfig | None], Prediction] = {}
 
     def options(self, workload: Workload, name: str) -> list[Option]:
         """Return a strategy with as few changes as fit it, then with knobs that do more.
@@ -153,16 +156,19 @@ class Planner:
         tried: Sequence[Mapping[str, Any]] = ()
         if first.shortfalls:
             tried = _SMALLER.get(name, ())
-        elif first.prediction and first.prediction.stall_fraction > _STALLS:
+        elif first.prediction and _stalls(first):
             spare = all(b < _BUSY * first.step_seconds for b in _beside_device(first.prediction))
             tried = [knobs for knobs in _FASTER.get(name, ()) if spare or "lag" not in knobs]
         found = [first]
+        enough: set[tuple[str, ...]] = set()
         for knobs in tried:
             strategy = Strategy.of(name, **knobs)
-            if self._fitting(workload, strategy) is None:
+            if tuple(knobs) in enough or self._fitting(workload, strategy) is None:
                 continue
             other = self.fitted(workload, strategy)
-            if first.shortfalls or other.step_seconds < first.step_seconds:
+            if not first.shortfalls and not _stalls(other):
+                enough.add(tuple(knobs))  # more of the same knob has nothing left to save
+            if first.shortfalls or other.step_seconds < _GAIN * first.step_seconds:
                 changes = tuple(f"{key}={value}" for key, value in knobs.items())
                 found.append(replace(other, changes=(*changes, *other.changes)))
         return found
@@ -173,13 +179,15 @@ class Planner:
         return replace(self.option(chosen, strategy), changes=changes)
 
     def option(self, workload: Workload, strategy: Strategy) -> Option:
-        """Return a strategy for a workload as it is."""
+        """Return a strategy for a workload as it is; other systems are predicted if they fit."""
         need = memory_of(workload, strategy, self.hardware)
+        shortfalls = tuple(need.fits(self.hardware))
+        is_compared = strategy.config is not None or not shortfalls
         return Option(
             strategy=strategy,
             need=need,
-            shortfalls=tuple(need.fits(self.hardware)),
-            prediction=self._predict(workload, strategy),
+            shortfalls=shortfalls,
+            prediction=self._predict(workload, strategy) if is_compared else None,
         )
 
     def _fitting(
@@ -214,16 +222,29 @@ class Planner:
             found.append((workload, (*changes, f"{count} micro-batches of {size}")))
         return found
 
-    def _predict(self, workload: Workload, strategy: Strategy) -> Prediction | None:
+    def _predict(self, workload: Workload, strategy: Strategy) -> Prediction:
         if workload not in self._costs:
             self._costs[workload] = costs_of(workload, self.hardware)
         key = (workload, strategy.name, strategy.config)
         if key not in self._known:
-            try:
-                self._known[key] = simulate(self._costs[workload], strategy, keeps_spans=False)
-            except ConfigError:  # it needs drives, say: the shortfall says so
-                self._known[key] = None
+            # One window is enough where steps repeat; with a lag in between they take longer to.
+            config = strategy.config
+            repeats = config is None or config.lag is None or config.effective_lag() <= 1
+            self._known[key] = simulate(
+                self._costs[workload],
+                strategy,
+                keeps_spans=False,
+                num_steps=_MEASURED if repeats else None,
+            )
         return self._known[key]
+
+
+def _stalls(option: Option) -> bool:
+    """Return whether steps stall, selections aside: those take what they take."""
+    done = option.prediction
+    if done is None:
+        return False
+    return done.stall_seconds - done.selection_seconds > _STALLS * done.step_seconds
 
 
 def _beside_device(prediction: Prediction) -> list[float]:

@@ -25,11 +25,14 @@ _FLOAT_BYTES = 4
 class DeepSpeedZenFlow(AbstractSchedule):
     """Micro-batches in windows of S, each of them one of the release's steps.
 
-    A rank's copies follow one another on one side stream, so that the link never works both ways,
-    and a backward ends with the last of them. With overlap the update runs in a process of its
-    own, lane `host`, on its part of the cores; the training process has the lane `main` and the
-    others. New weights are cast on the host into memory that is not pinned, as PyTorch's blocking
-    copy between dtypes does. Selections are left out: they are rare.
+    Copies of gradients are queued on the stream that computes (`overlap_comm` is off below stage
+    3, and the side stream is commented out), so that backward waits for each of them and the link
+    never works both ways. With overlap the update runs in a process of its own, lane `host`, on
+    its part of the cores; the training process has the lane `main` and the others. Sharing the
+    float gradients with that process moves them to memory that is not pinned, which is how a
+    boundary's float copies go; without overlap they are pinned. New weights are cast on the host
+    into memory that is not pinned, as PyTorch's blocking copy between dtypes does. Selections are
+    left out: they are rare.
     """
 
     def __init__(
@@ -74,9 +77,11 @@ class DeepSpeedZenFlow(AbstractSchedule):
             self._worker_kind = _slower(machine.host_kind, 1 - reserved_cores)
             self._main_kind = _slower(machine.host_kind, reserved_cores)
             self._main = HostLane("main", machine.env, machine.network, machine.recording)
-        link = machine.hardware.link
-        rate = min(machine.h2d_kind.max_rate, link.h2d.value * link.pageable.value)
-        self._pageable_kind = replace(machine.h2d_kind, name="pageable", max_rate=rate)
+        share = machine.hardware.link.pageable.value
+        self._fetch_kind = _pageable(machine.h2d_kind, share * machine.rates.h2d)
+        self._float_kind = machine.d2h_kind
+        if overlap:
+            self._float_kind = _pageable(machine.d2h_kind, share * machine.rates.d2h)
         self._in_flight: list[simpy.Event] = []
         self._stalled = 0.0
 
@@ -90,35 +95,38 @@ class DeepSpeedZenFlow(AbstractSchedule):
                 micro_step += 1
                 is_boundary = micro_step % self._interval == 0
                 self.forward(step)
-                arrived = self._backward(step, is_first=is_first, is_boundary=is_boundary)
+                yield from self._backward(step, is_first=is_first, is_boundary=is_boundary)
                 yield machine.compute("step", machine.hardware.overheads.step.value, step)
-                yield from self._idle(arrived, "d2h", step)
                 if is_boundary:
                     yield from self._end_window(step)
             self.end_step(machine.env.now - self._stalled)
 
-    def _backward(self, step: int, *, is_first: bool, is_boundary: bool) -> list[simpy.Event]:
-        """Queue one backward with all copies; return the events of their end."""
+    def _backward(self, step: int, *, is_first: bool, is_boundary: bool) -> Process:
+        """Run one backward: behind each segment all that happens to its gradients, in turn."""
         machine, size = self.machine, self.costs.dtype_bytes
-        copied: list[simpy.Event] = []
         for segment in reversed(self.costs.segments):
             passed = machine.compute("backward", segment.backward, step)
             important = self._important(segment)
-            if not is_boundary:
-                machine.compute("step", self.update_seconds(important), step)
             reduced = machine.collective("reduce", segment.numel * size, step, passed)
             spread = machine.collective("broadcast", important * size, step, reduced)
-            share = segment.numel / self.devices
-            copied = [spread, *copied]
-            if not is_first:  # the device adds to the sum so far
-                work = machine.up(share * size)
-                copied = [machine.h2d.submit("accumulator", step, work, copied)]
-            work = machine.down(share * size)
+            yield passed
+            yield from self._idle([spread], "reduce", step)
+            if not is_boundary:
+                yield machine.compute("step", self.update_seconds(important), step)
+            yield from self._copy(segment, step, is_first=is_first, is_boundary=is_boundary)
+
+    def _copy(self, segment: Segment, step: int, *, is_first: bool, is_boundary: bool) -> Process:
+        """Add a segment's gradients to the sum on the host, by way of the device."""
+        machine, share = self.machine, segment.numel / self.devices
+        size = share * self.costs.dtype_bytes
+        copied: list[simpy.Event] = []
+        if not is_first:  # the device adds to the sum so far
+            copied = [machine.h2d.submit("accumulator", step, machine.up(size))]
+        copied = [machine.d2h.submit("grads", step, machine.down(size), copied)]
+        if is_boundary:
+            work = replace(machine.down(share * _FLOAT_BYTES), kind=self._float_kind)
             copied = [machine.d2h.submit("grads", step, work, copied)]
-            if is_boundary:
-                work = machine.down(share * _FLOAT_BYTES)
-                copied = [machine.d2h.submit("grads", step, work, copied)]
-        return copied
+        yield from self._idle(copied, "d2h", step)
 
     def _important(self, segment: Segment) -> float:
         """Return the elements that every device updates itself, all vectors included."""
@@ -153,7 +161,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
             "cast", step, self._host_work(_FLOAT_BYTES + size, self._main_kind)
         )
         yield from self._idle([cast], "host", step)
-        work = replace(machine.up(self._share * size), kind=self._pageable_kind)
+        work = replace(machine.up(self._share * size), kind=self._fetch_kind)
         uploaded = machine.h2d.submit("params", step, work)
         total = self.costs.num_params * size
         gathered = machine.collective("all-gather", total, step, uploaded)
@@ -167,6 +175,10 @@ class DeepSpeedZenFlow(AbstractSchedule):
         since = self.machine.env.now
         yield from self.wait(events, cause, step)
         self._stalled += self.machine.env.now - since
+
+
+def _pageable(kind: FlowKind, rate: float) -> FlowKind:
+    return replace(kind, name=f"pageable {kind.name}", max_rate=min(kind.max_rate, rate))
 
 
 def _slower(kind: FlowKind, share: float) -> FlowKind:

@@ -358,9 +358,9 @@ LOGS = [
  27.0- 27.5 h2d params 6
 """,
     ),
-    # S = 2: gradients go down whole; their sum so far comes up first in the second step, and goes
-    # down as floats as well. Both processes have half of the host: cast 6 bytes, clip 8, update
-    # 32, each taking twice as long.
+    # S = 2: gradients go down whole, and backward waits for them; their sum so far comes up first
+    # in the second step, and goes down as floats as well. Both processes have half of the host:
+    # cast 6 bytes, clip 8, update 32, each taking twice as long.
     (
         "deepspeed_zenflow", {"topk_ratio": 0.5, "update_interval": 2}, 3, 4, 1,
         """
@@ -368,30 +368,32 @@ LOGS = [
   1.0-  2.0 device forward 3
   2.0-  4.0 device backward 3
   4.0-  4.5 device step 3
-  4.0-  5.0 d2h grads 3
-  4.5-  6.5 device backward 3
-  6.5-  7.0 device step 3
-  6.5-  7.5 d2h grads 3
-  7.0-  7.5 device stall:d2h 3
-  7.5-  8.5 device forward 4
-  8.5-  9.5 device forward 4
-  9.5- 11.5 device backward 4
- 11.5- 13.5 device backward 4
- 11.5- 12.5 h2d accumulator 4
- 12.5- 13.5 d2h grads 4
- 13.5- 19.5 device stall:d2h 4
- 13.5- 15.5 d2h grads 4
- 15.5- 16.5 h2d accumulator 4
- 16.5- 17.5 d2h grads 4
- 17.5- 19.5 d2h grads 4
- 19.5- 21.9 device stall:host 4
- 19.5- 21.9 main cast 4
- 21.9- 23.9 device stall:h2d 4
- 21.9- 23.9 h2d params 4
- 23.9- 27.1 device stall:host 4
- 23.9- 27.1 main accumulate 4
- 27.1- 28.1 device step 4
- 27.1- 39.9 host adam 4
+  4.5-  5.5 device stall:d2h 3
+  4.5-  5.5 d2h grads 3
+  5.5-  7.5 device backward 3
+  7.5-  8.0 device step 3
+  8.0-  9.0 device stall:d2h 3
+  8.0-  9.0 d2h grads 3
+  9.0- 10.0 device forward 4
+ 10.0- 11.0 device forward 4
+ 11.0- 13.0 device backward 4
+ 13.0- 17.0 device stall:d2h 4
+ 13.0- 14.0 h2d accumulator 4
+ 14.0- 15.0 d2h grads 4
+ 15.0- 17.0 d2h grads 4
+ 17.0- 19.0 device backward 4
+ 19.0- 23.0 device stall:d2h 4
+ 19.0- 20.0 h2d accumulator 4
+ 20.0- 21.0 d2h grads 4
+ 21.0- 23.0 d2h grads 4
+ 23.0- 25.4 device stall:host 4
+ 23.0- 25.4 main cast 4
+ 25.4- 27.4 device stall:h2d 4
+ 25.4- 27.4 h2d params 4
+ 27.4- 30.6 device stall:host 4
+ 27.4- 30.6 main accumulate 4
+ 30.6- 31.6 device step 4
+ 30.6- 43.4 host adam 4
 """,
     ),
     # Without overlap the update (28 bytes) is one more thing in turn, on all of the host.
@@ -402,31 +404,33 @@ LOGS = [
   1.0-  2.0 device forward 3
   2.0-  4.0 device backward 3
   4.0-  4.5 device step 3
-  4.0-  5.0 d2h grads 3
-  4.5-  6.5 device backward 3
-  6.5-  7.0 device step 3
-  6.5-  7.5 d2h grads 3
-  7.0-  7.5 device stall:d2h 3
-  7.5-  8.5 device forward 4
-  8.5-  9.5 device forward 4
-  9.5- 11.5 device backward 4
- 11.5- 13.5 device backward 4
- 11.5- 12.5 h2d accumulator 4
- 12.5- 13.5 d2h grads 4
- 13.5- 19.5 device stall:d2h 4
- 13.5- 15.5 d2h grads 4
- 15.5- 16.5 h2d accumulator 4
- 16.5- 17.5 d2h grads 4
- 17.5- 19.5 d2h grads 4
- 19.5- 21.1 device stall:host 4
- 19.5- 21.1 host accumulate 4
- 21.1- 26.7 device stall:host 4
- 21.1- 26.7 host adam 4
- 26.7- 27.9 device stall:host 4
- 26.7- 27.9 host cast 4
- 27.9- 29.9 device stall:h2d 4
- 27.9- 29.9 h2d params 4
- 29.9- 30.9 device step 4
+  4.5-  5.5 device stall:d2h 3
+  4.5-  5.5 d2h grads 3
+  5.5-  7.5 device backward 3
+  7.5-  8.0 device step 3
+  8.0-  9.0 device stall:d2h 3
+  8.0-  9.0 d2h grads 3
+  9.0- 10.0 device forward 4
+ 10.0- 11.0 device forward 4
+ 11.0- 13.0 device backward 4
+ 13.0- 17.0 device stall:d2h 4
+ 13.0- 14.0 h2d accumulator 4
+ 14.0- 15.0 d2h grads 4
+ 15.0- 17.0 d2h grads 4
+ 17.0- 19.0 device backward 4
+ 19.0- 23.0 device stall:d2h 4
+ 19.0- 20.0 h2d accumulator 4
+ 20.0- 21.0 d2h grads 4
+ 21.0- 23.0 d2h grads 4
+ 23.0- 24.6 device stall:host 4
+ 23.0- 24.6 host accumulate 4
+ 24.6- 30.2 device stall:host 4
+ 24.6- 30.2 host adam 4
+ 30.2- 31.4 device stall:host 4
+ 30.2- 31.4 host cast 4
+ 31.4- 33.4 device stall:h2d 4
+ 31.4- 33.4 h2d params 4
+ 33.4- 34.4 device step 4
 """,
     ),
     # Four tiles, three at once: reading, updating, writing.

@@ -278,8 +278,8 @@ def test_twice_the_bandwidth_slows_no_step_where_nothing_is_shared(costs, strate
     name=st.sampled_from(BANDWIDTHS),
 )
 def test_twice_the_bandwidth_hardly_slows_a_step_anywhere(costs, strategy, name):
-    # A copy that is not urgent, made faster, takes its whole fair share of DRAM, of both directions
-    # of a link, or a place in the fabric's queue, just when one is under way that a step waits for.
+    # A copy that is not urgent, made faster, takes its whole fair share of DRAM, of both ways of
+    # a link, or a place in the fabric's queue, just when one is under way that a step waits for.
     # No more work is done, it is done in another order: 1.5 % was the most in 30 000 draws.
     faster = steady_step(twice_as_fast(costs, name), strategy)
     assert faster <= steady_step(costs, strategy) * 1.05

@@ -132,6 +132,9 @@ def test_a_delayed_update_longer_than_the_step_sets_the_pace():
     found = costs(update=100.0, d2h=ENDLESS, h2d=ENDLESS)
     assert step(found, "published_delayed") == near(100)
     assert step(found, "delayed") == near(100)
+    found = costs(d2h=50.0, update=ENDLESS, h2d=ENDLESS)  # nor do copies run ahead of it
+    assert step(found, "published_delayed") == near(50)
+    assert step(found, "delayed") == near(50)
 
 
 def test_zenflow_waits_for_no_more_than_the_first_layers_upload():
@@ -278,9 +281,9 @@ def test_released_zenflow_without_overlap_does_all_of_a_boundary_in_turn():
     # device for a tenth; a product in place, AdamW, a cast; the upload.
     found = costs(on_device=20.0)
     host = 30 * (8 + 28 + 6) / 28
-    # Copies of 3 s a layer against 2 s of its backward: they end 30 s after the first of those.
+    # Backward waits for each of its copies.
     seconds = step(found, "deepspeed_zenflow", update_interval=1, overlap=False)
-    assert seconds == near(10 + 2 + 30 + host + 10 + 0.1 * 20)
+    assert seconds == near(10 + 20 + 30 + host + 10 + 0.1 * 20)
 
 
 def test_released_zenflow_ends_its_windows_in_turn_behind_which_the_update_runs():
@@ -296,13 +299,23 @@ def test_released_zenflow_ends_its_windows_in_turn_behind_which_the_update_runs(
     assert predicted.stall_seconds == near((update - 64 + serial) / 2)
 
 
-def test_released_zenflow_waits_for_every_copy_of_a_micro_batch():
-    # The sum comes up (1 s), the new one goes down (1 s) behind each layer's 2 s: 2 s show at the
-    # end of a later micro-batch, 1 s of the first. At the boundary the float copy is 2 s more: 4 s
-    # a layer against 2 s, so that the copies end 40 s after the first layer's 2 s.
+def test_released_zenflow_hides_no_copy_behind_backward():
+    # The sum comes up (10 s; not in the first micro-batch), the new one goes down (10 s). At the
+    # boundary the float copy is 20 s more, and the upload 10 s.
     found = costs(update=ENDLESS)
-    window = (10 + 20 + 1) + (10 + 20 + 2) + (10 + 2 + 40 + 10)
+    window = (30 + 10) + (30 + 20) + (30 + 20 + 20 + 10)
     assert step(found, "deepspeed_zenflow", update_interval=3) == near(window / 3)
+
+
+def test_released_zenflow_copies_through_pageable_memory_what_its_processes_share():
+    # A quarter of the link's rate: the upload takes 40 s, and with overlap the float gradients 80.
+    found = costs(update=ENDLESS)
+    found = replace(found, hardware=found.hardware.with_values({"link.pageable": 0.25}))
+    window = (30 + 10) + (30 + 20 + 40)
+    seconds = step(found, "deepspeed_zenflow", update_interval=2)
+    assert seconds == near((window + 80) / 2)
+    seconds = step(found, "deepspeed_zenflow", update_interval=2, overlap=False)
+    assert seconds == near((window + 20) / 2)
 
 
 # ---- limits, and what holds for all of them -----------------------------------------------------

@@ -1,0 +1,84 @@
+"""Published set-ups: all that a prediction of a published measurement gets to see. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Quantity = Literal["step", "stall", "accumulating", "boundary", "host"]
+"""Seconds: of a mean step; in which the device waits; of a window's steps without and with its
+update; of the host's pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """A step by the seconds of its phases."""
+
+    strategy: str
+    num_params: int
+    forward: float
+    backward: float
+    d2h: float
+    update: float
+    h2d: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPass:
+    """One pass of an optimizer over the parameters of one host."""
+
+    machine: str
+    devices: int
+    num_params: float
+    """Of one host."""
+    bytes_each: float | None = None
+    """Of DRAM for each, at the roofline; None is DeepSpeed's CPU step with its bytes and rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A model, a machine from the table and a strategy."""
+
+    model: str
+    machine: str
+    devices: int
+    strategy: str
+    batch_size: int
+    """Sequences of a micro-batch on one device."""
+    sequence: int
+    checkpointing: bool = False
+    binds_cores: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+AnySetup = Phases | HostPass | Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another value that something unknown may have."""
+
+    text: str
+    setup: AnySetup | None = None
+    """None is the measurement's own."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Of the machine's figures."""
+    step_bytes: float | None = None
+    """Of a parameter, that the measured CPU step stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One published figure."""
+
+    label: str
+    seconds: float
+    quantity: Quantity
+    setup: AnySetup
+    group: str
+    """Key of `GROUPS`."""
+    source: str
+    assumption: str
+    """What the set-up takes for granted because the source does not say it."""
+    alternatives: tuple[Alternative, ...] = ()

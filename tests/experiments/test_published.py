@@ -1,0 +1,198 @@
+"""Published measurements: predicted from set-ups alone, with one constant, and written down."""
+
+import inspect
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from experiments.published import AIM, RECORD, TABLE, main, predict_all, table
+from experiments.published_data import BREAKDOWN, GROUPS, MEASUREMENTS, PAPER
+from experiments.published_predict import (
+    RATE,
+    deepspeed_rate,
+    elasticities,
+    hardware_of,
+    interval,
+    predict,
+    rate_of,
+    runs_deepspeed_step,
+    step_bytes,
+)
+from experiments.published_setups import HostPass, Measurement, Phases, Setup
+from experiments.recipes import TrainSettings
+from experiments.validation import PROFILE, record_of
+from experiments.validation import RECORD as RUNS
+from experiments.validation_docs import DOCUMENT, RESULTS, document, newest
+from sim.catalog import find_machine
+from sim.profile_file import write_profile
+from sim.refine import Observation
+from sim.simulate import Strategy
+from tests.test_layering import modules_after
+
+BY_LABEL = {item.label: item for item in MEASUREMENTS}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return predict_all(draws=0)
+
+
+def test_the_papers_phases_give_its_steps_and_its_idle_times_within_a_per_cent(rows):
+    found = [row for row in rows if row.measurement.group == "phases"]
+    assert [row.measurement.seconds for row in found] == [7.145, 5.1, 2.555, 2.045]
+    assert all(abs(row.error) < 0.01 for row in found)
+
+
+@pytest.mark.parametrize("item", MEASUREMENTS, ids=lambda item: item.label)
+def test_every_measurement_has_a_source_an_assumption_and_a_group(item):
+    assert item.seconds > 0
+    assert len(item.source) > 10
+    assert len(item.assumption) > 20
+    assert item.group in GROUPS
+
+
+def test_predictions_take_set_ups_and_no_set_up_holds_a_measurement():
+    for function in (predict, hardware_of, rate_of, interval, elasticities):
+        taken = inspect.signature(function, eval_str=True).parameters
+        kinds = {str(parameter.annotation) for parameter in taken.values()}
+        assert not any(Measurement.__name__ in kind for kind in kinds), function
+    names = {"seconds", "measured", "error"}
+    for kind in (Phases, HostPass, Setup):
+        assert not names & set(kind.__dataclass_fields__)
+
+
+def test_other_measured_values_change_no_prediction(rows):
+    for some in (slice(0, 6), slice(-1, None)):
+        doubled = [replace(item, seconds=2 * item.seconds) for item in MEASUREMENTS[some]]
+        again = predict_all(doubled, draws=0)
+        assert [row.predicted for row in again] == [row.predicted for row in rows[some]]
+        assert [row.error for row in again] != [row.error for row in rows[some]]
+
+
+def test_one_constant_from_the_papers_breakdown_is_behind_every_deepspeed_row():
+    ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
+    assert {item.group for item in ours} == {"qwen", "llama", "slideformer", "host"}
+    assert {rate_of(item.setup) for item in ours} == {deepspeed_rate()}
+    assert all(item.source != PAPER for item in ours)
+    others = [item.setup for item in MEASUREMENTS if item not in ours]
+    assert {rate_of(setup) for setup in others} == {math.inf}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_the_constant_is_a_hosts_whatever_its_ranks(devices):
+    # The step that it was measured on, on the machine that it was measured on.
+    setup = HostPass(machine="a100-epyc-7742", devices=devices, num_params=BREAKDOWN.num_params)
+    assert predict(setup, "host") == pytest.approx(BREAKDOWN.update)
+
+
+def test_the_constant_leaves_copies_alone():
+    setup = BY_LABEL["3B, ZenFlow, DeepSpeed's and its new"].setup
+    slow, fast = (predict(setup, "accumulating", rate=rate) for rate in (1e9, math.inf))
+    assert slow == pytest.approx(fast)
+    assert predict(setup, "boundary", rate=1e9) > 2 * predict(setup, "boundary")
+
+
+def test_a_set_up_whose_cores_are_not_bound_pays_the_hop_on_its_host_and_link():
+    bound = BY_LABEL["3B, ZeRO-Offload, bound"].setup
+    far = predict(replace(bound, binds_cores=False), "step")
+    hop = hardware_of(bound).host.numa_hop.value
+    near = predict(bound, "step")
+    assert near < far < near / ((1 + hop) / 2)
+
+
+def test_the_bytes_that_the_constant_stands_for_cancel_where_the_same_step_is_predicted():
+    setup = BY_LABEL["3B, ZeRO-Offload, bound"].setup
+    seconds = {bytes_each: deepspeed_rate(bytes_each) / bytes_each for bytes_each in (28, 42, 54)}
+    assert max(seconds.values()) == pytest.approx(min(seconds.values()))
+    assert predict(setup, "step", rate=deepspeed_rate(step_bytes())) == predict(setup, "step")
+
+
+def test_missed_rows_say_what_moves_them_and_met_ones_do_not(rows):
+    for row in rows:
+        assert bool(row.elasticities) == (abs(row.error) > AIM)
+    for row in rows:
+        assert all(value > 0 for value in row.alternatives.values())
+
+
+def test_an_elasticity_is_minus_one_for_the_only_figure_that_counts():
+    setup = BY_LABEL["DeepSpeed's CPU step, 72B on 32 A100 (about 10 s)"].setup
+    assert elasticities(setup, "host") == {RATE: pytest.approx(-1.0, abs=0.01)}
+
+
+def test_an_interval_holds_the_prediction_and_is_the_same_again():
+    setup = BY_LABEL["3B, ZeRO-Offload, bound"].setup
+    found = interval(setup, "step", 20)
+    assert found.low < predict(setup, "step") < found.high
+    assert interval(setup, "step", 20) == found
+
+
+def test_the_table_has_every_row_and_the_count_within_the_aim(rows):
+    lines = table(rows).splitlines()
+    assert all(any(item.label in line for line in lines) for item in MEASUREMENTS)
+    met = sum(abs(row.error) <= AIM for row in rows)
+    assert lines[-1] == f"{met} of {len(rows)} within 15%"
+
+
+def test_the_command_writes_the_table_and_the_rows_with_their_provenance(tmp_path):
+    result = CliRunner().invoke(main, ["--out", str(tmp_path / "record"), "--draws", "0"])
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "record" / RECORD).read_text())
+    assert len(record["rows"]) == len(MEASUREMENTS)
+    assert {"hardware", "versions", "commit"} <= set(record)
+    assert (tmp_path / "record" / TABLE).read_text() == result.output
+
+
+def test_the_committed_record_is_what_this_version_predicts(rows):
+    record = json.loads((newest(RESULTS, "published", RECORD) / RECORD).read_text())
+    assert record["deepspeed_bytes_per_second"] == pytest.approx(deepspeed_rate())
+    recorded = {(r["label"], r["source"]): r for r in record["rows"]}
+    assert len(recorded) == len(rows)
+    for row in rows:
+        old = recorded[row.measurement.label, row.measurement.source]
+        assert old["error"] == pytest.approx(row.error, abs=1e-3)
+        assert old["error"] == old["predicted_seconds"] / old["measured_seconds"] - 1
+        assert old["source"] == row.measurement.source
+
+
+def test_predicting_does_not_load_torch():
+    assert "torch" not in modules_after(
+        "from experiments.published import *\npredict_all(MEASUREMENTS[:6], draws=0)"
+    )
+
+
+# ---- docs/validation.md -------------------------------------------------------------------------
+
+
+def test_the_document_is_what_the_committed_records_make():
+    assert DOCUMENT.read_text(encoding="utf-8") == document()
+
+
+def test_without_records_the_document_says_so(tmp_path):
+    text = document(tmp_path)
+    assert text.count("No record yet") == 2
+    assert "Nothing of this has been run on a GPU" in text
+
+
+def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
+    settings = TrainSettings(model="tiny", strategy="zero_offload")
+    seen = Observation(
+        label="a run",
+        workload=None,
+        strategy=Strategy.of("zero_offload"),
+        step_seconds=0.5,
+        stall_seconds=0.25,
+        busy_seconds={"host": 0.1},
+        link=None,
+    )
+    folder = tmp_path / "2030-01-01_validation_somewhere"
+    folder.mkdir()
+    (folder / RUNS).write_text(json.dumps(record_of([(settings, seen, 0.02)], {})))
+    write_profile(find_machine("rtx4090-desktop"), folder / PROFILE)
+    text = document(tmp_path)
+    assert "Nothing of this has been run on a GPU" not in text
+    ours, gpu = text.split("## On a GPU")
+    assert "| a run | 500.0 | 2.0% |" in gpu
+    assert "a run" not in ours
