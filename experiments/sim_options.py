@@ -2,85 +2,196 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sim.catalog import assemble, find_machine
-from sim.hardware import HardwareProfile
-from sim.models import find_model
-from sim.profile_file import read_profile
-from sim.workload import DTYPE_BYTES, Workload
+from experiments.recipes import DTYPES, MODEL_SIZES
 from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sim.hardware import HardwareProfile
+    from sim.workload import Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_MACHINE_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
+_NAMED_BASES = ("gpu", "machine", "profile")
+
+
+class Memory(click.ParamType):
+    """A positive number of GiB."""
+
+    name = "GIB"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return bytes."""
+        try:
+            size = float(value)
+        except (TypeError, ValueError):
+            size = math.nan
+        if not (math.isfinite(size) and size > 0):
+            self.fail(
+                f"must be a positive number of GiB, got {value!r}: write 64, say", param, ctx
+            )
+        return size * (1 << 30)
+
+
+_FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
-        "--hardware",
-        {"help": "A machine of the table (dgx-a100-80, rtx4090-desktop, ...) or a profile.json."},
+        ("--model",),
+        {
+            "required": True,
+            "help": "A named model (llama-2-7b, Qwen/Qwen2.5-0.5B), a size of `zenflow train`, a "
+            "config.json or a directory with one.",
+        },
     ),
-    ("--gpu", {"help": "A device of the table, with --host and --link in place of --hardware."}),
-    ("--host", {"help": "A host of the table."}),
-    ("--link", {"help": "A link of the table (pcie4-x16, ...)."}),
-    ("--num-gpus", {"type": int, "help": "Devices that train together."}),
-)
-_WORKLOAD_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--batch-size", {"type": int, "help": "Sequences of a micro-batch on one device."}),
-    ("--sequence", {"type": int, "help": "Tokens of a sequence."}),
-    ("--grad-accum", {"type": int, "help": "Micro-batches of a step."}),
-    ("--dtype", {"type": click.Choice(list(DTYPE_BYTES)), "help": "Of weights and gradients."}),
     (
-        "--checkpointing/--no-checkpointing",
-        {"help": "Whether backward recomputes a layer's activations."},
+        ("--gpu",),
+        {"help": "Device by name (rtx4090): the rest is as in its usual machine."},
+    ),
+    (
+        ("--machine", "--hardware"),
+        {"help": "A whole machine by name, such as dgx-a100-80, or a profile's JSON file."},
+    ),
+    (
+        ("--profile",),
+        {"type": click.Path(path_type=Path), "help": "What `zenflow calibrate` wrote."},
+    ),
+    (("--num-gpus",), {"type": click.IntRange(min=1), "help": "Devices that train together."}),
+    (("--host",), {"help": "Host by name, such as 2x-epyc-7742."}),
+    (("--host-ram",), {"type": Memory(), "help": "Host memory in GiB."}),
+    (("--link",), {"help": "Link to the host by name, such as pcie4-x16."}),
+    (("--fabric",), {"help": "Fabric between devices by name, such as nvlink4."}),
+    (("--nvme",), {"help": "NVMe drives by name, such as 4x-gen4, or none."}),
+    (
+        ("--batch-size",),
+        {"type": int, "default": 4, "help": "Sequences of a micro-batch on each device."},
+    ),
+    (("--sequence",), {"type": int, "default": 1024, "help": "Tokens of a sequence."}),
+    (("--grad-accum",), {"type": int, "default": 1, "help": "Micro-batches of a step."}),
+    (
+        ("--dtype",),
+        {
+            "type": click.Choice(DTYPES),
+            "help": "Of parameters; default: bfloat16 if the device can.",
+        },
     ),
 )
-_WORKLOAD_FIELDS = {"grad_accum": "accumulation"}
 
 
 def simulation_flags(command: Command) -> Command:
     """Give a command the flags of a model, a machine and a workload."""
-    for flag, options in reversed(_MACHINE_FLAGS + _WORKLOAD_FLAGS):
-        command = click.option(flag, default=None, **options)(command)
-    return click.option(
-        "--model", required=True, help="A named model, a config.json, or a directory with one."
-    )(command)
+    for names, options in reversed(_FLAGS):
+        shown = {"show_default": True} if "default" in options else {"default": None}
+        command = click.option(*names, **{**shown, **options})(command)
+    return command
 
 
-def hardware_of(flags: dict[str, Any]) -> HardwareProfile:
-    """Return the machine that the flags name.
-
-    Raises:
-        ConfigError: They name none, or something that is not in the table.
-    """
-    name, count = flags.get("hardware"), flags.get("num_gpus")
-    if name is None:
-        missing = [f"--{key}" for key in ("gpu", "host", "link") if not flags.get(key)]
-        if missing:
-            raise ConfigError(
-                f"name a machine with --hardware, or its parts: {', '.join(missing)} is missing"
-            )
-        return assemble(flags["gpu"], flags["host"], flags["link"], num_devices=count or 1)
-    if any(flags.get(key) for key in ("gpu", "host", "link")):
-        raise ConfigError("--hardware names the whole machine: leave out --gpu, --host and --link")
-    if Path(name).suffix == ".json" or Path(name).exists():
-        profile = read_profile(Path(name))
-        return profile if count is None else replace(profile, num_devices=count)
-    return find_machine(name, num_devices=count)
-
-
-def workload_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the model and batch that the flags describe.
+def hardware_of(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
+    """Return the machine, and notes on what was assumed of it.
 
     Raises:
-        ConfigError: The model is not known, or a number breaks its rule.
+        ConfigError: Not exactly one of --gpu, --machine and --profile was given, or a name is
+            unknown.
     """
-    name, config = find_model(flags["model"])
-    names = ("batch_size", "sequence", "grad_accum", "dtype", "checkpointing")
-    settings = {
-        _WORKLOAD_FIELDS.get(key, key): flags[key] for key in names if flags.get(key) is not None
-    }
-    return Workload.of_config(name, config, **settings)
+    from sim.catalog import find_fabric, find_host, find_link, find_machine, find_nvme
+    from sim.hardware import Figure
+    from sim.profile_file import read_profile
+
+    given = [f"--{name}" for name in _NAMED_BASES if flags[name] is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            f"one of --gpu, --machine and --profile says what the machine is, got "
+            f"{' and '.join(given) or 'none'}: give --gpu rtx4090, say"
+        )
+    notes: list[str] = []
+    count = flags["num_gpus"]
+    if flags["gpu"] is not None:
+        hardware, notes = _usual_machine(flags)
+    elif flags["machine"] is not None and Path(flags["machine"]).suffix == ".json":
+        hardware = read_profile(flags["machine"])
+    elif flags["machine"] is not None:
+        hardware = find_machine(flags["machine"], count)
+    else:
+        hardware = read_profile(flags["profile"])
+    changes: dict[str, Any] = {}
+    if flags["host"] is not None:
+        changes["host"] = find_host(flags["host"])
+    if flags["host_ram"] is not None:
+        ram = Figure(value=flags["host_ram"], kind="spec", source="--host-ram")
+        changes["host"] = replace(changes.get("host", hardware.host), dram_bytes=ram)
+    if flags["link"] is not None:
+        changes["link"] = find_link(flags["link"])
+    if flags["fabric"] is not None:
+        changes["fabric"] = find_fabric(flags["fabric"])
+    if flags["nvme"] is not None:
+        changes["nvme"] = None if flags["nvme"] == "none" else find_nvme(flags["nvme"])
+    if count is not None:
+        changes["num_devices"] = count
+    return replace(hardware, **changes) if changes else hardware, notes
+
+
+def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
+    """Return a machine of the table with this device and enough of them, and what it lends.
+
+    Raises:
+        ConfigError: The device is unknown, or no machine holds it and parts are missing.
+    """
+    from sim.catalog import assemble, find_device, find_machine, machine_names
+
+    device, count = find_device(flags["gpu"]), flags["num_gpus"] or 1
+    parts = [name for name in ("host", "link") if flags[name] is None]
+    if not parts and (count == 1 or flags["fabric"] is not None):
+        made = assemble(
+            device, flags["host"], flags["link"], count, fabric=flags["fabric"],
+            nvme=None if flags["nvme"] in (None, "none") else flags["nvme"],
+        )  # fmt: skip
+        return made, []
+    usual = [find_machine(name) for name in machine_names()]
+    usual = [machine for machine in usual if machine.device.name == device.name]
+    enough = [machine for machine in usual if machine.num_devices >= count]
+    if not enough:
+        raise ConfigError(
+            f"no machine of the table holds {count} {device.name}: give --host, --link"
+            f"{' and --fabric' if count > 1 else ''}"
+        )
+    chosen = min(enough, key=lambda machine: machine.num_devices)
+    lent = [*parts, *(["fabric"] if count > 1 and flags["fabric"] is None else [])]
+    lent += ["drives"] if flags["nvme"] is None and chosen.nvme is not None else []
+    note = f"assumed as in {chosen.name}: {', '.join(lent)}"
+    return replace(chosen, num_devices=count), [note]
+
+
+def workload_of(flags: dict[str, Any], hardware: HardwareProfile) -> Workload:
+    """Return the workload.
+
+    Raises:
+        ConfigError: The model is unknown or lacks a field, or a number breaks its rule.
+    """
+    from sim.workload import Workload
+
+    name, config = _model(flags["model"])
+    peaks = hardware.device.flops
+    usable = next(
+        (name for name in ("bfloat16", "float16", "float32") if name in peaks), DTYPES[0]
+    )
+    return Workload.of_config(
+        name,
+        config,
+        batch_size=flags["batch_size"],
+        sequence=flags["sequence"],
+        accumulation=flags["grad_accum"],
+        dtype=flags["dtype"] or usable,
+        checkpointing=bool(flags["checkpointing"]),
+    )
+
+
+def _model(name: str) -> tuple[str, dict[str, Any]]:
+    from sim.models import find_model
+
+    size = MODEL_SIZES.get(name)
+    return find_model(name) if size is None else (name, size.config())

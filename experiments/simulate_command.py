@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from experiments.options import given_flags, knob_flags
-from experiments.sim_options import hardware_of, simulation_flags, workload_of_flags
+from experiments.sim_options import hardware_of, simulation_flags, workload_of
 from sim.costs import costs_of
 from sim.hardware import HardwareProfile
 from sim.memory import MemoryNeed, gib, memory_of
@@ -27,6 +27,11 @@ _MOST_PARTS = 5
     "--strategy", default="zenflow", show_default=True, help=f"One of {', '.join(STRATEGIES)}."
 )
 @simulation_flags
+@click.option(
+    "--checkpointing/--no-checkpointing",
+    default=False,
+    help="Whether backward recomputes a layer's activations.",
+)
 @knob_flags
 @click.option(
     "--gradients",
@@ -44,7 +49,8 @@ _MOST_PARTS = 5
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
     try:
-        hardware, workload = hardware_of(flags), workload_of_flags(flags)
+        hardware, _ = hardware_of(flags)
+        workload = workload_of(flags, hardware)
         strategy = Strategy.of(
             flags["strategy"], releases=flags["gradients"] == "release", **given_flags(context)[1]
         )

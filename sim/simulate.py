@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,10 @@ _SETTLING_WINDOWS = 3
 _MEASURED_WINDOWS = 2
 _FEWEST_STEPS = 4
 """Measured, however short the windows are."""
+_STEADY = 1e-3
+"""Relative difference of two windows that counts as none."""
+_LONGEST_SETTLING = 40
+"""Windows after which a run is taken as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class Prediction:
     step_seconds: float
     """Mean over whole windows."""
     slowest_step_seconds: float
-    """Of those windows: where the update's work is not even."""
+    """Of those windows, selections aside: where the update's work is not even."""
     stall_seconds: float
     """In which the device waits, mean per step."""
     selection_seconds: float = 0.0
@@ -118,6 +122,11 @@ class Strategy:
         return cls(name=name, config=ZenFlowConfig.preset(name, **changes), releases=releases)
 
     @property
+    def warm_up(self) -> int:
+        """First steps that defer nothing."""
+        return 0 if self.config is None else self.config.full_warm_up_rounds
+
+    @property
     def period(self) -> int:
         """Steps after which a steady state repeats."""
         if self.config is not None:
@@ -161,22 +170,21 @@ def simulate(
     Raises:
         ConfigError: The strategy's options are wrong.
     """
-    machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
-    schedule = _steady(strategy, 0).schedule(machine, costs)
+    strategy.schedule(Machine(costs.hardware), costs)  # refuses options before they are used
     period = strategy.period
-    warm_up = strategy.config.full_warm_up_rounds if strategy.config is not None else 0
-    settling = warm_up + _SETTLING_WINDOWS * period
     wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
     measured = -(-wanted // period) * period
-    machine.run(schedule.run(settling + measured))
-    extra = _selection_seconds(costs, strategy, settling, measured, pinned)
-    if extra is not None:
-        extra = max(0.0, extra - schedule.step_ends[-1])
+    settling = strategy.warm_up + _SETTLING_WINDOWS * period
+    while True:
+        machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
+        schedule = _steady(strategy, 0).schedule(machine, costs)
+        machine.run(schedule.run(settling + measured))
+        lengths = _lengths(schedule.step_ends, settling)
+        if _is_steady(lengths, period) or settling > _LONGEST_SETTLING * period:
+            break
+        settling *= 2  # queues are still growing: a long lag takes its time to fill up
+    selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)
     recording = machine.recording
-    ends = schedule.step_ends
-    first = settling - 1
-    lengths = [b - a for a, b in zip(ends[first:-1], ends[first + 1 :], strict=True)]
-    selection = (extra or 0.0) / max(1, _select_interval(strategy))
     timeline = recording.timeline(
         {"strategy": strategy.name, "device": costs.hardware.device.name, "period": period},
         settling,
@@ -196,6 +204,19 @@ def simulate(
     )
 
 
+def _lengths(ends: Sequence[float], settling: int) -> list[float]:
+    """Return the lengths of the steps after the settling ones."""
+    return [
+        end - start for start, end in zip(ends[settling - 1 : -1], ends[settling:], strict=True)
+    ]
+
+
+def _is_steady(lengths: Sequence[float], period: int) -> bool:
+    """Whether the first and the last of the measured windows are as long."""
+    first, last = sum(lengths[:period]), sum(lengths[-period:])
+    return abs(last - first) <= _STEADY * last
+
+
 def _select_interval(strategy: Strategy) -> int:
     """Return the steps between two selections; 0 where none follows the first."""
     config = strategy.config
@@ -213,16 +234,19 @@ def _steady(strategy: Strategy, select_interval: int) -> Strategy:
 
 
 def _selection_seconds(
-    costs: StepCosts, strategy: Strategy, settling: int, measured: int, pinned: bool
-) -> float | None:
-    """Return when the same steps end if one selection falls into the measured ones."""
-    if not _select_interval(strategy):
-        return None
-    config = strategy.config
-    assert config is not None
-    first = max(1, config.full_warm_up_rounds)
+    costs: StepCosts, strategy: Strategy, ends: Sequence[float], settling: int, pinned: bool
+) -> float:
+    """Return the seconds by which selections lengthen a step, spread over all steps.
+
+    The same steps are taken again with one selection as the first is measured: the end of the
+    steps that follow moves by what it costs.
+    """
+    interval = _select_interval(strategy)
+    if not interval:
+        return 0.0
+    steps = min(len(ends), 2 * settling)  # before another one falls due
     machine = Machine(costs.hardware, pinned=pinned, keeps_spans=False)
-    # Selected at the first step, and again as measuring begins.
-    again = _steady(strategy, settling + 1 - first).schedule(machine, costs)
-    machine.run(again.run(settling + measured))
-    return again.step_ends[-1]
+    # Selected at the first step after warm-up, and again `settling` steps after the first of all.
+    again = _steady(strategy, settling + 1 - max(1, strategy.warm_up)).schedule(machine, costs)
+    machine.run(again.run(steps))
+    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / interval

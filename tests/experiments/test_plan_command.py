@@ -6,9 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.plan_command import _BYTE_TOKENS, _model
 from sim.catalog import find_machine
-from sim.families import num_params
 from sim.profile_file import write_profile
 
 GIB = 1 << 30
@@ -105,14 +103,8 @@ def test_a_config_file_and_a_size_of_train_are_models(tmp_path):
         )
     )  # fmt: skip
     assert record("plan", "--model", str(path), "--gpu", "rtx4090")["num_params"] == 124_439_808
-    assert num_params(_model("1b")[1]) == pytest.approx(1.0e9, rel=0.05)
-
-
-def test_named_sizes_have_the_byte_vocabulary():
-    pytest.importorskip("torch")
-    from experiments.tokens import NUM_BYTE_TOKENS
-
-    assert _BYTE_TOKENS == NUM_BYTE_TOKENS
+    size = record("plan", "--model", "1b", "--gpu", "rtx4090")
+    assert size["num_params"] == pytest.approx(1.0e9, rel=0.05)
 
 
 def test_checkpointing_is_held_where_it_is_given():
