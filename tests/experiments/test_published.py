@@ -100,7 +100,8 @@ def test_a_set_up_whose_cores_are_not_bound_pays_the_hop_on_its_host_and_link():
     far = predict(replace(bound, binds_cores=False), "step")
     hop = hardware_of(bound).host.numa_hop.value
     near = predict(bound, "step")
-    assert near < far < near / ((1 + hop) / 2)
+    most = near / ((1 + hop) / 2)
+    assert 0.98 * most < far < most  # all but its compute
 
 
 def test_the_bytes_that_the_constant_stands_for_cancel_where_the_same_step_is_predicted():

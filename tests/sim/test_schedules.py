@@ -27,7 +27,7 @@ ENDLESS = 1e-9
 def costs(
     forward=10.0, backward=20.0, d2h=10.0, update=30.0, h2d=10.0, *,
     layers=LAYERS, accumulation=1, devices=1, gather=ENDLESS, read=ENDLESS, write=ENDLESS,
-    on_device=ENDLESS,
+    on_device=ENDLESS, fabric="NVLink",
 ):  # fmt: skip
     """Return costs by the seconds of each phase; the last four of the whole model as well."""
     found = costs_of_phases(
@@ -37,7 +37,7 @@ def costs(
     hardware = replace(
         found.hardware.with_values({"overheads.device_update": PARAMS / on_device}),
         num_devices=devices,
-        fabric=Fabric(name="fabric", bandwidth=Figure(value=MODEL / gather), latency=tiny()),
+        fabric=Fabric(name=fabric, bandwidth=Figure(value=MODEL / gather), latency=tiny()),
         nvme=Nvme(
             name="drives",
             read=Figure(value=12 * PARAMS / read),
@@ -328,16 +328,25 @@ def test_with_endless_links_and_hosts_a_step_is_its_compute(name, accumulation):
     assert step(found, name) == near(30 * accumulation)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in STRATEGIES),
+        ("zero_infinity", {"tile": PARAMS // 40}),
+        ("deep_optimizer_states", {"subgroup": PARAMS // 40, "stride": 2}),
+        ("superoffload", {"clipping": True}),
+    ],
+)
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_step_is_the_devices_work_and_its_stalls_by_cause(name, devices, accumulation):
+def test_a_step_is_the_devices_work_and_its_stalls_by_cause(name, options, devices, accumulation):
     found = costs(
         d2h=30.0, h2d=40.0, update=80.0, on_device=6.0, gather=8.0, read=20.0, write=20.0,
         devices=devices, accumulation=accumulation,
     )  # fmt: skip
     # A later selection is counted in by its share, and is in no timeline.
-    predicted = predict(found, name, **({} if name in SYSTEMS else {"select_interval": 0}))
+    options = options if name in SYSTEMS else {"select_interval": 0}
+    predicted = predict(found, name, **options)
     stalls = predicted.timeline.stalls()
     steps = len({span.step for span in predicted.timeline.spans if span.lane == "device"})
     assert predicted.busy_seconds["device"] + predicted.stall_seconds == near(
@@ -422,10 +431,37 @@ def test_two_devices_reduce_gradients_and_gather_weights():
     assert step(costs(**shared), "published_zero_offload") == near(
         10 + 20 + 0.4 + 0.5 + 15 + 5 + 4
     )
+    # Over PCIe a model's half goes up and down each device's own link: 5 of 10 s, 0.5 of a layer.
+    pcie = costs(devices=2, fabric="PCIe", on_device=6.0)
+    assert step(pcie, "published_on_device") == near(10 + 20 + 0.5 + 6 / 2 + 5)
     # The first layer: 0.4 s reduced, 0.5 s down, 0.1 s updated, 0.5 s up, 0.4 s gathered. The
     # second one's all-gather is over by then.
     found = costs(**shared, update=2.0)
     assert step(found, "layer_overlapped") == near(10 + 20 + 0.4 + 0.5 + 0.1 + 0.5 + 0.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "stalls"),
+    [
+        ("published_zero_offload", {}, {"d2h": 1, "host": 30, "h2d": 10}),
+        ("superoffload", {"ratio": 1.0}, {"host": 14, "h2d": 2}),
+        ("layer_overlapped", {}, {"host": 13, "h2d": 1}),
+        ("zero_infinity", {"tile": PARAMS // 4}, {"d2h": 1, "nvme": 2, "host": 30, "h2d": 2.5}),
+        (
+            "deep_optimizer_states",
+            {"subgroup": PARAMS // 4, "stride": 5},
+            {"d2h": 1, "host": 30, "h2d": 2.5},
+        ),
+    ],
+)
+def test_stalls_are_called_by_what_is_waited_for(name, options, stalls):
+    # Reading 8 s in all, 2 s a tile, is behind the host's 7.5 s but for the first.
+    predicted = predict(costs(read=8.0), name, **options)
+    found = predicted.timeline.stalls()
+    steps = len({span.step for span in predicted.timeline.spans if span.lane == "device"})
+    assert {cause: seconds / steps for cause, seconds in found.items()} == pytest.approx(
+        stalls, abs=1e-6
+    )
 
 
 # ---- refusals -----------------------------------------------------------------------------------
