@@ -175,14 +175,12 @@ class Machine:
 
     def down(self, num_bytes: float, *, packs: bool = False) -> Work:
         """Return a copy to the host as work; ``packs`` where columns are gathered first."""
-        seconds = self._copy_seconds(num_bytes, self.pack_rate if packs else None, self.rates.d2h)
+        seconds = self._copy_seconds(num_bytes, self.pack_rate if packs else None)
         return Work(seconds=seconds, kind=self.d2h_kind, num_bytes=num_bytes, counted=num_bytes)
 
     def up(self, num_bytes: float, *, packs: bool = False) -> Work:
         """Return a copy to the device as work; ``packs`` where it is written into columns."""
-        seconds = self._copy_seconds(
-            num_bytes, self.unpack_rate if packs else None, self.rates.h2d
-        )
+        seconds = self._copy_seconds(num_bytes, self.unpack_rate if packs else None)
         return Work(seconds=seconds, kind=self.h2d_kind, num_bytes=num_bytes, counted=num_bytes)
 
     def from_drives(self, num_bytes: float) -> Work:
@@ -212,16 +210,15 @@ class Machine:
         )
         return self.fabric.submit(name, step, work, [after])
 
-    def _copy_seconds(self, num_bytes: float, packing: float | None, link: float) -> float:
-        """Return what a copy takes beside its bytes on the link; a GPU's stream packs them first.
+    def _copy_seconds(self, num_bytes: float, packing: float | None) -> float:
+        """Return what a copy takes beside its bytes on the link.
 
-        An emulated link counts from the copy's start, so that what a lane thread does beside
-        moving bytes shows only where it takes longer than the link.
+        A GPU's stream packs them first; a CPU's lane thread does so while the bytes move.
         """
         overhead = self.hardware.overheads.copy.value + self.hardware.link.latency.value
-        if self.hardware.device.is_cpu:
-            return max(0.0, overhead - num_bytes / link)
-        return overhead + (num_bytes / packing if packing is not None else 0.0)
+        if packing is None or self.hardware.device.is_cpu:
+            return overhead
+        return overhead + num_bytes / packing
 
     def host_work(self, num_bytes: float) -> Work:
         """Return a host task that moves so many bytes of DRAM as work."""

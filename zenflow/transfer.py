@@ -141,7 +141,7 @@ class CopyLane:
     def _pace(self, started: float, num_bytes: int) -> None:
         """Sleep until the emulated link would have carried the bytes."""
         assert self.bytes_per_second is not None
-        # Counted from when the link was last free, so that oversleeping is made up for.
+        # A copy that begins while the link still carries another waits for that one's end.
         self._link_free = max(self._link_free, started) + num_bytes / self.bytes_per_second
         remaining = self._link_free - time.perf_counter()
         if remaining > 0:
