@@ -9,6 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sim.catalog import find_machine
+from sim.costs import costs_of
+from sim.models import find_model
+from sim.simulate import Strategy, simulate
+from sim.workload import Workload
 from tests.models import TinyStack
 from zenflow import PacedLink, Span, Timeline, ZenFlowAdamW, ZenFlowConfig
 
@@ -21,7 +26,7 @@ COPIES = {"d2h": "Memcpy DtoH", "h2d": "Memcpy HtoD"}
 STREAMS = {"device": 7, "d2h": 20, "h2d": 21}
 
 
-def simulated():
+def made_up():
     """Return two steps with gaps, a wait, overlaps, a copy that outlasts them, and an extra lane.
 
     The device works 1.0 s; the copies take 0.9 s, of which 0.4 s beside it.
@@ -43,6 +48,14 @@ def simulated():
     )
 
 
+def simulated():
+    """Return what the simulator predicts of a small model, with stalls of several causes."""
+    workload = Workload.of_config(*find_model("gpt2"), batch_size=1, sequence=128)
+    hardware = find_machine("rtx4090-desktop").with_values({"host.dram": 2e10})
+    strategy = Strategy.of("zenflow", update_interval=2)
+    return simulate(costs_of(workload, hardware), strategy).timeline
+
+
 def measured():
     """Return what the engine records of a tiny training over a slow link."""
     config = ZenFlowConfig(min_split_elements=16, update_interval=2)
@@ -62,7 +75,9 @@ def measured():
         return optimizer.timeline
 
 
-@pytest.fixture(scope="module", params=[simulated, measured], ids=lambda make: make.__name__)
+@pytest.fixture(
+    scope="module", params=[made_up, simulated, measured], ids=lambda make: make.__name__
+)
 def timeline(request):
     return request.param()
 
@@ -82,7 +97,7 @@ def rounding(timeline, lane=None):
 
     The made-up times are whole microseconds. A wait makes two events of the span around it.
     """
-    if timeline.metadata.get("source") == "simulated":
+    if timeline.metadata["device"] == "made up":
         return 1e-9
     return 4e-6 * sum(
         span.lane == lane if lane else span.lane != "host" for span in timeline.spans
@@ -103,7 +118,7 @@ def test_it_finds_the_time_of_compute_of_copies_alone_and_of_neither(timeline, a
     assert found["non_compute_time(us)"] / 1e6 == pytest.approx(copies_alone, **near)
     idle = line.makespan - compute - copies_alone
     assert found["idle_time(us)"] / 1e6 == pytest.approx(idle, **near)
-    if timeline.metadata.get("source") == "simulated":  # the same once by hand
+    if timeline.metadata["device"] == "made up":  # the same once by hand
         assert (compute, copies_alone) == (pytest.approx(1.0), pytest.approx(0.5))
 
 
@@ -128,7 +143,7 @@ def test_its_bandwidth_summary_has_every_copys_speed(timeline, analysis):
         # Where one copy ends in the microsecond in which the next starts, it may add the two.
         assert row["min"] == pytest.approx(min(speeds))
         assert row["max"] <= 2 * max(speeds)
-        if timeline.metadata.get("source") == "simulated":
+        if timeline.metadata["device"] == "made up":
             assert (row["count"], row["max"]) == (len(copies), pytest.approx(max(speeds)))
 
 
@@ -173,9 +188,9 @@ def test_a_copy_whose_step_was_cut_off_is_still_seen(tmp_path):
 def test_the_step_that_it_leaves_out_by_default_is_the_last_with_its_copies(tmp_path):
     from hta.trace_analysis import TraceAnalysis
 
-    simulated().write(tmp_path / "trace.json")
+    made_up().write(tmp_path / "trace.json")
     analysis = TraceAnalysis(trace_files={0: str(tmp_path / "trace.json")})
     (found,) = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
-    first = simulated().steps(1, 1)
+    first = made_up().steps(1, 1)
     assert found["compute_time(us)"] / 1e6 == pytest.approx(first.busy("device")) == 0.8
     assert list(analysis.get_memory_bw_summary().index) == [(0, "Memcpy DtoH")]

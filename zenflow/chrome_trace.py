@@ -30,6 +30,7 @@ _STEP_THREAD = 0  # the training loop's: steps, and the waits inside them
 _THREADS_PER_LANE = 100
 _MICROSECONDS = 1e6
 _FORMAT_VERSION = 1
+_FIRST_CORRELATION = 1 << 20  # HTA puts rows' numbers in their place, in the integers they fit in
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _step_events(timeline: Timeline, starts: Mapping[int, float]) -> Iterator[di
     last = max((span.end for span in _loop_spans(timeline)), default=0.0)
     for (step, start), end in zip(starts.items(), [*starts.values(), last][1:], strict=True):
         # HTA drops kernels that no host event launched, so a step launches all of its own.
-        args = {"correlation": step}
+        args = {"correlation": _FIRST_CORRELATION + step}
         yield _complete_event(_STALL_TRACK, f"ProfilerStep#{step}", start, end, _STEP_THREAD, args)
 
 
@@ -257,7 +258,7 @@ def _place(track: _Track, thread: int, launched_by: int) -> dict[str, Any]:
         "device": _DEVICE_PID,
         "context": 1,
         "stream": thread,
-        "correlation": launched_by,
+        "correlation": _FIRST_CORRELATION + launched_by,
     }
 
 

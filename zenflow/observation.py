@@ -32,8 +32,9 @@ class Observed:
         """Spans of the last `timeline_steps` steps; on a GPU this waits for their events."""
         engine = self._running
         emulated = engine.d2h.bytes_per_second is not None
+        device = str(engine.device.torch_device)
         return engine.recorder.timeline(
-            {"device": str(engine.device.torch_device), "emulated_link": emulated}
+            {"source": "measured", "device": device, "emulated_link": emulated}
         )
 
     @contextmanager

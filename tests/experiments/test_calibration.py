@@ -1,0 +1,129 @@
+"""Calibration from end to end, on runs too small to say anything, and what it writes."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from experiments.calibration import calibrate as calibration
+from experiments.calibration import measure_validation, plans
+from experiments.calibration.compute import ComputeFit
+from experiments.calibration.parts import measure_host, measure_parts, timed
+from experiments.calibration.profile import device_of, overheads_of
+from experiments.cli import main
+from sim.fit import Fit
+from sim.profile_file import read_profile
+
+TINY_SHAPES = (("tiny", 1, 32), ("tiny", 4, 32), ("tiny", 2, 96))
+TINY_RUNS = (
+    plans.RunPlan(strategy="on_device", model="tiny", batch=1, sequence=32),
+    plans.RunPlan(strategy="zenflow", model="tiny", batch=2, sequence=32, copy_share=1.0),
+)
+TINY_VALIDATION = (
+    plans.RunPlan(strategy="zero_offload", model="tiny", batch=1, sequence=48, copy_share=2.0),
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(plans, "CPU_SHAPES", TINY_SHAPES)
+    monkeypatch.setattr(plans, "CPU_RUNS", TINY_RUNS)
+    monkeypatch.setattr(plans, "CPU_VALIDATION", TINY_VALIDATION)
+    monkeypatch.setattr(calibration, "measure_sharing", lambda settings: 1.3)
+    assert measure_validation.plans is plans
+    yield
+    torch.set_num_threads(before)
+
+
+def run(*arguments):
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
+    path = tmp_path / "profile.json"
+    shown = run("calibrate", "--device", "cpu", "--out", path, "--turns", 1)
+    profile = read_profile(path)
+    assert profile.device.is_cpu
+    facts = profile.metadata["calibration"]
+    assert facts["emulated_link"] is True
+    assert len(facts["compute"]) == len(TINY_SHAPES)
+    assert len(facts["compute_residuals"]) == 2 * len(TINY_SHAPES)
+    assert len(facts["runs"]) == len(TINY_RUNS)
+    assert set(facts["constant_residuals"]) == set(facts["refined_over_probed"])
+    assert facts["error_after"] <= facts["error_before"]
+    assert {"hardware", "versions", "commit"} <= profile.metadata.keys()
+    assert "overheads.pack_bandwidth" in shown
+
+    record = tmp_path / "record"
+    shown = run(
+        "validate", "--device", "cpu", "--profile", path, "--out", record, "--turns", 1
+    )  # fmt: skip
+    assert "1 runs: step time off by" in shown
+    (measured,) = json.loads((record / "runs.json").read_text())["runs"]
+    assert measured["busy_seconds"]["d2h"] > 0
+    assert (record / "table.txt").read_text().strip() in shown
+    assert (
+        run("validate", "--record", record).strip() == (record / "table.txt").read_text().strip()
+    )
+
+    # A recorded run refines the profile further.
+    run(
+        "train", "--model", "tiny", "--sequence", 32, "--batch-size", 1, "--steps", 12,
+        "--update-interval", 2, "--eval-batches", 1, "--out", tmp_path / "run",
+    )  # fmt: skip
+    again = tmp_path / "again.json"
+    run("calibrate", "--from-trace", tmp_path / "run", "--start", path, "--out", again)
+    assert read_profile(again).device == profile.device
+
+
+def test_a_plans_link_follows_from_the_predicted_compute(tiny, tmp_path):
+    run("calibrate", "--device", "cpu", "--out", tmp_path / "p.json", "--turns", 1)
+    profile = read_profile(tmp_path / "p.json")
+    plan = plans.RunPlan(
+        strategy="zenflow", model="mini", batch=2, sequence=64, copy_share=0.5, up_share=2.0
+    )
+    settings = plan.resolve(profile, calibration.CalibrationOptions(
+        device=torch.device("cpu")).settings)  # fmt: skip
+    from sim.costs import costs_of
+
+    costs = costs_of(plans.workload_of_settings(settings), profile)
+    down, up = settings.link
+    assert costs.num_params * 4 / down == pytest.approx(0.5 * costs.compute_seconds)
+    assert down / up == pytest.approx(4.0)
+    assert settings.knobs["select_interval"] == 0
+
+
+def test_parts_take_longer_the_more_they_move():
+    rates = measure_host(1, torch.device("cpu"))
+    assert rates.by_threads.keys() == {1}
+    assert 1e8 < rates.one_core < 1e12
+    parts = measure_parts(torch.device("cpu"), torch.float32)
+    overheads = overheads_of(parts, is_cpu=True)
+    for rate in (overheads.pack_bandwidth, overheads.unpack_bandwidth, overheads.intake_bandwidth):
+        assert 1e7 < rate.value <= 1e12
+        assert rate.kind == "measured"
+
+
+def test_a_call_is_timed_by_its_median():
+    lengths = iter([0, 0, 4e-3, 0, 0, 0])
+
+    def wait():
+        import time
+
+        time.sleep(next(lengths, 0))
+
+    assert timed(wait, torch.device("cpu"), repeats=5) < 2e-3
+
+
+def test_a_constant_too_small_to_see_becomes_a_bound():
+    constants = {"matmul": 1e-11, "attention": 0.0, "elementwise": 0.0, "launch": 0.0}
+    fit = Fit({**constants, "backward launch": 0.0, "gradient": 0.0}, {})
+    device = device_of(torch.device("cpu"), ComputeFit(fit, 0.9), "float32", None)
+    assert device.flops["float32"].value == pytest.approx(1e11)
+    assert device.attention_efficiency.value == 1.0
+    assert device.bandwidth.value >= 1e12
+    assert device.backward_factor.value == 0.9
