@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +14,11 @@ from sim.costs import costs_of
 from sim.hardware import HardwareProfile
 from sim.memory import MemoryNeed, gib, memory_of
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
-from sim.uncertainty import Interval, interval_of
 from sim.workload import Workload
 from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sim.uncertainty import Interval
 
 _LANE_WIDTH = 12
 _MOST_PARTS = 5
@@ -74,6 +76,7 @@ def _interval(
 ) -> Interval | None:
     if not flags["draws"]:
         return None
+    from sim.uncertainty import interval_of  # loads numpy, which help need not
 
     def step_seconds(drawn: HardwareProfile) -> float:
         costs = costs_of(workload, drawn)

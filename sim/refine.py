@@ -102,10 +102,12 @@ def refine(
     Args:
         profile: With the probes' constants.
         observations: Measured runs.
-        names: Constants that may move.
+        names: Constants that may move, as far as the profile has them.
         on_sweep: Told after each pass over the constants: its number, and the error.
     """
-    probed = {name: profile.figures()[name].value for name in names}
+    figures = profile.figures()
+    names = [name for name in names if name in figures]
+    probed = {name: figures[name].value for name in names}
 
     def moved(exponents: Mapping[str, float]) -> HardwareProfile:
         values = {name: _bounded(name, probed[name] * math.exp(exponents[name])) for name in names}

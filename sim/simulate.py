@@ -180,11 +180,12 @@ def simulate(
         schedule = _steady(strategy, 0).schedule(machine, costs)
         machine.run(schedule.run(settling + measured))
         lengths = _lengths(schedule.step_ends, settling)
-        if _is_steady(lengths, period) or settling > _LONGEST_SETTLING * period:
+        recording = machine.recording
+        busy = {lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes}
+        if _is_steady(lengths, period, busy) or settling > _LONGEST_SETTLING * period:
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
     selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)
-    recording = machine.recording
     timeline = recording.timeline(
         {"strategy": strategy.name, "device": costs.hardware.device.name, "period": period},
         settling,
@@ -197,9 +198,7 @@ def simulate(
         selection_seconds=selection,
         d2h_bytes=recording.bytes_since("d2h", settling) / measured,
         h2d_bytes=recording.bytes_since("h2d", settling) / measured,
-        busy_seconds={
-            lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes
-        },
+        busy_seconds=busy,
         timeline=timeline,
     )
 
@@ -211,10 +210,14 @@ def _lengths(ends: Sequence[float], settling: int) -> list[float]:
     ]
 
 
-def _is_steady(lengths: Sequence[float], period: int) -> bool:
-    """Whether the first and the last of the measured windows are as long."""
+def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
+    """Whether the first and the last window are as long, and no lane has more to do than time.
+
+    A lane with more work for a step than the step is long falls behind, until something waits.
+    """
     first, last = sum(lengths[:period]), sum(lengths[-period:])
-    return abs(last - first) <= _STEADY * last
+    mean = sum(lengths) / len(lengths)
+    return abs(last - first) <= _STEADY * last and max(busy.values()) <= mean * (1 + _STEADY)
 
 
 def _select_interval(strategy: Strategy) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import psutil
@@ -58,6 +58,11 @@ class CalibrationOptions:
     host_threads: int | None = None
 
     @property
+    def together(self) -> int | None:
+        """Runs in memory at a time: all small ones, two of a GPU's, whose states fill the host."""
+        return None if self.device.type == "cpu" else 2
+
+    @property
     def settings(self) -> TrainSettings:
         """What all runs share."""
         return TrainSettings(
@@ -97,17 +102,24 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
             on_round=advance,
         )
         compute_fit = fit_compute(times)
-    probed = _probe(options, compute_fit, stages)
+    probed, facts = _probe(options, compute_fit, stages)
     run_plans = plans.CPU_RUNS if is_cpu else plans.GPU_RUNS
     settings = [with_link(plan.resolve(probed, base), options.link) for plan in run_plans]
     with stages.stage("short runs of the engine", len(settings) * options.turns) as advance:
-        runs = observe(settings, turns=options.turns, windows=options.windows, on_turn=advance)
+        runs = observe(
+            settings,
+            turns=options.turns,
+            windows=options.windows,
+            on_turn=advance,
+            together=options.together,
+        )
     with stages.stage("refining constants", 12) as advance:
         refinement = refine(
             probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
         )
     profile = replace(
-        refinement.profile, metadata=_metadata(options, times, compute_fit, runs, refinement)
+        refinement.profile,
+        metadata=_metadata(options, times, compute_fit, facts, runs, refinement),
     )
     return Calibration(
         profile=profile,
@@ -123,8 +135,10 @@ def with_link(settings: TrainSettings, link: tuple[float, float] | None) -> Trai
     return settings if link is None or settings.device != "cpu" else replace(settings, link=link)
 
 
-def _probe(options: CalibrationOptions, compute: ComputeFit, stages: Stages) -> HardwareProfile:
-    """Return the profile as parts measured by themselves give it."""
+def _probe(
+    options: CalibrationOptions, compute: ComputeFit, stages: Stages
+) -> tuple[HardwareProfile, dict[str, Any]]:
+    """Return the profile as parts measured by themselves give it, and their measurements."""
     device = options.device
     is_cpu = device.type == "cpu"
     threads = options.host_threads or max(1, available_cores() - 1)
@@ -144,19 +158,27 @@ def _probe(options: CalibrationOptions, compute: ComputeFit, stages: Stages) -> 
             sharing = measure_sharing(busy)
         advance()
     memory = psutil.virtual_memory().total
-    return assemble_profile(
+    profile = assemble_profile(
         device_of(device, compute, options.dtype, launch),
         link_of(link),
         host_of(host_rates, sharing, memory),
         overheads_of(parts, is_cpu=is_cpu),
         threads,
     )
+    return profile, {
+        "host_bytes_per_second_by_threads": {str(n): r for n, r in host_rates.by_threads.items()},
+        "host_bytes_per_second_beside_copies": host_rates.beside_copies,
+        "part_median_errors": {
+            item.name: getattr(parts, item.name).median_error for item in fields(parts)
+        },
+    }
 
 
 def _metadata(
     options: CalibrationOptions,
     times: Sequence[ComputeTimes],
     compute: ComputeFit,
+    facts: Mapping[str, Any],
     runs: Sequence[ObservedRun],
     refinement: Refinement,
 ) -> Mapping[str, Any]:
@@ -171,6 +193,7 @@ def _metadata(
             ],
             "compute_residuals": dict(compute.fit.residuals),
             "compute_median_error": compute.fit.median_error,
+            **facts,
             "runs": [
                 {
                     "run": run.observation.label,

@@ -25,5 +25,11 @@ def measure_validation(
     chosen = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
     settings = [plan.resolve(profile, options.settings) for plan in chosen]
     with stages.stage("runs to predict", len(settings) * options.turns) as advance:
-        runs = observe(settings, turns=options.turns, windows=options.windows, on_turn=advance)
+        runs = observe(
+            settings,
+            turns=options.turns,
+            windows=options.windows,
+            on_turn=advance,
+            together=options.together,
+        )
     return [(run.settings, run.observation, run.spread) for run in runs]

@@ -42,6 +42,7 @@ def observe(
     turns: int,
     windows: int,
     on_turn: Callable[[], None],
+    together: int | None = None,
 ) -> list[ObservedRun]:
     """Return the steady state of every run.
 
@@ -53,7 +54,18 @@ def observe(
         turns: Of each run.
         windows: Of each turn.
         on_turn: Called after each.
+        together: Runs that are in memory at a time; None is all.
     """
+    size = together or max(1, len(settings))
+    found: list[ObservedRun] = []
+    for first in range(0, len(settings), size):
+        found += _observe(settings[first : first + size], turns, windows, on_turn)
+    return found
+
+
+def _observe(
+    settings: Sequence[TrainSettings], turns: int, windows: int, on_turn: Callable[[], None]
+) -> list[ObservedRun]:
     with ExitStack() as stack:
         runs = []
         for item in settings:

@@ -55,6 +55,8 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     assert len(facts["runs"]) == len(TINY_RUNS)
     assert set(facts["constant_residuals"]) == set(facts["refined_over_probed"])
     assert facts["error_after"] <= facts["error_before"]
+    assert facts["host_bytes_per_second_by_threads"]["1"] > 0
+    assert set(facts["part_median_errors"]) == {"pack", "unpack", "intake", "update"}
     assert {"hardware", "versions", "commit"} <= profile.metadata.keys()
     assert "overheads.pack_bandwidth" in shown
 

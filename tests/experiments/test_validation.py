@@ -124,7 +124,7 @@ def test_short_runs_are_observed_in_a_steady_state(tmp_path):
         for strategy, link in (("zero_offload", (20e6, 20e6)), ("zenflow", None))
     ]
     turns = []
-    found = observe(runs, turns=2, windows=1, on_turn=lambda: turns.append(1))
+    found = observe(runs, turns=2, windows=1, on_turn=lambda: turns.append(1), together=1)
     assert len(turns) == 4
     slow, fast = (run.observation for run in found)
     # Two ways of all split parameters over the emulated link bound the step from below.
