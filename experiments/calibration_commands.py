@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from zenflow.errors import ConfigError, ZenFlowError
 if TYPE_CHECKING:
     from experiments.calibration.calibrate import Calibration, CalibrationOptions
     from experiments.stages import Stages
+    from experiments.validation import Validated
     from sim.hardware import HardwareProfile
 
 _DTYPES = ("float32", "bfloat16")
@@ -134,12 +136,13 @@ _KNOWN = 1e-3
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Measure nothing: predict a record's runs again.",
 )
+@click.option("--plot", type=click.Path(path_type=Path), help="With --record: draw it here.")
 @click.pass_context
 def validate(context: click.Context, /, **flags: Any) -> None:
     """Predict runs that calibrated nothing, and show how far off the predictions are."""
     try:
         if flags["record"] is not None:
-            click.echo(_again(flags["record"]))
+            click.echo(_again(flags["record"], flags["plot"]))
         else:
             click.echo(_validate(flags))
     except ConfigError as error:
@@ -148,12 +151,15 @@ def validate(context: click.Context, /, **flags: Any) -> None:
         raise click.ClickException(str(error)) from error
 
 
-def _again(folder: Path) -> str:
+def _again(folder: Path, picture: Path | None) -> str:
     from experiments import validation
     from sim.profile_file import read_profile
 
     profile = read_profile(folder / validation.PROFILE)
-    return validation.table(validation.validate(profile, validation.read_record(folder)))
+    runs = validation.validate(profile, validation.read_record(folder))
+    if picture is not None:
+        _draw(runs, profile, picture)
+    return validation.table(runs)
 
 
 def _validate(flags: dict[str, Any]) -> str:
@@ -176,4 +182,13 @@ def _validate(flags: dict[str, Any]) -> str:
     runs = validation.validate(profile, validation.read_record(folder))
     shown = validation.table(runs)
     write_text(folder / validation.TABLE, shown + "\n")
+    _draw(runs, profile, folder / validation.PICTURE)
     return f"{shown}\nrecord: {folder}"
+
+
+def _draw(runs: Sequence[Validated], profile: HardwareProfile, path: Path) -> None:
+    from experiments.figures import save_figure
+    from experiments.validation_plot import draw_validation
+
+    link = ", emulated links" if profile.device.is_cpu else ""
+    save_figure(draw_validation(runs, f"{profile.name}{link}"), path)

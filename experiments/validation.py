@@ -20,6 +20,7 @@ from zenflow.errors import ConfigError
 RECORD = "runs.json"
 PROFILE = "profile.json"
 TABLE = "table.txt"
+PICTURE = "errors.png"
 LANES = ("device", "d2h", "h2d", "host")
 _FORMAT = 1
 

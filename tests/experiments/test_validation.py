@@ -166,8 +166,12 @@ def test_the_command_predicts_a_records_runs_again(tmp_path):
     seen = validated(1.0, 1.0).observation
     record = record_of([(settings, seen, 0.1)], {})
     (tmp_path / "runs.json").write_text(json.dumps(record), encoding="utf-8")
-    done = CliRunner().invoke(main, ["validate", "--record", str(tmp_path)])
+    picture = tmp_path / "errors.png"
+    done = CliRunner().invoke(
+        main, ["validate", "--record", str(tmp_path), "--plot", str(picture)]
+    )
     assert done.exit_code == 0, done.output
+    assert picture.stat().st_size > 10_000
     expected = table(validate(profile, read_record(tmp_path)))
     assert done.output.strip() == expected
 
