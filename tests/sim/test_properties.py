@@ -205,6 +205,24 @@ def test_nothing_is_faster_than_its_resources(costs, strategy):
         assert makespan >= found.moved(lane) / kind.max_rate
 
 
+@settings(max_examples=200, deadline=None)
+@given(costs=models(), name=st.sampled_from(["zero_offload", "published_zero_offload"]))
+def test_a_step_in_turn_is_no_shorter_than_its_critical_path(costs, name):
+    # Compute; then all of the host's update, or the last gradient's copy and its part of it; then
+    # the upload of everything. Each at its rate with nothing beside it.
+    found = run(costs, Strategy.of(name), num_steps=1)
+    machine, rates = found.machine, found.machine.rates
+    grads = [row for row in found.rows if row[0] == "d2h"]
+    last_copy = grads[-1][5] / rates.d2h if grads else 0.0
+    host_bytes = machine.host_bytes
+    dram = machine.dram.capacity / rates.sharing if machine.compute_kind is None else math.inf
+    update = host_bytes / min(rates.host, dram)
+    last_update = update * grads[-1][5] / found.moved("d2h") if grads else 0.0
+    upload = found.moved("h2d") / min(rates.h2d, rates.duplex)
+    least = costs.compute_seconds + max(update, last_copy + last_update) + upload
+    assert found.step_ends[0] >= least * (1 - 1e-9)
+
+
 def lane_kinds(machine):
     kinds = {"d2h": machine.d2h_kind, "h2d": machine.h2d_kind, "fabric": machine.fabric_kind}
     return kinds | {"nvme read": machine.nvme_read_kind, "nvme write": machine.nvme_write_kind}
