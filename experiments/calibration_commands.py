@@ -105,7 +105,7 @@ def _report(done: Calibration) -> str:
         f"{fit.worst_error:.1%} (worst)",
         f"runs: {len(done.runs)}, log error {refined.before:.3f} with the probes' constants, "
         f"{refined.after:.3f} with the refined ones",
-        f"{'constant':<30}{'value':>12}{'over probe':>12}{'known to':>10}",
+        f"{'constant':<30}{'value':>12}{'over probe':>12}{'runs tell':>10}",
     ]
     figures = done.profile.figures()
     for name, factor in refined.factors.items():

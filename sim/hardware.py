@@ -161,7 +161,7 @@ class EngineOverheads:
     step: Figure
     """Of one optimizer step."""
     select: Figure
-    """Of one block's selection and hand-over, beside its bytes."""
+    """Of one block's selection and hand-over."""
     intake_bandwidth: Figure
     """Bytes/s of gradients that are measured and gathered on the device."""
     pack_bandwidth: Figure

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from experiments.build import DTYPES, use_threads
-from experiments.calibration import plans
+from experiments.calibration import plans, selection
 from experiments.calibration.compute import (
     ComputeFit,
     ComputeTimes,
@@ -34,6 +34,7 @@ from experiments.calibration.profile import (
     overheads_of,
 )
 from experiments.calibration.runs import ObservedRun, observe
+from experiments.calibration.selection import measure_selection, selection_settings
 from experiments.recipes import TrainSettings
 from experiments.records import available_cores, provenance
 from experiments.stages import Stages
@@ -103,6 +104,7 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
         )
         compute_fit = fit_compute(times)
     probed, facts = _probe(options, compute_fit, stages)
+    probed = _with_selection(options, probed, stages)
     run_plans = plans.CPU_RUNS if is_cpu else plans.GPU_RUNS
     settings = [with_link(plan.resolve(probed, base), options.link) for plan in run_plans]
     with stages.stage("short runs of the engine", len(settings) * options.turns) as advance:
@@ -128,6 +130,18 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
         runs=runs,
         refinement=refinement,
     )
+
+
+def _with_selection(
+    options: CalibrationOptions, profile: HardwareProfile, stages: Stages
+) -> HardwareProfile:
+    """Return the profile with what a block's selection takes here."""
+    is_cpu = options.device.type == "cpu"
+    model = plans.CPU_SELECTION if is_cpu else plans.GPU_SELECTION
+    settings = selection_settings(options.settings, model)
+    with stages.stage("selections", selection.RUNS * options.turns) as advance:
+        seconds = measure_selection(settings, profile, turns=options.turns, on_turn=advance)
+    return profile.with_values({"overheads.select": seconds})
 
 
 def with_link(settings: TrainSettings, link: tuple[float, float] | None) -> TrainSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -147,5 +146,5 @@ GPU_VALIDATION = (
     _plan("zenflow", "1b", 4, 512, settings={"gradients": "keep"}),
 )
 
-Progress = Callable[[str], None]
-"""Told what is being done."""
+CPU_SELECTION, GPU_SELECTION = "small", "large"
+"""Models on which selections are timed."""

@@ -18,9 +18,8 @@ _CPU_OVERHEADS = {
     "copy": 100e-6,
     "bucket": 100e-6,
     "step": 1e-3,
-    "select": 3e-4,
 }
-_GPU_OVERHEADS = {"host_task": 30e-6, "copy": 15e-6, "bucket": 30e-6, "step": 5e-4, "select": 2e-4}
+_GPU_OVERHEADS = {"host_task": 30e-6, "copy": 15e-6, "bucket": 30e-6, "step": 5e-4}
 
 
 def measured(value: float, what: str) -> Figure:
@@ -133,6 +132,7 @@ def overheads_of(parts: PartRates, *, is_cpu: bool) -> EngineOverheads:
 
     return EngineOverheads(
         **{name: assumed(value, "a start for runs to refine") for name, value in fixed.items()},
+        select=measured(_LEAST_SECONDS, "runs with selections beside runs without"),
         intake_bandwidth=rate(parts.intake, "byte", "energies and gathering, by matrix size"),
         pack_bandwidth=rate(parts.pack, "byte", "packing nine columns in ten, by matrix size"),
         unpack_bandwidth=rate(parts.unpack, "byte", "writing nine columns in ten back"),

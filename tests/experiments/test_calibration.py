@@ -31,6 +31,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(plans, "CPU_SHAPES", TINY_SHAPES)
     monkeypatch.setattr(plans, "CPU_RUNS", TINY_RUNS)
     monkeypatch.setattr(plans, "CPU_VALIDATION", TINY_VALIDATION)
+    monkeypatch.setattr(plans, "CPU_SELECTION", "tiny")
     monkeypatch.setattr(calibration, "measure_sharing", lambda settings: 1.3)
     assert measure_validation.plans is plans
     yield
@@ -48,6 +49,8 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     shown = run("calibrate", "--device", "cpu", "--out", path, "--turns", 1)
     profile = read_profile(path)
     assert profile.device.is_cpu
+    assert profile.overheads.select.kind == "measured"
+    assert 1e-6 <= profile.overheads.select.value < 0.1
     facts = profile.metadata["calibration"]
     assert facts["emulated_link"] is True
     assert len(facts["compute"]) == len(TINY_SHAPES)

@@ -1,0 +1,55 @@
+"""Selection: what choosing a block's columns anew and handing them over takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from experiments.calibration.plans import workload_of_settings
+from experiments.calibration.runs import observe
+from experiments.recipes import TrainSettings
+from sim.block_plan import BlockPlan
+from sim.costs import costs_of
+from sim.hardware import HardwareProfile
+
+_INTERVAL = 2
+"""Steps of a window, and between two selections: every block selects in every window."""
+_LEAST_SECONDS = 1e-6
+RUNS = 2
+"""With selections and without."""
+
+
+def selection_settings(base: TrainSettings, model: str) -> list[TrainSettings]:
+    """Return the runs to compare: with selections in every window, and with the first only."""
+    return [
+        replace(
+            base,
+            strategy="zenflow",
+            model=model,
+            batch_size=1,
+            sequence=64,
+            knobs={"update_interval": _INTERVAL, "select_interval": interval},
+        )
+        for interval in (_INTERVAL, 0)
+    ]
+
+
+def measure_selection(
+    settings: Sequence[TrainSettings],
+    profile: HardwareProfile,
+    *,
+    turns: int,
+    on_turn: Callable[[], None],
+) -> float:
+    """Return the seconds of one block's selection.
+
+    Runs with and without take turns, over no link that would have to be waited for; the
+    difference of a step, times the steps of a window, is what all blocks take together.
+    """
+    often, never = (
+        run.observation.step_seconds
+        for run in observe(settings, turns=turns, windows=4, on_turn=on_turn)
+    )
+    costs = costs_of(workload_of_settings(settings[0]), profile)
+    blocks = len(BlockPlan(costs, settings[0].config(None)).blocks)
+    return max(_LEAST_SECONDS, (often - never) * _INTERVAL / blocks)
