@@ -30,8 +30,10 @@ _DTYPES = ("float32", "bfloat16")
     "--dtype", type=click.Choice(_DTYPES), help="Default: float32 on a CPU, else bfloat16."
 )
 @click.option("--link-gbps", type=LinkRates(), help="Emulated link of a CPU in GB/s.")
-@click.option("--host-threads", type=int, help="Threads of the host update.")
-@click.option("--turns", type=int, default=6, show_default=True, help="Of each short run.")
+@click.option("--host-threads", type=click.IntRange(min=1), help="Threads of the host update.")
+@click.option(
+    "--turns", type=click.IntRange(min=1), default=6, show_default=True, help="Of each short run."
+)
 @click.option(
     "--from-trace",
     "traces",
@@ -48,6 +50,7 @@ _DTYPES = ("float32", "bfloat16")
 def calibrate(context: click.Context, /, **flags: Any) -> None:
     """Measure this machine in minutes and write its hardware profile."""
     try:
+        _check_folder(flags["out"])
         if flags["traces"]:
             profile = _from_traces(flags)
             click.echo(f"refined on {len(flags['traces'])} runs")
@@ -63,6 +66,16 @@ def calibrate(context: click.Context, /, **flags: Any) -> None:
 
     write_profile(profile, flags["out"])
     click.echo(f"profile: {flags['out']}")
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a file that could not be written once everything is measured.
+
+    Raises:
+        ConfigError: Its folder is not there.
+    """
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--out must be in a folder that exists, but {path.parent} does not")
 
 
 def _options(flags: dict[str, Any]) -> CalibrationOptions:
@@ -127,7 +140,9 @@ _KNOWN = 1e-3
 )
 @click.option("--device", default="auto", help="auto, cpu or cuda.")
 @click.option("--dtype", type=click.Choice(_DTYPES), help="Of parameters.")
-@click.option("--turns", type=int, default=8, show_default=True, help="Of each run.")
+@click.option(
+    "--turns", type=click.IntRange(min=1), default=8, show_default=True, help="Of each run."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="The record's folder."
 )
@@ -170,13 +185,13 @@ def _validate(flags: dict[str, Any]) -> str:
     from sim.profile_file import read_profile, write_profile
 
     stages = Stages()
+    folder = flags["out"] or results_folder("validation")
+    folder.mkdir(parents=True, exist_ok=True)  # not only once everything is measured
     if flags["profile"] is None:
         profile = _calibrate(flags, stages).profile
     else:
         profile = read_profile(flags["profile"])
     observed = measure_validation(profile, _options(flags), stages)
-    folder = flags["out"] or results_folder("validation")
-    folder.mkdir(parents=True, exist_ok=True)
     write_profile(profile, folder / validation.PROFILE)
     write_json(folder / validation.RECORD, validation.record_of(observed, provenance()))
     runs = validation.validate(profile, validation.read_record(folder))
