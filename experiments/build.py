@@ -12,7 +12,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.data import TrainingData, make_batches, read_source
-from experiments.pretrained import NamedModel, find_model, load_model, load_tokenizer
+from experiments.pretrained import (
+    NamedModel,
+    find_model,
+    load_model,
+    load_tokenizer,
+    recompute_activations,
+)
 from experiments.recipes import DEFAULT_STEPS, TrainSettings
 from experiments.records import available_cores
 from experiments.tokens import TextTokenizer
@@ -62,6 +68,8 @@ def build_workbench(settings: TrainSettings) -> Workbench:
     model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(device=device, dtype=DTYPES[settings.dtype])
     model.train()
+    if settings.checkpointing:
+        recompute_activations(model, settings.model)
     steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
     return Workbench(
         settings=settings,

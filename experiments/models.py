@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from experiments.recipes import ModelSize
 from zenflow.errors import ConfigError
@@ -163,13 +164,17 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self._head_width = config.hidden_size // config.num_attention_heads
+        self.recomputes = False
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the last hidden states (B, L, D) of token ids (B, L)."""
         x_BLD = self.embed_tokens(input_ids)
         rotation = _rotation(input_ids.shape[1], self._head_width, x_BLD)
         for layer in self.layers:
-            x_BLD = layer(x_BLD, rotation)
+            if self.recomputes and self.training:
+                x_BLD = checkpoint(layer, x_BLD, rotation, use_reentrant=False)
+            else:
+                x_BLD = layer(x_BLD, rotation)
         return self.norm(x_BLD)
 
 

@@ -103,6 +103,10 @@ _RUN_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"type": _choice(GRADIENT_MODES), "help": "When gradients leave: in backward, or step()."},
     ),
     ("--dtype", {"type": _choice(DTYPES), "help": "The parameters' precision."}),
+    (
+        "--checkpointing/--no-checkpointing",
+        {"help": "Recompute each layer's activations in backward."},
+    ),
     ("--device", {"help": "auto, cpu or cuda."}),
     (
         "--link-gbps",
@@ -143,13 +147,14 @@ _KNOB_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--min-split-elements", {"type": int, "help": "Smaller parameters stay on the device."}),
     ("--block-elements", {"type": int, "help": "Most elements in a block."}),
 )
-SETTING_NAMES = tuple(
-    "link" if flag == "--link-gbps" else flag.removeprefix("--").replace("-", "_")
-    for flag, _ in _RUN_FLAGS
-)
-KNOB_NAMES = tuple(
-    flag.split("/")[0].removeprefix("--").replace("-", "_") for flag, _ in _KNOB_FLAGS
-)
+
+
+def _name(flag: str) -> str:
+    return flag.split("/", maxsplit=1)[0].removeprefix("--").replace("-", "_")
+
+
+SETTING_NAMES = tuple("link" if flag == "--link-gbps" else _name(flag) for flag, _ in _RUN_FLAGS)
+KNOB_NAMES = tuple(_name(flag) for flag, _ in _KNOB_FLAGS)
 
 
 def train_flags(command: Command) -> Command:
@@ -157,8 +162,8 @@ def train_flags(command: Command) -> Command:
     defaults = TrainSettings()
     for flag, options in reversed(_RUN_FLAGS + _KNOB_FLAGS):
         extra = {}
-        default = getattr(defaults, flag.removeprefix("--").replace("-", "_"), None)
-        if default is not None:
+        default = getattr(defaults, _name(flag), None)
+        if default not in (None, False):
             extra["help"] = f"{options['help']}  [default: {_shown(default)}]"
         command = click.option(flag, default=None, **{**options, **extra})(command)
     return command

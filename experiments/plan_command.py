@@ -132,7 +132,7 @@ def _train_flags(option: Option) -> list[str]:
         if "=" in change
     ]
     if work.checkpointing:
-        flags.append("(and model.gradient_checkpointing_enable() in your own loop)")
+        flags.append("--checkpointing")
     return flags
 
 

@@ -144,6 +144,27 @@ def load_model(
     return model.float()
 
 
+def recompute_activations(model: nn.Module, name: str) -> None:
+    """Let backward recompute each layer's activations.
+
+    Raises:
+        ConfigError: The model can't.
+    """
+    if isinstance(model, LanguageModel | Classifier):
+        model.model.recomputes = True
+        return
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise ConfigError(f"{name} can't recompute activations: leave out --checkpointing")
+    settings = {"use_reentrant": False}
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is not None:  # the name since transformers 5
+        enable(activation_checkpointing_kwargs=settings)
+    else:
+        model.gradient_checkpointing_enable(  # type: ignore[operator] # transformers' own
+            gradient_checkpointing_kwargs=settings
+        )
+
+
 def save_model_folder(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> None:
     """Write the weights and config.json so that transformers, and ``--model``, load them."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -121,6 +121,8 @@ class TrainSettings:
     """``release``: gradients leave during backward; ``keep``: they stay until ``step()``."""
     dtype: str = "float32"
     """The parameters' precision."""
+    checkpointing: bool = False
+    """Whether backward recomputes each layer's activations, which are then not kept."""
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
     device: str = "auto"

@@ -50,6 +50,7 @@ def workload_of(bench: Workbench) -> Workload:
         sequence=settings.sequence,
         accumulation=settings.grad_accum,
         dtype=settings.dtype,
+        checkpointing=settings.checkpointing,
     )
 
 

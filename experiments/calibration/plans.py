@@ -58,6 +58,7 @@ def workload_of_settings(settings: TrainSettings) -> Workload:
         sequence=settings.sequence,
         accumulation=settings.grad_accum,
         dtype=settings.dtype,
+        checkpointing=settings.checkpointing,
     )
 
 

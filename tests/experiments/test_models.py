@@ -1,8 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from experiments.build import build_workbench
 from experiments.models import Classifier, DecoderConfig, LanguageModel, init_weights
-from experiments.recipes import MODEL_SIZES
+from experiments.recipes import MODEL_SIZES, TrainSettings
+from experiments.records import read_steps
+from experiments.training import cross_entropy, forward
+from tests.experiments.runs import FAST, trained, write_text
 
 CONFIG = DecoderConfig.of_size(MODEL_SIZES["tiny"], 258)
 
@@ -85,3 +91,40 @@ def test_bfloat16_model_runs_and_stays_close():
     rounded = model.to(torch.bfloat16)(tokens).logits
     assert rounded.dtype is torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["own:tiny", "tiny"])
+def test_recomputed_activations_give_the_same_gradients_and_keep_less(name):
+    if name == "tiny":
+        pytest.importorskip("transformers")
+    settings = TrainSettings(model=name, batch_size=2, sequence=64, device="cpu", device_threads=1)
+    kept, gradients = [], []
+    for checkpointing in (False, True):
+        bench = build_workbench(replace(settings, checkpointing=checkpointing))
+        batch = bench.data.train.batch(0)
+        saved = []
+
+        def pack(tensor, saved=saved):
+            saved.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = cross_entropy(forward(bench.model, batch), batch)
+        loss.backward()
+        kept.append(sum(saved))
+        gradients.append([p.grad for p in bench.model.parameters()])
+    assert kept[1] < 0.5 * kept[0]
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+def test_a_run_recomputes_where_it_is_asked_to(tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    flags = (*FAST, "--data", text, "--steps", 6)
+    plain = trained(tmp_path / "plain", *flags)
+    recomputed = trained(tmp_path / "recomputed", *flags, "--checkpointing")
+    losses = [
+        [row["loss"] for row in read_steps(out / "steps.jsonl")] for out in (plain, recomputed)
+    ]
+    assert losses[0] == losses[1]
+    assert '"checkpointing": true' in (recomputed / "config.json").read_text()
