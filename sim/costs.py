@@ -36,8 +36,6 @@ class Segment:
     """(O, I) of parameters with at least two dimensions, in order of registration."""
     vectors: int = 0
     """Elements of all others."""
-    gathers: float = 0.0
-    """Seconds of collectives that backward waits for; 0 on one device."""
 
     @property
     def numel(self) -> int:
@@ -215,7 +213,6 @@ def _cut(segment: Segment, enough: int) -> list[Segment]:
             backward=segment.backward * size / sum(elements),
             matrices=tuple(run),
             vectors=segment.vectors if index == len(runs) - 1 else 0,
-            gathers=segment.gathers * size / sum(elements),
         )
         for index, (run, size) in enumerate(zip(runs, elements, strict=True))
     ]

@@ -69,10 +69,6 @@ class Prediction:
     """Of each lane, per step."""
     timeline: Timeline
     """Of the measured steps; empty if spans were not kept."""
-    method: str = "events"
-    """``events`` or ``closed form``."""
-    interval: tuple[float, float] | None = None
-    """Of the step time, where a prediction carries one."""
 
     @property
     def stall_fraction(self) -> float:
@@ -83,10 +79,8 @@ class Prediction:
         """Return the figures by name, without the timeline."""
         return {
             "strategy": self.strategy,
-            "method": self.method,
             "step_seconds": self.step_seconds,
             "slowest_step_seconds": self.slowest_step_seconds,
-            "step_seconds_interval": None if self.interval is None else list(self.interval),
             "stall_seconds": self.stall_seconds,
             "stall_fraction": self.stall_fraction,
             "selection_seconds": self.selection_seconds,

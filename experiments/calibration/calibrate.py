@@ -107,14 +107,7 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     probed = _with_selection(options, probed, stages)
     run_plans = plans.CPU_RUNS if is_cpu else plans.GPU_RUNS
     settings = [with_link(plan.resolve(probed, base), options.link) for plan in run_plans]
-    with stages.stage("short runs of the engine", len(settings) * options.turns) as advance:
-        runs = observe(
-            settings,
-            turns=options.turns,
-            windows=options.windows,
-            on_turn=advance,
-            together=options.together,
-        )
+    runs = observe_runs("short runs of the engine", settings, options, stages)
     with stages.stage("refining constants", 12) as advance:
         refinement = refine(
             probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
@@ -130,6 +123,20 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
         runs=runs,
         refinement=refinement,
     )
+
+
+def observe_runs(
+    stage: str, settings: Sequence[TrainSettings], options: CalibrationOptions, stages: Stages
+) -> list[ObservedRun]:
+    """Return the steady state of every run, as thoroughly as the options say."""
+    with stages.stage(stage, len(settings) * options.turns) as advance:
+        return observe(
+            settings,
+            turns=options.turns,
+            windows=options.windows,
+            on_turn=advance,
+            together=options.together,
+        )
 
 
 def _with_selection(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from experiments.calibration import plans
-from experiments.calibration.calibrate import CalibrationOptions
-from experiments.calibration.runs import observe
+from experiments.calibration.calibrate import CalibrationOptions, observe_runs
 from experiments.recipes import TrainSettings
 from experiments.stages import Stages
 from sim.hardware import HardwareProfile
@@ -24,12 +23,5 @@ def measure_validation(
     is_cpu = options.device.type == "cpu"
     chosen = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
     settings = [plan.resolve(profile, options.settings) for plan in chosen]
-    with stages.stage("runs to predict", len(settings) * options.turns) as advance:
-        runs = observe(
-            settings,
-            turns=options.turns,
-            windows=options.windows,
-            on_turn=advance,
-            together=options.together,
-        )
+    runs = observe_runs("runs to predict", settings, options, stages)
     return [(run.settings, run.observation, run.spread) for run in runs]
