@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from experiments.figures import STRATEGY_COLOURS
 from experiments.validation import Validated, errors_of
@@ -30,6 +30,7 @@ def draw_validation(runs: Sequence[Validated], where: str) -> Figure:
     left.scatter(measured, predicted, c=colours, s=36, zorder=3)
     left.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     for axis in (left.xaxis, left.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 4, 6)))
         axis.set_major_formatter(ScalarFormatter())
         axis.set_minor_formatter(NullFormatter())
     left.set_xlabel("measured step, ms")
