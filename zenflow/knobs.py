@@ -1,0 +1,91 @@
+"""Knobs: the settings of the update rule that may change while a run goes on. No torch.
+
+Everything else of a ``ZenFlowConfig`` is fixed when the optimizer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from zenflow.config import ZenFlowConfig, unknown_name
+from zenflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What a controller decides; units and rules are those of ``ZenFlowConfig``."""
+
+    topk_ratio: float
+    update_interval: int
+    lag: int | None
+    """None is S, whatever S becomes; a lag above S counts as S."""
+    rolling: bool
+    select_interval: int
+    """In steps; 0 selects once."""
+
+    @classmethod
+    def of(cls, config: ZenFlowConfig) -> Knobs:
+        """Return the knobs as a configuration has them.
+
+        >>> Knobs.of(ZenFlowConfig(update_interval=2)).update_interval
+        2
+        """
+        return cls(
+            topk_ratio=config.topk_ratio,
+            update_interval=config.update_interval,
+            lag=config.lag,
+            rolling=config.rolling,
+            select_interval=config.select_interval_steps,
+        )
+
+    def applied_to(self, config: ZenFlowConfig) -> ZenFlowConfig:
+        """Return the configuration with these knobs; its rules check them.
+
+        Raises:
+            ConfigError: A knob breaks its rule.
+        """
+        lag = self.lag
+        if config.overlap_step and lag is not None:
+            lag = min(lag, self.update_interval)
+        return replace(
+            config,
+            topk_ratio=self.topk_ratio,
+            update_interval=self.update_interval,
+            lag=lag,
+            rolling=self.rolling,
+            select_strategy="step",
+            select_interval=self.select_interval,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every knob by name, JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> Knobs:
+        """Return the knobs that ``to_dict`` gave.
+
+        Raises:
+            ConfigError: A knob is missing or unknown, or breaks its rule.
+        """
+        known = [field.name for field in fields(cls)]
+        for key in mapping:
+            if key not in known:
+                raise ConfigError(f"knob {unknown_name(key, known)}")
+        missing = [name for name in known if name not in mapping]
+        if missing:
+            raise ConfigError(f"knobs need {', '.join(known)}, but {', '.join(missing)} is missing")
+        knobs = cls(**mapping)
+        knobs.applied_to(ZenFlowConfig())
+        return knobs
+
+    def __str__(self) -> str:
+        """Return the knobs in a few words, as in 'k=0.1 S=4 lag=1 rolling select=100'."""
+        lag = self.update_interval if self.lag is None else min(self.lag, self.update_interval)
+        windows = "rolling" if self.rolling else "aligned"
+        return (
+            f"k={self.topk_ratio:g} S={self.update_interval} lag={lag} {windows} "
+            f"select={self.select_interval}"
+        )
