@@ -76,7 +76,9 @@ class Knobs:
                 raise ConfigError(f"knob {unknown_name(key, known)}")
         missing = [name for name in known if name not in mapping]
         if missing:
-            raise ConfigError(f"knobs need {', '.join(known)}, but {', '.join(missing)} is missing")
+            raise ConfigError(
+                f"knobs need {', '.join(known)}, but {', '.join(missing)} is missing"
+            )
         knobs = cls(**mapping)
         knobs.applied_to(ZenFlowConfig())
         return knobs
