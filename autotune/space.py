@@ -1,0 +1,208 @@
+"""Search space: which knobs the tuner tries, and the only place that asks an Optuna trial.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from zenflow.config import ZenFlowConfig, raise_violations
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """The values of each knob that are tried, in ascending order.
+
+    Raises:
+        ConfigError: A tuple is empty, out of order, or has a value that breaks a knob's rule.
+    """
+
+    topk_ratios: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+    update_intervals: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
+    lags: tuple[int, ...] = (1, 2, 4, 8)
+    """A lag above S counts as S, as it does in the engine."""
+    rollings: tuple[bool, ...] = (True, False)
+    select_intervals: tuple[int, ...] = (50, 100, 200, 400)
+
+    def __post_init__(self) -> None:
+        """Check every value, with all others at their defaults."""
+        raise_violations("the search space", self._violations())
+
+    def _violations(self) -> Iterator[str]:
+        for item in fields(self):
+            values = getattr(self, item.name)
+            if not isinstance(values, tuple) or not values:
+                yield f"{item.name} must be a tuple of at least one value, got {values!r}"
+                continue
+            broken = list(_rule_violations(item.name, values))
+            yield from broken
+            if len(set(values)) != len(values):
+                yield f"{item.name} must not repeat a value, got {values!r}: leave one out"
+            elif not broken and item.name != "rollings" and list(values) != sorted(values):
+                yield f"{item.name} must ascend, got {values!r}: sort it"
+
+    @property
+    def values(self) -> Mapping[str, tuple[Any, ...]]:
+        """The values by the name of their knob."""
+        return {_KNOB_OF[item.name]: getattr(self, item.name) for item in fields(self)}
+
+    def grid(self) -> Iterator[Knobs]:
+        """Yield every setting once, lags never above S.
+
+        >>> space = SearchSpace(update_intervals=(1, 3), lags=(1, 2, 4), topk_ratios=(0.1,),
+        ...     rollings=(True,), select_intervals=(100,))
+        >>> [(knobs.update_interval, knobs.lag) for knobs in space.grid()]
+        [(1, 1), (3, 1), (3, 2), (3, 3)]
+        """
+        for ratio, window in product(self.topk_ratios, self.update_intervals):
+            lags = dict.fromkeys(min(lag, window) for lag in self.lags)
+            for lag, rolling, select in product(lags, self.rollings, self.select_intervals):
+                yield Knobs(
+                    topk_ratio=ratio,
+                    update_interval=window,
+                    lag=lag,
+                    rolling=rolling,
+                    select_interval=select,
+                )
+
+    def __contains__(self, knobs: Knobs) -> bool:
+        """Return whether a setting, its lag at most S, is one of the grid's."""
+        lag = effective_lag(knobs)
+        others = {name: values for name, values in self.values.items() if name != "lag"}
+        return lag in {min(own, knobs.update_interval) for own in self.lags} and all(
+            getattr(knobs, name) in values for name, values in others.items()
+        )
+
+    def neighbours(self, knobs: Knobs) -> list[Knobs]:
+        """Return the settings of the space that are one value away in one knob.
+
+        From a knob whose value is not in the space it is one away to the nearest values that are.
+        """
+        found: dict[Knobs, None] = {}
+        start = replace(knobs, lag=effective_lag(knobs))
+        for name, values in self.values.items():
+            for value in _beside(getattr(start, name), values):
+                moved = replace(start, **{name: value})
+                moved = replace(moved, lag=effective_lag(moved))
+                if moved != start and moved in self:
+                    found[moved] = None
+        return list(found)
+
+    def suggest(self, trial: BaseTrial) -> Knobs:
+        """Return a setting that a trial chooses among the values themselves.
+
+        What is stored is then what a person reads: ``topk_ratio=0.1``. Optuna takes the values
+        for categories, whose order a sampler doesn't know; TPE can be told (``distances``).
+        """
+        return self.knobs_of(
+            {name: trial.suggest_categorical(name, values) for name, values in self.values.items()}
+        )
+
+    def suggest_indices(self, trial: BaseTrial) -> Knobs:
+        """Return a setting that a trial chooses by the values' places in their order.
+
+        For samplers that know numbers only, or that are to know the order. Parameters are then
+        named ``topk_ratio_index`` and so on.
+        """
+        chosen = {
+            name: values[trial.suggest_int(f"{name}{INDEX_SUFFIX}", 0, len(values) - 1)]
+            for name, values in self.values.items()
+        }
+        return self.knobs_of(chosen)
+
+    def knobs_of(self, params: Mapping[str, Any]) -> Knobs:
+        """Return the setting with these values, its lag at most S.
+
+        Raises:
+            ConfigError: A knob is missing or unknown, or breaks its rule.
+        """
+        knobs = Knobs.from_dict(params)
+        return replace(knobs, lag=effective_lag(knobs))
+
+    def params_of(self, knobs: Knobs) -> dict[str, Any]:
+        """Return the parameters with which ``suggest`` gives this setting, for enqueue_trial.
+
+        Raises:
+            ConfigError: The setting is not in the space.
+        """
+        if knobs not in self:
+            raise ConfigError(
+                f"only settings of the search space can be tried, but {knobs} is not in "
+                f"{dict(self.values)}: add its values to the space"
+            )
+        params = knobs.to_dict()
+        lag = effective_lag(knobs)
+        same = (own for own in self.lags if min(own, knobs.update_interval) == lag)
+        return {**params, "lag": next(same)}
+
+    def indices_of(self, knobs: Knobs) -> dict[str, int]:
+        """Return the parameters with which ``suggest_indices`` gives this setting.
+
+        Raises:
+            ConfigError: The setting is not in the space.
+        """
+        params, values = self.params_of(knobs), self.values
+        return {f"{name}{INDEX_SUFFIX}": values[name].index(params[name]) for name in values}
+
+    def distances(self) -> dict[str, Callable[[Any, Any], float]]:
+        """Return how far two values of a numeric knob are apart, in places, for a sampler."""
+        return {
+            name: _places_apart(values)
+            for name, values in self.values.items()
+            if name != "rolling"
+        }
+
+
+INDEX_SUFFIX = "_index"
+"""Behind a knob's name where its parameter is a place in the order of its values."""
+
+_KNOB_OF = {
+    "topk_ratios": "topk_ratio",
+    "update_intervals": "update_interval",
+    "lags": "lag",
+    "rollings": "rolling",
+    "select_intervals": "select_interval",
+}
+
+
+def effective_lag(knobs: Knobs) -> int:
+    """Return the lag in steps: at most S, and S where it is None."""
+    if knobs.lag is None:
+        return knobs.update_interval
+    return min(knobs.lag, knobs.update_interval)
+
+
+def _rule_violations(name: str, values: Sequence[Any]) -> Iterator[str]:
+    """Yield the rules of ``ZenFlowConfig`` that single values break."""
+    start = Knobs.of(ZenFlowConfig())
+    for value in values:
+        try:
+            if value is None:
+                raise ConfigError("give a number of steps")
+            replace(start, **{_KNOB_OF[name]: value}).applied_to(ZenFlowConfig())
+        except (ConfigError, TypeError) as error:
+            yield f"{name} has {value!r}, which can't be run: {error}"
+
+
+def _beside(value: Any, values: Sequence[Any]) -> list[Any]:
+    """Return the next lower and the next higher of some values; the other one of a bool."""
+    if isinstance(value, bool):
+        return [own for own in values if own != value]
+    below = [own for own in values if own < value]
+    above = [own for own in values if own > value]
+    return [*below[-1:], *above[:1]]
+
+
+def _places_apart(values: Sequence[Any]) -> Callable[[Any, Any], float]:
+    places = {value: place for place, value in enumerate(values)}
+    return lambda one, other: math.fabs(places[one] - places[other])
