@@ -1,0 +1,123 @@
+"""Statistical efficiency: what a step that defers is worth beside one of AdamW. No torch.
+
+Goodput is tokens per second times this. The convergence bound of the method's paper (arXiv
+2505.12242) for averaged gradients gives 1 / (1 + rho (S - 1 + lag)), rho being the share of
+gradient energy in the deferred columns. With moments that see every gradient and prediction the
+engine loses far less than that, and not linearly in the delay, so the bound's form is kept and its
+delay term is fitted to what trainings lost; see `COSTS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayCost:
+    """efficiency = 1 / (1 + rho (scale (S - 1 + lag_weight lag))^power)."""
+
+    scale: float
+    lag_weight: float
+    power: float
+
+    def of(self, knobs: Knobs, rho: float) -> float:
+        """Return the efficiency, in (0, 1], of knobs that defer the share ``rho`` of energy."""
+        interval = knobs.update_interval
+        lag = interval if knobs.lag is None else min(knobs.lag, interval)
+        delay = interval - 1 + self.lag_weight * lag
+        return 1.0 / (1.0 + rho * (self.scale * delay) ** self.power)
+
+
+BOUND = DelayCost(scale=1.0, lag_weight=1.0, power=1.0)
+"""The paper's bound, for a rule without exact moments, scaled steps and prediction."""
+
+FITTED = DelayCost(scale=0.0436, lag_weight=4.0, power=2.0)
+"""What fine-tuning lost with step moments, linear scaling and prediction 1."""
+
+
+def efficiency(knobs: Knobs, rho: float, cost: DelayCost = FITTED) -> float:
+    """Return what a step is worth beside one of AdamW, in (0, 1].
+
+    Args:
+        knobs: Of the step.
+        rho: Share of gradient energy in the deferred columns, in [0, 1].
+        cost: How a delay counts.
+
+    Raises:
+        ConfigError: ``rho`` is no share.
+    """
+    if not 0 <= rho <= 1:
+        raise ConfigError(f"rho is a share of energy in [0, 1], got {rho}")
+    return cost.of(knobs, rho)
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyCurve:
+    """Share of gradient energy that the best columns hold, by the ratio of columns.
+
+    Attributes:
+        points: Ascending (ratio, share), ends (0, 0) and (1, 1) included.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, measured: Mapping[float, float]) -> EnergyCurve:
+        """Return the curve through measured points.
+
+        Raises:
+            ConfigError: A ratio or share lies outside [0, 1], or shares do not ascend.
+        """
+        points = sorted({0.0: 0.0, **measured, 1.0: 1.0}.items())
+        shares = [share for _, share in points]
+        is_unit = all(0 <= value <= 1 for point in points for value in point)
+        if not is_unit or shares != sorted(shares):
+            raise ConfigError(
+                "an energy curve needs ratios and ascending shares in [0, 1], got "
+                f"{dict(measured)}: give what StepReport.energy_curve has"
+            )
+        return cls(tuple(points))
+
+    @classmethod
+    def default(cls) -> EnergyCurve:
+        """Return the curve before anything is measured: share k^0.72.
+
+        With it a tenth of the columns holds 0.19 of the energy, which is what the small decoders
+        of the records under `experiments/results` show. Larger models concentrate more, so this
+        errs to the side of caution.
+        """
+        return cls.of({ratio: ratio**0.72 for ratio in (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)})
+
+    def captured(self, topk_ratio: float) -> float:
+        """Return the share that the best ``topk_ratio`` of the columns holds."""
+        for (low, below), (high, above) in zip(self.points, self.points[1:], strict=False):
+            if low <= topk_ratio <= high:
+                return below + (above - below) * (topk_ratio - low) / (high - low)
+        raise ConfigError(f"topk_ratio is a share in [0, 1], got {topk_ratio}")
+
+    def through(self, topk_ratio: float, captured: float) -> EnergyCurve:
+        """Return the curve bent so that it passes a measured point.
+
+        Shares on the curve are of a moving average, and chosen by that same average: what the
+        chosen columns really capture is less. The measured point says how much, on the scale of
+        log odds, and the other ratios are moved as far.
+        """
+        if not (0 < topk_ratio < 1 and 0 < captured < 1):
+            return self
+        shift = _log_odds(captured) - _log_odds(self.captured(topk_ratio))
+        moved = {
+            ratio: 1.0 / (1.0 + math.exp(-_log_odds(share) - shift))
+            for ratio, share in self.points
+            if 0 < ratio < 1
+        }
+        return EnergyCurve.of(moved)
+
+
+def _log_odds(share: float) -> float:
+    share = min(1 - 1e-9, max(1e-9, share))
+    return math.log(share / (1 - share))

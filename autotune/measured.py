@@ -1,0 +1,60 @@
+"""What a run did over a stretch of steps with the same knobs: the tuner's unit of evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from zenflow.knobs import Knobs
+
+_SPIKE = 3.0
+"""A step longer than so many medians counts as so many: a checkpoint, a page fault, a noisy
+neighbour say nothing of the setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Steps measured with one setting, queues full and selections taken out."""
+
+    index: int
+    """Counted from 0 over the run."""
+    last_step: int
+    knobs: Knobs
+    step_seconds: float
+    """Per step, robust against spikes."""
+    noise: float
+    """Relative standard error of ``step_seconds``."""
+    stall_seconds: float
+    """Per step."""
+    rho: float
+    """Share of gradient energy in the deferred columns."""
+    busy_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of each lane, per step; empty where spans were not looked at."""
+
+
+def robust_mean(seconds: Sequence[float], interval: int) -> tuple[float, float]:
+    """Return what a step takes in the long run, and its relative standard error.
+
+    Steps of one window differ where windows are aligned, so whole windows of ``interval`` steps
+    are averaged, with spikes cut, and the median window counts where there are three or more.
+
+    >>> robust_mean([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], 2)
+    (2.0, 0.0)
+    """
+    limit = _SPIKE * median(seconds) if interval == 1 else _SPIKE * max(
+        median(seconds), median(seconds[interval - 1 :: interval])
+    )
+    cut = [min(value, limit) for value in seconds]
+    count = max(1, len(cut) // interval)
+    windows = [fmean(cut[i * interval : (i + 1) * interval]) for i in range(count)]
+    centre = median(windows) if count >= 3 else fmean(windows)
+    if count == 1:
+        return centre, _spread(cut) / len(cut) ** 0.5 / centre
+    return centre, _spread(windows) / count**0.5 / centre
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return the standard deviation that the median absolute deviation stands for."""
+    centre = median(values)
+    return 1.4826 * median(abs(value - centre) for value in values)

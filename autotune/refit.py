@@ -1,0 +1,117 @@
+"""Refit: the twin's constants from measured spans, robust against outliers, old news fading.
+
+A lane's constant scales what that lane takes, so the ratio of measured to predicted busy seconds
+is nearly all that moves it: two or three fixed-point steps find all of them, for one simulation of
+each measured setting and step. A constant is the mode of a Student-t likelihood about its prior.
+No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.measured import Stretch
+from autotune.twin import LANES, Constants, Twin
+from zenflow.knobs import Knobs
+
+_STEPS = 3
+_SETTINGS = 3
+"""Measured settings that count, the most recent ones."""
+_LEAST_SHARE = 0.02
+"""Of a step; a lane that works less says nothing reliable."""
+_LANE_NOISE = 0.03
+"""Relative spread of a lane's busy seconds from stretch to stretch."""
+_DEGREES = 3.0
+"""Of freedom of the Student t: an outlier of 10 sigma hardly counts."""
+_MEMORY = 8.0
+"""Stretches after which one counts by 1/e."""
+_BOUND = math.log(30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is believed of the constants before anything is measured."""
+
+    centre: Constants
+    sigma: float
+    """Of their logarithms: 0.35 for a table entry, 0.1 after calibration."""
+
+
+def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, float]:
+    """Return the constants that tell the measured stretches best.
+
+    Args:
+        twin: Predicts busy seconds.
+        stretches: In order; those without busy seconds say nothing.
+        prior: Where there is no evidence, its centre stands.
+    """
+    evidence = _recent([s for s in stretches if s.busy_seconds])
+    found = {lane: math.log(prior.centre[lane]) for lane in LANES}
+    if not evidence:
+        return {lane: math.exp(value) for lane, value in found.items()}
+    newest = evidence[-1].index
+    for _ in range(_STEPS):
+        constants = {lane: math.exp(value) for lane, value in found.items()}
+        ratios = _log_ratios(twin, evidence, constants)
+        for lane in LANES:
+            wanted = [
+                (found[lane] + ratio, math.exp(-(newest - stretch.index) / _MEMORY))
+                for stretch, ratio in ratios[lane]
+            ]
+            centre = math.log(prior.centre[lane])
+            moved = _mode(wanted, centre, prior.sigma)
+            found[lane] = min(centre + _BOUND, max(centre - _BOUND, moved))
+    return {lane: math.exp(value) for lane, value in found.items()}
+
+
+def _recent(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Return the stretches of the settings measured last, in order."""
+    settings: list[Knobs] = []
+    for stretch in reversed(stretches):
+        if stretch.knobs not in settings:
+            settings.append(stretch.knobs)
+    kept = settings[:_SETTINGS]
+    return [stretch for stretch in stretches if stretch.knobs in kept]
+
+
+def _log_ratios(
+    twin: Twin, evidence: Sequence[Stretch], constants: Constants
+) -> Mapping[str, list[tuple[Stretch, float]]]:
+    """Return by lane each stretch with the log of measured over predicted busy seconds."""
+    found: dict[str, list[tuple[Stretch, float]]] = {lane: [] for lane in LANES}
+    for stretch in evidence:
+        predicted = twin.forecast(stretch.knobs, constants).busy_seconds
+        floor = _LEAST_SHARE * stretch.step_seconds
+        for lane in LANES:
+            measured = stretch.busy_seconds.get(lane, 0.0)
+            if measured > floor and predicted.get(lane, 0.0) > 0:
+                found[lane].append((stretch, math.log(measured / predicted[lane])))
+    return found
+
+
+def _mode(wanted: Sequence[tuple[float, float]], centre: float, sigma: float) -> float:
+    """Return the most probable value: Gaussian about ``centre``, Student t about each wanted one.
+
+    Args:
+        wanted: (value, weight) of each piece of evidence.
+        centre: Of the prior.
+        sigma: Of the prior.
+    """
+    if not wanted:
+        return centre
+    at = sorted(value for value, _ in wanted)[len(wanted) // 2]
+    for _ in range(20):  # iteratively reweighted least squares
+        total = centre / sigma**2
+        weights = 1.0 / sigma**2
+        for value, weight in wanted:
+            scaled = ((value - at) / _LANE_NOISE) ** 2
+            precision = weight * (_DEGREES + 1) / (_DEGREES + scaled) / _LANE_NOISE**2
+            total += precision * value
+            weights += precision
+        moved = total / weights
+        if abs(moved - at) < 1e-9:
+            break
+        at = moved
+    return at

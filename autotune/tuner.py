@@ -1,0 +1,272 @@
+"""Tuner: adopt, watch, keep or revert; notice drift; ask for advice when there is something new.
+
+The rules alone, on what is measured; searching is `autotune.advice`'s, and how settings reach the
+engine is `autotune.twin_controller`'s. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from autotune.advice import Advice, Outlook, Question
+from autotune.efficiency import EnergyCurve
+from autotune.measured import Stretch
+from autotune.refit import Prior
+from zenflow.knobs import Knobs
+
+_DRIFT_SIGMAS = 4.0
+_LEAST_DRIFT = 0.06
+"""Log of a change in step time that is worth a new search."""
+_SUDDEN = 0.3
+"""One that needs no second stretch to be believed."""
+_DRIFTED_SIGMA = 0.35
+"""Spread of the constants once they have been seen to move."""
+_LEAST_NOISE = 0.005
+_MOST_FAILURES = 3
+"""After so many failed trials in a row only what promises more than its error is tried."""
+_KEPT = 24
+"""Stretches that are remembered."""
+
+Efficiency = Callable[[Knobs, float], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A change of knobs and why."""
+
+    new: Knobs
+    reason: str
+    predicted_step_seconds: float | None = None
+    gain: float | None = None
+    """Predicted, relative."""
+    error: float | None = None
+
+
+class Tuner:
+    """Decides after every stretch of measured steps.
+
+    Attributes:
+        here: Knobs in force.
+        home: Knobs to go back to, where the ones in force are on trial; else None.
+        stretches: What is known since the last drift.
+        drifts: How often the machine or the work was seen to change.
+    """
+
+    def __init__(
+        self, *, start: Knobs, prior: Prior, curve: EnergyCurve, efficiency: Efficiency
+    ) -> None:
+        """Begin at ``start``.
+
+        Args:
+            start: The default, in force now.
+            prior: What is believed of the machine.
+            curve: Energy by ratio of columns, before any is measured.
+            efficiency: Of knobs and a share of deferred energy.
+        """
+        self.start = start
+        self.here = start
+        self.home: Knobs | None = None
+        self.stretches: list[Stretch] = []
+        self.drifts = 0
+        self._prior = prior
+        self._curve = curve
+        self._efficiency = efficiency
+        self._constants: Mapping[str, float] = prior.centre
+        self._asked_at = -2
+        """Index of the newest stretch that the last question knew."""
+        self._next_check = -1
+        """Stretch from which on a settled tuner asks again."""
+        self._patience = 2
+        self._failures = 0
+        """Trials in a row that ended with going back."""
+        self._suspicious = False
+
+    # ---- evidence ---------------------------------------------------------------------------
+
+    def record(self, stretch: Stretch, curve: EnergyCurve | None = None) -> Move | None:
+        """Take a measured stretch at the knobs in force; return what follows at once, if anything.
+
+        Args:
+            stretch: The newest.
+            curve: Energy by ratio of columns, where it was measured.
+        """
+        if curve is not None:
+            self._curve = curve
+        former = [s for s in self.stretches if s.knobs == stretch.knobs]
+        if former and self._has_drifted(stretch, former):
+            self._forget(stretch)
+            return None
+        self.stretches = [*self.stretches, stretch][-_KEPT:]
+        if self.home is None:
+            return None
+        home, self.home = self.home, None
+        gain = self._measured_gain(home, stretch)
+        if gain >= 0:
+            self._failures = 0
+            return None
+        self._failures += 1
+        return self._move(
+            Move(
+                new=home,
+                reason=f"measured {-gain:.1%} worse than before: back",
+                predicted_step_seconds=self._mean_step(home),
+                gain=-gain,
+            )
+        )
+
+    def _has_drifted(self, stretch: Stretch, former: list[Stretch]) -> bool:
+        """Whether the same knobs take another time than they did, twice in a row or by a lot."""
+        change = math.log(stretch.step_seconds / fmean(s.step_seconds for s in former))
+        noise = max(_LEAST_NOISE, *(s.noise for s in former), stretch.noise)
+        limit = max(_LEAST_DRIFT, _DRIFT_SIGMAS * noise)
+        suspicious, self._suspicious = self._suspicious, abs(change) > limit
+        return abs(change) > max(_SUDDEN, limit) or (suspicious and self._suspicious)
+
+    def _forget(self, stretch: Stretch) -> None:
+        """Start anew from what the newest stretch says."""
+        self.drifts += 1
+        self.stretches = [stretch]
+        self.home = None
+        self._suspicious = False
+        self._prior = Prior(self._constants, _DRIFTED_SIGMA)
+        self._asked_at, self._next_check, self._patience = -1, stretch.index, 2
+        self._failures = 0
+
+    def _measured_gain(self, home: Knobs, stretch: Stretch) -> float:
+        """Return the log of the newest goodput over the former knobs'."""
+        before = self._mean_step(home)
+        rho_before = 1.0 - self._curve.captured(home.topk_ratio)
+        rho_now = 1.0 - self._curve.captured(stretch.knobs.topk_ratio)
+        gain = math.log(before / stretch.step_seconds)
+        gain += math.log(self._efficiency(stretch.knobs, rho_now))
+        return gain - math.log(self._efficiency(home, rho_before))
+
+    def _mean_step(self, knobs: Knobs) -> float:
+        return fmean(s.step_seconds for s in self.stretches if s.knobs == knobs)
+
+    # ---- advice -----------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is on trial and the last advice had nothing to try."""
+        return self.home is None and self._asked_at >= 0 and not self.wants_advice
+
+    @property
+    def wants_advice(self) -> bool:
+        """Whether something is known that the last question did not know."""
+        newest = self._newest
+        return self.home is None and newest > self._asked_at and newest >= self._next_check
+
+    @property
+    def _newest(self) -> int:
+        return self.stretches[-1].index if self.stretches else -1
+
+    def question(self, **extras: Any) -> Question:
+        """Return what to ask, and note that it is asked.
+
+        Args:
+            extras: Further fields of the question: measured selections, trials, seed.
+        """
+        self._asked_at = self._newest
+        curve = self._curve
+        if self.stretches:
+            last = self.stretches[-1]
+            curve = curve.through(last.knobs.topk_ratio, 1.0 - last.rho)
+        return Question(
+            stretches=tuple(self.stretches),
+            here=self.here,
+            start=self.start,
+            curve=curve,
+            prior=self._prior,
+            may_probe=self._failures < _MOST_FAILURES,
+            **extras,
+        )
+
+    def consider(self, advice: Advice) -> Move | None:
+        """Return the move that an answer leads to, if it is still about the knobs in force."""
+        self._constants = advice.constants
+        if self.home is not None or advice.here.knobs != self.here:
+            return None
+        if advice.best is None:
+            self._next_check = self._newest + self._patience
+            self._patience *= 2
+            return None
+        self._next_check, self._patience = 0, 2
+        if any(s.knobs == self.here for s in self.stretches):  # else there is nothing to compare
+            self.home = self.here
+        return self._move(_adoption(advice.best))
+
+    def shift(self, knobs: Knobs) -> None:
+        """Note that S was changed by another hand, within what is as good."""
+        self.here = knobs
+
+    def _move(self, move: Move) -> Move:
+        self.here = move.new
+        return move
+
+    # ---- state ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is known, JSON-ready."""
+        return {
+            "here": self.here.to_dict(),
+            "home": None if self.home is None else self.home.to_dict(),
+            "stretches": [_stretch_to_dict(s) for s in self.stretches],
+            "drifts": self.drifts,
+            "prior": {"centre": dict(self._prior.centre), "sigma": self._prior.sigma},
+            "curve": [list(point) for point in self._curve.points],
+            "constants": dict(self._constants),
+            "asked_at": self._asked_at,
+            "next_check": self._next_check,
+            "patience": self._patience,
+            "failures": self._failures,
+            "suspicious": self._suspicious,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state_dict`` returned."""
+        home = state["home"]
+        self.here = Knobs.from_dict(state["here"])
+        self.home = None if home is None else Knobs.from_dict(home)
+        self.stretches = [_stretch_of(item) for item in state["stretches"]]
+        self.drifts = int(state["drifts"])
+        self._prior = Prior(dict(state["prior"]["centre"]), float(state["prior"]["sigma"]))
+        self._curve = EnergyCurve(tuple((float(r), float(s)) for r, s in state["curve"]))
+        self._constants = dict(state["constants"])
+        self._asked_at = int(state["asked_at"])
+        self._next_check = int(state["next_check"])
+        self._patience = int(state["patience"])
+        self._failures = int(state["failures"])
+        self._suspicious = bool(state["suspicious"])
+
+
+def _adoption(best: Outlook) -> Move:
+    verdict = "predicted" if best.gain > best.error else "tried, as the prediction can't tell:"
+    return Move(
+        new=best.knobs,
+        reason=f"{verdict} {math.expm1(best.gain):+.1%} goodput, error {best.error:.1%}",
+        predicted_step_seconds=best.step_seconds,
+        gain=math.expm1(best.gain),
+        error=best.error,
+    )
+
+
+def _stretch_to_dict(stretch: Stretch) -> dict[str, Any]:
+    return {
+        "index": stretch.index,
+        "last_step": stretch.last_step,
+        "knobs": stretch.knobs.to_dict(),
+        "step_seconds": stretch.step_seconds,
+        "noise": stretch.noise,
+        "stall_seconds": stretch.stall_seconds,
+        "rho": stretch.rho,
+        "busy_seconds": dict(stretch.busy_seconds),
+    }
+
+
+def _stretch_of(values: Mapping[str, Any]) -> Stretch:
+    return Stretch(**{**values, "knobs": Knobs.from_dict(values["knobs"])})

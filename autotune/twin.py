@@ -1,0 +1,129 @@
+"""The twin: the simulator with a few constants of its own, which measured spans correct.
+
+A profile may be wrong by a third, and a run may change while it goes on. What a lane of the
+engine is measured to take, over what the simulator says, corrects the constants that this lane
+depends on; what no constant explains is left to `autotune.residual`. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sim.costs import StepCosts, costs_of
+from sim.hardware import HardwareProfile
+from sim.simulate import Strategy, simulate
+from sim.workload import Workload
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
+
+LANES = ("device", "d2h", "h2d", "host")
+"""Each has one constant: a factor on the seconds that its work takes."""
+
+_SLOWED: Mapping[str, tuple[str, ...]] = {
+    "d2h": ("link.d2h", "overheads.pack_bandwidth"),
+    "h2d": ("link.h2d", "overheads.unpack_bandwidth"),
+    "host": ("host.core_bandwidth", "host.dram"),
+}
+"""Rates that a lane's factor divides."""
+
+Constants = Mapping[str, float]
+"""Factor on each lane's seconds; 1 is what the profile says."""
+
+NEUTRAL: Constants = dict.fromkeys(LANES, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A steady-state step without selections, seconds."""
+
+    step_seconds: float
+    stall_seconds: float
+    busy_seconds: Mapping[str, float]
+
+
+class Twin:
+    """A workload on a machine, for any knobs and constants; what it has simulated it knows."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        profile: HardwareProfile,
+        config: ZenFlowConfig,
+        *,
+        releases: bool = True,
+        windows: int = 2,
+    ) -> None:
+        """Prepare the costs.
+
+        Args:
+            workload: Model and batch.
+            profile: The machine, as far as it is known.
+            config: What no knob changes.
+            releases: Whether gradients leave during backward.
+            windows: Windows to simulate once they repeat; fewer are quicker.
+        """
+        self.workload = workload
+        self.profile = profile
+        self.config = replace(config, full_warm_up_rounds=0)
+        self._releases = releases
+        self._windows = windows
+        self._costs = costs_of(workload, profile)
+        self._known: dict[tuple[Knobs, tuple[float, ...]], Forecast] = {}
+
+    @property
+    def num_simulated(self) -> int:
+        """Simulations so far."""
+        return len(self._known)
+
+    def strategy(self, knobs: Knobs) -> Strategy:
+        """Return the engine's strategy with these knobs."""
+        return Strategy(
+            name="zenflow", config=knobs.applied_to(self.config), releases=self._releases
+        )
+
+    def forecast(self, knobs: Knobs, constants: Constants = NEUTRAL) -> Forecast:
+        """Return a steady-state step, selections aside.
+
+        Raises:
+            ConfigError: A knob breaks its rule.
+        """
+        knobs = replace(knobs, select_interval=0)  # selections are counted apart
+        key = (knobs, tuple(constants[lane] for lane in LANES))
+        if key not in self._known:
+            done = simulate(
+                self._corrected(constants),
+                self.strategy(knobs),
+                keeps_spans=False,
+                num_steps=self._windows * knobs.update_interval,
+            )
+            self._known[key] = Forecast(
+                done.step_seconds - done.selection_seconds,
+                done.stall_seconds - done.selection_seconds,
+                done.busy_seconds,
+            )
+        return self._known[key]
+
+    def selection_seconds(self, knobs: Knobs, constants: Constants = NEUTRAL) -> float:
+        """Return what one selection takes."""
+        strategy = self.strategy(replace(knobs, select_interval=100))
+        return 100 * simulate(
+            self._corrected(constants), strategy, keeps_spans=False
+        ).selection_seconds
+
+    def _corrected(self, constants: Constants) -> StepCosts:
+        figures = self.profile.figures()
+        values = {
+            name: figures[name].value / constants[lane]
+            for lane, names in _SLOWED.items()
+            for name in names
+            if name in figures
+        }
+        factor = constants["device"]
+        segments = tuple(
+            replace(item, forward=item.forward * factor, backward=item.backward * factor)
+            for item in self._costs.segments
+        )
+        return replace(
+            self._costs, segments=segments, hardware=self.profile.with_values(values)
+        )
