@@ -32,6 +32,8 @@ class Header:
     """Every setting of the run, JSON-ready."""
     knobs: Knobs
     """In force from the first step on."""
+    largest_interval: int | None
+    """Of the controller: blocks are cut for it."""
     hardware: Mapping[str, Any]
     versions: Mapping[str, Any]
     commit: str | None
@@ -188,6 +190,7 @@ def _is_mapping(value: object) -> bool:
 
 _FITS: Mapping[Any, Callable[[Any], bool]] = {
     int: _is_count,
+    int | None: lambda value: value is None or _is_count(value),
     float: _is_number_or_null,
     float | None: _is_number_or_null,
     str: lambda value: isinstance(value, str),

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ def header(settings=None):
     return Header(
         settings=settings or {"steps": 30},
         knobs=START,
+        largest_interval=16,
         hardware={"cpu": "x"},
         versions={},
         commit=None,
@@ -248,7 +250,7 @@ def test_resuming_drops_a_torn_line_and_refuses_a_file_that_lacks_one(tmp_path):
     with pytest.raises(ConfigError, match="has 5 lines, but had 6"):
         log.resume(6, header())
     with pytest.raises(ConfigError, match="other knobs"):
-        log.resume(5, Header(settings={}, knobs=THIRD, hardware={}, versions={}, commit=None))
+        log.resume(5, replace(header(), knobs=THIRD))
     assert len(path.read_text().splitlines()) == 5
 
 
@@ -282,6 +284,7 @@ records = st.one_of(
         Header,
         settings=st.dictionaries(text, st.none() | st.booleans() | real | text),
         knobs=some_knobs,
+        largest_interval=st.none() | st.integers(1),
         hardware=st.dictionaries(text, text),
         versions=st.dictionaries(text, text),
         commit=st.none() | text,
