@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,9 @@ from experiments.pretrained import (
 from experiments.recipes import DEFAULT_STEPS, TrainSettings
 from experiments.records import available_cores
 from experiments.tokens import TextTokenizer
+from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.optimizer import ZenFlowAdamW
 from zenflow.transfer import PacedLink
@@ -134,8 +137,33 @@ def count_steps(settings: TrainSettings, steps_per_epoch: int) -> int:
     return DEFAULT_STEPS if settings.steps is None else settings.steps
 
 
-def make_optimizer(bench: Workbench) -> ZenFlowAdamW:
-    """Return the optimizer: matrices decay, vectors (norms, biases) don't."""
+def workload_of(bench: Workbench) -> Workload:
+    """Return what the simulator takes of a run's model and batch.
+
+    Raises:
+        ConfigError: The simulator does not know the model's family.
+    """
+    settings = bench.settings
+    config: Any = bench.model.config
+    return Workload.of_config(
+        f"{settings.model} {settings.batch_size}x{settings.sequence}",
+        {"model_type": "llama", **config.to_dict()},
+        batch_size=settings.batch_size,
+        sequence=settings.sequence,
+        accumulation=settings.grad_accum,
+        dtype=settings.dtype,
+        checkpointing=settings.checkpointing,
+    )
+
+
+def make_optimizer(bench: Workbench, controller: AbstractController | None = None) -> ZenFlowAdamW:
+    """Return the optimizer: matrices decay, vectors (norms, biases) don't.
+
+    Args:
+        bench: The run.
+        controller: Changes the knobs while the run goes on; it may ask for spans of more steps by
+            an attribute ``timeline_steps``.
+    """
     settings = bench.settings
     trainable = [item for item in bench.model.named_parameters() if item[1].requires_grad]
     groups = [
@@ -156,7 +184,8 @@ def make_optimizer(bench: Workbench) -> ZenFlowAdamW:
         accumulation_steps=settings.grad_accum if release else 1,
         link=None if settings.link is None else PacedLink(*settings.link),
         host_threads=settings.host_threads,
-        timeline_steps=settings.timeline_steps,
+        controller=controller,
+        timeline_steps=max(settings.timeline_steps, getattr(controller, "timeline_steps", 0)),
     )
 
 

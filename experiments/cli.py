@@ -12,7 +12,7 @@ import click
 
 from experiments import calibration_commands, trace_commands
 from experiments.configfile import read_config_file
-from experiments.options import given_flags, train_flags
+from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
 from experiments.records import remove_results
@@ -56,6 +56,12 @@ main.add_command(calibration_commands.validate)
     type=click.Path(path_type=Path),
     help="TOML or JSON with settings, or a DeepSpeed JSON; flags win over it.",
 )
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Repeat the tuned run of this decisions.jsonl, bit for bit on a CPU.",
+)
+@tuning_flags
 @train_flags
 @click.pass_context
 def train(
@@ -67,6 +73,7 @@ def train(
     overwrite: bool,
     resume: Path | None,
     config_file: Path | None,
+    replay: Path | None,
     **flags: Any,
 ) -> None:
     """Train a model and leave its records, trace, picture and checkpoint in a directory.
@@ -76,11 +83,12 @@ def train(
     del flags  # read from the context, which knows which of them were given
     try:
         if resume is not None:
-            settings, compare = _resumed_settings(context, resume, out, config_file, compare)
+            elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
+            settings, compare = _resumed_settings(context, resume, elsewhere, compare)
             folder = resume
         else:
-            settings = _new_settings(context, config_file, compare)
-            folder = _new_folder(out, overwrite, "compare" if compare else settings.strategy)
+            settings = _new_settings(context, config_file, replay, compare)
+            folder = _new_folder(out, overwrite, _label(settings, compare))
     except (ConfigError, TypeError) as error:
         raise click.UsageError(str(error), context) from error
     from experiments.launch import launch  # loads torch, which help must not
@@ -94,11 +102,21 @@ def train(
     sys.exit(code)
 
 
+def _label(settings: TrainSettings, compare: bool) -> str:
+    if compare:
+        return "compare"
+    return settings.label if settings.replay is None else "replay"
+
+
 def _new_settings(
-    context: click.Context, config_file: Path | None, compare: bool
+    context: click.Context, config_file: Path | None, replay: Path | None, compare: bool
 ) -> TrainSettings:
     """Return defaults, changed by the file, changed by the flags."""
     settings, knobs = given_flags(context)
+    tuning = given_tuning(context)
+    if replay is not None:
+        return _replayed_settings(replay, config_file, compare, {**settings, **knobs, **tuning})
+    settings |= tuning
     if compare and "strategy" in settings:
         raise ConfigError("--compare runs its own four strategies: leave out --strategy")
     if not compare and settings.get("start_steps"):
@@ -111,6 +129,19 @@ def _new_settings(
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
     made = TrainSettings(**{**values, **settings, "knobs": knobs})
     return made.for_comparison() if compare else made
+
+
+def _replayed_settings(
+    replay: Path, config_file: Path | None, compare: bool, changes: dict[str, Any]
+) -> TrainSettings:
+    from experiments.replay import replay_settings
+
+    if compare or config_file is not None:
+        raise ConfigError(
+            "--replay takes every setting from the run's own file, and repeats one run: leave out "
+            f"{'--compare' if compare else '--config'}"
+        )
+    return replay_settings(replay, changes)
 
 
 def _new_folder(out: Path | None, overwrite: bool, label: str) -> Path:
@@ -128,14 +159,16 @@ def _new_folder(out: Path | None, overwrite: bool, label: str) -> Path:
 def _resumed_settings(
     context: click.Context,
     folder: Path,
-    out: Path | None,
-    config_file: Path | None,
+    elsewhere: dict[str, Path | None],
     compare: bool,
 ) -> tuple[TrainSettings, bool]:
     """Return the settings of the run in ``folder``, with this command's flags on top."""
-    if out is not None or config_file is not None:
-        raise ConfigError("--resume takes directory and settings from the run itself: leave out "
-                          "--out and --config")  # fmt: skip
+    given = [flag for flag, path in elsewhere.items() if path is not None]
+    if given:
+        raise ConfigError(
+            "--resume takes directory and settings from the run itself: leave out "
+            + " and ".join(given)
+        )
     path = folder / "config.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -149,6 +182,7 @@ def _resumed_settings(
     if compare and not was_comparison:
         raise ConfigError(f"{folder} holds a single run: leave out --compare to resume it")
     settings, knobs = given_flags(context)
+    settings |= given_tuning(context)
     if {"steps", "epochs"} & settings.keys():
         saved.update(steps=None, epochs=None)
     saved["knobs"] = {**saved.get("knobs", {}), **knobs}

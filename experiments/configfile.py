@@ -12,11 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.options import KNOB_NAMES, SETTING_NAMES
+from experiments.options import KNOB_NAMES, SETTING_NAMES, TUNING_NAMES
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
-_FILE_NAMES = (*(name for name in SETTING_NAMES if name != "link"), "link_gbps", "zenflow")
+_FILE_NAMES = (
+    *(name for name in SETTING_NAMES if name != "link"),
+    "link_gbps",
+    *TUNING_NAMES,
+    "zenflow",
+)
+_GIGABYTES = ("device_memory", "host_memory")
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _KNOBS = (*KNOB_NAMES, "steps_per_epoch")
 
@@ -41,6 +47,9 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {key: value for key, value in content.items() if key != "zenflow"}
     if "link_gbps" in settings:
         settings["link"] = _link(path, settings.pop("link_gbps"))
+    for name in _GIGABYTES:
+        if isinstance(settings.get(name), int | float):
+            settings[name] *= 1e9
     if isinstance(settings.get("betas"), list):
         settings["betas"] = tuple(settings["betas"])
     if settings.get("max_grad_norm") == "none":  # TOML has no null

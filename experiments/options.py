@@ -16,7 +16,9 @@ from experiments.recipes import (
     TASKS,
     TrainSettings,
 )
+from experiments.tuning_rules import CONTROLLERS
 from zenflow.config import PRESETS
+from zenflow.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _GIGA = 1e9
@@ -60,6 +62,19 @@ class NumberOr(click.ParamType):
             return self._kind(value)
         except (TypeError, ValueError):
             self.fail(f"must be a number or {self._word!r}, but is {value!r}", param, ctx)
+
+
+class Gigabytes(click.ParamType):
+    """GB, as bytes."""
+
+    name = "GB"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return bytes."""
+        try:
+            return float(value) * _GIGA
+        except ValueError:
+            self.fail(f"must be a number of GB, as in 24 or 0.5, but is {value!r}", param, ctx)
 
 
 def _choice(values: Any) -> click.Choice[str]:
@@ -147,6 +162,28 @@ _KNOB_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--min-split-elements", {"type": int, "help": "Smaller parameters stay on the device."}),
     ("--block-elements", {"type": int, "help": "Most elements in a block."}),
 )
+_TUNING_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "--controller",
+        {
+            "type": _choice(CONTROLLERS),
+            "help": "Who chooses knobs while the run goes on: the simulator's twin of the run, "
+            "zen-auto (S alone), or both.",
+        },
+    ),
+    ("--device-memory", {"type": Gigabytes(), "help": "Most GB of one device, with --auto."}),
+    ("--host-memory", {"type": Gigabytes(), "help": "Most GB of the host, with --auto."}),
+    (
+        "--largest-staleness",
+        {"type": int, "help": "Most steps from a gradient to its landing, with --auto."},
+    ),
+    (
+        "--smallest-captured",
+        {"type": float, "help": "Least share of energy in important columns, with --auto."},
+    ),
+    ("--profile", {"help": "File of zenflow calibrate that --auto starts from."}),
+    ("--hardware", {"help": "Machine of the simulator's table that --auto starts from."}),
+)
 
 
 def _name(flag: str) -> str:
@@ -155,6 +192,7 @@ def _name(flag: str) -> str:
 
 SETTING_NAMES = tuple("link" if flag == "--link-gbps" else _name(flag) for flag, _ in _RUN_FLAGS)
 KNOB_NAMES = tuple(_name(flag) for flag, _ in _KNOB_FLAGS)
+TUNING_NAMES = tuple(_name(flag) for flag, _ in _TUNING_FLAGS)
 
 
 def train_flags(command: Command) -> Command:
@@ -169,6 +207,17 @@ def train_flags(command: Command) -> Command:
     return command
 
 
+def tuning_flags(command: Command) -> Command:
+    """Give a command the flags of a run that chooses its own knobs, ``--auto`` first."""
+    for flag, options in reversed(_TUNING_FLAGS):
+        command = click.option(flag, default=None, **options)(command)
+    return click.option(
+        "--auto",
+        is_flag=True,
+        help="Choose k, S, lag, windows and selections while the run goes on: --controller both.",
+    )(command)
+
+
 def knob_flags(command: Command) -> Command:
     """Give a command the flags of the update rule alone."""
     for flag, options in reversed(_KNOB_FLAGS):
@@ -178,15 +227,35 @@ def knob_flags(command: Command) -> Command:
 
 def given_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings and the knobs that stand on the command line, and no others."""
-    given = {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
+    given = _given(context)
     if "link_gbps" in given:
         given["link"] = given.pop("link_gbps")
     settings = {name: value for name, value in given.items() if name in SETTING_NAMES}
     return settings, {name: value for name, value in given.items() if name in KNOB_NAMES}
+
+
+def given_tuning(context: click.Context) -> dict[str, Any]:
+    """Return the settings of a tuned run that stand on the command line, and no others.
+
+    Raises:
+        ConfigError: Two flags name different controllers.
+    """
+    given = _given(context)
+    found = {name: value for name, value in given.items() if name in TUNING_NAMES}
+    if given.get("auto") and found.setdefault("controller", "both") != "both":
+        raise ConfigError(
+            f"--auto is --controller both, but --controller {found['controller']} is given: "
+            "leave one of the two out"
+        )
+    return found
+
+
+def _given(context: click.Context) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
 
 
 def _shown(value: Any) -> str:

@@ -33,6 +33,7 @@ class Reporter:
         self._total = 0
         self._last_line = 0.0
         self._smooth: dict[str, float] = {}
+        self._setting = ""
 
     def say(self, text: str) -> None:
         """Print text above the bar."""
@@ -41,6 +42,7 @@ class Reporter:
     def start(self, label: str, done: int, total: int) -> None:
         """Begin a run of ``total`` steps of which ``done`` lie behind."""
         self._label, self._total, self._smooth = label, total, {}
+        self._setting = ""
         self._last_line = time.monotonic()
         if self.console.is_terminal:
             self._progress = Progress(
@@ -53,6 +55,10 @@ class Reporter:
             )
             self._task = self._progress.add_task(label, total=total, completed=done, figures="")
             self._progress.start()
+
+    def show_setting(self, setting: str) -> None:
+        """Show this setting beside the steps to come."""
+        self._setting = setting
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a finished step: its row of the log."""
@@ -77,4 +83,7 @@ class Reporter:
             self._smooth[name] = _SMOOTHING * old + (1 - _SMOOTHING) * row[name]
         seconds = self._smooth["seconds"]
         share = self._smooth["stall_seconds"] / seconds if seconds else 0.0
-        return f"loss {self._smooth['loss']:.3f}  {seconds * 1e3:.0f} ms/step  stalled {share:.0%}"
+        figures = (
+            f"loss {self._smooth['loss']:.3f}  {seconds * 1e3:.0f} ms/step  stalled {share:.0%}"
+        )
+        return f"{figures}  {self._setting}".rstrip()

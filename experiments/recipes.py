@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from experiments.tuning_rules import BOUNDS, MACHINE, tuning_errors
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -142,27 +143,56 @@ class TrainSettings:
     eval_batches: int = 24
     timeline_steps: int = 12
     """The last steps whose spans are recorded."""
+    controller: str | None = None
+    """Who chooses knobs while the run goes on, see ``tuning_rules``; None keeps them."""
+    device_memory: float | None = None
+    host_memory: float | None = None
+    """Most bytes of one device, and of the host, that a tuned run may need; None is no bound."""
+    largest_staleness: int | None = None
+    """Most steps between a gradient and its landing in a tuned run."""
+    smallest_captured: float | None = None
+    """Least share of gradient energy in a tuned run's important columns."""
+    profile: str | None = None
+    """File of ``zenflow calibrate`` that the twin starts from."""
+    hardware: str | None = None
+    """Machine of the simulator's table that it starts from; with neither, measurements alone."""
+    replay: str | None = None
+    """Decisions file of the tuned run that this one repeats."""
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without data or model."""
         broken = [*_choice_errors(self), *_range_errors(self), *_combination_errors(self)]
+        broken += tuning_errors(self)
         raise_violations("the run", broken)
         self.config(steps_per_epoch=1)
 
     def config(self, steps_per_epoch: int | None) -> ZenFlowConfig:
         """Return the engine's configuration for a data set of so many steps."""
         knobs = {"min_split_elements": MIN_SPLIT_ELEMENTS, **self.knobs}
+        if self.controller == "zen-auto":
+            knobs["update_interval"] = 1  # the paper's start: it lengthens as training settles
         if knobs.get("select_strategy") == "epoch":
             knobs.setdefault("steps_per_epoch", steps_per_epoch)
         return ZenFlowConfig.preset(self.strategy, **knobs)
 
+    @property
+    def label(self) -> str:
+        """What the run is called: its strategy, or the controller that changes it."""
+        if self.controller is None:
+            return self.strategy
+        return "zen-auto" if self.controller == "zen-auto" else "auto"
+
     def with_strategy(self, name: str) -> TrainSettings:
-        """Return the same run under another preset, with the knobs that leave it what it is."""
+        """Return the same run under another preset, with the knobs that leave it what it is.
+
+        No controller changes them then.
+        """
         allowed = KNOBS_OF_PRESET.get(name)
         knobs = {
             key: value for key, value in self.knobs.items() if allowed is None or key in allowed
         }
-        return replace(self, strategy=name, knobs=knobs)
+        untuned = dict.fromkeys(("controller", "replay", *BOUNDS, *MACHINE))
+        return replace(self, strategy=name, knobs=knobs, **untuned)
 
     def for_comparison(self) -> TrainSettings:
         """Return the settings with what ``--compare`` fills in where nothing was asked for.

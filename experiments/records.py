@@ -81,7 +81,7 @@ class StepLog:
 
 RESULT_FILES = (
     "config.json", "steps.jsonl", "summary.json", "trace.json", "timeline.png", "compare.json",
-    "compare.png",
+    "compare.png", "decisions.jsonl", "tuning.png",
 )  # fmt: skip
 RESULT_FOLDERS = ("checkpoint", "model")
 

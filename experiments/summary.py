@@ -11,28 +11,41 @@ from typing import TYPE_CHECKING, Any
 from experiments.records import percentile, provenance, read_steps
 
 if TYPE_CHECKING:
+    from experiments.auto import Tuning
     from experiments.build import Workbench
-    from zenflow.report import MemoryPlan
+    from zenflow.optimizer import ZenFlowAdamW
 
 _LAST_LOSSES = 10
 """Steps over which the final training loss is a mean: one batch's loss is mostly noise."""
 
 
 def summarize(
-    bench: Workbench, memory: MemoryPlan, folder: Path, evaluation: Mapping[str, float]
+    bench: Workbench,
+    optimizer: ZenFlowAdamW,
+    folder: Path,
+    evaluation: Mapping[str, float],
+    *,
+    tuning: Tuning | None = None,
 ) -> dict[str, Any]:
-    """Return the run's summary from its settings, memory plan, steps.jsonl and last evaluation."""
+    """Return the run's summary from its settings, optimizer, steps.jsonl and last evaluation."""
     rows = read_steps(folder / "steps.jsonl")
-    link = bench.settings.link
+    link, memory = bench.settings.link, optimizer.memory
+    interval, unsettled = bench.config.update_interval, bench.config.full_warm_up_rounds
+    tuned: dict[str, Any] | None = None
+    if tuning is not None:
+        tuned = tuning.summary(optimizer, sum(row["seconds"] for row in rows))
+        interval = tuned["knobs"]["update_interval"]
+        unsettled = max(unsettled, tuned["last_decision_step"])
     return {
-        "strategy": bench.settings.strategy,
+        "strategy": bench.settings.label,
         "config": bench.config.to_dict(),
         "emulated_link": None
         if link is None
         else {"d2h_bytes_per_second": link[0], "h2d_bytes_per_second": link[1]},
         "num_params": memory.num_params,
         "model_bytes": memory.model_bytes,
-        **step_figures(rows, bench.config.update_interval, bench.config.full_warm_up_rounds),
+        **step_figures(rows, interval, unsettled),
+        "tuning": tuned,
         "host_bytes_per_param": memory.host_bytes_per_param,
         "device_bytes_extra": memory.device_extra_bytes,
         "eval_loss": None,
@@ -48,15 +61,22 @@ def summarize(
 
 
 def step_figures(
-    rows: Sequence[Mapping[str, Any]], update_interval: int, warm_up: int
+    rows: Sequence[Mapping[str, Any]], update_interval: int, unsettled: int
 ) -> dict[str, Any]:
-    """Return what the log's rows say of time, stall, bytes and loss; NaN without rows."""
+    """Return what the log's rows say of time, stall, bytes and loss; NaN without rows.
+
+    Args:
+        rows: Of every step.
+        update_interval: S at the end of the run.
+        unsettled: First steps at other knobs, or without deferral; bytes are counted after them.
+    """
     seconds = [row["seconds"] for row in rows]
     total = sum(seconds)
     stalled = sum(row["stall_seconds"] for row in rows)
-    steady = whole_windows(rows, update_interval, warm_up)
+    steady = whole_windows(rows, update_interval, unsettled)
     return {
         "steps": rows[-1]["step"] if rows else 0,
+        "run_seconds": total,
         "mean_step_seconds": total / len(rows) if rows else math.nan,
         "median_step_seconds": median(seconds) if rows else math.nan,
         "p95_step_seconds": percentile(seconds, 0.95),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from experiments.auto import Tuning
 from experiments.build import (
     Workbench,
     build_workbench,
@@ -81,12 +82,16 @@ def _training(
     bench: Workbench, folder: Path, reporter: Reporter, checkpoint: Checkpoint | None
 ) -> Iterator[Training]:
     """Yield the loop's object and end the optimizer's threads behind it, whatever happened."""
-    training = Training(bench, folder, reporter, checkpoint)
-    try:
+    if checkpoint is not None:
+        check_same_run(bench, checkpoint)  # before any file of the run is touched
+    lines = None if checkpoint is None else checkpoint.state.get("decision_lines")
+    with ExitStack() as stack:
+        tuning = Tuning.of(bench, folder, lines)
+        if tuning is not None:
+            stack.callback(tuning.close)
+        training = Training(bench, folder, reporter, checkpoint, tuning)
+        stack.callback(training.close)
         yield training
-    finally:
-        training.rows.close()
-        training.optimizer.close()
 
 
 class Training:
@@ -98,12 +103,14 @@ class Training:
         folder: Path,
         reporter: Reporter,
         checkpoint: Checkpoint | None,
+        tuning: Tuning | None,
     ) -> None:
         """Make the optimizer and schedule, and take up a checkpoint's state if there is one."""
         self.bench = bench
         self.folder = folder
         self.reporter = reporter
-        self.optimizer = make_optimizer(bench)
+        self.tuning = tuning
+        self.optimizer = make_optimizer(bench, None if tuning is None else tuning.controller)
         self.schedule = make_schedule(self.optimizer, bench.settings, bench.total_steps)
         half = bench.settings.dtype == "float16"
         self.scaler = torch.amp.GradScaler(
@@ -115,10 +122,16 @@ class Training:
             self._restore(checkpoint)
         self.rows = StepRows(folder / "steps.jsonl", self.step, reporter)
 
+    def close(self) -> None:
+        """End the optimizer's threads and close the log."""
+        self.rows.close()
+        self.optimizer.close()
+
     def run(self, stop: StopRequest) -> Outcome:
         """Take the remaining steps and write the run's files."""
         settings, total = self.bench.settings, self.bench.total_steps
-        self.reporter.start(settings.strategy, self.step, total)
+        self.reporter.start(settings.label, self.step, total)
+        self._tell_decisions()
         while self.step < total and not stop.requested:
             self._step()
             if self._is_evaluation_due():
@@ -129,13 +142,17 @@ class Training:
         self.rows.flush(self.optimizer.report)
         timeline = self.optimizer.timeline
         evaluation = {}
-        if self.step == total:
+        if self._is_done:
             evaluation = self.evaluate()
             with self._true_weights():
                 save_model_folder(self.bench.model, self.bench.tokenizer, self.folder / "model")
         self.save()
         self.reporter.finish()
-        summary = summarize(self.bench, self.optimizer.memory, self.folder, evaluation)
+        summary = summarize(
+            self.bench, self.optimizer, self.folder, evaluation, tuning=self.tuning
+        )
+        if self.tuning is not None and self._is_done:
+            self.tuning.end(self.step, summary["run_seconds"])
         self._write_results(summary, timeline)
         return Outcome(summary=summary, steps=self.step, stopped=self.step < total)
 
@@ -168,6 +185,10 @@ class Training:
             self.bench.model.train()
             self.optimizer.train()
 
+    @property
+    def _is_done(self) -> bool:
+        return self.step == self.bench.total_steps
+
     def _is_evaluation_due(self) -> bool:
         """Return whether to evaluate now; not among the last steps, whose spans are recorded."""
         settings = self.bench.settings
@@ -179,10 +200,12 @@ class Training:
         """Write a checkpoint of everything the rest of the run depends on."""
         self.optimizer.synchronize()
         self.rows.flush(self.optimizer.report)  # else a resumed log would lack the last row
+        lines = None if self.tuning is None else self.tuning.saved_lines(self.optimizer)
         save_checkpoint(
             self.folder / CHECKPOINTS,
             self.step,
             {
+                "decision_lines": lines,
                 "settings": self.bench.settings.to_dict(),
                 "total_steps": self.bench.total_steps,
                 "model": dict(self.bench.model.state_dict()),
@@ -215,6 +238,17 @@ class Training:
         self.step += 1
         row = {"step": self.step, "loss": loss, "tokens": num_tokens, "skipped": not taken}
         self.rows.add(row | {"seconds": time.perf_counter() - started}, optimizer.report)
+        self._tell_decisions()
+
+    def _tell_decisions(self) -> None:
+        """Show the setting in force, and why it is another than before."""
+        if self.tuning is None:
+            return
+        for decision in self.tuning.news():
+            self.reporter.say(
+                f"after step {decision.step}: {decision.new} ({decision.by}: {decision.reason})"
+            )
+        self.reporter.show_setting(str(self.tuning.knobs(self.optimizer)))
 
     def _update(self) -> bool:
         """Clip, where the optimizer doesn't, and step; False if the loss scale overflowed."""
@@ -230,7 +264,6 @@ class Training:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        check_same_run(self.bench, checkpoint)
         self.bench.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -241,8 +274,11 @@ class Training:
     def _write_results(self, summary: Mapping[str, Any], timeline: Timeline) -> None:
         # Imported late: drawing is slow to load, and no business of the loop.
         from experiments.figures import draw_timeline, save_figure
+        from experiments.tuning_figures import draw_tuning, read_tuning
 
         write_json(self.folder / "summary.json", summary)
+        if self.tuning is not None and self.tuning.log is not None and self._is_done:
+            save_figure(draw_tuning(read_tuning(self.folder)), self.folder / "tuning.png")
         if timeline.spans:
             timeline.write(self.folder / "trace.json")
             save_figure(draw_timeline(timeline, summary), self.folder / "timeline.png")

@@ -48,14 +48,18 @@ class Block:
 
 
 class Reference:
-    """Feed `step` gradients, read `weights`; after `log`'s (t, S) windows have S steps."""
+    """Feed `step` gradients, read `weights`; `log` has (t, knobs) that hold after step t."""
 
     def __init__(self, groups, config, max_norm=None, log=()):
         self.config, self.max_norm, self.log = config, max_norm, log
-        self.t, self.S, least = 0, config.update_interval, 1 if config.block_elements else 64
+        self.t, self.rule, least = 0, config, 1 if config.block_elements else 64
         params = [(p, group) for group in groups for p in group["params"] if p.requires_grad]
         split = {p for p, _ in params if p.ndim > 1 and p.numel() >= config.min_split_elements}
-        cap = config.block_elements or ceil(sum(p.numel() for p in split) / (8 * self.S)) or 1
+        cap = (
+            config.block_elements
+            or ceil(sum(p.numel() for p in split) / (8 * config.update_interval))
+            or 1
+        )
         self.weights, self.runs = [p.detach().cpu().clone() for p, _ in params], []
         for weight, (p, group) in zip(self.weights, params, strict=True):
             matrix, ratio = weight.view(len(p) if p.ndim > 1 else 1, -1), config.topk_ratio
@@ -64,18 +68,21 @@ class Reference:
         self.blocks = [b for run in reversed(self.runs) for b in run]  # backward's order
 
     def set_due_steps(self, now, old):
-        load, rolling = [0] * self.S + [1e99], self.config.rolling
+        S, starts = self.rule.update_interval, [b.start for b in self.blocks]
+        load, together = [0] * S + [1e99], min(max(starts) + S, min(starts) + old + S)
         for b in self.blocks:
-            phase = load.index(min(load)) if rolling else self.S
+            phase = load.index(min(load))
             load[phase] += len(b.weight) * int((~b.important).sum())
-            b.due_step = max(now + 1, min(now + 1 + phase, b.start + self.S + old * rolling))
+            in_turn = min(now + 1 + phase, b.start + old + S)
+            b.due_step = max(now + 1, in_turn if self.rule.rolling else together)
 
     def step(self, grads):
-        config, W, t, old = self.config, self.config.full_warm_up_rounds, self.t + 1, self.S
+        config, W, t, old = self.config, self.config.full_warm_up_rounds, self.t + 1, self.rule
         self.t, decay, pairs = t, config.importance_decay, []
-        self.S = [old, *(S for step, S in self.log if max(step, W) < t)][-1]
-        if old != self.S or t == W + 1:
-            self.set_due_steps(t - 1, old)
+        self.rule = [old, *(k.applied_to(config) for step, k in self.log if step < t)][-1]
+        S, former = self.rule.update_interval, (old.update_interval, old.rolling)
+        if t == W + 1 or (t > W and former != (S, self.rule.rolling)):
+            self.set_due_steps(t - 1, old.update_interval)
         for run, grad in ((r, g) for r, g in zip(self.runs, grads, strict=True) if g is not None):
             matrix = grad.cpu().float().reshape(len(run[0].weight), -1)
             pairs += zip(run, matrix.tensor_split(len(run), dim=1), strict=True)
@@ -86,12 +93,12 @@ class Reference:
             b.move_moments(b.important | (config.deferred_moments == "step"), clip * g)
             b.move_weights(b.important)
             b.acc, b.n = b.acc + clip * g, b.n + 1
-        lag, lead = (config.effective_lag(self.S), config.lead(self.S)) if t > W else (0, 0)
+        lag, lead = (self.rule.effective_lag(), self.rule.lead(S)) if t > W else (0, 0)
         for b in self.blocks:
-            b.pending |= t in range(max(W, 1), t + 1, config.select_interval_steps or t)
+            b.pending |= t in range(max(W, 1), t + 1, self.rule.select_interval_steps or t)
             due = t <= W or t == b.due_step
             b.show(b.important | due | (t == b.land_step))  # a window lands before the next ends
             if due:
                 b.close_window(config, lead)
-                b.start, b.land_step, b.due_step = t, t + lag, t + self.S
+                b.start, b.land_step, b.due_step = t, t + lag, t + S
                 b.show(b.important | (lag == 0))

@@ -34,6 +34,8 @@ def _report(step, seconds, stalls):
         update_interval=4,
         lag=1,
         topk_ratio=0.1,
+        rolling=True,
+        select_interval=100,
         learning_rates=(1e-3,),
     )
 

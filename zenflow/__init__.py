@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zenflow.config import PRESETS, ZenFlowConfig
-    from zenflow.controller import AbstractIntervalController, FixedInterval, LoggedIntervals
+    from zenflow.controller import (
+        AbstractController,
+        AbstractIntervalController,
+        FixedInterval,
+        LoggedDecisions,
+    )
     from zenflow.deepspeed import DeepSpeedSettings, read_deepspeed
     from zenflow.errors import (
         CheckpointError,
@@ -25,8 +30,9 @@ if TYPE_CHECKING:
         WorkerError,
         ZenFlowError,
     )
+    from zenflow.knobs import Knobs
     from zenflow.optimizer import ZenFlowAdamW
-    from zenflow.report import MemoryPlan, StepReport
+    from zenflow.report import MemoryPlan, StepReport, WindowNorms
     from zenflow.timeline import LANES, Span, Timeline, compare
     from zenflow.transfer import PacedLink
 
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LANES",
     "PRESETS",
+    "AbstractController",
     "AbstractIntervalController",
     "CheckpointError",
     "ConfigError",
@@ -42,12 +49,14 @@ __all__ = [
     "DeepSpeedSettings",
     "FixedInterval",
     "GradientError",
-    "LoggedIntervals",
+    "Knobs",
+    "LoggedDecisions",
     "MemoryPlan",
     "PacedLink",
     "Span",
     "StepReport",
     "Timeline",
+    "WindowNorms",
     "WorkerError",
     "ZenFlowAdamW",
     "ZenFlowConfig",
@@ -59,7 +68,12 @@ __all__ = [
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "zenflow.config": ("PRESETS", "ZenFlowConfig"),
-    "zenflow.controller": ("AbstractIntervalController", "FixedInterval", "LoggedIntervals"),
+    "zenflow.controller": (
+        "AbstractController",
+        "AbstractIntervalController",
+        "FixedInterval",
+        "LoggedDecisions",
+    ),
     "zenflow.deepspeed": ("DeepSpeedSettings", "read_deepspeed"),
     "zenflow.errors": (
         "CheckpointError",
@@ -69,8 +83,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "WorkerError",
         "ZenFlowError",
     ),
+    "zenflow.knobs": ("Knobs",),
     "zenflow.optimizer": ("ZenFlowAdamW",),
-    "zenflow.report": ("MemoryPlan", "StepReport"),
+    "zenflow.report": ("MemoryPlan", "StepReport", "WindowNorms"),
     "zenflow.timeline": ("LANES", "Span", "Timeline", "compare"),
     "zenflow.transfer": ("PacedLink",),
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zenflow.config import ZenFlowConfig
-from zenflow.controller import AbstractIntervalController
+from zenflow.controller import AbstractController, AbstractIntervalController
 from zenflow.placement import NamedParam
 
 
@@ -125,16 +125,16 @@ def default_host_threads() -> int:
     return max(1, (os.cpu_count() or 2) - 1)
 
 
-def num_accumulators_for(
-    config: ZenFlowConfig, controller: AbstractIntervalController | None
-) -> int:
+def num_accumulators_for(config: ZenFlowConfig, controller: AbstractController | None) -> int:
     """Return how many accumulators a block needs.
 
     None where every window is one step, or the moments take every gradient. One where an update
-    is over before the next gradient is accumulated, with a lag of at most 1. Two otherwise.
+    is over before the next gradient is accumulated, with a lag of at most 1. Two otherwise: where
+    a controller may choose the lag, it may be longer.
     """
     if config.deferred_moments == "step":
         return 0
     if config.update_interval == 1 and controller is None:
         return 0 if config.effective_lag() <= 1 else 2
-    return 1 if not config.overlap_step or config.lag == 1 else 2
+    keeps_lag = controller is None or isinstance(controller, AbstractIntervalController)
+    return 1 if not config.overlap_step or (config.lag == 1 and keeps_lag) else 2

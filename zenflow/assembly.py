@@ -14,7 +14,7 @@ from zenflow.arguments import (
     num_accumulators_for,
 )
 from zenflow.config import ZenFlowConfig
-from zenflow.controller import AbstractIntervalController, FixedInterval
+from zenflow.controller import AbstractController, FixedInterval
 from zenflow.cpu_device import CpuDevice
 from zenflow.cuda_device import CudaDevice
 from zenflow.device import AbstractDevice
@@ -29,7 +29,7 @@ def start_engine(
     param_groups: Sequence[dict[str, Any]],
     config: ZenFlowConfig,
     *,
-    controller: AbstractIntervalController | None,
+    controller: AbstractController | None,
     link: PacedLink | None,
     host_threads: int | None,
     timeline_steps: int,
@@ -48,17 +48,25 @@ def start_engine(
     if link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
     num_accumulators = num_accumulators_for(config, controller)
-    layout = build_layout(named, config, device, num_accumulators=num_accumulators)
+    controller = controller or FixedInterval(config.update_interval)
+    layout = build_layout(
+        named,
+        config,
+        device,
+        largest_interval=max(config.update_interval, controller.largest_interval or 0),
+        num_accumulators=num_accumulators,
+    )
     engine = Engine(
         layout,
         config,
         device,
-        controller or FixedInterval(config.update_interval),
+        controller,
         num_timeline_steps=timeline_steps,
         link=link,
         host_threads=host_threads or default_host_threads(),
         wait_timeout=wait_timeout,
     )
+    controller.attach(engine)
     places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
     places |= {resident.param: resident for resident in layout.residents}
     return engine, [places[item.param] for item in named]

@@ -1,4 +1,4 @@
-"""Who decides the window length S while a run goes on: the seam for tuners.
+"""Who decides the knobs while a run goes on: the seam for tuners.
 
 The engine asks its controller once after every step. Beside data, seed and configuration, its
 decisions are all that the weights depend on, so they are logged, and a logged run can be replayed.
@@ -9,31 +9,68 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zenflow.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from zenflow.knobs import Knobs
     from zenflow.report import StepReport
+    from zenflow.timeline import Timeline
 
 
-class AbstractIntervalController(ABC):
-    """Chooses the window length S after every step.
+class ObservedTimeline(Protocol):
+    """What a controller may look at beside reports."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Spans of the last steps; empty unless the optimizer keeps some. Waits for the device."""
+
+
+class AbstractController(ABC):
+    """Chooses the knobs after every step.
 
     A decision should depend on the report's counts and norms, or be replayed from its log: one
     that depends on seconds makes two runs differ. A controller that remembers anything
     overrides ``state_dict`` and ``load_state_dict``, else a resumed run decides differently.
+
+    The four attributes are read once, when the optimizer is made.
     """
 
-    @abstractmethod
-    def next_interval(self, report: StepReport) -> int:
-        """Return S >= 1 for the steps after ``report.step``.
+    measures_windows: bool = False
+    """Whether reports have ``windows``: norms of the gradients that wait on the host."""
 
-        Returning ``report.update_interval`` changes nothing. A change gives every block a new
-        due step; open windows close there with the steps they have, so no gradient is lost.
+    curve_interval: int = 0
+    """Steps between two reports with an ``energy_curve``; 0 for none."""
+
+    least_topk_ratio: float | None = None
+    """Smallest k it may choose: the host's memory is laid out for it. None: k's of the start."""
+
+    largest_interval: int | None = None
+    """Largest S it may choose: blocks are cut fine enough for it. None: the S of the start."""
+
+    def attach(self, observed: ObservedTimeline) -> None:
+        """Be told once, before the first step, where the optimizer's timeline can be read."""
+        del observed
+
+    @abstractmethod
+    def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
+        """Return the knobs for the steps after ``step``, which has just ended.
+
+        Args:
+            step: Number of the step.
+            report: The newest finished report: of this step on a CPU, of the step before on a
+                GPU, so that nothing waits. None before there is one.
+            knobs: Those in force. To return them changes nothing.
+
+        Returns:
+            Any knobs that fit the optimizer's configuration. A change of S or ``rolling`` gives
+            every block a new due step; open windows close there with the steps they have, so no
+            gradient is lost. One of ``topk_ratio`` ends every window in the next step.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,6 +90,31 @@ class AbstractIntervalController(ABC):
             )
 
 
+class AbstractIntervalController(AbstractController):
+    """Chooses the window length S alone."""
+
+    @abstractmethod
+    def next_interval(self, report: StepReport) -> int:
+        """Return S >= 1 for the steps to come; called once for every report.
+
+        Returning ``report.update_interval`` asks for no change: on a GPU, where reports come a
+        step late, a change decided since then stays.
+        """
+
+    def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
+        """Return the knobs with the S that the report calls for.
+
+        Raises:
+            ConfigError: It isn't an integer of at least 1.
+        """
+        if report is None:
+            return knobs
+        interval = _checked_interval(self.next_interval(report))
+        if interval in (report.update_interval, knobs.update_interval):
+            return knobs
+        return replace(knobs, update_interval=interval)
+
+
 class FixedInterval(AbstractIntervalController):
     """Always the same S."""
 
@@ -69,38 +131,48 @@ class FixedInterval(AbstractIntervalController):
         return self.update_interval
 
 
-class LoggedIntervals(AbstractIntervalController):
+class LoggedDecisions(AbstractController):
     """Replays the decisions of another run, so that its weights come out again bit for bit.
 
     Holds no state: a decision follows from the log and the step alone, so it resumes anywhere.
 
-    >>> LoggedIntervals([(10, 2), (20, 8)]).log
-    ((10, 2), (20, 8))
+    >>> from zenflow import Knobs, ZenFlowConfig
+    >>> LoggedDecisions([(10, Knobs.of(ZenFlowConfig(update_interval=2)))]).log[0][0]
+    10
     """
 
-    def __init__(self, log: Iterable[tuple[int, int]]) -> None:
+    def __init__(
+        self, log: Iterable[tuple[int, Knobs]], *, largest_interval: int | None = None
+    ) -> None:
         """Keep the log.
 
         Args:
-            log: Pairs (step, S): after that step the controller chose S. Steps ascend. The
-                engine's ``interval_log`` has this form. Before the first pair S stays as it is.
+            log: Pairs (step, knobs): after that step the controller chose them. Steps ascend. The
+                optimizer's ``decision_log`` has this form. Before the first pair the knobs stay as
+                they are.
+            largest_interval: That of the controller whose decisions these are: it says how blocks
+                are cut.
 
         Raises:
             ConfigError: Steps don't ascend, or an S isn't an integer of at least 1.
         """
-        self.log = tuple((int(step), _checked_interval(interval)) for step, interval in log)
+        self.log = tuple((int(step), knobs) for step, knobs in log)
+        self.largest_interval = largest_interval
+        self.least_topk_ratio = min((knobs.topk_ratio for _, knobs in self.log), default=None)
         self._steps = [step for step, _ in self.log]
+        for _, knobs in self.log:
+            _checked_interval(knobs.update_interval)
         for earlier, later in pairwise(self._steps):
             if later <= earlier:
                 raise ConfigError(
-                    f"steps of an interval log must ascend, got {later} after {earlier}: "
+                    f"steps of a decision log must ascend, got {later} after {earlier}: "
                     "sort the log, and keep one decision per step"
                 )
 
-    def next_interval(self, report: StepReport) -> int:
-        """Return the S of the last decision at or before this step."""
-        index = bisect_right(self._steps, report.step)
-        return self.log[index - 1][1] if index else report.update_interval
+    def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
+        """Return the knobs of the last decision at or before this step."""
+        index = bisect_right(self._steps, step)
+        return self.log[index - 1][1] if index else knobs
 
 
 def _checked_interval(interval: object) -> int:

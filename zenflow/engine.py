@@ -6,7 +6,6 @@ data, configuration and the controller's decisions only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from zenflow.adamw import Hyper
 from zenflow.completion import wait_all
 from zenflow.config import ZenFlowConfig
-from zenflow.controller import AbstractIntervalController, FixedInterval
+from zenflow.controller import AbstractController
 from zenflow.device import AbstractDevice
 from zenflow.device_step import (
     Measured,
@@ -24,15 +23,18 @@ from zenflow.device_step import (
     resident_grads_of,
     update_device,
 )
-from zenflow.errors import GradientError
+from zenflow.errors import ConfigError
 from zenflow.host_schedule import HostSchedule
 from zenflow.host_store import UploadPool, upload_bytes
 from zenflow.intake import Intake, StepGradients
+from zenflow.knobs import Knobs
 from zenflow.landing import LandingStrip, unique
 from zenflow.layout import Bucket, Layout
 from zenflow.recorder import Recorder
 from zenflow.report import StepReport
+from zenflow.reporting import Reporter, StepFacts, check_finite
 from zenflow.stalls import StallClock
+from zenflow.timeline import Timeline
 from zenflow.transfer import CopyLane, PacedLink
 from zenflow.windows import WindowCalendar
 from zenflow.worker import HostWorker
@@ -43,8 +45,7 @@ class Engine:
 
     Attributes:
         step: Steps taken so far.
-        report: What the last finished step did; on a GPU the one before it, so that nothing waits.
-        interval_log: (step, S) of every change of the window length.
+        decision_log: (step, knobs) of every change: they hold from the step after.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Engine:
         layout: Layout,
         config: ZenFlowConfig,
         device: AbstractDevice,
-        controller: AbstractIntervalController,
+        controller: AbstractController,
         *,
         num_timeline_steps: int,
         link: PacedLink | None,
@@ -66,22 +67,20 @@ class Engine:
         self.controller = controller
         self.wait_timeout = wait_timeout
         self.step = 0
-        self.report: StepReport | None = None
-        self.interval_log: list[tuple[int, int]] = []
+        self.decision_log: list[tuple[int, Knobs]] = []
         self.calendar = WindowCalendar(config, [b.shape.deferred_elements for b in layout.blocks])
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
+        self.reporter = Reporter(device, self.stalls)
         self.worker = HostWorker(host_threads, self.recorder)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
-        self.uploads = UploadPool(device, self._upload_capacity())
+        self.uploads = UploadPool(device, self.upload_capacity())
         self.strip = LandingStrip(device, self.h2d, self.stalls, self.calendar, wait_timeout)
         self.schedule = HostSchedule(
             layout, config, self.calendar, self.worker, self.uploads, wait_timeout
         )
         self.intake = Intake(device, layout, self.d2h, self._bucket_passed)
-        self._end_of_step = device.timing_mark()
-        self._unreported: tuple[Any, ...] | None = None
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         return CopyLane(
@@ -92,7 +91,7 @@ class Engine:
             wait_timeout=self.wait_timeout,
         )
 
-    def _upload_capacity(self) -> int:
+    def upload_capacity(self) -> int:
         """Return the bytes of the largest boundary step whose updates land later."""
         if not self.config.overlap_step:
             return 0
@@ -148,13 +147,26 @@ class Engine:
             inverse_scale=inverse_scale,
         )
         if self.device.is_synchronous:
-            self._check_finite(measured, step)
+            check_finite(measured.values.get()[1], step, self.device)
         self.intake.send_rest(step)
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         self.recorder.add("device", "step", started, self.device.timing_mark(), step)
-        landed = self._run_host(gradients, hypers, measured, step)
-        self._finish_report(step, hypers, measured, landed)
+        h2d_bytes, staleness = self._run_host(gradients, hypers, measured, step)
+        self.reporter.note(
+            StepFacts(
+                step=step,
+                measured=measured,
+                d2h_bytes=gradients.num_bytes,
+                h2d_bytes=h2d_bytes,
+                staleness=staleness,
+                topk_ratio=self.config.topk_ratio,
+                knobs=self.calendar.knobs,
+                lag=self.calendar.lag(step),
+                learning_rates=tuple(hyper.lr for hyper in hypers),
+            )
+        )
+        self.recorder.forget_before(step)
         self.intake.discard()
         self.step = step
         self._control(step)
@@ -178,91 +190,45 @@ class Engine:
         num_bytes = sum(landing.num_bytes for landing in landed)
         return num_bytes, max((step - landing.opened for landing in landed), default=0)
 
-    def _check_finite(self, measured: Measured, step: int) -> None:
-        norm = measured.values.get()[1]
-        if math.isfinite(norm):
-            return
-        remedy = (
-            "nothing was changed by it: skip this batch with zero_grad(), or lower the learning "
-            "rate"
-            if self.device.is_synchronous
-            else "weights may hold it: resume from the last checkpoint with a lower learning rate"
-        )
-        raise GradientError(
-            f"the gradient norm of step {step} is {norm}: it must be finite; {remedy}. With "
-            'float16 use torch.amp.GradScaler and max_grad_norm="keep"'
-        )
-
     # ---- reports and control ----------------------------------------------------------------
 
-    def _finish_report(
-        self, step: int, hypers: Sequence[Hyper], measured: Measured, landed: tuple[int, int]
-    ) -> None:
-        self.resolve_report()
-        end = self.device.timing_mark()
-        self._unreported = (
-            step,
-            self._end_of_step,
-            end,
-            self.stalls.take(),
-            measured,
-            self.intake.gradients.num_bytes,
-            landed,
-            self.calendar.interval,
-            self.calendar.lag(step),
-            tuple(hyper.lr for hyper in hypers),
-        )
-        self._end_of_step = end
-        if self.device.is_synchronous:
-            self.resolve_report()
-        self.recorder.forget_before(step)
+    @property
+    def report(self) -> StepReport | None:
+        """What the last finished step did; on a GPU the one before it, so that nothing waits."""
+        return self.reporter.report
 
-    def resolve_report(self) -> None:
-        """Finish the last step's report; on a GPU this waits until the device has passed it."""
-        if self._unreported is None:
-            return
-        step, start, end, waits, measured, d2h_bytes, landed, interval, lag, rates = (
-            self._unreported
-        )
-        self._unreported = None
-        factor, norm, important, total = measured.values.get()
-        self._check_finite(measured, step)
-        stalls = self.stalls.resolve(waits, step)
-        self.report = StepReport(
-            step=step,
-            seconds=self.device.seconds_of(end) - self.device.seconds_of(start),
-            stall_seconds=sum(stalls.values()),
-            stalls=stalls,
-            d2h_bytes=d2h_bytes,
-            h2d_bytes=landed[0],
-            staleness=landed[1],
-            captured_energy=important / total if total > 0 else 0.0,
-            grad_norm=norm,
-            clip_factor=min(1.0, factor),
-            update_interval=interval,
-            lag=lag,
-            topk_ratio=self.config.topk_ratio,
-            learning_rates=rates,
+    @property
+    def timeline(self) -> Timeline:
+        """Spans of the last steps; on a GPU this waits for their events."""
+        emulated = self.d2h.bytes_per_second is not None
+        device = str(self.device.torch_device)
+        return self.recorder.timeline(
+            {"source": "measured", "device": device, "emulated_link": emulated}
         )
 
     def _control(self, step: int) -> None:
-        if not isinstance(self.controller, FixedInterval):
-            # A decision goes by this step's report, on a GPU too: a replay could not tell
-            # otherwise after which step it was taken. The wait is for the device only.
-            self.resolve_report()
-        if self.report is None:
+        """Ask the controller. It gets the newest finished report: nothing waits for another."""
+        former = self.calendar.knobs
+        knobs = self.controller.next_knobs(step, self.report, former)
+        if knobs == former:
             return
-        interval = self.controller.next_interval(self.report)
-        if interval != self.calendar.interval:
-            self.calendar.set_interval(interval, step)
-            self.uploads.capacity = self._upload_capacity()
-            self.interval_log.append((step, interval))
+        try:
+            self._check_possible(knobs)
+            self.calendar.set_knobs(knobs, step)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{type(self.controller).__name__} chose {knobs} after step {step}, which can't "
+                f"be: {error}"
+            ) from error
+        self.uploads.capacity = self.upload_capacity()
+        self.decision_log.append((step, knobs))
 
-    def forget_report(self) -> None:
-        """Drop what is known of the last step: another state has been loaded."""
-        self._unreported = None
-        self.report = None
-        self._end_of_step = self.device.timing_mark()
+    def _check_possible(self, knobs: Knobs) -> None:
+        if knobs.topk_ratio != self.config.topk_ratio:
+            raise ConfigError(
+                f"topk_ratio must stay as it is while a run goes on, got {knobs.topk_ratio:g} for "
+                f"{self.config.topk_ratio:g}: start a run with another topk_ratio"
+            )
 
     # ---- waiting and ending -----------------------------------------------------------------
 

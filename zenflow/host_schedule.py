@@ -179,14 +179,13 @@ class HostSchedule:
         """Return the update that ends the block's window."""
         reads_staging = self._is_fused(step) and block.split in gradients.important
         has_sum = not self._sees_each and block.count > reads_staging
-        lead = self._config.lead(self._calendar.interval)
         return WindowUpdate(
             hyper=hypers[block.split.group],
             lr_scale=self._config.lr_scale(block.count),
             count=1 if self._sees_each else block.count,
             accumulator=block.accumulator if has_sum else None,
             reads_staging=reads_staging,
-            prediction=0.0 if self._calendar.is_warm_up(step) else lead / block.count,
+            prediction=self._calendar.lead(step) / block.count,
         )
 
     def _update(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from zenflow.engine import Engine
+from zenflow.knobs import Knobs
 from zenflow.report import StepReport
 from zenflow.timeline import Timeline
 
@@ -23,19 +24,14 @@ class Observed:
         return self._running.report
 
     @property
-    def interval_log(self) -> list[tuple[int, int]]:
-        """(step, S) of every change of the window length: with it a run can be replayed."""
-        return list(self._running.interval_log)
+    def decision_log(self) -> list[tuple[int, Knobs]]:
+        """(step, knobs) of every change, in force from the step after: a run can be replayed."""
+        return list(self._running.decision_log)
 
     @property
     def timeline(self) -> Timeline:
         """Spans of the last `timeline_steps` steps; on a GPU this waits for their events."""
-        engine = self._running
-        emulated = engine.d2h.bytes_per_second is not None
-        device = str(engine.device.torch_device)
-        return engine.recorder.timeline(
-            {"source": "measured", "device": device, "emulated_link": emulated}
-        )
+        return self._running.timeline
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

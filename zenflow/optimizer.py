@@ -14,7 +14,7 @@ from zenflow.adamw import Hyper
 from zenflow.arguments import check_arguments, check_settings, frozen_params
 from zenflow.assembly import start_engine
 from zenflow.config import ZenFlowConfig
-from zenflow.controller import AbstractIntervalController
+from zenflow.controller import AbstractController
 from zenflow.device_step import resident_grads_of, squared_norm
 from zenflow.engine import Engine
 from zenflow.errors import GradientError, WorkerError, ZenFlowError
@@ -70,7 +70,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         config: ZenFlowConfig | None = None,
         max_grad_norm: float | Keep | None = "keep",
         accumulation_steps: int = 1,
-        controller: AbstractIntervalController | None = None,
+        controller: AbstractController | None = None,
         link: PacedLink | None = None,
         host_threads: int | None = None,
         timeline_steps: int = 0,
@@ -88,7 +88,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             max_grad_norm: "keep" for keep mode; for release mode the norm to clip to, or None.
             accumulation_steps: Backward passes per step; release mode must know it, keep mode
                 needs nothing.
-            controller: Chooses the window length step by step; None keeps the config's.
+            controller: Chooses the knobs step by step; None keeps the config's.
             link: Emulated bandwidths, on a CPU only.
             host_threads: Threads of the host worker; None leaves one core to the training thread.
             timeline_steps: Of how many last steps spans are kept; 0 for none.
@@ -310,7 +310,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Wait until the host has done all its work so far; `report` is then of the last step."""
         self._running.drain()
-        self._running.resolve_report()
+        self._running.reporter.resolve()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.

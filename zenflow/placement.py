@@ -52,9 +52,18 @@ def build_layout(
     config: ZenFlowConfig,
     device: AbstractDevice,
     *,
+    largest_interval: int,
     num_accumulators: int,
 ) -> Layout:
-    """Share out all parameters and allocate their state; masters start as the weights are."""
+    """Share out all parameters and allocate their state; masters start as the weights are.
+
+    Args:
+        params: Every trainable parameter.
+        config: The update rule's settings.
+        device: Where the parameters are.
+        largest_interval: S for which blocks are cut fine enough.
+        num_accumulators: Of each block.
+    """
     to_split = [named for named in params if is_split(named.param, config)]
     residents = [
         Resident.of(named.param, named.name, named.group)
@@ -64,7 +73,7 @@ def build_layout(
     shapes = partition(
         [_matrix_shape(named.param) for named in to_split],
         topk_ratio=config.topk_ratio,
-        update_interval=config.update_interval,
+        update_interval=largest_interval,
         block_elements=config.block_elements,
     )
     num_deferred = [0] * len(to_split)

@@ -6,7 +6,7 @@ Does not import torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 
 STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select")
 """What a step can wait for: gradient copies, the host's update, uploads, a selection."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowNorms:
+    """Deferred against important gradients, over all blocks whose open windows are of one age.
+
+    Windows that end with the step count with the gradients they end with.
+    """
+
+    age: int
+    """Gradients in the window after this step, n."""
+
+    accumulated: float
+    """Estimate of the squared norm of the sum of the window's deferred gradients, clipped."""
+
+    important: float
+    """Squared norm of this step's important gradients of the same blocks, clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +76,23 @@ class StepReport:
     topk_ratio: float
     """Share of each block's columns owned by the device."""
 
+    rolling: bool
+    """Whether blocks ended their windows in turn, or all together."""
+
+    select_interval: int
+    """Steps between two selections in force during this step; 0 for one selection."""
+
     learning_rates: tuple[float, ...]
     """Each parameter group's learning rate in this step."""
+
+    windows: tuple[WindowNorms, ...] = ()
+    """Norms by age, ascending; only where the controller asks for them."""
+
+    energy_curve: Mapping[float, float] | None = None
+    """Share of the columns' scores that the top ratio of each block's columns holds, by ratio.
+
+    Only at the steps for which the controller asks for it.
+    """
 
     @property
     def stall_fraction(self) -> float:
@@ -72,8 +104,21 @@ class StepReport:
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["stalls"] = dict(self.stalls)
         record["learning_rates"] = list(self.learning_rates)
+        record["windows"] = [asdict(norms) for norms in self.windows]
+        curve = self.energy_curve
+        record["energy_curve"] = None if curve is None else {str(k): v for k, v in curve.items()}
         record["stall_fraction"] = self.stall_fraction
         return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> StepReport:
+        """Return the report that ``to_dict`` gave, through JSON too."""
+        values = {field.name: record[field.name] for field in fields(cls)}
+        curve = values["energy_curve"]
+        values["learning_rates"] = tuple(values["learning_rates"])
+        values["windows"] = tuple(WindowNorms(**norms) for norms in values["windows"])
+        values["energy_curve"] = None if curve is None else {float(k): v for k, v in curve.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,14 @@ from zenflow.completion import finished
 from zenflow.device_store import Resident
 from zenflow.errors import CheckpointError
 from zenflow.host_store import carve
+from zenflow.knobs import Knobs
 from zenflow.layout import Landing, SplitParam
 
 if TYPE_CHECKING:
     from zenflow.engine import Engine
     from zenflow.true_weights import TrueWeights
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the meaning of an entry changes."""
 
 _ROWS = ("step", "master", "exp_avg", "exp_avg_sq")
@@ -75,7 +76,8 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "accumulators": [block.accumulator for block in blocks],
         "wants_selection": [block.wants_selection for block in blocks],
         "num_accumulators": engine.layout.num_accumulators,
-        "interval_log": [list(entry) for entry in engine.interval_log],
+        "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decision_log],
+        "report": engine.reporter.state_dict(),
         "controller": engine.controller.state_dict(),
         "landings": [
             {
@@ -128,6 +130,11 @@ def check_state(
             "the checkpoint was made with a controller and this optimizer has none, or the other "
             "way round: make the optimizer with the same kind of controller"
         )
+    if len(saved["counts"]) != len(engine.layout.blocks):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved['counts'])} blocks and this optimizer "
+            f"{len(engine.layout.blocks)}: make it with a controller of the same largest_interval"
+        )
     for index, place in order.items():
         have = state_dict["state"].get(index, {})
         want = param_state(place)
@@ -166,8 +173,11 @@ def load_engine_state(
             tensor.copy_(state_dict["state"][index][name])
     engine.step = int(saved["step"])
     engine.calendar.load_state_dict(saved["calendar"])
-    engine.interval_log[:] = [(int(step), int(s)) for step, s in saved["interval_log"]]
-    engine.forget_report()
+    engine.uploads.capacity = engine.upload_capacity()
+    engine.decision_log[:] = [
+        (int(step), Knobs.from_dict(knobs)) for step, knobs in saved["decision_log"]
+    ]
+    engine.reporter.load_state_dict(saved["report"])
     _load_blocks(engine, saved)
     for split in engine.layout.splits:
         split.columns.is_important.zero_()

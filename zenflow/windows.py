@@ -1,4 +1,4 @@
-"""When each block's window ends, when selection is due, and how a new interval takes effect.
+"""When each block's window ends, when selection is due, and how new knobs take effect.
 
 Everything here is counted in steps that were really taken; no clock is read, so the calendar is
 the same however fast the machine is. No torch.
@@ -11,13 +11,15 @@ from typing import Any
 
 from zenflow.blocks import assign_phases
 from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
 
 
 class WindowCalendar:
-    """The due step of every block.
+    """The due step of every block, under the knobs in force.
 
     Attributes:
-        interval: S in force.
+        knobs: Those in force, from the next step on where they have just been set.
+        rule: The configuration with these knobs.
         next_due: Step at which each block's open window ends.
         opened: Step after which each block's open window began.
     """
@@ -26,13 +28,14 @@ class WindowCalendar:
         """Lay out the first windows.
 
         Args:
-            config: Rule of the windows.
+            config: Rule of the windows, and the knobs of the start.
             loads: Deferred elements of each block, in block order.
         """
         self._config = config
         self._loads = list(loads)
         self._known_phases: dict[int, list[int]] = {}
-        self.interval = config.update_interval
+        self.knobs = Knobs.of(config)
+        self.rule = self.knobs.applied_to(config)
         self._warm_up = config.full_warm_up_rounds
         self.opened = [0] * len(loads)
         if self._warm_up:
@@ -41,14 +44,13 @@ class WindowCalendar:
             self.next_due = list(self.phases())
 
     def phases(self) -> list[int]:
-        """Return every block's phase for the interval in force; laid out once per interval."""
-        if self.interval not in self._known_phases:
-            self._known_phases[self.interval] = (
-                assign_phases(self._loads, self.interval)
-                if self._config.rolling
-                else [self.interval] * len(self._loads)
-            )
-        return self._known_phases[self.interval]
+        """Return every block's phase for the knobs in force; laid out once per interval."""
+        interval = self.knobs.update_interval
+        if not self.knobs.rolling:
+            return [interval] * len(self._loads)
+        if interval not in self._known_phases:
+            self._known_phases[interval] = assign_phases(self._loads, interval)
+        return self._known_phases[interval]
 
     def is_warm_up(self, step: int) -> bool:
         """Whether every column is updated synchronously at this step."""
@@ -66,61 +68,63 @@ class WindowCalendar:
         elif step == self._warm_up:
             self.next_due[block] = step + self.phases()[block]
         else:
-            self.next_due[block] = step + self.interval
+            self.next_due[block] = step + self.knobs.update_interval
 
     def lag(self, step: int) -> int:
         """Return the lag of an update that starts at this step's boundary."""
-        return 0 if self.is_warm_up(step) else self._config.effective_lag(self.interval)
+        return 0 if self.is_warm_up(step) else self.rule.effective_lag()
+
+    def lead(self, step: int) -> float:
+        """Return by how many steps an upload that starts at this step's boundary runs ahead."""
+        return 0.0 if self.is_warm_up(step) else self.rule.lead(self.knobs.update_interval)
 
     def selects(self, step: int) -> bool:
         """Whether a selection is asked for at this step; a block's comes at its next boundary."""
         first = max(self._warm_up, 1)
-        every = self._config.select_interval_steps
+        every = self.knobs.select_interval
         if every == 0:
             return step == first
         return step >= first and (step - first) % every == 0
 
-    def set_interval(self, interval: int, step: int) -> None:
-        """Let S be `interval` from the step after this one on.
+    def set_knobs(self, knobs: Knobs, step: int) -> None:
+        """Let the knobs hold from the step after this one on.
 
-        Open windows are not cut: with rolling windows the blocks get new phases counted from this
-        step, but no window grows longer than the old S and the new one together, else changes at
-        every step would put some blocks off for ever. Aligned windows end `interval` steps after
-        they began. Both end at the next step at the earliest. During warm-up the new phases are
-        laid out when it ends.
+        A change of S or `rolling` lays the windows out anew, without cutting open ones. Rolling
+        blocks get new phases counted from this step. Aligned ones end together, S steps after the
+        last of them began. No window grows longer than the old S and the new one together, else
+        changes at every step would put some blocks off for ever; and none ends before the next
+        step. During warm-up the new phases are laid out when it ends.
 
         Raises:
-            ValueError: The interval is not a positive whole number.
+            ConfigError: The knobs break a rule of the configuration.
         """
-        if not isinstance(interval, int) or interval < 1:
-            raise ValueError(
-                f"a controller's update_interval must be a whole number of at least 1, got "
-                f"{interval!r}: return 1 for an update at every step"
-            )
-        if interval == self.interval:
+        rule = knobs.applied_to(self._config)
+        former, self.knobs, self.rule = self.knobs, knobs, rule
+        layout = (knobs.update_interval, knobs.rolling)
+        if layout == (former.update_interval, former.rolling) or step < self._warm_up:
             return
-        former, self.interval = self.interval, interval
-        if step < self._warm_up:
-            return
-        if self._config.rolling:
+        longest = former.update_interval + knobs.update_interval
+        if knobs.rolling:
             ends = [
-                min(step + phase, opened + former + interval)
+                min(step + phase, opened + longest)
                 for phase, opened in zip(self.phases(), self.opened, strict=True)
             ]
         else:
-            ends = [opened + interval for opened in self.opened]
+            first, last = min(self.opened, default=0), max(self.opened, default=0)
+            ends = [min(last + knobs.update_interval, first + longest)] * len(self.opened)
         self.next_due = [max(step + 1, end) for end in ends]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the calendar as plain values."""
         return {
-            "interval": self.interval,
+            "knobs": self.knobs.to_dict(),
             "next_due": list(self.next_due),
             "opened": list(self.opened),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a calendar that `state_dict` returned."""
-        self.interval = int(state["interval"])
+        self.knobs = Knobs.from_dict(state["knobs"])
+        self.rule = self.knobs.applied_to(self._config)
         self.next_due = [int(step) for step in state["next_due"]]
         self.opened = [int(step) for step in state["opened"]]

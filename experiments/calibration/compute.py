@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.build import Workbench, build_workbench
+from experiments.build import Workbench, build_workbench, workload_of
 from experiments.recipes import TrainSettings
 from experiments.training import cross_entropy, forward
 from sim.fit import Fit, Sample, fit_constants
@@ -37,21 +36,6 @@ class ComputeFit:
 
     fit: Fit
     backward_factor: float
-
-
-def workload_of(bench: Workbench) -> Workload:
-    """Return what the simulator takes of a run's model and batch."""
-    settings = bench.settings
-    config: Any = bench.model.config
-    return Workload.of_config(
-        f"{settings.model} {settings.batch_size}x{settings.sequence}",
-        {"model_type": "llama", **config.to_dict()},
-        batch_size=settings.batch_size,
-        sequence=settings.sequence,
-        accumulation=settings.grad_accum,
-        dtype=settings.dtype,
-        checkpointing=settings.checkpointing,
-    )
 
 
 def measure_compute(

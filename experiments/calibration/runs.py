@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from experiments.calibration.compute import workload_of
+from experiments.build import workload_of
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.recipes import TrainSettings
 from sim.refine import Observation

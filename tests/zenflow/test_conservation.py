@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from tests.models import GivenGradients, closing
 from tests.reference import Reference
+from tests.zenflow.decisions import intervals
 from tests.zenflow.test_reference import feed
-from zenflow import LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
 LINEAR = {"lr": 2.0**40, "betas": (0.0, 0.0), "eps": 2.0**40, "weight_decay": 0.0}
 MAX_INTERVAL = 4
@@ -85,10 +86,11 @@ class Ledger:
 def run_linear(config, log, mode, seed, num_steps=18):
     """Train with integer gradients and read, after every step, what the weights contain."""
     model, ledger = GivenGradients(SHAPES, scale=0.0), Ledger(SHAPES)
+    log = intervals(config, log)
     longest = MAX_WINDOW if log else config.update_interval
     settings = {"max_grad_norm": None} if mode == "release" else {}
     optimizer = ZenFlowAdamW(
-        model.parameters(), config=config, controller=LoggedIntervals(log), **LINEAR, **settings
+        model.parameters(), config=config, controller=LoggedDecisions(log), **LINEAR, **settings
     )
     before = [torch.zeros(sums[0].shape[1]) for sums in ledger.sums]
     with closing(optimizer):

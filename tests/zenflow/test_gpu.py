@@ -17,7 +17,8 @@ from tests.zenflow import test_limits as limits
 from tests.zenflow import test_reference as reference
 from tests.zenflow import test_resume as resume
 from tests.zenflow import test_timing as timing
-from zenflow import GradientError, LoggedIntervals, PacedLink, ZenFlowAdamW, ZenFlowConfig, kernel
+from tests.zenflow.decisions import intervals
+from zenflow import GradientError, LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig, kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -364,8 +365,8 @@ def test_a_paced_link_is_for_cpus():
 
 def test_every_kind_of_parameter_trains():
     model = OddShapes(dtype=torch.bfloat16).to("cuda")
-    controller = LoggedIntervals([(5, 2), (9, 3)])
     config = ZenFlowConfig(block_elements=30, select_interval=3, **TINY)
+    controller = LoggedDecisions(intervals(config, [(5, 2), (9, 3)]))
     optimizer = ZenFlowAdamW(
         model.parameters(), config=config, max_grad_norm=1.0, controller=controller
     )

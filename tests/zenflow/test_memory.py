@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from tests.models import TINY, TinyStack, closing
-from zenflow import LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+from tests.zenflow.decisions import intervals
+from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
 WIDTH = 384
 
@@ -137,7 +138,7 @@ def sizes(optimizer):
         "tensors": sum(issubclass(type(o), torch.Tensor) for o in objects),
         "threads": threading.active_count(),
         "spans": len(optimizer.timeline.spans),
-        "intervals": len(optimizer.interval_log),
+        "decisions": len(optimizer.decision_log),
     }
 
 
@@ -172,7 +173,7 @@ def test_nothing_grows_over_a_thousand_steps(mode):
             tracemalloc.stop()
     assert end["tensors"] <= middle["tensors"] + 5
     assert end["threads"] == middle["threads"]
-    assert end["intervals"] == 0
+    assert end["decisions"] == 0
     assert end["spans"] <= 1.5 * middle["spans"] + 10
     assert end["objects"] <= middle["objects"] + 200
     assert rss_end - rss_middle < 8e6
@@ -181,8 +182,8 @@ def test_nothing_grows_over_a_thousand_steps(mode):
 
 def test_changes_of_the_interval_do_not_make_memory_grow():
     model = make_model(torch.bfloat16)
-    log = [(step, 1 + step % 4) for step in range(3, 60, 3)]
-    optimizer = ZenFlowAdamW(model.parameters(), controller=LoggedIntervals(log))
+    log = intervals(ZenFlowConfig(), [(step, 1 + step % 4) for step in range(3, 60, 3)])
+    optimizer = ZenFlowAdamW(model.parameters(), controller=LoggedDecisions(log))
     with closing(optimizer):
         for step in range(30):
             take_step(model, optimizer, step)
@@ -192,7 +193,7 @@ def test_changes_of_the_interval_do_not_make_memory_grow():
             take_step(model, optimizer, step)
         optimizer.synchronize()
         assert live_tensor_bytes() <= 1.05 * middle
-        assert optimizer.interval_log == log[1:]  # the first decision is the S of the start
+        assert optimizer.decision_log == log[1:]  # the first decision is the S of the start
 
 
 def test_a_dropped_optimizer_leaves_no_thread_and_no_memory():

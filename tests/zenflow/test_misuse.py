@@ -1,12 +1,13 @@
 """What torch's AdamW would take up and this optimizer can't is refused, never passed over."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from zenflow import CheckpointError, LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+from zenflow import CheckpointError, Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 from zenflow.windows import WindowCalendar
 
 SMALL = ZenFlowConfig(min_split_elements=1)
@@ -55,8 +56,14 @@ def test_training_itself_never_looks_like_a_change_in_place():
     optimizer.close()
 
 
+def a_calendar(*, update_interval, num_blocks):
+    """Return a calendar of equal blocks, and the knobs it starts with."""
+    config = ZenFlowConfig(update_interval=update_interval)
+    return WindowCalendar(config, [1] * num_blocks), Knobs.of(config)
+
+
 def test_a_controller_that_changes_its_mind_at_every_step_starves_no_block():
-    calendar = WindowCalendar(ZenFlowConfig(update_interval=4), [1] * 16)
+    calendar, knobs = a_calendar(update_interval=4, num_blocks=16)
     last_closed = [0] * 16
     for step in range(1, 200):
         for block in range(16):
@@ -64,23 +71,36 @@ def test_a_controller_that_changes_its_mind_at_every_step_starves_no_block():
                 calendar.close(block, step)
                 last_closed[block] = step
             assert step - last_closed[block] <= 4 + 6
-        calendar.set_interval(3 + step % 4, step)
+        chosen = {"update_interval": 3 + step % 4, "rolling": step % 3 > 0}
+        calendar.set_knobs(replace(knobs, **chosen), step)
 
 
 def test_one_change_of_the_interval_lays_all_phases_out_anew():
-    calendar = WindowCalendar(ZenFlowConfig(update_interval=2), [1] * 8)
+    calendar, knobs = a_calendar(update_interval=2, num_blocks=8)
     for step in (1, 2, 3):
         for block in range(8):
             if calendar.is_due(block, step):
                 calendar.close(block, step)
-    calendar.set_interval(4, 3)
+    calendar.set_knobs(replace(knobs, update_interval=4), 3)
     assert calendar.next_due == [4, 5, 6, 7] * 2
+
+
+def test_windows_that_ended_in_turn_end_together_once_they_are_aligned():
+    calendar, knobs = a_calendar(update_interval=4, num_blocks=8)
+    for step in (1, 2, 3):
+        for block in range(8):
+            if calendar.is_due(block, step):
+                calendar.close(block, step)
+    calendar.set_knobs(replace(knobs, rolling=False), 3)
+    assert calendar.next_due == [7] * 8  # 4 steps after the last of them began
+    calendar.set_knobs(replace(knobs, rolling=False, update_interval=2), 5)
+    assert calendar.next_due == [6] * 8
 
 
 def test_resuming_without_the_controller_says_so():
     config = ZenFlowConfig(min_split_elements=1, update_interval=1, deferred_moments="window")
     model = nn.Linear(8, 8)
-    with_one = make(model, config=config, controller=LoggedIntervals([]))
+    with_one = make(model, config=config, controller=LoggedDecisions([]))
     without = make(nn.Linear(8, 8), config=config)
     with pytest.raises(CheckpointError, match="controller"):
         without.load_state_dict(with_one.state_dict())

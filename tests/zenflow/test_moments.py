@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models import GivenGradients, closing
+from tests.zenflow.decisions import intervals
 from tests.zenflow.test_reference import configs, feed
-from zenflow import LoggedIntervals, ZenFlowAdamW
+from zenflow import LoggedDecisions, ZenFlowAdamW
 
 SHAPES = [(5,), (4, 9), (1, 6), (3, 2, 4), (2, 30)]
 HYPER = {"lr": 1e-2, "betas": (0.9, 0.95)}
@@ -42,7 +43,7 @@ def moments_of(state, shape):
 def test_moments_are_those_of_torch_at_every_step(mode, config, changes, absent, seed):
     model, twin = GivenGradients(SHAPES, seed=seed), GivenGradients(SHAPES, seed=seed)
     theirs = torch.optim.AdamW(twin.parameters(), **HYPER)
-    controller = LoggedIntervals(sorted(changes.items()))
+    controller = LoggedDecisions(intervals(config, sorted(changes.items())))
     release = {"max_grad_norm": 0.5} if mode == "release" else {}
     ours = ZenFlowAdamW(
         model.parameters(), config=config, controller=controller, **HYPER, **release

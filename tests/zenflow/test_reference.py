@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.models import GivenGradients, closing, weights_of
 from tests.reference import Reference
-from zenflow import LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+from tests.zenflow.decisions import decisions, schedules
+from zenflow import Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
 SHAPES = [(7,), (), (6, 5), (3, 8), (1, 9), (9, 1), (4, 3, 2), (2, 2, 3, 2), (5, 16)]
 
@@ -23,7 +24,7 @@ class Scenario:
     shapes: list[tuple[int, ...]]
     num_steps: int = 14
     max_norm: float | None = None
-    log: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    log: list[tuple[int, Knobs]] = dataclasses.field(default_factory=list)
     absent: float = 0.0
     seed: int = 0
     host_threads: int | None = None
@@ -45,7 +46,7 @@ class Scenario:
         return ZenFlowAdamW(
             self.groups(model),
             config=self.config,
-            controller=LoggedIntervals(self.log) if self.log else None,
+            controller=LoggedDecisions(self.log) if self.log else None,
             host_threads=self.host_threads,
             **settings,
         )
@@ -79,13 +80,13 @@ def configs(draw, **fixed):
 
 @st.composite
 def scenarios(draw):
-    """Draw a run of any shape under a drawn configuration; S may change on the way."""
-    changes = st.dictionaries(st.integers(1, 13), st.integers(1, 4), max_size=3)
+    """Draw a run of any shape under a drawn configuration; knobs may change on the way."""
+    config = draw(configs())
     return Scenario(
-        config=draw(configs()),
+        config=config,
         shapes=draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=4)),
         max_norm=draw(st.sampled_from([None, 0.3, 5.0, 1e6])),
-        log=sorted(draw(changes).items()),
+        log=draw(schedules(config, last=13)),
         absent=draw(st.sampled_from([0.0, 0.3])),
         seed=draw(st.integers(0, 10**6)),
         host_threads=draw(st.sampled_from([None, 1, 2])),
@@ -204,7 +205,7 @@ BY_HAND = {
     # 7 on: they end at 7 and 8 with two steps each, then four steps later.
     "rolling windows, then longer ones": (
         sign_config(topk_ratio=0.0, update_interval=2, prediction=0.0, block_elements=2),
-        [(6, 4)],
+        [(6, {"update_interval": 4})],
         [(1, 1, 1, 1)] * 13,
         [
             (a, a, b, b)
@@ -220,7 +221,7 @@ BY_HAND = {
     "aligned windows, then longer ones": (
         sign_config(topk_ratio=0.0, update_interval=2, lag=None, rolling=False, prediction=0.0,
                     deferred_lr_scale="none"),
-        [(5, 3)],
+        [(5, {"update_interval": 3})],
         [(1, 1)] * 10,
         [(a, a) for a in (0, 0, 0, -1, -1, -2, -2, -2, -2, -3)],
     ),
@@ -239,8 +240,9 @@ def test_the_reference_and_the_engine_do_what_was_computed_by_hand(case):
     config, log, grads, expected = BY_HAND[case]
     model = GivenGradients([(1, len(grads[0]))], scale=0.0)
     groups = [{"params": list(model.parameters()), **SIGN_STEPS}]
+    log = decisions(config, log)
     reference = Reference(groups, config, log=log)
-    optimizer = ZenFlowAdamW(groups, config=config, controller=LoggedIntervals(log))
+    optimizer = ZenFlowAdamW(groups, config=config, controller=LoggedDecisions(log))
     with closing(optimizer):
         for grad, weight in zip(grads, expected, strict=True):
             grad_IO = [torch.tensor([grad], dtype=torch.float32)]

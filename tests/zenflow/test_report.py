@@ -1,6 +1,6 @@
 import json
 
-from zenflow import MemoryPlan, StepReport
+from zenflow import MemoryPlan, StepReport, WindowNorms
 
 
 def a_report(**changes):
@@ -19,6 +19,8 @@ def a_report(**changes):
         "update_interval": 4,
         "lag": 1,
         "topk_ratio": 0.1,
+        "rolling": True,
+        "select_interval": 100,
         "learning_rates": (1e-3, 1e-4),
     }
     return StepReport(**{**values, **changes})
@@ -34,6 +36,11 @@ def test_a_report_is_a_line_of_json():
     assert record["stall_fraction"] == 0.25
     assert record["stalls"] == {"host": 0.5}
     assert record["learning_rates"] == [1e-3, 1e-4]
+
+
+def test_a_report_comes_back_from_json():
+    report = a_report(windows=(WindowNorms(1, 2.0, 3.0),), energy_curve={0.1: 0.5, 0.2: 0.75})
+    assert StepReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
 def a_plan(**changes):

@@ -14,8 +14,9 @@ import torch
 
 from tests.models import TINY, GivenGradients, OddShapes, assert_equal, closing, weights_of
 from tests.reference import Reference
+from tests.zenflow.decisions import decisions
 from tests.zenflow.test_reference import feed, true_weights
-from zenflow import LoggedIntervals, ZenFlowAdamW, ZenFlowConfig
+from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
 NUM_STEPS = 12
 MAX_NORM = 0.3
@@ -37,6 +38,18 @@ RULES = {
 }
 
 
+SCHEDULES = {
+    "S 2 then 4": [(3, {"update_interval": 2}), (6, {"update_interval": 4})],
+    "S 1 then 3": [(2, {"update_interval": 1}), (7, {"update_interval": 3})],
+    "lag, windows and selection": [
+        (2, {"lag": 3, "select_interval": 2}),
+        (5, {"rolling": False, "update_interval": 3}),
+        (8, {"rolling": True, "lag": 1}),
+    ],
+}
+"""Decisions of a controller, as changes of knobs."""
+
+
 def config_of(rule):
     common = {
         "topk_ratio": 0.3,
@@ -55,7 +68,7 @@ class Run:
     ):
         self.model, self.mode = model(dtype=dtype, seed=seed).to(device), mode
         settings = {"max_grad_norm": MAX_NORM} if mode == "release" else {}
-        controller = LoggedIntervals(log) if log else None
+        controller = LoggedDecisions(decisions(config, log)) if log else None
         self.optimizer = ZenFlowAdamW(
             self.model.parameters(), lr=1e-2, config=config, controller=controller, **settings
         )
@@ -115,8 +128,8 @@ def test_a_bfloat16_run_resumes_bit_for_bit(rule):
 
 
 @pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
-@pytest.mark.parametrize("log", [[(3, 2), (6, 4)], [(2, 1), (7, 3)]], ids=["2 then 4", "1 then 3"])
-def test_a_run_whose_interval_changed_resumes_bit_for_bit(rule, log):
+@pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
     check_resume({"config": config_of(rule), "mode": "release", "log": log})
 
 

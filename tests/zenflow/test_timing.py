@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
-from zenflow import LoggedIntervals, PacedLink, ZenFlowAdamW, ZenFlowConfig, host_update, kernel
+from tests.zenflow.decisions import intervals
+from zenflow import LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig, host_update, kernel
 from zenflow.transfer import CopyLane
 
 RULES = {
@@ -126,7 +127,7 @@ def test_a_long_run_of_tiny_layers_repeats_bit_for_bit():
 
 def test_changes_of_the_interval_and_delays_change_no_bit(monkeypatch):
     config, log = config_of("lag 1, S 2"), [(5, 3), (9, 1), (12, 2)]
-    controller = LoggedIntervals(log)
+    controller = LoggedDecisions(intervals(config, log))
     expected = train(TinyStack, config, "release", 20, controller=controller)
     delay(monkeypatch, kernel, "adamw", 3e-3, seed=1)
     delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=2)

@@ -1,0 +1,228 @@
+"""The records of a tuned run's decisions file, and each one's line. No torch.
+
+A line is a JSON object with ``n`` (0, 1, 2 and so on), ``kind`` and the record's fields. A number
+that is not finite is written as null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
+
+from zenflow.config import unknown_name
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+FORMAT = 1
+"""Of the files that this version writes, and the only one that it reads."""
+
+Deciders: TypeAlias = Literal["twin", "zen-auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a run was started with: enough to start it again."""
+
+    format: int = FORMAT
+    settings: Mapping[str, Any]
+    """Every setting of the run, JSON-ready."""
+    knobs: Knobs
+    """In force from the first step on."""
+    largest_interval: int | None
+    """Of the controller: blocks are cut for it."""
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRecord:
+    """What the controller measured over some steps at the same knobs."""
+
+    step: int
+    """The last of these steps."""
+    window: int
+    """Which window of the run this was."""
+    knobs: Knobs
+    step_seconds: float
+    stall_seconds: float
+    """Of one step."""
+    predicted_step_seconds: float | None
+    goodput: float
+    """Tokens per second times statistical efficiency."""
+    rho: float
+    """Share of the gradient's energy in deferred columns."""
+    constants: Mapping[str, float]
+    """The twin's multipliers by name, as refitted on this window."""
+    search_seconds: float
+    """CPU seconds that the search has taken since the run began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A change of knobs, and why."""
+
+    step: int
+    """The new knobs hold from the next step on."""
+    window: int
+    by: Deciders
+    old: Knobs
+    new: Knobs
+    predicted_step_seconds: float | None
+    """At the new knobs."""
+    measured_step_seconds: float | None
+    """At the old knobs."""
+    gain: float | None
+    """Predicted, relative to the old knobs' goodput."""
+    error: float | None
+    """Of the prediction for the old knobs, relative to what was measured."""
+    rho: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The last line of a run that took all its steps."""
+
+    step: int
+    num_decisions: int
+    search_seconds: float
+    run_seconds: float
+
+
+Record: TypeAlias = Header | WindowRecord | Decision | End
+
+KINDS: Mapping[str, type[Record]] = {
+    "header": Header,
+    "window": WindowRecord,
+    "decision": Decision,
+    "end": End,
+}
+
+
+def line_of(n: int, record: Record) -> str:
+    """Return the record as the file's n-th line, from 0, with its line end."""
+    kind = next(name for name, own in KINDS.items() if isinstance(record, own))
+    content = {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+    return json.dumps({"n": n, "kind": kind, **content}, allow_nan=False) + "\n"
+
+
+def record_of(n: int, line: str) -> Record:
+    """Return the record that ``line_of(n, record)`` wrote.
+
+    Raises:
+        ConfigError: The line is not JSON, has another number, or is no such record.
+    """
+    try:
+        content = json.loads(line, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"must be an object, but is {content!r:.60}")
+    number = content.pop("n", None)
+    if number != n or isinstance(number, bool):
+        raise ConfigError(f"n must be {n}, but is {number!r}: lines were lost, doubled or moved")
+    kind = content.pop("kind", None)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ConfigError(f"kind {unknown_name(kind, KINDS)}")
+    if kind == "header" and content.get("format") != FORMAT:
+        raise ConfigError(
+            f"format must be {FORMAT}, but is {content.get('format')!r}: another version of "
+            "zenflow wrote the file; read it with that one"
+        )
+    return _made(kind, content)
+
+
+def _made(kind: str, content: Mapping[str, Any]) -> Record:
+    """Return the record of this kind with exactly these fields."""
+    record = KINDS[kind]
+    types = get_type_hints(record)
+    for key in content:
+        if key not in types:
+            raise ConfigError(f"field {unknown_name(key, types)}")
+    missing = [key for key in types if key not in content]
+    if missing:
+        raise ConfigError(f"the {kind} lacks {', '.join(missing)}")
+    return record(**{key: _read(key, content[key], types[key]) for key in types})
+
+
+def _read(key: str, value: Any, wanted: Any) -> Any:
+    """Return a field's value from its JSON, by the field's type."""
+    if not _FITS[wanted](value):
+        raise ConfigError(f"{key} can't be {value!r:.60}")
+    if wanted is Knobs:
+        try:
+            return Knobs.from_dict(value)
+        except (ConfigError, TypeError) as error:  # TypeError: a text where a number belongs
+            raise ConfigError(f"{key}: {error}") from error
+    if wanted == Mapping[str, float]:
+        return {name: _number(item) for name, item in value.items()}
+    if wanted is float:
+        return _number(value)
+    return value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # false for nan too
+
+
+def _is_number_or_null(value: object) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+_FITS: Mapping[Any, Callable[[Any], bool]] = {
+    int: _is_count,
+    int | None: lambda value: value is None or _is_count(value),
+    float: _is_number_or_null,
+    float | None: _is_number_or_null,
+    str: lambda value: isinstance(value, str),
+    str | None: lambda value: value is None or isinstance(value, str),
+    Deciders: lambda value: value in get_args(Deciders),
+    Knobs: _is_mapping,
+    Mapping[str, Any]: _is_mapping,
+    Mapping[str, float]: lambda value: (
+        _is_mapping(value) and all(map(_is_number_or_null, value.values()))
+    ),
+}
+"""Whether a JSON value can be a field's, by the field's type."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key comes twice")
+    return made
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Knobs):
+        return value.to_dict()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

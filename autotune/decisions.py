@@ -1,0 +1,296 @@
+"""decisions.jsonl: what a controller measured and decided in a run, line by line. No torch.
+
+Beside its settings a run's weights depend on the decisions alone, so this file repeats it. Reading
+is therefore strict: a file that lacks a line, or has one that was changed, is no smaller record
+but that of another run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from autotune.decision_records import (
+    FORMAT,
+    Decision,
+    End,
+    Header,
+    Record,
+    WindowRecord,
+    line_of,
+    record_of,
+)
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+__all__ = [
+    "FORMAT", "Decision", "DecisionFile", "DecisionLog", "End", "Header", "WindowRecord",
+    "read_decisions",
+]  # fmt: skip
+
+DECISIONS = "decisions.jsonl"
+"""The file's name in a run's directory."""
+
+_RESTORE = "the file was changed after it was written; restore it from a copy, or run again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionFile:
+    """What a decisions file says."""
+
+    header: Header
+    decisions: tuple[Decision, ...]
+    windows: tuple[WindowRecord, ...]
+    end: End | None
+    """None of a run in progress."""
+
+    @property
+    def changes(self) -> list[tuple[int, Knobs]]:
+        """Pairs (step, knobs in force from the next step on), as the engine's log has them."""
+        return [(decision.step, decision.new) for decision in self.decisions]
+
+
+def read_decisions(path: Path) -> DecisionFile:
+    """Return what the file of a finished run says.
+
+    Raises:
+        ConfigError: The file can't be read, its run did not finish, or a line (the message says
+            which) is not what was written.
+    """
+    told = _Story()
+    for number, line in enumerate(_lines(path), start=1):
+        _take(told, path, number, line)
+    found = told.file(path)
+    if found.end is None:
+        raise ConfigError(
+            f"{path} ends at line {told.num_lines} without its end record: the run was cut off; "
+            + _resume_hint(path)
+        )
+    return found
+
+
+class DecisionLog:
+    """Writes a run's decisions file; every line is with the operating system when it returns.
+
+    >>> DecisionLog(Path("decisions.jsonl")).num_lines  # nothing is written before start()
+    0
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name the file."""
+        self.path = path
+        self._story = _Story()
+        self._file: TextIO | None = None
+
+    @property
+    def num_lines(self) -> int:
+        """Lines written: what a checkpoint keeps for ``resume``."""
+        return self._story.num_lines
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Every decision written."""
+        return tuple(self._story.decisions)
+
+    def start(self, header: Header) -> None:
+        """Begin the file, in place of one that is there.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        self._rewrite([header])
+
+    def resume(self, num_lines: int, header: Header) -> None:
+        """Go on behind the first lines of the file; those after them are dropped.
+
+        Args:
+            num_lines: Lines there were when the checkpoint was written.
+            header: Takes the old one's place: a resumed run may take more steps. Its knobs must
+                be the old ones.
+
+        Raises:
+            ConfigError: The file has fewer lines, or one of them is not what was written.
+        """
+        lines = _lines(self.path)
+        if len(lines) < num_lines:
+            raise ConfigError(
+                f"{self.path} has {len(lines)} lines, but had {num_lines} when the checkpoint was "
+                f"written: {_RESTORE}"
+            )
+        told = _Story()
+        for number, line in enumerate(lines[:num_lines], start=1):
+            _take(told, self.path, number, line)
+        if told.header is None or told.header.knobs != header.knobs:
+            raise ConfigError(
+                f"{self.path}, line 1: the run began with other knobs than {header.knobs}: leave "
+                "the flags out that change them"
+            )
+        self._rewrite([header, *told.records[1:]])
+
+    def append(self, record: WindowRecord | Decision) -> None:
+        """Write a record behind the others.
+
+        Raises:
+            ConfigError: It does not follow from the lines before: a decision's old knobs are not
+                those in force, or steps don't ascend. Nothing is written then.
+        """
+        self._write(record)
+
+    def end(self, *, step: int, search_seconds: float, run_seconds: float) -> None:
+        """Write the last line.
+
+        Args:
+            step: Steps that the run has taken, all it was to take.
+            search_seconds: CPU seconds that the search has taken.
+            run_seconds: Seconds of the steps.
+
+        Raises:
+            ConfigError: A line is of a later step.
+        """
+        self._write(
+            End(
+                step=step,
+                num_decisions=len(self._story.decisions),
+                search_seconds=search_seconds,
+                run_seconds=run_seconds,
+            )
+        )
+
+    def sync(self) -> None:
+        """Have every line on the disk when the call returns."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; it can be resumed."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, record: Record) -> None:
+        if self._file is None:
+            raise ConfigError(f"{self.path} is not open: call start() or resume() first")
+        line = line_of(self.num_lines, record)
+        self._story.take(record)
+        self._file.write(line)
+        self._file.flush()
+
+    def _rewrite(self, records: Iterable[Record]) -> None:
+        """Replace the file by these records, whole or not at all, and go on behind them."""
+        self.close()
+        self._story = _Story()
+        for record in records:
+            self._story.take(record)
+        text = "".join(line_of(n, record) for n, record in enumerate(self._story.records))
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
+
+
+class _Story:
+    """The records taken so far, each checked against those before."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.header: Header | None = None
+        self.decisions: list[Decision] = []
+        self.windows: list[WindowRecord] = []
+        self.end: End | None = None
+
+    @property
+    def num_lines(self) -> int:
+        return len(self.records)
+
+    def take(self, record: Record) -> None:
+        """Add a record, or raise a ``ConfigError`` that says why it can't stand here."""
+        if self.end is not None:
+            raise ConfigError("it stands behind the end record")
+        if isinstance(record, Header) != (self.header is None):
+            raise ConfigError("the header must be the first line, and the only header")
+        if isinstance(record, Header):
+            self.header = record
+        elif isinstance(record, Decision):
+            self._check_decision(record)
+            self.decisions.append(record)
+        elif isinstance(record, WindowRecord):
+            _check_ascends(record.step, self.windows)
+            self.windows.append(record)
+        else:
+            self._check_end(record)
+            self.end = record
+        self.records.append(record)
+
+    def file(self, path: Path) -> DecisionFile:
+        if self.header is None:
+            raise ConfigError(
+                f"{path} is empty: a decisions file begins with a header; {_RESTORE}"
+            )
+        return DecisionFile(
+            header=self.header,
+            decisions=tuple(self.decisions),
+            windows=tuple(self.windows),
+            end=self.end,
+        )
+
+    def _check_decision(self, decision: Decision) -> None:
+        assert self.header is not None
+        _check_ascends(decision.step, self.decisions)
+        in_force = self.decisions[-1].new if self.decisions else self.header.knobs
+        if decision.old != in_force:
+            raise ConfigError(f"old is {decision.old}, but in force were {in_force}")
+        if decision.new == decision.old:
+            raise ConfigError(f"new and old are both {decision.new}: it decides nothing")
+
+    def _check_end(self, end: End) -> None:
+        last = max(
+            (item.step for items in (self.decisions, self.windows) for item in items[-1:]),
+            default=0,
+        )
+        if end.step < last:
+            raise ConfigError(f"the run ended at step {end.step}, but has a line of step {last}")
+        if end.num_decisions != len(self.decisions):
+            raise ConfigError(
+                f"num_decisions is {end.num_decisions}, but there are {len(self.decisions)}"
+            )
+
+
+def _check_ascends(step: int, before: Sequence[Decision | WindowRecord]) -> None:
+    # A window's line may stand behind a decision of a later step: measurements come late.
+    if step < 1 or (before and step <= before[-1].step):
+        least = before[-1].step + 1 if before else 1
+        raise ConfigError(f"step must be at least {least}, but is {step}: steps ascend")
+
+
+def _take(told: _Story, path: Path, number: int, line: str) -> None:
+    """Read a line and check it against those before; an error names the line."""
+    try:
+        told.take(record_of(number - 1, line))
+    except ConfigError as error:
+        cut = f"the line is cut off: the run was killed; {_resume_hint(path)}"
+        remedy = _RESTORE if line.endswith("\n") else cut
+        raise ConfigError(f"{path}, line {number}: {error}; {remedy}") from error
+
+
+def _resume_hint(path: Path) -> str:
+    return f"resume it with zenflow train --resume {path.parent}, or run it again"
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror}): check the path") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error}): {_RESTORE}") from error
+    *complete, rest = text.split("\n")
+    return [line + "\n" for line in complete] + ([rest] if rest else [])

@@ -1,0 +1,98 @@
+"""LoggedController: writes another controller's decisions into the run's decisions file. No torch.
+
+For controllers that decide and do no more; the twin writes its own lines, with its predictions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autotune.decisions import Decision, DecisionLog
+from zenflow.controller import AbstractController
+from zenflow.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from autotune.decision_records import Deciders
+    from zenflow.controller import ObservedTimeline
+    from zenflow.knobs import Knobs
+    from zenflow.report import StepReport
+
+
+class LoggedController(AbstractController):
+    """A controller whose every change of knobs is a line of a decisions file.
+
+    The line has the mean step time since the change before, and the controller's ``reason`` (an
+    attribute, text) if it has one.
+    """
+
+    def __init__(self, inner: AbstractController, log: DecisionLog, *, by: Deciders) -> None:
+        """Ask ``inner`` what to do, and write to ``log`` that it was ``by`` whom."""
+        self.inner = inner
+        self.measures_windows = inner.measures_windows
+        self.curve_interval = inner.curve_interval
+        self.least_topk_ratio = inner.least_topk_ratio
+        self.largest_interval = inner.largest_interval
+        self._log = log
+        self._by = by
+        self._seen = 0
+        self._steps = 0
+        self._seconds = 0.0
+
+    def attach(self, observed: ObservedTimeline) -> None:
+        """Hand the timeline on."""
+        self.inner.attach(observed)
+
+    def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
+        """Return what the controller decides, written down if it changes anything."""
+        if report is not None and report.step > self._seen:
+            self._seen = report.step
+            self._steps += 1
+            self._seconds += report.seconds
+        new = self.inner.next_knobs(step, report, knobs)
+        if new != knobs:
+            self._log.append(self._decision(step, report, knobs, new))
+            self._steps, self._seconds = 0, 0.0
+        return new
+
+    def _decision(self, step: int, report: StepReport | None, old: Knobs, new: Knobs) -> Decision:
+        return Decision(
+            step=step,
+            window=len(self._log.decisions),
+            by=self._by,
+            old=old,
+            new=new,
+            predicted_step_seconds=None,
+            measured_step_seconds=self._seconds / self._steps if self._steps else None,
+            gain=None,
+            error=None,
+            rho=None if report is None else 1 - report.captured_energy,
+            reason=str(getattr(self.inner, "reason", "")),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the controller's state, and what the next line's step time is a mean of."""
+        return {
+            "inner": self.inner.state_dict(),
+            "seen": self._seen,
+            "steps": self._steps,
+            "seconds": self._seconds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that ``state_dict`` returned.
+
+        Raises:
+            CheckpointError: The state isn't this controller's.
+        """
+        try:
+            inner = state["inner"]
+            self._seen, self._steps = int(state["seen"]), int(state["steps"])
+            self._seconds = float(state["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the state holds {', '.join(map(repr, state))}, which is not that of a "
+                f"{type(self).__name__}: resume with the controller that was saved"
+            ) from error
+        self.inner.load_state_dict(inner)
