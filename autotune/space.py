@@ -5,8 +5,7 @@ No torch.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -102,7 +101,7 @@ class SearchSpace:
         """Return a setting that a trial chooses among the values themselves.
 
         What is stored is then what a person reads: ``topk_ratio=0.1``. Optuna takes the values
-        for categories, whose order a sampler doesn't know; TPE can be told (``distances``).
+        for categories, so that a sampler does not know their order.
         """
         return self.knobs_of(
             {name: trial.suggest_categorical(name, values) for name, values in self.values.items()}
@@ -154,14 +153,6 @@ class SearchSpace:
         params, values = self.params_of(knobs), self.values
         return {f"{name}{INDEX_SUFFIX}": values[name].index(params[name]) for name in values}
 
-    def distances(self) -> dict[str, Callable[[Any, Any], float]]:
-        """Return how far two values of a numeric knob are apart, in places, for a sampler."""
-        return {
-            name: _places_apart(values)
-            for name, values in self.values.items()
-            if name != "rolling"
-        }
-
 
 INDEX_SUFFIX = "_index"
 """Behind a knob's name where its parameter is a place in the order of its values."""
@@ -201,8 +192,3 @@ def _beside(value: Any, values: Sequence[Any]) -> list[Any]:
     below = [own for own in values if own < value]
     above = [own for own in values if own > value]
     return [*below[-1:], *above[:1]]
-
-
-def _places_apart(values: Sequence[Any]) -> Callable[[Any, Any], float]:
-    places = {value: place for place, value in enumerate(values)}
-    return lambda one, other: math.fabs(places[one] - places[other])
