@@ -19,7 +19,7 @@ from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from autotune.measured import Stretch
 from autotune.refit import Prior, refit
 from autotune.residual import Evidence, Residual
-from autotune.space import SearchSpace
+from autotune.space import SearchSpace, effective_lag
 from autotune.twin import LANES, Constants, Twin
 from zenflow.knobs import Knobs
 
@@ -88,6 +88,8 @@ class Advice:
     here: Outlook
     best: Outlook | None
     """Worth trying; None if nothing promises more than its error."""
+    must_move: bool
+    """Whether the knobs in force break a constraint, now that more is known."""
     peak: Outlook
     """With the largest expected goodput, whatever its error."""
     intervals: tuple[int, int]
@@ -109,16 +111,42 @@ class Adviser:
     cost: DelayCost = FITTED
     _need: Callable[[Knobs], Need] | None = None
 
-    def feasibility(self, curve: EnergyCurve) -> Feasibility:
-        """Return which settings keep the constraints, with energy as the curve has it."""
+    def start(self, wanted: Knobs) -> Knobs:
+        """Return the setting to start from: the wanted one, or the nearest that is allowed.
+
+        Raises:
+            ConfigError: No setting keeps all constraints.
+        """
+        feasibility = self.feasibility(None)
+        feasibility.check()
+        wanted = replace(wanted, lag=effective_lag(wanted))
+        if feasibility.allows(wanted):
+            return wanted
+        allowed = [knobs for knobs in self.space.grid() if feasibility.allows(knobs)]
+        return min(allowed, key=lambda knobs: (_distance(knobs, wanted), str(knobs)))
+
+    def feasibility(self, curve: EnergyCurve | None) -> Feasibility:
+        """Return which settings keep the constraints.
+
+        Args:
+            curve: Energy by ratio of columns; None while it is unknown.
+        """
         if self._need is None:  # memory is known once for all questions, energy is not
             self._need = needs_of(self.twin.workload, self.twin.profile, base=self.twin.config)
         memory = self._need
 
         def need(knobs: Knobs) -> Need:
-            return replace(memory(knobs), captured=curve.captured(knobs.topk_ratio))
+            captured = None if curve is None else curve.captured(knobs.topk_ratio)
+            return replace(memory(knobs), captured=captured)
 
         return Feasibility(self.constraints, need, self.space)
+
+    def seconds_per_forecast(self) -> float:
+        """Return the CPU time of one simulation, of the settings at the middle of the space."""
+        started = time.process_time()
+        settings = list(self.space.grid())
+        self.twin.forecast(settings[len(settings) // 2])
+        return time.process_time() - started
 
     def advise(self, question: Question) -> Advice:
         """Refit, search, and weigh what was found.
@@ -152,7 +180,7 @@ class _View:
     @classmethod
     def of(cls, adviser: Adviser, question: Question) -> _View:
         twin = adviser.twin
-        feasibility = adviser.feasibility(question.curve)
+        feasibility = adviser.feasibility(question.curve if question.stretches else None)
         feasibility.check()
         constants = refit(twin, question.stretches, question.prior)
         select = question.select_seconds
@@ -179,7 +207,9 @@ class _View:
         found: dict[Knobs, Outlook] = {}
         for _ in range(question.num_trials):
             trial = study.ask()
-            knobs = replace(space.suggest_indices(trial), select_interval=question.here.select_interval)
+            knobs = replace(
+                space.suggest_indices(trial), select_interval=question.here.select_interval
+            )
             if knobs not in found:
                 if not self.feasibility.allows(knobs):
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -199,10 +229,15 @@ class _View:
         stretches = [s for s in self.question.stretches if s.knobs == self.question.here]
         forecast = self.adviser.twin.forecast(self.question.here, self.constants)
         last = stretches[-1].step_seconds if stretches else forecast.step_seconds
+        best = max(worth, key=worth.__getitem__, default=None)
+        must_move = not self.feasibility.allows(self.question.here)
+        if must_move and best is None:
+            best = max(found, key=lambda o: o.gain, default=None)
         return Advice(
             constants=self.constants,
             here=here,
-            best=max(worth, key=worth.__getitem__, default=None),
+            best=best,
+            must_move=must_move,
             peak=max([*found, here], key=lambda o: o.gain),
             intervals=self._intervals(here, found),
             error=math.log(forecast.step_seconds / last),
@@ -241,9 +276,7 @@ class _View:
             return math.log(twin.forecast(here, constants).step_seconds / step)
 
         factor = math.exp(self.question.prior.sigma)
-        moved = (
-            gain({**self.constants, lane: self.constants[lane] * factor}) for lane in LANES
-        )
+        moved = (gain({**self.constants, lane: self.constants[lane] * factor}) for lane in LANES)
         return math.hypot(*(value - gain(self.constants) for value in moved))
 
     def outlook(self, knobs: Knobs) -> Outlook:
@@ -335,6 +368,20 @@ class _View:
         return known[low], known[high]
 
 
+def _distance(one: Knobs, other: Knobs) -> float:
+    """Return how far two settings are apart, a factor of two in a number counting as much as
+    another kind of window.
+    """
+    pairs = (
+        (one.topk_ratio, other.topk_ratio),
+        (one.update_interval, other.update_interval),
+        (effective_lag(one), effective_lag(other)),
+        (max(one.select_interval, 1), max(other.select_interval, 1)),
+    )
+    apart = sum(abs(math.log2(max(a, 1e-3) / max(b, 1e-3))) for a, b in pairs)
+    return apart + (one.rolling != other.rolling)
+
+
 def _expected_improvement(gain: float, error: float) -> float:
     """Return E[max(0, x)] for x Gaussian about ``gain``."""
     if error <= 0:
@@ -344,9 +391,7 @@ def _expected_improvement(gain: float, error: float) -> float:
     return gain * 0.5 * (1 + math.erf(scaled / math.sqrt(2))) + error * density
 
 
-def _evidence(
-    twin: Twin, stretches: Sequence[Stretch], constants: Constants
-) -> list[Evidence]:
+def _evidence(twin: Twin, stretches: Sequence[Stretch], constants: Constants) -> list[Evidence]:
     """Return each stretch beside its prediction."""
     newest = stretches[-1].index if stretches else 0
     return [

@@ -42,8 +42,10 @@ def robust_mean(seconds: Sequence[float], interval: int) -> tuple[float, float]:
     >>> robust_mean([1.0, 3.0, 1.0, 3.0, 1.0, 3.0], 2)
     (2.0, 0.0)
     """
-    limit = _SPIKE * median(seconds) if interval == 1 else _SPIKE * max(
-        median(seconds), median(seconds[interval - 1 :: interval])
+    limit = (
+        _SPIKE * median(seconds)
+        if interval == 1
+        else _SPIKE * max(median(seconds), median(seconds[interval - 1 :: interval]))
     )
     cut = [min(value, limit) for value in seconds]
     count = max(1, len(cut) // interval)

@@ -54,7 +54,10 @@ class Residual:
         self._structure = _structure(evidence)
         self._mean = float(np.median(values)) if len(values) else 0.0
         noise = np.array(
-            [max(item.noise, _LEAST_NOISE) ** 2 * math.exp(item.age / _MEMORY) for item in evidence]
+            [
+                max(item.noise, _LEAST_NOISE) ** 2 * math.exp(item.age / _MEMORY)
+                for item in evidence
+            ]
         )
         if evidence:
             gram = self._covariance(self._knobs, self._knobs) + np.diag(noise)

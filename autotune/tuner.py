@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -196,9 +196,13 @@ class Tuner:
             self._patience *= 2
             return None
         self._next_check, self._patience = 0, 2
+        if advice.must_move:
+            return self._move(_adoption(advice.best, "a constraint is broken here:"))
         if any(s.knobs == self.here for s in self.stretches):  # else there is nothing to compare
             self.home = self.here
-        return self._move(_adoption(advice.best))
+        is_told = advice.best.gain > advice.best.error
+        why = "predicted" if is_told else "tried, as the prediction can't tell:"
+        return self._move(_adoption(advice.best, why))
 
     def shift(self, knobs: Knobs) -> None:
         """Note that S was changed by another hand, within what is as good."""
@@ -244,11 +248,10 @@ class Tuner:
         self._suspicious = bool(state["suspicious"])
 
 
-def _adoption(best: Outlook) -> Move:
-    verdict = "predicted" if best.gain > best.error else "tried, as the prediction can't tell:"
+def _adoption(best: Outlook, why: str) -> Move:
     return Move(
         new=best.knobs,
-        reason=f"{verdict} {math.expm1(best.gain):+.1%} goodput, error {best.error:.1%}",
+        reason=f"{why} {math.expm1(best.gain):+.1%} goodput, error {best.error:.1%}",
         predicted_step_seconds=best.step_seconds,
         gain=math.expm1(best.gain),
         error=best.error,

@@ -107,9 +107,10 @@ class Twin:
     def selection_seconds(self, knobs: Knobs, constants: Constants = NEUTRAL) -> float:
         """Return what one selection takes."""
         strategy = self.strategy(replace(knobs, select_interval=100))
-        return 100 * simulate(
-            self._corrected(constants), strategy, keeps_spans=False
-        ).selection_seconds
+        return (
+            100
+            * simulate(self._corrected(constants), strategy, keeps_spans=False).selection_seconds
+        )
 
     def _corrected(self, constants: Constants) -> StepCosts:
         figures = self.profile.figures()
@@ -124,6 +125,4 @@ class Twin:
             replace(item, forward=item.forward * factor, backward=item.backward * factor)
             for item in self._costs.segments
         )
-        return replace(
-            self._costs, segments=segments, hardware=self.profile.with_values(values)
-        )
+        return replace(self._costs, segments=segments, hardware=self.profile.with_values(values))

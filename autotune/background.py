@@ -1,0 +1,168 @@
+"""A process of its own for advice, so that searching is never in the step's way.
+
+A thread would hold the interpreter's lock for milliseconds at a time, just when the training
+thread has kernels to launch. The process has the lowest priority, ends when its input does,
+however the run ended, and needs no guard in the user's script. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import IO, Any
+
+from autotune.advice import Advice, Adviser, Question
+from zenflow.errors import WorkerError
+
+_START = """\
+import sys
+sys.path[:] = {path!r}
+from autotune.background import serve
+serve()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a process says when it can be asked."""
+
+    seconds: float
+    """CPU time until then."""
+    seconds_per_forecast: float
+
+
+class AbstractAdviserHandle(ABC):
+    """Where questions go; one at a time."""
+
+    @abstractmethod
+    def ask(self, question: Question) -> None:
+        """Hand a question over; no other one may be open."""
+
+    @abstractmethod
+    def poll(self) -> Ready | Advice | None:
+        """Return what has come in since, if anything; never waits.
+
+        Raises:
+            ConfigError: No setting keeps the constraints.
+            WorkerError: Advice failed, or its process ended.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End whatever answers."""
+
+
+class InlineAdviser(AbstractAdviserHandle):
+    """Answers in the calling thread: for simulated runs, where no step waits."""
+
+    def __init__(self, adviser: Adviser) -> None:
+        """Keep the adviser."""
+        self._adviser = adviser
+        self._answers: list[Ready | Advice] = [Ready(0.0, 0.0)]
+
+    def ask(self, question: Question) -> None:
+        """Answer at once; `poll` returns it."""
+        self._answers.append(self._adviser.advise(question))
+
+    def poll(self) -> Ready | Advice | None:
+        """Return the next answer."""
+        return self._answers.pop(0) if self._answers else None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class BackgroundAdviser(AbstractAdviserHandle):
+    """A child process that advises."""
+
+    def __init__(self, adviser: Adviser) -> None:
+        """Start the process; it loads what it needs while training begins."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START.format(path=list(sys.path))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="advice", daemon=True)
+        self._reader.start()
+        self._send(adviser)
+
+    def ask(self, question: Question) -> None:
+        """Send a question off."""
+        self._send(question)
+
+    def poll(self) -> Ready | Advice | None:
+        """Return what has come in."""
+        try:
+            answer = self._answers.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(answer, BaseException):
+            raise answer
+        assert isinstance(answer, Ready | Advice)
+        return answer
+
+    def close(self) -> None:
+        """End the process; an open question is dropped."""
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except OSError:  # it has ended by itself, with something unsent
+                pass
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(timeout=5.0)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _send(self, message: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(message, self._process.stdin)
+            self._process.stdin.flush()
+        except OSError as error:
+            raise WorkerError(f"the adviser's process has ended: {error}") from error
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while True:
+            try:
+                self._answers.put(pickle.load(self._process.stdout))
+            except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+                self._answers.put(WorkerError("the adviser's process has ended"))
+                return
+
+
+def serve() -> None:
+    """Answer questions from standard input until it ends: the child's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training's, which saves
+    os.nice(19)
+    answers: IO[bytes] = sys.stdout.buffer
+    sys.stdout = sys.stderr  # whatever prints must not get between answers
+    questions = sys.stdin.buffer
+    adviser: Adviser = pickle.load(questions)
+    _reply(answers, Ready(time.process_time(), adviser.seconds_per_forecast()))
+    while True:
+        try:
+            question = pickle.load(questions)
+        except EOFError:
+            return
+        try:
+            _reply(answers, adviser.advise(question))
+        except Exception as error:  # noqa: BLE001 - it is raised where the question was asked
+            _reply(answers, error)
+
+
+def _reply(answers: IO[bytes], message: object) -> None:
+    pickle.dump(message, answers)
+    answers.flush()

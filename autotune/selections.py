@@ -1,0 +1,66 @@
+"""What selections cost and how fast they age, as reports show it. No torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import fmean, median
+
+from zenflow.report import StepReport
+
+_KEPT = 5
+"""Selections that are remembered."""
+_LEAST_STEPS = 20
+"""Between two selections, from which a trend can be told."""
+
+
+class SelectionWatch:
+    """Follows reports from selection to selection.
+
+    The first selection moves most important columns at once, later ones a few: it is left out.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._seconds: deque[float] = deque(maxlen=_KEPT)
+        self._trends: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._captured: list[float] = []
+        self._has_selected = False
+
+    @property
+    def seconds(self) -> float | None:
+        """Of one selection; None before the second one."""
+        return median(self._seconds) if self._seconds else None
+
+    @property
+    def decay(self) -> float | None:
+        """Captured share lost per step since the last selection, >= 0; None while unknown."""
+        weight = sum(spread for _, spread in self._trends)
+        if not weight:
+            return None
+        return max(0.0, -sum(product for product, _ in self._trends) / weight)
+
+    def take(self, report: StepReport) -> None:
+        """See a step."""
+        waited = report.stalls.get("select", 0.0)
+        if waited > 0:
+            if self._has_selected:
+                self._seconds.append(waited)
+                self._close()
+            self._has_selected = True
+            self._captured = []
+        else:
+            self._captured.append(report.captured_energy)
+
+    def interrupt(self) -> None:
+        """Note that the knobs changed: what was captured before and after is not comparable."""
+        self._has_selected = False
+        self._captured = []
+
+    def _close(self) -> None:
+        """Keep the trend between two selections: sums of products about the means."""
+        count = len(self._captured)
+        if count < _LEAST_STEPS:
+            return
+        middle, mean = (count - 1) / 2, fmean(self._captured)
+        product = sum((i - middle) * (c - mean) for i, c in enumerate(self._captured))
+        self._trends.append((product, count * (count * count - 1) / 12))
