@@ -207,9 +207,8 @@ class _View:
         found: dict[Knobs, Outlook] = {}
         for _ in range(question.num_trials):
             trial = study.ask()
-            knobs = replace(
-                space.suggest_indices(trial), select_interval=question.here.select_interval
-            )
+            every = question.here.select_interval  # what suits a setting is worked out for each
+            knobs = replace(space.suggest_indices(trial), select_interval=every)
             if knobs not in found:
                 if not self.feasibility.allows(knobs):
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -369,9 +368,7 @@ class _View:
 
 
 def _distance(one: Knobs, other: Knobs) -> float:
-    """Return how far two settings are apart, a factor of two in a number counting as much as
-    another kind of window.
-    """
+    """Return how far two settings are apart: factors of two, and 1 for the kind of window."""
     pairs = (
         (one.topk_ratio, other.topk_ratio),
         (one.update_interval, other.update_interval),

@@ -7,6 +7,7 @@ however the run ended, and needs no guard in the user's script. No torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -115,10 +116,8 @@ class BackgroundAdviser(AbstractAdviserHandle):
     def close(self) -> None:
         """End the process; an open question is dropped."""
         if self._process.stdin is not None:
-            try:
+            with contextlib.suppress(OSError):  # it has ended by itself, with something unsent
                 self._process.stdin.close()
-            except OSError:  # it has ended by itself, with something unsent
-                pass
         self._process.kill()
         self._process.wait()
         self._reader.join(timeout=5.0)

@@ -30,7 +30,8 @@ class DelayCost:
         interval = knobs.update_interval
         lag = interval if knobs.lag is None else min(knobs.lag, interval)
         delay = interval - 1 + self.lag_weight * lag
-        return 1.0 / (1.0 + rho * (self.scale * delay) ** self.power)
+        lost: float = rho * (self.scale * delay) ** self.power
+        return 1.0 / (1.0 + lost)
 
 
 BOUND = DelayCost(scale=1.0, lag_weight=1.0, power=1.0)

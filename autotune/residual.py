@@ -61,7 +61,7 @@ class Residual:
         )
         if evidence:
             gram = self._covariance(self._knobs, self._knobs) + np.diag(noise)
-            self._factor = np.linalg.cholesky(gram)
+            self._factor: Array = np.linalg.cholesky(gram).astype(float)
             self._solved = _solve(self._factor, values - self._mean)
 
     def mean(self, knobs: Knobs) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from autotune.advice import Advice, Adviser
 from autotune.background import AbstractAdviserHandle, BackgroundAdviser, Ready
 from autotune.constraints import Constraints
-from autotune.decision_records import Decision, WindowRecord
+from autotune.decision_records import Deciders, Decision, WindowRecord
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from autotune.measured import Stretch, robust_mean
 from autotune.refit import Prior
@@ -289,7 +289,7 @@ class TwinController(AbstractController):
         reason = "the accumulated gradient's norm is comparable at this S"
         return self._carry_out(step, knobs, Move(new=new, reason=reason), by="zen-auto")
 
-    def _carry_out(self, step: int, knobs: Knobs, move: Move, *, by: str) -> Knobs:
+    def _carry_out(self, step: int, knobs: Knobs, move: Move, *, by: Deciders) -> Knobs:
         """Write a change down and begin to measure anew."""
         last = self.tuner.stretches[-1] if self.tuner.stretches else None
         measured = [s.step_seconds for s in self.tuner.stretches if s.knobs == knobs]
