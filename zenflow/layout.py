@@ -180,3 +180,8 @@ class Layout:
     """The smallest for which there is host memory."""
     version: int = 0
     """Goes up whenever tensors are replaced."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Columns of each block, in the order of the vectors that span all columns."""
+        return [block.shape.num_columns for split in self.splits for block in split.blocks]
