@@ -10,12 +10,17 @@ class Block:
 
     def __init__(self, weight, group, ratio):
         self.weight, self.group, n = weight, group, weight.shape[1]
-        c = self.count = min(n, max(1, floor(ratio * n + 0.5))) if ratio else 0
+        self.is_split, c = ratio < 1, self.set_count(ratio)
         self.important = torch.isin(torch.arange(n), torch.arange(c) * n // max(1, c))
         self.master, self.upload = weight.float().clone(), weight.float().clone()
         self.exp_avg, self.exp_avg_sq, self.acc = (self.master * 0 for _ in range(3))
         self.score, self.steps = torch.zeros(n), torch.zeros(n).double()
         self.n, self.start, self.land_step, self.pending = 0, 0, None, False
+
+    def set_count(self, ratio):
+        n = self.weight.shape[1]
+        self.count = min(n, max(1, floor(ratio * n + 0.5))) if ratio else 0
+        return self.count
 
     def show(self, columns):
         self.weight[:, columns] = self.upload[:, columns].to(self.weight.dtype)
@@ -55,11 +60,8 @@ class Reference:
         self.t, self.rule, least = 0, config, 1 if config.block_elements else 64
         params = [(p, group) for group in groups for p in group["params"] if p.requires_grad]
         split = {p for p, _ in params if p.ndim > 1 and p.numel() >= config.min_split_elements}
-        cap = (
-            config.block_elements
-            or ceil(sum(p.numel() for p in split) / (8 * config.update_interval))
-            or 1
-        )
+        share = ceil(sum(p.numel() for p in split) / (8 * config.update_interval))
+        cap = config.block_elements or share or 1
         self.weights, self.runs = [p.detach().cpu().clone() for p, _ in params], []
         for weight, (p, group) in zip(self.weights, params, strict=True):
             matrix, ratio = weight.view(len(p) if p.ndim > 1 else 1, -1), config.topk_ratio
@@ -81,8 +83,11 @@ class Reference:
         self.t, decay, pairs = t, config.importance_decay, []
         self.rule = [old, *(k.applied_to(config) for step, k in self.log if step < t)][-1]
         S, former = self.rule.update_interval, (old.update_interval, old.rolling)
+        k, resizes = self.rule.topk_ratio, self.rule.topk_ratio != old.topk_ratio
         if t == W + 1 or (t > W and former != (S, self.rule.rolling)):
             self.set_due_steps(t - 1, old.update_interval)
+        for b in self.blocks if resizes else []:  # every window ends, and columns are chosen anew
+            b.due_step, b.pending = t, b.is_split and b.set_count(k) > 0
         for run, grad in ((r, g) for r, g in zip(self.runs, grads, strict=True) if g is not None):
             matrix = grad.cpu().float().reshape(len(run[0].weight), -1)
             pairs += zip(run, matrix.tensor_split(len(run), dim=1), strict=True)
@@ -102,3 +107,5 @@ class Reference:
                 b.close_window(config, lead)
                 b.start, b.land_step, b.due_step = t, t + lag, t + S
                 b.show(b.important | (lag == 0))
+        if resizes:
+            self.set_due_steps(t, S)

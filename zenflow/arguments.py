@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, AbstractIntervalController
+from zenflow.errors import ConfigError
 from zenflow.placement import NamedParam
 
 
@@ -123,6 +124,24 @@ def default_host_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)) - 1)
     return max(1, (os.cpu_count() or 2) - 1)
+
+
+def least_topk_ratio_for(config: ZenFlowConfig, controller: AbstractController) -> float:
+    """Return the smallest k for which the host's memory is laid out.
+
+    Raises:
+        ConfigError: The controller would change a k that can't be changed, or to one that can't.
+    """
+    least, ratio = controller.least_topk_ratio, config.topk_ratio
+    if least is None or least == ratio:
+        return ratio
+    if not (0 < least < 1 and 0 < ratio < 1):
+        raise ConfigError(
+            f"a topk_ratio that changes must stay between 0 and 1, but it starts at {ratio:g} and "
+            f"{type(controller).__name__} may go down to {least:g}: 0 and 1 place parameters "
+            "for good; start above 0 and below 1, and bound the controller likewise"
+        )
+    return min(least, ratio)
 
 
 def num_accumulators_for(config: ZenFlowConfig, controller: AbstractController | None) -> int:

@@ -10,6 +10,7 @@ import torch
 from zenflow.arguments import (
     common_device,
     default_host_threads,
+    least_topk_ratio_for,
     named_params,
     num_accumulators_for,
 )
@@ -53,6 +54,7 @@ def start_engine(
         named,
         config,
         device,
+        least_topk_ratio=least_topk_ratio_for(config, controller),
         largest_interval=max(config.update_interval, controller.largest_interval or 0),
         num_accumulators=num_accumulators,
     )

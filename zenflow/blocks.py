@@ -31,7 +31,7 @@ class BlockShape:
     num_rows: int
     """Length O of a column."""
     num_important: int
-    """Columns the device owns, the same number at every time."""
+    """Columns the device owns: by the ratio, at every time."""
 
     @property
     def num_deferred(self) -> int:

@@ -7,6 +7,7 @@ there are no events.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,10 @@ class CpuDevice(AbstractDevice):
     def to_host(self, values: Tensor) -> HostValues:
         """Return the values."""
         return HostValues(values)
+
+    def to_device(self, values: Sequence[float]) -> Tensor:
+        """Return the numbers."""
+        return torch.tensor(values, dtype=torch.float32)
 
     def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
         """Return zeroed memory; there is nothing to pin for."""

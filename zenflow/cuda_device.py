@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -92,6 +93,11 @@ class CudaDevice(AbstractDevice):
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
         return HostValues(host, self.mark())
+
+    def to_device(self, values: Sequence[float]) -> Tensor:
+        """Copy on the compute stream from pinned memory, without waiting."""
+        host = torch.tensor(values, dtype=torch.float32, pin_memory=True)
+        return host.to(self.torch_device, non_blocking=True)
 
     def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
         """Return zeroed memory; pinned slabs are registered in place.

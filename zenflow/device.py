@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,6 +62,10 @@ class AbstractDevice(ABC):
     @abstractmethod
     def to_host(self, values: Tensor) -> HostValues:
         """Start bringing a few float32 scalars to the host."""
+
+    @abstractmethod
+    def to_device(self, values: Sequence[float]) -> Tensor:
+        """Return a few float32 numbers on the device; nothing waits for the copy."""
 
     @abstractmethod
     def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:

@@ -13,6 +13,7 @@ from zenflow.device import AbstractDevice, HostValues
 from zenflow.device_store import Bank, update_residents
 from zenflow.intake import StepGradients
 from zenflow.layout import Layout, SplitParam
+from zenflow.sketch import WindowSketch
 
 
 def resident_grads_of(layout: Layout, gradients: StepGradients) -> list[Tensor]:
@@ -46,7 +47,8 @@ class Measured:
     is_scaling: bool
     """Whether the factor can differ from 1."""
     values: HostValues
-    """(factor, norm, important energy, total energy of split parameters), for the host."""
+    """(factor, norm, important energy, total energy of split parameters), for the host; then what
+    the sketch read, if there is one."""
 
 
 def measure(
@@ -56,6 +58,7 @@ def measure(
     *,
     max_norm: float | None,
     inverse_scale: float,
+    sketch: WindowSketch | None,
 ) -> Measured:
     """Return the step's clip factor and what else its gradients measure."""
     columns = layout.columns
@@ -66,10 +69,13 @@ def measure(
     factor = factor * inverse_scale
     total = columns.energies.sum()
     important = torch.where(columns.is_important, columns.energies, 0.0).sum()
+    values = torch.stack([factor, norm, important, total])
+    if sketch is not None:
+        values = torch.cat([values, sketch.read(columns, factor)])
     return Measured(
         factor=factor,
         is_scaling=max_norm is not None or inverse_scale != 1.0,
-        values=device.to_host(torch.stack([factor, norm, important, total])),
+        values=device.to_host(values),
     )
 
 

@@ -38,6 +38,11 @@ class Bank:
         )
         self.step = torch.zeros(self.num_columns, dtype=torch.int64, device=device)
 
+    def release(self) -> None:
+        """Give the memory back."""
+        self.num_columns = 0
+        self.master = self.exp_avg = self.exp_avg_sq = self.step = torch.empty(0)
+
     def update(self, first: int, last: int, grad: Tensor, hyper: Hyper) -> None:
         """Step rows first..last-1 with float32 gradients, which are overwritten."""
         part = slice(first, last)

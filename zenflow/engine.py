@@ -15,7 +15,7 @@ from zenflow.adamw import Hyper
 from zenflow.completion import wait_all
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.device import AbstractDevice
+from zenflow.device import AbstractDevice, HostValues
 from zenflow.device_step import (
     Measured,
     measure,
@@ -26,6 +26,7 @@ from zenflow.device_step import (
 from zenflow.errors import ConfigError
 from zenflow.host_schedule import HostSchedule
 from zenflow.host_store import UploadPool, upload_bytes
+from zenflow.importance import ScoreCurve
 from zenflow.intake import Intake, StepGradients
 from zenflow.knobs import Knobs
 from zenflow.landing import LandingStrip, unique
@@ -33,6 +34,8 @@ from zenflow.layout import Bucket, Layout
 from zenflow.recorder import Recorder
 from zenflow.report import StepReport
 from zenflow.reporting import Reporter, StepFacts, check_finite
+from zenflow.resizing import resize
+from zenflow.sketch import WindowSketch
 from zenflow.stalls import StallClock
 from zenflow.timeline import Timeline
 from zenflow.transfer import CopyLane, PacedLink
@@ -78,9 +81,18 @@ class Engine:
         self.uploads = UploadPool(device, self.upload_capacity())
         self.strip = LandingStrip(device, self.h2d, self.stalls, self.calendar, wait_timeout)
         self.schedule = HostSchedule(
-            layout, config, self.calendar, self.worker, self.uploads, wait_timeout
+            layout, config, self.calendar, self.worker, self.uploads, device, wait_timeout
         )
-        self.intake = Intake(device, layout, self.d2h, self._bucket_passed)
+        has_columns = bool(layout.splits)
+        self.sketch = (
+            WindowSketch(layout, device) if controller.measures_windows and has_columns else None
+        )
+        self._curve = (
+            ScoreCurve(layout.widths, device.torch_device)
+            if controller.curve_interval and has_columns
+            else None
+        )
+        self.intake = Intake(device, layout, self.d2h, self._bucket_passed, self.sketch)
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         return CopyLane(
@@ -145,6 +157,7 @@ class Engine:
             resident_grads,
             max_norm=max_norm,
             inverse_scale=inverse_scale,
+            sketch=self.sketch,
         )
         if self.device.is_synchronous:
             check_finite(measured.values.get()[1], step, self.device)
@@ -152,6 +165,8 @@ class Engine:
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         self.recorder.add("device", "step", started, self.device.timing_mark(), step)
+        topk_ratio = self.layout.topk_ratio
+        ages, curve = self._gauge(gradients, step)
         h2d_bytes, staleness = self._run_host(gradients, hypers, measured, step)
         self.reporter.note(
             StepFacts(
@@ -160,10 +175,12 @@ class Engine:
                 d2h_bytes=gradients.num_bytes,
                 h2d_bytes=h2d_bytes,
                 staleness=staleness,
-                topk_ratio=self.config.topk_ratio,
+                topk_ratio=topk_ratio,
                 knobs=self.calendar.knobs,
                 lag=self.calendar.lag(step),
                 learning_rates=tuple(hyper.lr for hyper in hypers),
+                ages=ages,
+                curve=curve,
             )
         )
         self.recorder.forget_before(step)
@@ -182,6 +199,7 @@ class Engine:
         if selecting:
             with self.stalls.waiting("select"):
                 self.schedule.select(selecting, gradients, hypers, measured.values, step)
+            self.uploads.capacity = self.upload_capacity()  # k may be another
         if self.calendar.lag(step) == 0:
             self.strip.release(blocks, self.device.mark(), step)
             at_once = self.strip.collect(blocks, step)
@@ -189,6 +207,16 @@ class Engine:
             landed += at_once
         num_bytes = sum(landing.num_bytes for landing in landed)
         return num_bytes, max((step - landing.opened for landing in landed), default=0)
+
+    def _gauge(self, gradients: StepGradients, step: int) -> tuple[list[int], HostValues | None]:
+        """Return what the controller wants measured of this step, before any window ends."""
+        ages: list[int] = []
+        if self.sketch is not None:
+            ages = self.sketch.ages(list(gradients.important))
+            self.sketch.close(self.calendar.next_due, step)
+        if self._curve is None or step % self.controller.curve_interval:
+            return ages, None
+        return ages, self.device.to_host(self._curve.read(self.layout.columns.scores))
 
     # ---- reports and control ----------------------------------------------------------------
 
@@ -224,11 +252,33 @@ class Engine:
         self.decision_log.append((step, knobs))
 
     def _check_possible(self, knobs: Knobs) -> None:
-        if knobs.topk_ratio != self.config.topk_ratio:
+        """Refuse a k that this layout can't take.
+
+        Raises:
+            ConfigError: It is one.
+        """
+        ratio, former = knobs.topk_ratio, self.calendar.knobs.topk_ratio
+        if ratio == former:
+            return
+        if not (0 < ratio < 1 and 0 < former < 1):
             raise ConfigError(
-                f"topk_ratio must stay as it is while a run goes on, got {knobs.topk_ratio:g} for "
-                f"{self.config.topk_ratio:g}: start a run with another topk_ratio"
+                f"a topk_ratio that changes must stay between 0 and 1, got {ratio:g} after "
+                f"{former:g}: 0 and 1 place parameters for good; start and stay in between"
             )
+        if ratio < self.layout.least_topk_ratio:
+            raise ConfigError(
+                f"topk_ratio must be at least {self.layout.least_topk_ratio:g}, for which host "
+                f"memory was laid out, got {ratio:g}: give the controller that least_topk_ratio"
+            )
+
+    def resize(self, topk_ratio: float) -> None:
+        """Lay drained blocks out for another ratio; what is in their windows is lost.
+
+        For a state that is about to be loaded.
+        """
+        resize(self.layout, topk_ratio, self.config.hysteresis, {}, 1.0)
+        self.schedule.renew()
+        self.calendar.open_all([b.shape.deferred_elements for b in self.layout.blocks], self.step)
 
     # ---- waiting and ending -----------------------------------------------------------------
 

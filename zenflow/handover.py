@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zenflow.host_store import HostRows
+from zenflow.host_store import ROW_STATE, HostRows
 from zenflow.host_update import WindowUpdate
 from zenflow.importance import select_columns
 from zenflow.layout import Block
-
-_STATE = ("master", "exp_avg", "exp_avg_sq", "step")
 
 
 @torch.no_grad()
@@ -79,7 +77,7 @@ def _finish_window(
 
 def _swap_state(block: Block, rows: Tensor, bank_rows: Tensor, leaving: HostRows) -> None:
     """Bring the bank's rows to the host's and put the leaving ones in their place."""
-    for name in _STATE:
+    for name in ROW_STATE:
         bank_values = getattr(block.split.bank, name)
         entering = bank_values[bank_rows].cpu()
         bank_values[bank_rows] = getattr(leaving, name).to(bank_values.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,13 +10,14 @@ from torch import Tensor
 from zenflow.adamw import Hyper
 from zenflow.completion import Completion
 from zenflow.config import ZenFlowConfig
-from zenflow.device import HostValues
+from zenflow.device import AbstractDevice, HostValues
 from zenflow.handover import hand_over
 from zenflow.host_store import UploadBuffer, UploadPool, carve
 from zenflow.host_update import Accumulation, Job, Moments, Update, WindowUpdate, parts_of
 from zenflow.intake import StepGradients
 from zenflow.landing import unique
 from zenflow.layout import Block, Landing, Layout
+from zenflow.resizing import resize
 from zenflow.windows import WindowCalendar
 from zenflow.worker import HostWorker
 
@@ -31,9 +32,11 @@ class HostSchedule:
         calendar: WindowCalendar,
         worker: HostWorker,
         uploads: UploadPool,
+        device: AbstractDevice,
         wait_timeout: float,
     ) -> None:
         """Wire up; the engine owns all of these."""
+        self._device = device
         self._layout = layout
         self._config = config
         self._calendar = calendar
@@ -43,10 +46,19 @@ class HostSchedule:
         self._sees_each = config.deferred_moments == "step"
         self._buffer: UploadBuffer | None = None
         self._former_uploads: list[Completion] = []
+        self.renew()
+
+    def renew(self) -> None:
+        """Take note that blocks have got other numbers of rows."""
         self._all_active = {
             block.index: torch.ones(block.shape.num_deferred, dtype=torch.uint8)
-            for block in layout.blocks
+            for block in self._layout.blocks
         }
+
+    @property
+    def _resizes(self) -> bool:
+        """Whether every block gets another number of important columns in this step."""
+        return self._layout.topk_ratio != self._calendar.knobs.topk_ratio
 
     def begin(
         self, gradients: StepGradients, hypers: Sequence[Hyper], factor: HostValues, step: int
@@ -65,10 +77,12 @@ class HostSchedule:
         due = [block for block in self._layout.blocks if next_due[block.index] == step]
         for block in self._layout.blocks:
             block.count += block.split in gradients.important
-        updating = [block for block in due if block.count and block.shape.num_deferred]
-        self._take_buffer(updating, step)
         skipped = set(due) if self._is_fused(step) else set()
         self._accumulate(gradients, hypers, factor, step, skipped)
+        if self._resizes:
+            return due
+        updating = [block for block in due if block.count and block.shape.num_deferred]
+        self._take_buffer(updating, step)
         selecting = [b for b in due if b.wants_selection and self._can_select(b)]
         chosen = set(selecting)
         rest = [block for block in updating if block not in chosen]
@@ -119,16 +133,46 @@ class HostSchedule:
                 copy.wait(self._wait_timeout)
             block.staging_free.wait(self._wait_timeout)
             block.last_update.wait(self._wait_timeout)
-        active = {}
-        for block in blocks:
-            update = self._window_update(block, gradients, hypers, step) if block.count else None
-            active[block.index] = hand_over(
-                block, update, factor.get()[0], self._config.hysteresis
+        updates = {
+            block.index: self._window_update(block, gradients, hypers, step)
+            for block in blocks
+            if block.count
+        }
+        if self._resizes:
+            self._resize(updates, gradients, hypers, factor, step)
+            return
+        active = {
+            block.index: hand_over(
+                block, updates.get(block.index), factor.get()[0], self._config.hysteresis
             )
+            for block in blocks
+        }
         updating = [block for block in blocks if block.count]
         self._update(updating, gradients, hypers, factor, step, active)
         for block in blocks:
             self._close(block, step)
+
+    def _resize(
+        self,
+        updates: Mapping[int, WindowUpdate],
+        gradients: StepGradients,
+        hypers: Sequence[Hyper],
+        factor: HostValues,
+        step: int,
+    ) -> None:
+        """Go over to the ratio in force, start all windows' updates and open new windows."""
+        blocks = self._layout.blocks
+        self._device.synchronize()  # copies have been waited for, but kernels read tensors too
+        ratio = self._calendar.knobs.topk_ratio
+        active = resize(self._layout, ratio, self._config.hysteresis, updates, factor.get()[0])
+        self.renew()
+        updating = [block for block in blocks if block.count and block.shape.num_deferred]
+        self._take_buffer(updating, step)
+        self._update(updating, gradients, hypers, factor, step, active)
+        self._calendar.open_all([block.shape.deferred_elements for block in blocks], step)
+        for block in blocks:
+            block.count = 0
+            block.wants_selection = False
 
     def _close(self, block: Block, step: int) -> None:
         block.count = 0

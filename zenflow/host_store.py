@@ -16,6 +16,9 @@ from torch import Tensor
 from zenflow.completion import Completion
 from zenflow.device import AbstractDevice
 
+ROW_STATE = ("step", "master", "exp_avg", "exp_avg_sq")
+"""What goes along when a column changes owner; host rows and banks have it under these names."""
+
 ALIGNMENT = 64
 """Bytes; buffers of blocks start on cache lines."""
 
@@ -60,7 +63,7 @@ class HostSlabs:
         shapes: Sequence[tuple[int, int, torch.dtype]],
         num_accumulators: int,
     ) -> None:
-        """Allocate for (D, O, dtype) of each split parameter, D its deferred columns."""
+        """Allocate for (D, O, dtype) of each split parameter, D the most columns it may defer."""
         elements = sum(columns * rows for columns, rows, _ in shapes)
         staging_bytes = sum(_aligned(c * r * dtype.itemsize) for c, r, dtype in shapes)
         self._float32 = [
@@ -83,7 +86,7 @@ class HostSlabs:
         return self._staging.numel()
 
     def take(self, num_columns: int, num_rows: int, dtype: torch.dtype) -> HostRows:
-        """Return the next parameter's rows, shape (num_columns, num_rows)."""
+        """Return the next parameter's room, shape (num_columns, num_rows)."""
         count = num_columns * num_rows
         views = [
             slab[self._element : self._element + count].view(num_columns, num_rows)

@@ -17,6 +17,7 @@ from zenflow.device_store import Resident
 from zenflow.errors import GradientError
 from zenflow.layout import Bucket, Layout, SplitParam
 from zenflow.released import matches
+from zenflow.sketch import WindowSketch
 from zenflow.transfer import Copy, CopyLane
 
 
@@ -43,6 +44,7 @@ class Intake:
         layout: Layout,
         lane: CopyLane,
         on_bucket: Callable[[Bucket, object], None],
+        sketch: WindowSketch | None,
     ) -> None:
         """Start with no gradients.
 
@@ -52,7 +54,9 @@ class Intake:
             lane: Carries gradients to the host.
             on_bucket: Called with a bucket and a mark when nothing computes with its weights
                 any more in this step: the moment at which uploads may begin.
+            sketch: Measures gradients that wait, if anybody wants to know.
         """
+        self._sketch = sketch
         self._device = device
         self._layout = layout
         self._lane = lane
@@ -91,6 +95,8 @@ class Intake:
             return
         grad_OI = place.matrix(grad)
         self._device.column_energies(grad_OI, place.columns.energies)
+        if self._sketch is not None:
+            self._sketch.take(place, grad_OI)
         self.gradients.important[place] = grad_OI.index_select(1, place.important_columns)
         waiting = self.gradients.waiting.setdefault(place.bucket, [])
         waiting.append((place, grad_OI))
@@ -103,6 +109,8 @@ class Intake:
         for split in self._layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
+                if self._sketch is not None:
+                    self._sketch.leave_out(split)
 
     def send_rest(self, step: int) -> None:
         """Send what has not been sent."""

@@ -112,7 +112,10 @@ class SplitParam:
     num_columns: int
     bank: Bank
     bank_first: int
+    room: HostRows
+    """All host rows that there is memory for."""
     host: HostRows
+    """The first of them, which are in use."""
     deferred_columns: Tensor
     important_columns: Tensor
     columns: ColumnVectors
@@ -124,6 +127,17 @@ class SplitParam:
     def bank_last(self) -> int:
         """The bank row after this parameter's last."""
         return self.bank_first + self.important_columns.numel()
+
+    def share_out(self) -> None:
+        """Give each block its part of the parameter's rows, one after another."""
+        row = rank = 0
+        for block in self.blocks:
+            next_row, next_rank = row + block.shape.num_deferred, rank + block.shape.num_important
+            block.host = self.host.rows(row, next_row)
+            block.deferred_columns = self.deferred_columns[row:next_row]
+            block.important_columns = self.important_columns[rank:next_rank]
+            block.bank_first = self.bank_first + rank
+            row, rank = next_row, next_rank
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """View the parameter's data, or its gradient, as (O, I)."""
@@ -160,3 +174,14 @@ class Layout:
     columns: ColumnVectors
     num_accumulators: int
     """Of each block; what the config and a controller make necessary."""
+    topk_ratio: float
+    """By which each block's number of important columns came about."""
+    least_topk_ratio: float
+    """The smallest for which there is host memory."""
+    version: int = 0
+    """Goes up whenever tensors are replaced."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Columns of each block, in the order of the vectors that span all columns."""
+        return [block.shape.num_columns for split in self.splits for block in split.blocks]

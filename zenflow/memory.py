@@ -19,7 +19,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     lag = engine.calendar.lag(engine.config.full_warm_up_rounds + 1)
     num_buffers = lag if engine.config.rolling else 1
     upload_bytes = engine.uploads.capacity * num_buffers
-    step_bytes = sum(split.host.step.nbytes for split in layout.splits)
+    step_bytes = sum(split.room.step.nbytes for split in layout.splits)
     device_bytes = sum(
         tensor.nbytes
         for bank in layout.banks
@@ -35,7 +35,9 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         for split in layout.splits
         for tensor in (split.deferred_columns, split.important_columns)
     )
-    largest = max((s.host.staging.nbytes for s in layout.splits), default=0)
+    if engine.sketch is not None:
+        device_bytes += engine.sketch.num_bytes
+    largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,

@@ -56,7 +56,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
     Attributes:
         config: The update rule's settings.
-        memory: Bytes on host and device, known before the first step.
+        memory: Bytes on host and device, known before the first step; anew when k changes.
     """
 
     def __init__(
@@ -153,6 +153,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
 
     def _fill_state(self) -> None:
+        self._filled_version = self._running.layout.version
         for place in self._places.values():
             self.state[place.param] = param_state(place)
 
@@ -249,6 +250,9 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             else:
                 self._fail(error)
             raise
+        if engine.layout.version != self._filled_version:  # k has changed, and so have tensors
+            self._fill_state()
+            self.memory = plan_memory(engine)
         self._forget_gradients()
         self._source.consume()
         return loss

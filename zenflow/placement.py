@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zenflow.blocks import BlockShape, initial_important, partition
+from zenflow.blocks import BlockShape, important_count, initial_important, partition
 from zenflow.config import ZenFlowConfig
 from zenflow.device import AbstractDevice
 from zenflow.device_store import BANK_ELEMENTS, Bank, Resident
-from zenflow.host_store import HostSlabs
+from zenflow.host_store import HostRows, HostSlabs
 from zenflow.layout import Block, Bucket, ColumnVectors, Layout, SplitParam
 
 MAX_BUCKET_ELEMENTS = 1 << 18
@@ -52,6 +52,7 @@ def build_layout(
     config: ZenFlowConfig,
     device: AbstractDevice,
     *,
+    least_topk_ratio: float,
     largest_interval: int,
     num_accumulators: int,
 ) -> Layout:
@@ -61,6 +62,7 @@ def build_layout(
         params: Every trainable parameter.
         config: The update rule's settings.
         device: Where the parameters are.
+        least_topk_ratio: Smallest k for which the host has memory, at most the config's.
         largest_interval: S for which blocks are cut fine enough.
         num_accumulators: Of each block.
     """
@@ -76,21 +78,27 @@ def build_layout(
         update_interval=largest_interval,
         block_elements=config.block_elements,
     )
-    num_deferred = [0] * len(to_split)
+    num_deferred, room = [0] * len(to_split), [0] * len(to_split)
     for shape in shapes:
         num_deferred[shape.matrix] += shape.num_deferred
+        least = important_count(least_topk_ratio, shape.num_columns)
+        room[shape.matrix] += shape.num_columns - least
     slabs = HostSlabs(
         device,
         [
-            (deferred, named.param.shape[0], named.param.dtype)
-            for deferred, named in zip(num_deferred, to_split, strict=True)
+            (most, named.param.shape[0], named.param.dtype)
+            for most, named in zip(room, to_split, strict=True)
         ],
         num_accumulators,
     )
+    rooms = [
+        slabs.take(most, named.param.shape[0], named.param.dtype)
+        for most, named in zip(room, to_split, strict=True)
+    ]
     columns = ColumnVectors.zeros(
         sum(_matrix_shape(named.param)[1] for named in to_split), device.torch_device
     )
-    splits, banks = _make_splits(to_split, num_deferred, slabs, columns)
+    splits, banks = _make_splits(to_split, num_deferred, rooms, columns)
     blocks = [_make_block(i, shape, splits[shape.matrix]) for i, shape in enumerate(shapes)]
     for split in splits:
         _fill_masters(split)
@@ -98,14 +106,14 @@ def build_layout(
         splits=splits,
         residents=residents,
         banks=banks,
-        members=[
-            [s for s in splits if s.bank is bank and len(s.important_columns)] for bank in banks
-        ],
+        members=[members_of(bank, splits) for bank in banks],
         blocks=blocks,
         buckets=_make_buckets(splits),
         slabs=slabs,
         columns=columns,
         num_accumulators=num_accumulators,
+        topk_ratio=config.topk_ratio,
+        least_topk_ratio=least_topk_ratio,
     )
 
 
@@ -116,19 +124,27 @@ def _matrix_shape(param: Tensor) -> tuple[int, int]:
 def _make_splits(
     to_split: Sequence[NamedParam],
     num_deferred: Sequence[int],
-    slabs: HostSlabs,
+    rooms: Sequence[HostRows],
     columns: ColumnVectors,
 ) -> tuple[list[SplitParam], list[Bank]]:
     """Give every split parameter its rows on the host, in a bank, and in the column vectors."""
-    banks: list[Bank] = []
-    find_bank = _bank_finder(banks)
+    shapes = [_matrix_shape(named.param) for named in to_split]
+    num_important = [
+        num_columns - deferred
+        for (_, num_columns), deferred in zip(shapes, num_deferred, strict=True)
+    ]
+    banks, places = assign_banks(
+        [
+            (named.group, num_rows, named.param.dtype)
+            for named, (num_rows, _) in zip(to_split, shapes, strict=True)
+        ],
+        num_important,
+    )
     splits = []
     first = 0
     device = columns.energies.device
-    for named, deferred in zip(to_split, num_deferred, strict=True):
-        num_rows, num_columns = _matrix_shape(named.param)
-        important = num_columns - deferred
-        bank = find_bank(named, num_rows, important)
+    for index, (named, (num_rows, num_columns)) in enumerate(zip(to_split, shapes, strict=True)):
+        bank, bank_first = places[index]
         split = SplitParam(
             param=named.param,
             name=named.name,
@@ -136,13 +152,13 @@ def _make_splits(
             num_rows=num_rows,
             num_columns=num_columns,
             bank=bank,
-            bank_first=bank.num_columns,
-            host=slabs.take(deferred, num_rows, named.param.dtype),
-            deferred_columns=torch.empty(deferred, dtype=torch.int64, device=device),
-            important_columns=torch.empty(important, dtype=torch.int64, device=device),
+            bank_first=bank_first,
+            room=rooms[index],
+            host=rooms[index].rows(0, num_deferred[index]),
+            deferred_columns=torch.empty(num_deferred[index], dtype=torch.int64, device=device),
+            important_columns=torch.empty(num_important[index], dtype=torch.int64, device=device),
             columns=columns.part(first, first + num_columns),
         )
-        bank.num_columns += important
         splits.append(split)
         first += num_columns
     for bank in banks:
@@ -150,22 +166,30 @@ def _make_splits(
     return splits, banks
 
 
-def _bank_finder(banks: list[Bank]) -> Callable[[NamedParam, int, int], Bank]:
-    """Return a function that gives the bank for columns of one group, length and dtype."""
+def assign_banks(
+    kinds: Sequence[tuple[int, int, torch.dtype]], num_important: Sequence[int]
+) -> tuple[list[Bank], list[tuple[Bank, int]]]:
+    """Return banks without memory, and each parameter's bank and first row in it.
+
+    Args:
+        kinds: Group, column length and dtype of each parameter: equal ones may share a bank.
+        num_important: Columns of each that the device owns.
+    """
+    banks: list[Bank] = []
+    places = []
     current: dict[tuple[int, int, torch.dtype], Bank] = {}
-
-    def find(named: NamedParam, num_rows: int, num_columns: int) -> Bank:
-        key = (named.group, num_rows, named.param.dtype)
-        bank = current.get(key)
-        if bank is None or (bank.num_columns + num_columns) * num_rows > BANK_ELEMENTS:
-            bank = current[key] = Bank(group=named.group, num_rows=num_rows)
+    for kind, count in zip(kinds, num_important, strict=True):
+        group, num_rows, _ = kind
+        bank = current.get(kind)
+        if bank is None or (bank.num_columns + count) * num_rows > BANK_ELEMENTS:
+            bank = current[kind] = Bank(group=group, num_rows=num_rows)
             banks.append(bank)
-        return bank
+        places.append((bank, bank.num_columns))
+        bank.num_columns += count
+    return banks, places
 
-    return find
 
-
-def _members(bank: Bank, splits: Sequence[SplitParam]) -> list[SplitParam]:
+def members_of(bank: Bank, splits: Sequence[SplitParam]) -> list[SplitParam]:
     """Return the parameters with columns in the bank, in the order of their rows."""
     return [split for split in splits if split.bank is bank and len(split.important_columns)]
 

@@ -74,7 +74,11 @@ class StepReport:
     """Steps from a host update's start to its landing, in force during this step."""
 
     topk_ratio: float
-    """Share of each block's columns owned by the device."""
+    """Share of each block's columns owned by the device in this step.
+
+    When it changes, columns move at the end of the first step of the new knobs: that one still
+    has the former value.
+    """
 
     rolling: bool
     """Whether blocks ended their windows in turn, or all together."""

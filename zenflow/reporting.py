@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zenflow.errors import GradientError
+from zenflow.importance import energy_curve
 from zenflow.report import StepReport
+from zenflow.sketch import window_norms
 
 if TYPE_CHECKING:
-    from zenflow.device import AbstractDevice
+    from zenflow.device import AbstractDevice, HostValues
     from zenflow.device_step import Measured
     from zenflow.knobs import Knobs
     from zenflow.stalls import StallClock
@@ -30,6 +32,9 @@ class StepFacts:
     knobs: Knobs
     lag: int
     learning_rates: tuple[float, ...]
+    ages: list[int]
+    """Of each block's window, where the sketch has measured them."""
+    curve: HostValues | None
 
 
 class Reporter:
@@ -62,7 +67,7 @@ class Reporter:
             return
         facts, start, end, waits = self._unreported
         self._unreported = None
-        factor, norm, important, total = facts.measured.values.get()
+        factor, norm, important, total, *norms = facts.measured.values.get()
         check_finite(norm, facts.step, self._device)
         stalls = self._stalls.resolve(waits, facts.step)
         self.report = StepReport(
@@ -82,6 +87,8 @@ class Reporter:
             rolling=facts.knobs.rolling,
             select_interval=facts.knobs.select_interval,
             learning_rates=facts.learning_rates,
+            windows=window_norms(facts.ages, norms),
+            energy_curve=None if facts.curve is None else energy_curve(facts.curve.get()),
         )
 
     def forget(self) -> None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from zenflow.blocks import important_count
 from zenflow.completion import finished
 from zenflow.device_store import Resident
 from zenflow.errors import CheckpointError
-from zenflow.host_store import carve
+from zenflow.host_store import ROW_STATE, carve
 from zenflow.knobs import Knobs
 from zenflow.layout import Landing, SplitParam
 
@@ -27,16 +28,14 @@ if TYPE_CHECKING:
 FORMAT = 2
 """Raised when the meaning of an entry changes."""
 
-_ROWS = ("step", "master", "exp_avg", "exp_avg_sq")
-
 
 def param_state(place: SplitParam | Resident) -> dict[str, Tensor]:
     """Return the live tensors of one parameter's state."""
     if isinstance(place, Resident):
         return place.state()
     bank_rows = slice(place.bank_first, place.bank_last)
-    state = {name: getattr(place.host, name) for name in _ROWS}
-    state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in _ROWS}
+    state = {name: getattr(place.host, name) for name in ROW_STATE}
+    state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in ROW_STATE}
     state |= {f"accumulator_{i}": acc for i, acc in enumerate(place.host.accumulators)}
     return state | {
         "training_weight": place.host.staging,
@@ -44,6 +43,21 @@ def param_state(place: SplitParam | Resident) -> dict[str, Tensor]:
         "important_columns": place.important_columns,
         "scores": place.columns.scores,
     }
+
+
+def _shapes(place: SplitParam | Resident, topk_ratio: float) -> dict[str, torch.Size]:
+    """Return the shapes that `param_state` has in a layout of this ratio."""
+    shapes = {name: tensor.shape for name, tensor in param_state(place).items()}
+    if isinstance(place, Resident):
+        return shapes
+    widths = [block.shape.num_columns for block in place.blocks]
+    important = sum(important_count(topk_ratio, width) for width in widths)
+    for name, shape in shapes.items():
+        if name != "scores":
+            is_device = name.startswith("device_") or name == "important_columns"
+            rows = important if is_device else place.num_columns - important
+            shapes[name] = torch.Size([rows, *shape[1:]])
+    return shapes
 
 
 def _signature(places: Sequence[SplitParam | Resident]) -> list[str]:
@@ -71,6 +85,7 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "config": engine.config.to_dict(),
         "signature": _signature(_places(engine)),
         "step": engine.step,
+        "topk_ratio": engine.layout.topk_ratio,
         "calendar": engine.calendar.state_dict(),
         "counts": [block.count for block in blocks],
         "accumulators": [block.accumulator for block in blocks],
@@ -78,6 +93,7 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "num_accumulators": engine.layout.num_accumulators,
         "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decision_log],
         "report": engine.reporter.state_dict(),
+        "sketch": None if engine.sketch is None else engine.sketch.sums,
         "controller": engine.controller.state_dict(),
         "landings": [
             {
@@ -135,13 +151,17 @@ def check_state(
             f"the checkpoint has {len(saved['counts'])} blocks and this optimizer "
             f"{len(engine.layout.blocks)}: make it with a controller of the same largest_interval"
         )
+    if saved["topk_ratio"] < engine.layout.least_topk_ratio:
+        raise CheckpointError(
+            f"the checkpoint has a topk_ratio of {saved['topk_ratio']:g} and this optimizer host "
+            f"memory for {engine.layout.least_topk_ratio:g} or more: make it with a controller of "
+            "the same least_topk_ratio"
+        )
     for index, place in order.items():
         have = state_dict["state"].get(index, {})
-        want = param_state(place)
+        want = _shapes(place, saved["topk_ratio"])
         wrong = [
-            name
-            for name, tensor in want.items()
-            if name not in have or have[name].shape != tensor.shape
+            name for name, shape in want.items() if name not in have or have[name].shape != shape
         ]
         if wrong:
             raise CheckpointError(
@@ -168,6 +188,8 @@ def load_engine_state(
     check_state(engine, order, state_dict)
     saved = state_dict["zenflow"]
     engine.controller.load_state_dict(saved["controller"])  # first: it may refuse
+    if engine.layout.topk_ratio != saved["topk_ratio"]:
+        engine.resize(saved["topk_ratio"])
     for index, place in order.items():
         for name, tensor in param_state(place).items():
             tensor.copy_(state_dict["state"][index][name])
@@ -178,6 +200,8 @@ def load_engine_state(
         (int(step), Knobs.from_dict(knobs)) for step, knobs in saved["decision_log"]
     ]
     engine.reporter.load_state_dict(saved["report"])
+    if engine.sketch is not None:
+        engine.sketch.load(saved["sketch"])
     _load_blocks(engine, saved)
     for split in engine.layout.splits:
         split.columns.is_important.zero_()

@@ -70,6 +70,14 @@ class WindowCalendar:
         else:
             self.next_due[block] = step + self.knobs.update_interval
 
+    def open_all(self, loads: Sequence[int], step: int) -> None:
+        """Open every block's window after this step, laid out for blocks of other loads."""
+        self._loads = list(loads)
+        self._known_phases.clear()
+        self.opened = [step] * len(loads)
+        is_warm_up = self.is_warm_up(step + 1)
+        self.next_due = [step + (1 if is_warm_up else phase) for phase in self.phases()]
+
     def lag(self, step: int) -> int:
         """Return the lag of an update that starts at this step's boundary."""
         return 0 if self.is_warm_up(step) else self.rule.effective_lag()
@@ -93,13 +101,17 @@ class WindowCalendar:
         blocks get new phases counted from this step. Aligned ones end together, S steps after the
         last of them began. No window grows longer than the old S and the new one together, else
         changes at every step would put some blocks off for ever; and none ends before the next
-        step. During warm-up the new phases are laid out when it ends.
+        step. During warm-up the new phases are laid out when it ends. A change of `topk_ratio`
+        ends every window in the next step.
 
         Raises:
             ConfigError: The knobs break a rule of the configuration.
         """
         rule = knobs.applied_to(self._config)
         former, self.knobs, self.rule = self.knobs, knobs, rule
+        if knobs.topk_ratio != former.topk_ratio:  # every window ends, then `open_all`
+            self.next_due = [step + 1] * len(self.next_due)
+            return
         layout = (knobs.update_interval, knobs.rolling)
         if layout == (former.update_interval, former.rolling) or step < self._warm_up:
             return

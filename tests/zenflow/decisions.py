@@ -30,6 +30,8 @@ def schedules(draw, config, *, last, max_size=3, steps=None):
         "rolling": st.booleans(),
         "select_interval": st.integers(0, 6),
     }
+    if 0 < config.topk_ratio < 1:
+        possible["topk_ratio"] = st.sampled_from([0.05, 0.1, 0.25, 0.5, 0.8, 0.99])
     changes = st.fixed_dictionaries({}, optional=possible)
     drawn = draw(st.dictionaries(steps or st.integers(1, last), changes, max_size=max_size))
     return decisions(config, sorted(drawn.items()))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.models import GivenGradients, closing
 from tests.reference import Reference
-from tests.zenflow.decisions import intervals
+from tests.zenflow.decisions import decisions
 from tests.zenflow.test_reference import feed
 from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
@@ -86,7 +86,7 @@ class Ledger:
 def run_linear(config, log, mode, seed, num_steps=18):
     """Train with integer gradients and read, after every step, what the weights contain."""
     model, ledger = GivenGradients(SHAPES, scale=0.0), Ledger(SHAPES)
-    log = intervals(config, log)
+    log = decisions(config, log)
     longest = MAX_WINDOW if log else config.update_interval
     settings = {"max_grad_norm": None} if mode == "release" else {}
     optimizer = ZenFlowAdamW(
@@ -119,22 +119,25 @@ def run_linear(config, log, mode, seed, num_steps=18):
             assert torch.equal(p.detach().view(sums[-1].shape), -sums[-1])
 
 
-def changes_of_interval():
+@st.composite
+def changes(draw, config):
     """Draw decisions of a controller, far enough apart for every block's window to end between."""
-    steps, intervals = st.integers(1, 6), st.integers(1, MAX_INTERVAL)
-    changes = st.just([]) | st.lists(st.tuples(steps, intervals), max_size=2)
-    return changes.map(lambda drawn: [(t + 11 * i, S) for i, (t, S) in enumerate(drawn)])
+    possible = {"update_interval": st.integers(1, MAX_INTERVAL), "rolling": st.booleans()}
+    if config.topk_ratio:
+        possible["topk_ratio"] = st.sampled_from([0.1, 0.2, 0.5, 0.8])
+    drawn = draw(st.lists(st.fixed_dictionaries({}, optional=possible), max_size=2))
+    return [(draw(st.integers(1, 6)) + 11 * i, changed) for i, changed in enumerate(drawn)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
+    data=st.data(),
     config=linear_configs(),
-    log=changes_of_interval(),
     mode=st.sampled_from(["keep", "release"]),
     seed=st.integers(0, 10**6),
 )
-def test_every_gradient_of_every_column_is_applied_exactly_once(config, log, mode, seed):
-    run_linear(config, log, mode, seed)
+def test_every_gradient_of_every_column_is_applied_exactly_once(data, config, mode, seed):
+    run_linear(config, data.draw(changes(config)), mode, seed)
 
 
 def test_these_gradients_do_make_columns_change_owners():

@@ -17,7 +17,7 @@ from tests.zenflow import test_limits as limits
 from tests.zenflow import test_reference as reference
 from tests.zenflow import test_resume as resume
 from tests.zenflow import test_timing as timing
-from tests.zenflow.decisions import intervals
+from tests.zenflow.decisions import decisions
 from zenflow import GradientError, LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig, kernel
 
 pytestmark = [
@@ -363,10 +363,17 @@ def test_a_paced_link_is_for_cpus():
         ZenFlowAdamW(TinyStack().to("cuda").parameters(), link=PacedLink(1e9, 1e9))
 
 
+KNOB_CHANGES = [
+    (5, {"update_interval": 2}),
+    (9, {"update_interval": 3, "topk_ratio": 0.4}),
+    (14, {"topk_ratio": 0.05, "rolling": False}),
+]
+
+
 def test_every_kind_of_parameter_trains():
     model = OddShapes(dtype=torch.bfloat16).to("cuda")
     config = ZenFlowConfig(block_elements=30, select_interval=3, **TINY)
-    controller = LoggedDecisions(intervals(config, [(5, 2), (9, 3)]))
+    controller = LoggedDecisions(decisions(config, KNOB_CHANGES))
     optimizer = ZenFlowAdamW(
         model.parameters(), config=config, max_grad_norm=1.0, controller=controller
     )

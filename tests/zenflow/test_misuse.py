@@ -97,6 +97,16 @@ def test_windows_that_ended_in_turn_end_together_once_they_are_aligned():
     assert calendar.next_due == [6] * 8
 
 
+def test_blocks_of_other_loads_are_laid_out_anew():
+    calendar, knobs = a_calendar(update_interval=2, num_blocks=4)
+    assert calendar.next_due == [1, 2, 1, 2]
+    calendar.set_knobs(replace(knobs, topk_ratio=0.5), 5)
+    assert calendar.next_due == [6] * 4
+    calendar.open_all([3, 1, 1, 1], 6)
+    assert calendar.next_due == [7, 8, 8, 8]
+    assert calendar.opened == [6] * 4
+
+
 def test_resuming_without_the_controller_says_so():
     config = ZenFlowConfig(min_split_elements=1, update_interval=1, deferred_moments="window")
     model = nn.Linear(8, 8)

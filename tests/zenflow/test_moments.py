@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models import GivenGradients, closing
-from tests.zenflow.decisions import intervals
+from tests.zenflow.decisions import schedules
 from tests.zenflow.test_reference import configs, feed
 from zenflow import LoggedDecisions, ZenFlowAdamW
 
@@ -35,15 +35,15 @@ def moments_of(state, shape):
 @pytest.mark.parametrize("mode", ["keep", "release"])
 @settings(max_examples=40, deadline=None)
 @given(
+    data=st.data(),
     config=configs(deferred_moments="step"),
-    changes=st.dictionaries(st.integers(1, 9), st.integers(1, 4), max_size=2),
     absent=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 10**6),
 )
-def test_moments_are_those_of_torch_at_every_step(mode, config, changes, absent, seed):
+def test_moments_are_those_of_torch_at_every_step(mode, data, config, absent, seed):
     model, twin = GivenGradients(SHAPES, seed=seed), GivenGradients(SHAPES, seed=seed)
     theirs = torch.optim.AdamW(twin.parameters(), **HYPER)
-    controller = LoggedDecisions(intervals(config, sorted(changes.items())))
+    controller = LoggedDecisions(data.draw(schedules(config, last=9)))
     release = {"max_grad_norm": 0.5} if mode == "release" else {}
     ours = ZenFlowAdamW(
         model.parameters(), config=config, controller=controller, **HYPER, **release

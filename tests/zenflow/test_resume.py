@@ -46,6 +46,8 @@ SCHEDULES = {
         (5, {"rolling": False, "update_interval": 3}),
         (8, {"rolling": True, "lag": 1}),
     ],
+    "k": [(2, {"topk_ratio": 0.6}), (5, {"topk_ratio": 0.1, "update_interval": 2})],
+    "k at every step": [(t, {"topk_ratio": 0.2 + 0.1 * (t % 5)}) for t in range(1, 9)],
 }
 """Decisions of a controller, as changes of knobs."""
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
-from tests.zenflow.decisions import intervals
+from tests.zenflow.decisions import decisions
 from zenflow import LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig, host_update, kernel
 from zenflow.transfer import CopyLane
 
@@ -125,9 +125,17 @@ def test_a_long_run_of_tiny_layers_repeats_bit_for_bit():
         assert_equal(other[-1], runs[0][-1])
 
 
-def test_changes_of_the_interval_and_delays_change_no_bit(monkeypatch):
-    config, log = config_of("lag 1, S 2"), [(5, 3), (9, 1), (12, 2)]
-    controller = LoggedDecisions(intervals(config, log))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [(5, {"update_interval": 3}), (9, {"update_interval": 1}), (12, {"update_interval": 2})],
+        [(5, {"topk_ratio": 0.7, "lag": 2}), (9, {"topk_ratio": 0.2, "update_interval": 3})],
+    ],
+    ids=["S", "k"],
+)
+def test_changes_of_knobs_and_delays_change_no_bit(monkeypatch, changes):
+    config = config_of("lag 1, S 2")
+    controller = LoggedDecisions(decisions(config, changes))
     expected = train(TinyStack, config, "release", 20, controller=controller)
     delay(monkeypatch, kernel, "adamw", 3e-3, seed=1)
     delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=2)
