@@ -127,11 +127,11 @@ class Tuning:
 
     def close(self) -> None:
         """End the controller's search and close its file, which can then be resumed."""
+        if self.log is not None:
+            self.log.close()
         close = getattr(self.controller, "close", None)
         if close is not None:
             close()
-        if self.log is not None:
-            self.log.close()
 
 
 def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
