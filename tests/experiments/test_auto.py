@@ -7,7 +7,7 @@ from rich.console import Console
 from autotune.decisions import DecisionLog, read_decisions
 from autotune.logged_controller import LoggedController
 from experiments.auto import machine_of
-from experiments.configfile import read_config_file
+from experiments.configfile import read_config_file, settle_auto
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import remove_results
@@ -84,6 +84,56 @@ def test_bounds_are_the_flags_and_the_files(tmp_path):
     path.write_text('controler = "both"\n')
     with pytest.raises(ConfigError, match="did you mean 'controller'"):
         read_config_file(path)
+
+
+def deepspeed(path, **zenflow):
+    """Write a DeepSpeed configuration with this section."""
+    offload = {"offload_optimizer": {"device": "cpu"}, "zenflow": zenflow}
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2, **offload}}))
+    return path
+
+
+def settled(path, *, flags=None, knobs=None):
+    settings, file_knobs = read_config_file(path)
+    settings, knobs = settle_auto({**settings, **(flags or {})}, {**file_knobs, **(knobs or {})})
+    return TrainSettings(**settings, knobs=knobs)
+
+
+def test_deepspeeds_auto_is_zen_auto_with_the_files_k(tmp_path):
+    path = deepspeed(tmp_path / "ds.json", topk_ratio=0.05, overlap_step=True)
+    made = settled(path)
+    assert (made.controller, made.strategy) == ("zen-auto", "zenflow_paper")
+    config = made.config(steps_per_epoch=40)
+    assert (config.topk_ratio, config.update_interval) == (0.05, 1)
+    assert config.select_interval_steps == 40  # one selection an epoch
+
+
+def test_a_number_in_deepspeeds_file_or_on_the_command_line_is_no_controllers(tmp_path):
+    path = deepspeed(tmp_path / "ds.json", update_interval=8, overlap_step=True)
+    assert settled(path).controller is None
+    path = deepspeed(tmp_path / "ds.json", update_interval="auto", overlap_step=True)
+    made = settled(path, knobs={"update_interval": 2, "select_interval": 30})
+    assert made.controller is None
+    assert made.config(None).update_interval == 2
+    assert made.config(steps_per_epoch=40).select_interval_steps == 30
+
+
+def test_auto_takes_what_deepspeeds_file_leaves_open_and_no_more(tmp_path):
+    path = deepspeed(tmp_path / "ds.json", overlap_step=True)
+    assert settled(path, flags={"controller": "both"}).knobs == {}
+    path = deepspeed(tmp_path / "ds.json", overlap_step=True, topk_ratio=0.05)
+    with pytest.raises(ConfigError, match="topk_ratio is what controller 'both' chooses"):
+        settled(path, flags={"controller": "both"})
+
+
+def test_our_own_files_may_say_auto_too(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[zenflow]\nupdate_interval = "auto"\ntopk_ratio = 0.2\n')
+    assert settled(path).controller == "zen-auto"
+    path.write_text('[zenflow]\ntopk_ratio = "auto"\n')
+    with pytest.raises(ConfigError, match="topk_ratio is 'auto', but nobody chooses it"):
+        settled(path)
+    assert settled(path, flags={"controller": "twin"}).knobs == {}
 
 
 def test_other_strategies_of_a_comparison_are_not_tuned():
