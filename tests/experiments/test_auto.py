@@ -145,18 +145,25 @@ def test_other_strategies_of_a_comparison_are_not_tuned():
     assert TrainSettings(controller="zen-auto").label == "zen-auto"
 
 
-def test_the_twin_starts_from_the_profile_or_the_table_or_nothing(tmp_path):
+def test_the_twin_starts_from_the_profile_or_the_table_or_any_machine_of_the_kind(tmp_path):
     name = "hgx-h100"
-    assert machine_of(TrainSettings()) is None
     auto = {"controller": "both", "link": (2e9, 3e9)}
-    found = machine_of(TrainSettings(**auto, hardware=name))
+    found, table = machine_of(TrainSettings(**auto, hardware=name), is_cpu=False)
     assert found.device == find_machine(name).device
+    assert found.num_devices == 1
     assert (found.link.d2h.value, found.link.h2d.value) == (2e9, 3e9)
     write_profile(find_machine(name), tmp_path / "profile.json")
-    profile = str(tmp_path / "profile.json")
-    assert machine_of(TrainSettings(controller="both", profile=profile)) == find_machine(name)
+    by_profile = TrainSettings(controller="both", profile=str(tmp_path / "profile.json"))
+    assert machine_of(by_profile, is_cpu=False)[0] == find_machine(name)
+    some_cpu, generic = machine_of(TrainSettings(**auto), is_cpu=True)
+    assert some_cpu.device.is_cpu
+    assert some_cpu.link.d2h.value == 2e9
+    assert not machine_of(TrainSettings(controller="both"), is_cpu=False)[0].device.is_cpu
+    assert machine_of(by_profile, is_cpu=False)[1] < table < generic
+    with pytest.raises(ConfigError, match=r"profile\.json is of a GPU, but .* is a CPU"):
+        machine_of(by_profile, is_cpu=True)
     with pytest.raises(ConfigError, match="can't be read"):
-        machine_of(TrainSettings(controller="both", profile=str(tmp_path / "absent.json")))
+        machine_of(TrainSettings(controller="both", profile="/absent.json"), is_cpu=True)
 
 
 def test_a_tuned_run_records_how_it_was_tuned(tmp_path, text, clock):
