@@ -11,11 +11,11 @@ from autotune.decisions import DECISIONS, Decision, DecisionLog, Header
 from autotune.logged_controller import LoggedController
 from experiments.build import Workbench, workload_of
 from experiments.recipes import TrainSettings
-from experiments.records import provenance
+from experiments.records import available_cores, hardware, provenance
 from experiments.replay import replay_controller
 from sim.hardware import HardwareProfile
 from zenflow.controller import AbstractController
-from zenflow.errors import CheckpointError
+from zenflow.errors import CheckpointError, ConfigError
 from zenflow.knobs import Knobs
 from zenflow.optimizer import ZenFlowAdamW
 
@@ -127,11 +127,11 @@ class Tuning:
 
     def close(self) -> None:
         """End the controller's search and close its file, which can then be resumed."""
+        if self.log is not None:
+            self.log.close()
         close = getattr(self.controller, "close", None)
         if close is not None:
             close()
-        if self.log is not None:
-            self.log.close()
 
 
 def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
@@ -149,9 +149,11 @@ def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
     from autotune.constraints import Constraints
     from autotune.twin_controller import TwinController
 
+    profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
     return TwinController(
         workload=workload_of(bench),
-        profile=machine_of(settings),
+        profile=profile,
+        sigma=sigma,
         config=bench.config,
         releases=settings.gradients == "release",
         constraints=Constraints(
@@ -167,18 +169,42 @@ def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
     )
 
 
-def machine_of(settings: TrainSettings) -> HardwareProfile | None:
-    """Return the machine that the twin starts from, with an emulated link's rates.
+def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfile, float]:
+    """Return the machine that the twin starts from, and how far its constants may be off.
+
+    An emulated link's rates are known, whatever else is not.
+
+    Args:
+        settings: Of the run.
+        is_cpu: Whether a CPU plays the device.
+
+    Returns:
+        The machine, and the log-normal spread of its constants.
 
     Raises:
-        ConfigError: The profile can't be read, or the table has no such machine.
+        ConfigError: The profile can't be read, the table has no such machine, or its device is
+            not of the run's kind.
     """
+    from autotune.twin_controller import SIGMAS
     from sim.catalog import find_machine
+    from sim.generic import generic_cpu, generic_gpu
     from sim.profile_file import read_profile
     from sim.refine import on_link
 
     if settings.profile is not None:
-        return on_link(read_profile(settings.profile), settings.link)
-    if settings.hardware is not None:
-        return on_link(find_machine(settings.hardware), settings.link)
-    return None
+        found, source = read_profile(settings.profile), "calibrated"
+    elif settings.hardware is not None:
+        found, source = find_machine(settings.hardware, 1), "table"
+    elif is_cpu:
+        found = generic_cpu(available_cores(), float(hardware()["memory_bytes"]))
+        source = "generic"
+    else:
+        found, source = generic_gpu(), "generic"
+    if found.device.is_cpu != is_cpu:
+        kinds = {True: "a CPU", False: "a GPU"}
+        raise ConfigError(
+            f"{settings.profile or settings.hardware} is of {kinds[found.device.is_cpu]}, but the "
+            f"run's device is {kinds[is_cpu]}: give a profile that zenflow calibrate made on it, "
+            "or leave it out"
+        )
+    return on_link(found, settings.link), SIGMAS[source]

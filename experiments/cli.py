@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from experiments import calibration_commands, trace_commands
-from experiments.configfile import read_config_file
+from experiments.configfile import read_config_file, settle_auto
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
@@ -127,7 +127,8 @@ def _new_settings(
         values, knobs = {**values, **from_file}, {**file_knobs, **knobs}
     if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
-    made = TrainSettings(**{**values, **settings, "knobs": knobs})
+    values, knobs = settle_auto({**values, **settings}, knobs)
+    made = TrainSettings(**values, knobs=knobs)
     return made.for_comparison() if compare else made
 
 

@@ -58,6 +58,12 @@ def started(
     return replace(settings, start_steps=None, model=model), outcome
 
 
+def compared(settings: TrainSettings) -> dict[str, TrainSettings]:
+    """Return what is compared, by name: ``COMPARED``, and the tuned run if it is asked for."""
+    runs = {name: settings.with_strategy(name) for name in COMPARED}
+    return runs if settings.controller is None else {**runs, settings.label: settings}
+
+
 def run_comparison(
     settings: TrainSettings,
     folder: Path,
@@ -66,10 +72,11 @@ def run_comparison(
     stop: StopRequest,
     resume: bool = False,
 ) -> Outcome:
-    """Run ``COMPARED`` one after another and leave compare.json and compare.png beside them.
+    """Run the strategies one after another and leave compare.json and compare.png beside them.
 
     Args:
-        settings: What they share; their own knobs follow ``TrainSettings.with_strategy``.
+        settings: What they share; their own knobs follow ``TrainSettings.with_strategy``. With a
+            controller the tuned run comes last.
         folder: Gets a directory for each strategy.
         reporter: Hears of every step, and prints the table.
         stop: A request ends the run in progress after its step, and starts no other.
@@ -77,26 +84,27 @@ def run_comparison(
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = with_link(settings, reporter)
-    record = {"compare": list(COMPARED), "settings": settings.to_dict(), **provenance()}
+    names = list(compared(settings))
+    record = {"compare": names, "settings": settings.to_dict(), **provenance()}
     write_json(folder / "config.json", record)
     settings, outcome = started(settings, folder / START, reporter=reporter, stop=stop)
     if outcome is not None and (outcome.stopped or stop.requested):
         return replace(outcome, stopped=True)
-    for number, strategy in enumerate(COMPARED, start=1):
+    for number, (strategy, own_settings) in enumerate(compared(settings).items(), start=1):
         own = folder / strategy
         if resume and _is_finished(own, settings.steps):
             continue
-        reporter.say(f"\n[{number}/{len(COMPARED)}] {strategy}")
+        reporter.say(f"\n[{number}/{len(names)}] {strategy}")
         outcome = run(
-            settings.with_strategy(strategy),
+            own_settings,
             own,
             reporter=reporter,
             stop=stop,
             resume=resume and latest_checkpoint(own / CHECKPOINTS) is not None,
         )
-        if outcome.stopped or (stop.requested and number < len(COMPARED)):
+        if outcome.stopped or (stop.requested and number < len(names)):
             return replace(outcome, stopped=True)
-    runs = [read_run(folder / strategy) for strategy in COMPARED]
+    runs = [read_run(folder / strategy) for strategy in names]
     write_json(folder / "compare.json", comparison(runs))
     save_figure(draw_comparison(runs, SHOWN_STEPS), folder / "compare.png")
     reporter.console.print(table(runs))
@@ -121,20 +129,26 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     by_name = {run.strategy: run.summary for run in runs}
     return {
         "emulated_link": runs[0].summary["emulated_link"],
-        "zenflow": {
-            "stall_removed_share": stall_removed(by_name),
-            "speedup_over_zero_offload": _ratio(by_name, "mean_step_seconds"),
-            "eval_loss_over_on_device": eval_loss_ratio(by_name, "zenflow"),
+        **{
+            name: {
+                "stall_removed_share": stall_removed(by_name, name),
+                "speedup_over_zero_offload": _speedup(by_name, name),
+                "eval_loss_over_on_device": eval_loss_ratio(by_name, name),
+            }
+            for name in by_name
+            if name == "zenflow" or name not in COMPARED
         },
         "runs": by_name,
         **provenance(),
     }
 
 
-def stall_removed(summaries: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return the share of zero_offload's stall seconds per step that zenflow does not have."""
+def stall_removed(
+    summaries: Mapping[str, Mapping[str, Any]], strategy: str = "zenflow"
+) -> float | None:
+    """Return the share of zero_offload's stall seconds per step that a strategy does not have."""
     before = summaries["zero_offload"]
-    after = summaries["zenflow"]
+    after = summaries[strategy]
     if not before["stall_seconds"]:
         return None
     per_step = [summary["stall_seconds"] / summary["steps"] for summary in (after, before)]
@@ -177,21 +191,26 @@ def table(runs: Sequence[RunRecord]) -> Table:
 
 
 def verdict(runs: Sequence[RunRecord]) -> str:
-    """Return the comparison in one sentence."""
+    """Return the comparison in a sentence for zenflow, and one for a tuned run."""
     by_name = {run.strategy: run.summary for run in runs}
-    removed, speedup = stall_removed(by_name), _ratio(by_name, "mean_step_seconds")
-    loss = eval_loss_ratio(by_name, "zenflow")
+    names = [name for name in by_name if name == "zenflow" or name not in COMPARED]
+    return "\n".join(_verdict(by_name, name) for name in names)
+
+
+def _verdict(by_name: Mapping[str, Mapping[str, Any]], strategy: str) -> str:
+    removed, speedup = stall_removed(by_name, strategy), _speedup(by_name, strategy)
+    loss = eval_loss_ratio(by_name, strategy)
     if removed is None or speedup is None or loss is None:
         return "zero_offload did not stall here, so there was nothing to win."
     return (
-        f"zenflow: {removed:.1%} of zero_offload's stall gone, {speedup:.2f}x its speed, held-out "
-        f"loss {loss - 1:+.2%} against on_device."
+        f"{strategy}: {removed:.1%} of zero_offload's stall gone, {speedup:.2f}x its speed, "
+        f"held-out loss {loss - 1:+.2%} against on_device."
     )
 
 
-def _ratio(summaries: Mapping[str, Mapping[str, Any]], key: str) -> float | None:
-    after = summaries["zenflow"][key]
-    return summaries["zero_offload"][key] / after if after else None
+def _speedup(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
+    after = summaries[strategy]["mean_step_seconds"]
+    return summaries["zero_offload"]["mean_step_seconds"] / after if after else None
 
 
 def _is_finished(folder: Path, steps: int | None) -> bool:

@@ -1,18 +1,20 @@
 """``--config FILE``: TOML or JSON of our own, or a DeepSpeed JSON. Imports no torch.
 
 Our own files hold the flags' names with underscores (``lr``, ``batch_size``, ``link_gbps``) and a
-table ``zenflow`` with fields of ``ZenFlowConfig``.
+table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller may choose can be
+"auto" there, as in DeepSpeed's.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.options import KNOB_NAMES, SETTING_NAMES, TUNING_NAMES
+from experiments.tuning_rules import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
@@ -28,7 +30,7 @@ _KNOBS = (*KNOB_NAMES, "steps_per_epoch")
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a file's settings and its knobs of the update rule.
+    """Return a file's settings and its knobs of the update rule; ``settle_auto`` comes next.
 
     Raises:
         ConfigError: The file can't be read, or has a key that is nothing; the nearest is named.
@@ -55,6 +57,40 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if settings.get("max_grad_norm") == "none":  # TOML has no null
         settings["max_grad_norm"] = None
     return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
+
+
+def settle_auto(
+    settings: Mapping[str, Any], knobs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return settings and knobs without any "auto": who chooses is said by ``controller``.
+
+    A window length of "auto" is zen-auto's, the published rule, unless another controller is asked
+    for. Selections of "auto" are the twin's where it runs, and one an epoch elsewhere.
+
+    Raises:
+        ConfigError: A knob is "auto" and no controller that is asked for chooses it.
+    """
+    made = dict(settings)
+    auto = [name for name, value in knobs.items() if value == "auto"]
+    if "update_interval" in auto and made.get("controller") is None:
+        made["controller"] = "zen-auto"
+    chosen = CHOSEN_KNOBS.get(str(made.get("controller")), ())
+    kept = {name: value for name, value in knobs.items() if value != "auto"}
+    left = [name for name in auto if name not in chosen]
+    if "select_strategy" in left:
+        kept["select_strategy"] = "step" if "select_interval" in kept else "epoch"
+    if "select_interval" in left:
+        kept["select_interval"] = 1
+        kept["select_strategy"] = "epoch"
+    raise_violations(
+        "the run",
+        [
+            f"{name} is 'auto', but nobody chooses it: give it a value, or the run --auto"
+            for name in left
+            if not name.startswith("select_")
+        ],
+    )
+    return made, kept
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -102,7 +138,11 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     # Epochs are counted in steps once the data is known; until then any number is as good.
     found = read_deepspeed(path, steps_per_epoch=1)
-    strategy, knobs = _nearest_preset(found.config)
+    # Only the published rule leaves knobs to a controller, and S = 1 is just where it starts.
+    strategy, knobs = _nearest_preset(
+        found.config, ("zenflow_paper",) if found.auto_knobs else PRESETS
+    )
+    knobs |= dict.fromkeys(found.auto_knobs, "auto")
     settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}
     if "gradient_clipping" not in found.auto:
         settings["max_grad_norm"] = found.max_grad_norm
@@ -121,13 +161,13 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return settings, knobs
 
 
-def _nearest_preset(config: ZenFlowConfig) -> tuple[str, dict[str, Any]]:
+def _nearest_preset(config: ZenFlowConfig, names: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the preset that differs from ``config`` in the fewest fields, and those fields."""
     values = config.to_dict()
     if values["select_strategy"] == "epoch":
         values["steps_per_epoch"] = None
     differences = {}
-    for name in PRESETS:
+    for name in names:
         base = ZenFlowConfig.preset(name).to_dict()
         differences[name] = {key: item for key, item in values.items() if item != base[key]}
     nearest = min(differences, key=lambda name: len(differences[name]))

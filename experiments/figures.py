@@ -36,6 +36,8 @@ STRATEGY_COLOURS: Mapping[str, str] = {
     "delayed": "#b8860b",
     "zenflow_paper": "#7570b3",
     "zenflow": "#1b9e77",
+    "auto": "#e7298a",
+    "zen-auto": "#e7298a",
 }
 _OTHER_COLOUR = "#bbbbbb"
 _BAR_HEIGHT = 0.72

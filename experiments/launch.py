@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,6 +13,7 @@ from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.training import Outcome, run
+from zenflow.knobs import Knobs
 
 _WIDTH_WITHOUT_TERMINAL = 132
 
@@ -44,11 +47,21 @@ def _last_line(outcome: Outcome) -> str:
     summary = outcome.summary
     accuracy = summary.get("eval_accuracy")
     emulated = " (emulated link)" if summary["emulated_link"] else ""
+    tuning = summary["tuning"]
     return (
         f"{summary['strategy']}: {summary['steps']} steps of "
         f"{summary['mean_step_seconds'] * 1e3:.0f} ms, {summary['stall_fraction']:.1%} "
         f"stalled{emulated}, held-out loss {summary['eval_loss']:.4f}"
         + ("" if accuracy is None else f", accuracy {accuracy:.3f}")
+        + ("" if tuning is None else f"; {_tuned(tuning)}")
+    )
+
+
+def _tuned(tuning: Mapping[str, Any]) -> str:
+    share = tuning["search_share"] or 0.0
+    return (
+        f"{tuning['num_decisions']} decisions, at the end {Knobs.from_dict(tuning['knobs'])}, "
+        f"search {share:.1%} of the run"
     )
 
 

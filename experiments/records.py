@@ -84,17 +84,18 @@ RESULT_FILES = (
     "compare.png", "decisions.jsonl", "tuning.png",
 )  # fmt: skip
 RESULT_FOLDERS = ("checkpoint", "model")
+RUNS_OF_A_COMPARISON = ("start", *PRESETS, "auto", "zen-auto")
 
 
 def remove_results(folder: Path) -> None:
     """Remove a run's or a comparison's results from a directory, and nothing else in it."""
     if not (folder / "config.json").is_file():
         return
-    for strategy in PRESETS:
-        if (folder / strategy).is_dir():
-            remove_results(folder / strategy)
-            if not any((folder / strategy).iterdir()):
-                (folder / strategy).rmdir()
+    for name in RUNS_OF_A_COMPARISON:
+        if (folder / name).is_dir():
+            remove_results(folder / name)
+            if not any((folder / name).iterdir()):
+                (folder / name).rmdir()
     for name in RESULT_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in RESULT_FILES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import warnings
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -181,7 +182,9 @@ class ZenFlowConfig:
         """Return what a DeepSpeed JSON (a path or a dict) says of ZenFlow.
 
         ``zenflow.deepspeed.read_deepspeed`` says which keys are honoured, and returns the
-        learning rate, clip norm, batch keys and dtype as well.
+        learning rate, clip norm, batch keys and dtype as well. Where the file leaves the window
+        length to DeepSpeed ("auto", its default) a ``UserWarning`` says so: S is then 1, and stays
+        1 without a controller.
 
         Args:
             source: Path of the JSON file, or its content.
@@ -195,7 +198,15 @@ class ZenFlowConfig:
         # Imported late: deepspeed.py builds the settings from this class.
         from zenflow.deepspeed import read_deepspeed  # noqa: PLC0415
 
-        return read_deepspeed(source, steps_per_epoch=steps_per_epoch).config
+        found = read_deepspeed(source, steps_per_epoch=steps_per_epoch)
+        if "update_interval" in found.auto_knobs:
+            warnings.warn(
+                "update_interval is 'auto', which a ZenFlowConfig can't hold: it is "
+                f"{found.config.update_interval} here; pass controller=ZenAuto() (of "
+                "autotune.zen_auto) to the optimizer, or set a number",
+                stacklevel=2,
+            )
+        return found.config
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name: JSON-ready, and ``from_dict`` gives the same back."""

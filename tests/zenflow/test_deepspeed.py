@@ -1,6 +1,7 @@
 import copy
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -142,6 +143,30 @@ def test_selecting_once_needs_no_length_of_an_epoch():
     assert read(**once).config.select_interval_steps == 0
 
 
+def test_a_window_of_auto_starts_at_one_and_is_a_controllers():
+    for value in ("auto", REMOVED):
+        content = example({"zero_optimization.zenflow.update_interval": value})
+        settings = read_deepspeed(content)
+        assert settings.auto == ("zero_optimization.zenflow.update_interval",)
+        assert settings.auto_knobs == ("update_interval",)
+        assert settings.config == replace(read().config, update_interval=1)
+        with pytest.warns(UserWarning, match=r"it is 1 here; pass controller=ZenAuto\(\)"):
+            assert ZenFlowConfig.from_deepspeed(content) == settings.config
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ZenFlowConfig.from_deepspeed(EXAMPLE)
+
+
+def test_selections_of_auto_are_listed_with_what_they_mean():
+    name = "zero_optimization.zenflow.select_"
+    for value in ("auto", REMOVED):
+        content = example({f"{name}strategy": value, f"{name}interval": value})
+        settings = read_deepspeed(content, steps_per_epoch=50)
+        assert settings.auto_knobs == ("select_strategy", "select_interval")
+        assert settings.config.select_interval_steps == 50
+    assert read().auto_knobs == ()
+
+
 def test_values_left_to_the_program_are_listed():
     settings = read(
         **{
@@ -260,8 +285,6 @@ def test_features_that_are_switched_off_are_no_reason_to_speak():
         ({"zero_optimization.zenflow.topk": 0.1}, "did you mean 'topk_ratio'"),
         ({"zero_optimization.zenflow.rolling": True}, "'rolling' is unknown"),
         ({"zero_optimization.zenflow.topk_ratio": 2}, r"topk_ratio must be a number in \[0, 1\]"),
-        ({"zero_optimization.zenflow.update_interval": "auto"}, "needs a controller"),
-        ({"zero_optimization.zenflow.update_interval": REMOVED}, "needs a controller"),
         ({"zero_optimization.zenflow.select_strategy": "auto"}, "must be 'auto' with"),
         ({"zero_optimization.zenflow.select_strategy": "custom"}, "must be one of step, epoch"),
         ({"zero_optimization.zenflow.select_interval": "auto"}, "must be a number with"),

@@ -17,6 +17,9 @@ _READ_ZENFLOW = (
     "full_warm_up_rounds", "steps_per_epoch",
 )  # fmt: skip
 
+AUTO_START = 1
+"""S where ``update_interval`` is "auto": a controller lengthens windows as training settles."""
+
 
 def read_rule(
     reading: Reading, zero: dict[str, Any], steps_per_epoch: int | None
@@ -75,13 +78,8 @@ def _rule(
     in_file = section.pop("steps_per_epoch", None)
     steps_per_epoch = in_file if steps_per_epoch is None else steps_per_epoch
     interval = section.pop("update_interval", "auto")
-    if interval == "auto":
-        reading.refused.append(
-            f"{prefix}update_interval must be a number, got 'auto' (its default): a window that "
-            "follows the training needs a controller; give its first value here, and pass "
-            "controller= to the optimizer"
-        )
-        interval = 1
+    if reading.is_auto(interval, f"{prefix}update_interval"):
+        interval = AUTO_START
     changes = {
         "update_interval": interval,
         "overlap_step": section.pop("overlap_step", False),
@@ -100,8 +98,8 @@ def _selection(
     prefix = "zero_optimization.zenflow."
     strategy = section.pop("select_strategy", "auto")
     interval = section.pop("select_interval", "auto")
-    if strategy == "auto":
-        if interval != "auto":
+    if reading.is_auto(strategy, f"{prefix}select_strategy"):
+        if not reading.is_auto(interval, f"{prefix}select_interval"):
             reading.refused.append(
                 f"{prefix}select_interval must be 'auto' with select_strategy 'auto', got "
                 f"{interval!r}: set select_strategy to 'step' or 'epoch'"

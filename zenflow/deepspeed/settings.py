@@ -81,13 +81,31 @@ class DeepSpeedSettings:
     """Arguments for ``torch.amp.GradScaler``; None unless the dtype is fp16."""
 
     auto: tuple[str, ...]
-    """The keys, as in "optimizer.params.lr", that are "auto": left to the program, as with HF."""
+    """The keys, as in "optimizer.params.lr", that are "auto": left to the program, as with HF.
+
+    Those of ZenFlow are "auto" where the file lacks them, as they are in DeepSpeed.
+    """
+
+    @property
+    def auto_knobs(self) -> tuple[str, ...]:
+        """Fields of ``config`` that are "auto"; what they hold is where a run may start.
+
+        ``update_interval`` is 1 then, and DeepSpeed lengthens windows in the course of training:
+        a controller's work here, such as ``autotune.zen_auto.ZenAuto``. ``select_strategy`` and
+        ``select_interval``, "auto" together or not at all, are one selection an epoch, which is
+        what DeepSpeed documents and needs no controller.
+        """
+        prefix = "zero_optimization.zenflow."
+        return tuple(name.removeprefix(prefix) for name in self.auto if name.startswith(prefix))
 
 
 def read_deepspeed(
     source: str | PathLike[str] | Mapping[str, Any], *, steps_per_epoch: int | None = None
 ) -> DeepSpeedSettings:
     """Return what a DeepSpeed configuration says.
+
+    A window length of "auto", DeepSpeed's default, starts at 1 and is named in ``auto_knobs``:
+    hand the optimizer a controller, else it stays there.
 
     Keys that can't be honoured and change no result (buffers, buckets, logs) are named in one
     ``UserWarning``.

@@ -1,0 +1,273 @@
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from autotune.decisions import DecisionLog, read_decisions
+from autotune.logged_controller import LoggedController
+from experiments.auto import machine_of
+from experiments.configfile import read_config_file, settle_auto
+from experiments.progress import Reporter
+from experiments.recipes import COMPARED, TrainSettings
+from experiments.records import remove_results
+from experiments.tuning_rules import CHOSEN_KNOBS
+from sim.catalog import find_machine
+from sim.profile_file import write_profile
+from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+
+@pytest.fixture
+def text(tmp_path):
+    return write_text(tmp_path / "text.txt")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--topk-ratio", "0.2"], ["topk_ratio is what controller 'both' chooses", "0.2",
+                                   "--smallest-captured"]),
+        (["--update-interval", "2"], ["leave it out, or bound it with --largest-staleness"]),
+        (["--lag", "2"], ["lag is what", "--largest-staleness"]),
+        (["--aligned"], ["rolling is what controller 'both' chooses", "leave it out"]),
+        (["--select-interval", "9", "--select-strategy", "step"], ["breaks 2 rules"]),
+        (["--strategy", "on_device"], ["tunes zenflow and zenflow_paper", "'on_device'"]),
+        (["--controller", "zen-auto"], ["--auto is --controller both", "leave one"]),
+        (["--controller", "oracle"], ["'oracle' is not one of"]),
+        (["--device-memory", "much"], ["number of GB", "'much'"]),
+        (["--device-memory", "-1"], ["device_memory must be a positive number of bytes"]),
+        (["--largest-staleness", "1"], ["largest_staleness must be at least 2"]),
+        (["--smallest-captured", "1"], ["smallest_captured is a share", "(0, 1)"]),
+        (["--profile", "a.json", "--hardware", "b"], ["give the profile alone"]),
+    ],
+)  # fmt: skip
+def test_a_tuned_run_says_what_it_does_not_take(tmp_path, flags, words):
+    result = train("--out", tmp_path / "run", *FAST, "--auto", *flags)
+    assert result.exit_code == 2
+    for word in words:
+        assert word in " ".join(result.output.split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--largest-staleness", "4"], "largest_staleness is for the twin: add --auto"),
+        (["--controller", "zen-auto", "--host-memory", "4"], "host_memory is for the twin"),
+        (["--controller", "zen-auto", "--update-interval", "4"], "update_interval is what"),
+    ],
+)
+def test_bounds_without_the_twin_are_refused(tmp_path, flags, word):
+    result = train("--out", tmp_path / "run", *FAST, *flags)
+    assert result.exit_code == 2
+    assert word in " ".join(result.output.split())
+
+
+def test_zen_auto_chooses_s_alone_and_starts_at_one():
+    given = {"topk_ratio": 0.3, "rolling": False, "select_interval": 7}
+    assert set(CHOSEN_KNOBS["zen-auto"]) == {"update_interval"}
+    config = TrainSettings(controller="zen-auto", knobs=given).config(None)
+    assert (config.update_interval, config.topk_ratio, config.rolling) == (1, 0.3, False)
+    assert TrainSettings(controller="both").config(None) == TrainSettings().config(None)
+
+
+def test_bounds_are_the_flags_and_the_files(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('controller = "both"\ndevice_memory = 24\nlargest_staleness = 8\n')
+    settings, knobs = read_config_file(path)
+    made = TrainSettings(**settings, knobs=knobs)
+    assert (made.controller, made.device_memory, made.largest_staleness) == ("both", 24e9, 8)
+    assert TrainSettings.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    path.write_text('controler = "both"\n')
+    with pytest.raises(ConfigError, match="did you mean 'controller'"):
+        read_config_file(path)
+
+
+def deepspeed(path, **zenflow):
+    """Write a DeepSpeed configuration with this section."""
+    offload = {"offload_optimizer": {"device": "cpu"}, "zenflow": zenflow}
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2, **offload}}))
+    return path
+
+
+def settled(path, *, flags=None, knobs=None):
+    settings, file_knobs = read_config_file(path)
+    settings, knobs = settle_auto({**settings, **(flags or {})}, {**file_knobs, **(knobs or {})})
+    return TrainSettings(**settings, knobs=knobs)
+
+
+def test_deepspeeds_auto_is_zen_auto_with_the_files_k(tmp_path):
+    path = deepspeed(tmp_path / "ds.json", topk_ratio=0.05, overlap_step=True)
+    made = settled(path)
+    assert (made.controller, made.strategy) == ("zen-auto", "zenflow_paper")
+    config = made.config(steps_per_epoch=40)
+    assert (config.topk_ratio, config.update_interval) == (0.05, 1)
+    assert config.select_interval_steps == 40  # one selection an epoch
+
+
+def test_a_number_in_deepspeeds_file_or_on_the_command_line_is_no_controllers(tmp_path):
+    path = deepspeed(tmp_path / "ds.json", update_interval=8, overlap_step=True)
+    assert settled(path).controller is None
+    path = deepspeed(tmp_path / "ds.json", update_interval="auto", overlap_step=True)
+    made = settled(path, knobs={"update_interval": 2, "select_interval": 30})
+    assert made.controller is None
+    assert made.config(None).update_interval == 2
+    assert made.config(steps_per_epoch=40).select_interval_steps == 30
+
+
+def test_auto_takes_what_deepspeeds_file_leaves_open_and_no_more(tmp_path):
+    path = deepspeed(tmp_path / "ds.json", overlap_step=True)
+    assert settled(path, flags={"controller": "both"}).knobs == {}
+    path = deepspeed(tmp_path / "ds.json", overlap_step=True, topk_ratio=0.05)
+    with pytest.raises(ConfigError, match="topk_ratio is what controller 'both' chooses"):
+        settled(path, flags={"controller": "both"})
+
+
+def test_our_own_files_may_say_auto_too(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[zenflow]\nupdate_interval = "auto"\ntopk_ratio = 0.2\n')
+    assert settled(path).controller == "zen-auto"
+    path.write_text('[zenflow]\ntopk_ratio = "auto"\n')
+    with pytest.raises(ConfigError, match="topk_ratio is 'auto', but nobody chooses it"):
+        settled(path)
+    assert settled(path, flags={"controller": "twin"}).knobs == {}
+
+
+def test_other_strategies_of_a_comparison_are_not_tuned():
+    settings = TrainSettings(controller="both", largest_staleness=8, hardware="h200")
+    assert settings.label == "auto"
+    for name in COMPARED:
+        assert settings.with_strategy(name) == TrainSettings(strategy=name)
+        assert settings.with_strategy(name).label == name
+    assert TrainSettings(controller="zen-auto").label == "zen-auto"
+
+
+def test_the_twin_starts_from_the_profile_or_the_table_or_any_machine_of_the_kind(tmp_path):
+    name = "hgx-h100"
+    auto = {"controller": "both", "link": (2e9, 3e9)}
+    found, table = machine_of(TrainSettings(**auto, hardware=name), is_cpu=False)
+    assert found.device == find_machine(name).device
+    assert found.num_devices == 1
+    assert (found.link.d2h.value, found.link.h2d.value) == (2e9, 3e9)
+    write_profile(find_machine(name), tmp_path / "profile.json")
+    by_profile = TrainSettings(controller="both", profile=str(tmp_path / "profile.json"))
+    assert machine_of(by_profile, is_cpu=False)[0] == find_machine(name)
+    some_cpu, generic = machine_of(TrainSettings(**auto), is_cpu=True)
+    assert some_cpu.device.is_cpu
+    assert some_cpu.link.d2h.value == 2e9
+    assert not machine_of(TrainSettings(controller="both"), is_cpu=False)[0].device.is_cpu
+    assert machine_of(by_profile, is_cpu=False)[1] < table < generic
+    with pytest.raises(ConfigError, match=r"profile\.json is of a GPU, but .* is a CPU"):
+        machine_of(by_profile, is_cpu=True)
+    with pytest.raises(ConfigError, match="can't be read"):
+        machine_of(TrainSettings(controller="both", profile="/absent.json"), is_cpu=True)
+
+
+def test_a_tuned_run_records_how_it_was_tuned(tmp_path, text, clock):
+    flags = [*FAST, "--data", text, "--auto", "--steps", "9"]
+    result = train("--out", tmp_path / "run", *flags)
+    assert result.exit_code == 0, result.output
+    out = tmp_path / "run"
+    found = read_decisions(out / "decisions.jsonl")
+    told = summary(out)
+    assert told["strategy"] == "auto"
+    assert told["tuning"]["num_decisions"] == len(found.decisions) == found.end.num_decisions
+    assert Knobs.from_dict(told["tuning"]["knobs"]) == found.changes[-1][1]
+    assert told["tuning"]["last_decision_step"] == found.changes[-1][0]
+    assert told["tuning"]["search_seconds"] == told["tuning"]["search_share"] == 0
+    assert found.end.run_seconds == pytest.approx(sum(row["seconds"] for row in steps(out)))
+    settings = json.loads((out / "config.json").read_text())["settings"]
+    assert settings == found.header.settings
+    assert settings["controller"] == "both"
+    assert found.header.knobs == Knobs.of(ZenFlowConfig())
+    assert found.header.largest_interval == 8
+    for decision in found.decisions:
+        said = f"after step {decision.step}: {decision.new} (twin: the clock said so)"
+        assert said in result.output
+    assert "search 0.0% of the run" in result.output
+    rows = {row["step"]: row for row in steps(out)}
+    for step, knobs in found.changes:
+        if step < 9:
+            assert rows[step + 1]["update_interval"] == knobs.update_interval
+
+
+def test_an_untuned_run_is_as_before(tmp_path, text):
+    out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "3")
+    assert summary(out)["tuning"] is None
+    assert not (out / "decisions.jsonl").exists()
+
+
+def test_decisions_that_were_not_written_are_noticed(tmp_path, text, clock, monkeypatch):
+    monkeypatch.setattr(DecisionLog, "append", lambda *_: None)
+    result = train("--out", tmp_path / "run", *FAST, "--data", text, "--auto", "--steps", "5")
+    assert result.exit_code == 1
+    assert "could not be repeated from it" in " ".join(result.output.split())
+
+
+def test_controllers_are_closed_with_the_run(tmp_path, text, clock, monkeypatch):
+    closed = []
+
+    def close(self):
+        closed.append(self)
+
+    monkeypatch.setattr(LoggedController, "close", close, raising=False)
+    flags = [*FAST, "--data", text, "--auto", "--steps", "3"]
+    trained(tmp_path / "run", *flags)
+    assert len(closed) == 1
+    (tmp_path / "run" / "decisions.jsonl").unlink()
+    assert train("--resume", tmp_path / "run").exit_code == 2  # the log can't go on
+    assert len(closed) == 2
+
+
+def test_a_tuned_run_joins_a_comparison(tmp_path, text, clock):
+    flags = [*FAST, "--data", text, "--steps", "6", "--start-steps", "2", "--auto"]
+    flags += ["--link-gbps", "0.05"]
+    result = train("--compare", "--out", tmp_path / "runs", *flags)
+    assert result.exit_code == 0, result.output
+    assert "[5/5] auto" in result.output
+    record = json.loads((tmp_path / "runs" / "compare.json").read_text())
+    assert list(record["runs"]) == [*COMPARED, "auto"]
+    assert record["auto"].keys() == record["zenflow"].keys()
+    assert record["runs"]["auto"]["tuning"]["num_decisions"] > 0
+    assert record["runs"]["zenflow"]["tuning"] is None
+    assert read_decisions(tmp_path / "runs" / "auto" / "decisions.jsonl").end is not None
+    first = [steps(tmp_path / "runs" / name)[0]["loss"] for name in (*COMPARED, "auto")]
+    assert len(set(first)) == 1
+    assert train("--resume", tmp_path / "runs").exit_code == 0
+    assert (tmp_path / "runs" / "start").is_dir()
+    remove_results(tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_overwriting_a_tuned_run_starts_its_file_anew(tmp_path, text, clock):
+    flags = [*FAST, "--data", text, "--auto"]
+    out = trained(tmp_path / "run", *flags, "--steps", "6")
+    trained(out, "--overwrite", *flags, "--steps", "3")
+    assert read_decisions(out / "decisions.jsonl").end.step == 3
+
+
+def test_the_bar_shows_the_setting_in_force():
+    console = Console(record=True, width=150)
+    reporter = Reporter(console)
+    reporter.start("auto", 0, 2)
+    row = {"loss": 1.0, "seconds": 1.0, "stall_seconds": 0.0}
+    reporter.show_setting("k=0.1 S=4")
+    reporter.step({**row, "step": 2})
+    reporter.start("zenflow", 0, 2)
+    reporter.step({**row, "step": 2})
+    first, second = console.export_text().splitlines()
+    assert first.endswith("k=0.1 S=4")
+    assert "S=4" not in second
+
+
+def test_resuming_a_tuned_run_keeps_its_settings(tmp_path, text, clock):
+    out = trained(tmp_path / "run", *FAST, "--data", text, "--auto", "--steps", "4")
+    before = saved_tensors(out)
+    result = train("--resume", out, "--controller", "zen-auto", "--steps", "8")
+    assert result.exit_code == 1
+    assert "controller was 'both', now 'zen-auto'" in " ".join(result.output.split())
+    assert read_decisions(out / "decisions.jsonl").end.step == 4  # untouched
+    assert all(torch.equal(before[name], tensor) for name, tensor in saved_tensors(out).items())
