@@ -74,6 +74,11 @@ class Constraints:
                 "only where nothing is deferred (strategy on_device)"
             )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The constraints that there are."""
+        return tuple(limit.name for limit in _limits(self))
+
     def misses(self, need: Need) -> dict[str, float]:
         """Return by which share of its limit a need misses each constraint; 0 where it doesn't.
 

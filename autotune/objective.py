@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from autotune.constraints import Need
 from autotune.efficiency import efficiency
@@ -62,7 +62,7 @@ class Objective:
     is_maximised: bool = False
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Literal["minimize", "maximize"]:
         """As Optuna says it."""
         return "maximize" if self.is_maximised else "minimize"
 
