@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,11 +72,9 @@ def make_sampler(name: str, seed: int, *, is_constrained: bool) -> BaseSampler:
     takes = inspect.signature(made).parameters
     if is_constrained and not _HAS_SET_CONSTRAINT and "constraints_func" in takes:
         arguments["constraints_func"] = _misses_of
-    with warnings.catch_warnings():
-        # Whole samplers and arguments are marked as experimental; what is used here has been
-        # there for years, and a user can't do anything about it.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return made(**arguments)
+    if name == "qmc":
+        arguments["scramble"] = True  # without it every seed gives the same sequence
+    return made(**arguments)
 
 
 def tell_misses(trial: Trial, misses: Mapping[str, float]) -> None:

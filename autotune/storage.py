@@ -61,14 +61,12 @@ def _database(url: str) -> BaseStorage:
     engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
     for attempt in range(_ATTEMPTS):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return RDBStorage(
-                    url,
-                    engine_kwargs=engine,
-                    heartbeat_interval=_HEARTBEAT_SECONDS,
-                    grace_period=_GRACE_SECONDS,
-                )
+            return RDBStorage(
+                url,
+                engine_kwargs=engine,
+                heartbeat_interval=_HEARTBEAT_SECONDS,
+                grace_period=_GRACE_SECONDS,
+            )
         except (SQLAlchemyError, ImportError, ValueError, RuntimeError) as error:
             too_late = isinstance(error, OperationalError) and "already exists" in str(error)
             if not too_late or attempt == _ATTEMPTS - 1:
@@ -131,10 +129,18 @@ def _lives(trial: FrozenTrial) -> bool:
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Keep Optuna from logging every trial and, with a traceback, every setting that fails."""
+    """Keep Optuna from saying what no user of `tune` can do anything about.
+
+    It logs every trial and, with a traceback, every setting that fails. It warns that heartbeats
+    and some samplers are experimental, which have been there for years, and that CMA-ES looks at
+    no constraints, which it needn't: what breaks them is not measured.
+    """
     former = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.filterwarnings("ignore", message="Constraints have been set, but")
+            yield
     finally:
         optuna.logging.set_verbosity(former)
