@@ -74,6 +74,20 @@ class Constraints:
                 "only where nothing is deferred (strategy on_device)"
             )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The constraints that there are."""
+        return tuple(limit.name for limit in _limits(self))
+
+    def misses(self, need: Need) -> dict[str, float]:
+        """Return by which share of its limit a need misses each constraint; 0 where it doesn't.
+
+        Energy that is not known misses nothing.
+        """
+        return {
+            limit.name: max(0.0, limit.missed_by(need) / limit.bound) for limit in _limits(self)
+        }
+
     def within(self, hardware: HardwareProfile) -> Constraints:
         """Return these limits, and the machine's own memory where they set no smaller one."""
         device = None if hardware.device.is_cpu else hardware.device.memory.value
@@ -170,14 +184,8 @@ class Feasibility:
         return all(limit.missed_by(self.need(knobs)) <= 0 for limit in self._limits)
 
     def misses(self, knobs: Knobs) -> Mapping[str, float]:
-        """Return by which share of its limit a setting misses each constraint; 0 where it doesn't.
-
-        Energy that is not known misses nothing.
-        """
-        need = self.need(knobs)
-        return {
-            limit.name: max(0.0, limit.missed_by(need) / limit.bound) for limit in self._limits
-        }
+        """Return by which share of its limit a setting misses each constraint."""
+        return self.constraints.misses(self.need(knobs))
 
     def check(self) -> None:
         """Return if some setting of the space meets all constraints.

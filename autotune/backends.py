@@ -1,0 +1,143 @@
+"""Backends: where a setting's figures come from. This one simulates; another runs for real.
+
+Runs need a trainer, which this package doesn't have: `experiments.measured_backend` does. No
+torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from autotune.constraints import Need, needs_of
+from autotune.efficiency import EnergyCurve
+from autotune.objective import Measurement
+from sim.costs import costs_of
+from sim.hardware import HardwareProfile
+from sim.simulate import Strategy, simulate
+from sim.workload import Workload
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
+
+
+class AbstractBackend(ABC):
+    """Says what a setting does; can be pickled, so that worker processes have it too."""
+
+    kind: str
+    """Of its figures, for tables: simulated or measured."""
+
+    @abstractmethod
+    def measure(self, knobs: Knobs) -> Measurement:
+        """Return what a setting does.
+
+        Raises:
+            ConfigError: The setting can't be carried out; the study goes on without it.
+        """
+
+    @abstractmethod
+    def need(self, knobs: Knobs) -> Need:
+        """Return what a setting needs, as far as that is known without running it."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what is tuned, JSON-ready: studies of the same description may be continued."""
+
+    @property
+    @abstractmethod
+    def default(self) -> Knobs:
+        """The setting that is there before anything is tuned."""
+
+
+class SimulatedBackend(AbstractBackend):
+    """Predictions for a workload on a machine: `sim.simulate` and `sim.memory`."""
+
+    kind = "simulated"
+
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: HardwareProfile,
+        *,
+        releases: bool = True,
+        curve: EnergyCurve | None = None,
+        base: ZenFlowConfig | None = None,
+    ) -> None:
+        """Work out the costs of a step, which no knob changes.
+
+        Args:
+            workload: Model and batch of each device.
+            hardware: The machine.
+            releases: Whether gradients leave during backward.
+            curve: Share of gradient energy by ratio of columns, as measured in a run; None is
+                `EnergyCurve.default`, which errs to the side of caution.
+            base: Everything of the configuration that is no knob; None is the default.
+
+        Raises:
+            ConfigError: The device has no peak for the workload's dtype.
+        """
+        self.workload = workload
+        self.hardware = hardware
+        self._releases = releases
+        self._curve = curve or EnergyCurve.default()
+        self._base = base or ZenFlowConfig()
+        self._costs = costs_of(workload, hardware)
+        self._need: Callable[[Knobs], Need] = needs_of(
+            workload, hardware, releases=releases, captured=self._curve.captured, base=self._base
+        )
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickle what it was made from; what it has worked out is worked out again."""
+        made = partial(
+            SimulatedBackend, releases=self._releases, curve=self._curve, base=self._base
+        )
+        return made, (self.workload, self.hardware)
+
+    @property
+    def default(self) -> Knobs:
+        """The knobs of ``base``."""
+        return Knobs.of(self._base)
+
+    def need(self, knobs: Knobs) -> Need:
+        """Return memory from the simulator, staleness from the rule, energy from the curve."""
+        return self._need(knobs)
+
+    def measure(self, knobs: Knobs) -> Measurement:
+        """Return the prediction of a steady step.
+
+        Raises:
+            ConfigError: A knob breaks its rule.
+        """
+        strategy = Strategy(
+            name="zenflow", config=knobs.applied_to(self._base), releases=self._releases
+        )
+        done = simulate(self._costs, strategy, keeps_spans=False)
+        need = self.need(knobs)
+        assert need.captured is not None
+        return Measurement(
+            step_seconds=done.step_seconds,
+            stall_seconds=done.stall_seconds,
+            device_bytes=need.device_bytes,
+            host_bytes=need.host_bytes,
+            staleness=need.staleness,
+            captured=need.captured,
+            tokens_per_step=self.workload.tokens_per_step * self.hardware.num_devices,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return names, the batch, and a digest of every figure behind them."""
+        everything = repr((self.workload, self.hardware, self._releases, self._curve, self._base))
+        return {
+            "backend": self.kind,
+            "model": self.workload.name,
+            "machine": self.hardware.name,
+            "num_devices": self.hardware.num_devices,
+            "batch_size": self.workload.batch_size,
+            "sequence": self.workload.sequence,
+            "accumulation": self.workload.accumulation,
+            "dtype": self.workload.dtype,
+            "checkpointing": self.workload.checkpointing,
+            "digest": hashlib.sha256(everything.encode()).hexdigest()[:16],
+        }

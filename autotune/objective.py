@@ -1,0 +1,110 @@
+"""Objectives: what a measured setting is worth, the same for every backend. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from autotune.constraints import Need
+from autotune.efficiency import efficiency
+from zenflow.config import unknown_name
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a setting does, simulated or measured."""
+
+    step_seconds: float
+    stall_seconds: float
+    """Of each step."""
+    device_bytes: float
+    """Of one device."""
+    host_bytes: float
+    """For all devices."""
+    staleness: int
+    """Largest age in steps of a gradient when its update lands."""
+    captured: float
+    """Share of gradient energy in the important columns."""
+    tokens_per_step: int
+    """Over all devices."""
+
+    @property
+    def need(self) -> Need:
+        """What constraints are about."""
+        return Need(
+            device_bytes=self.device_bytes,
+            host_bytes=self.host_bytes,
+            staleness=self.staleness,
+            captured=self.captured,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, JSON-ready."""
+        return asdict(self)
+
+
+def goodput(measurement: Measurement, knobs: Knobs) -> float:
+    """Return tokens per second times what a step is worth beside one of AdamW."""
+    rate = measurement.tokens_per_step / measurement.step_seconds
+    return rate * efficiency(knobs, 1.0 - measurement.captured)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One figure to make large or small."""
+
+    name: str
+    value: Callable[[Measurement, Knobs], float]
+    unit: str
+    is_maximised: bool = False
+
+    @property
+    def direction(self) -> Literal["minimize", "maximize"]:
+        """As Optuna says it."""
+        return "maximize" if self.is_maximised else "minimize"
+
+
+OBJECTIVES: Mapping[str, Objective] = {
+    objective.name: objective
+    for objective in (
+        Objective("goodput", goodput, "tokens/s", is_maximised=True),
+        Objective("step_seconds", lambda measured, knobs: measured.step_seconds, "s"),
+        Objective("stall_seconds", lambda measured, knobs: measured.stall_seconds, "s"),
+        Objective("staleness", lambda measured, knobs: float(measured.staleness), "steps"),
+        Objective("device_bytes", lambda measured, knobs: measured.device_bytes, "B"),
+        Objective("host_bytes", lambda measured, knobs: measured.host_bytes, "B"),
+    )
+}
+"""By name. Step time alone says nothing of what a stale update costs; goodput does."""
+
+
+def objectives_of(names: Sequence[str]) -> tuple[Objective, ...]:
+    """Return the objectives of these names: one is optimised, several give a Pareto front.
+
+    Raises:
+        ConfigError: A name is unknown or stands there twice, or there is none.
+    """
+    if not names:
+        raise ConfigError(f"a study needs an objective, got none: name one of {_known()}")
+    for name in names:
+        if name not in OBJECTIVES:
+            raise ConfigError(f"objective {unknown_name(name, OBJECTIVES)} (known: {_known()})")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"objectives must differ, got {', '.join(names)}: name each once")
+    return tuple(OBJECTIVES[name] for name in names)
+
+
+def dominates(
+    one: Sequence[float], other: Sequence[float], objectives: Sequence[Objective]
+) -> bool:
+    """Return whether values are nowhere worse than others, and somewhere better."""
+    signs = [-1.0 if objective.is_maximised else 1.0 for objective in objectives]
+    gaps = [sign * (b - a) for sign, a, b in zip(signs, one, other, strict=True)]
+    return min(gaps) >= 0 and max(gaps) > 0
+
+
+def _known() -> str:
+    return ", ".join(OBJECTIVES)

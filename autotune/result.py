@@ -1,0 +1,114 @@
+"""Result: what a study has found so far, the best setting or the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.objective import Measurement, dominates
+from autotune.samplers import is_allowed
+from autotune.trial_loop import Task
+from zenflow.knobs import Knobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A setting with its figures."""
+
+    number: int
+    """Of its trial."""
+    knobs: Knobs
+    values: Mapping[str, float]
+    """By objective."""
+    measurement: Measurement
+    allowed: bool
+    """Whether it meets all constraints, as measured."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "number": self.number,
+            "knobs": self.knobs.to_dict(),
+            "values": dict(self.values),
+            "measurement": self.measurement.to_dict(),
+            "allowed": self.allowed,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """What a study has found so far."""
+
+    task: Task
+    best: tuple[Candidate, ...]
+    """The best setting, or the Pareto front, best by the first objective first; empty if no
+    allowed setting has been measured."""
+    default: Candidate | None
+    """The setting that there was before; None if it was not measured."""
+    candidates: tuple[Candidate, ...]
+    """Every setting that was measured, in the order of trials."""
+    num_trials: Mapping[str, int]
+    """Trials by outcome: measured, infeasible, repeated, surplus, error, interrupted, lost."""
+    interrupted: bool
+    """Whether a signal ended it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether as many settings have been measured as were asked for."""
+        return len(self.candidates) >= self.task.num_trials
+
+
+def result_of(study: optuna.Study, task: Task, *, interrupted: bool = False) -> TuneResult:
+    """Return what a study has found so far."""
+    trials = study.get_trials(deepcopy=False)
+    found = [_candidate(t, task) for t in trials if t.state is TrialState.COMPLETE]
+    default = next((c for c in found if c.knobs == task.backend.default), None)
+    counts: dict[str, int] = {}
+    for trial in trials:
+        counts[outcome_of(trial)] = counts.get(outcome_of(trial), 0) + 1
+    return TuneResult(
+        task=task,
+        best=_best(found, task),
+        default=default,
+        candidates=tuple(found),
+        num_trials=counts,
+        interrupted=interrupted,
+    )
+
+
+def outcome_of(trial: FrozenTrial) -> str:
+    """Return what became of a trial: its own word, running, waiting, or lost with its worker."""
+    if not trial.state.is_finished():
+        return trial.state.name.lower()
+    said = str(trial.user_attrs.get("outcome", "lost"))
+    is_lost = trial.state is TrialState.FAIL and said not in ("error", "interrupted")
+    return "lost" if is_lost else said
+
+
+def _candidate(trial: FrozenTrial, task: Task) -> Candidate:
+    return Candidate(
+        number=trial.number,
+        knobs=Knobs.from_dict(trial.user_attrs["knobs"]),
+        values=dict(zip(task.objectives, trial.values, strict=True)),
+        measurement=Measurement(**trial.user_attrs["measurement"]),
+        allowed=is_allowed(trial),
+    )
+
+
+def _best(found: Sequence[Candidate], task: Task) -> tuple[Candidate, ...]:
+    """Return the allowed candidates that no other one dominates; of equal ones the first."""
+    goals = task.goals
+    values = {c.number: [c.values[name] for name in task.objectives] for c in found if c.allowed}
+    front: list[Candidate] = []
+    for candidate in found:
+        own = values.get(candidate.number)
+        if own is None or any(dominates(other, own, goals) for other in values.values()):
+            continue
+        if own not in [values[other.number] for other in front]:
+            front.append(candidate)
+    sign = -1 if goals[0].is_maximised else 1
+    return tuple(sorted(front, key=lambda c: sign * c.values[goals[0].name]))

@@ -1,0 +1,146 @@
+"""Storage: where a study's trials are kept, so that several workers share it and it survives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from zenflow.errors import ConfigError
+
+JOURNAL_SUFFIXES = (".log", ".journal")
+
+_HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 40
+"""After so long without a sign a trial of another machine counts as lost."""
+_UNSIGNED = timedelta(seconds=30)
+"""A trial says within this time whose it is, unless its worker was killed before it could."""
+_ATTEMPTS, _PAUSE = 5, 0.2
+"""Workers that start together may make a database's tables at the same time: one is too late."""
+
+
+def open_storage(where: str | None) -> BaseStorage | None:
+    """Return the storage: a journal file, a database by URL, or None for memory.
+
+    Raises:
+        ConfigError: It is neither, or can't be opened.
+    """
+    if where is None:
+        return None
+    if "://" in where:
+        return _database(where)
+    path = Path(where)
+    if path.suffix not in JOURNAL_SUFFIXES:
+        raise ConfigError(
+            f"storage is a file ending in {' or '.join(JOURNAL_SUFFIXES)}, or a database's URL, "
+            f"got {where!r}: write study.journal, or sqlite:///{path.with_suffix('.db')}"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"storage {where} can't be opened ({error}): check the path, or take another"
+        ) from error
+
+
+def _database(url: str) -> BaseStorage:
+    # A second worker's write waits for the first's.
+    engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    for attempt in range(_ATTEMPTS):
+        try:
+            return RDBStorage(
+                url,
+                engine_kwargs=engine,
+                heartbeat_interval=_HEARTBEAT_SECONDS,
+                grace_period=_GRACE_SECONDS,
+            )
+        except (SQLAlchemyError, ImportError, ValueError, RuntimeError) as error:
+            too_late = isinstance(error, OperationalError) and "already exists" in str(error)
+            if not too_late or attempt == _ATTEMPTS - 1:
+                raise ConfigError(
+                    f"storage {url} can't be opened ({_first_line(error)}): check the URL, that "
+                    "its database is reachable, and that its driver is installed"
+                ) from error
+            time.sleep(_PAUSE)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def signature() -> dict[str, Any]:
+    """Return who this process is, so that others can tell whether it still lives."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": psutil.Process().create_time(),
+    }
+
+
+def fail_lost_trials(study: optuna.Study, trials: Iterable[FrozenTrial]) -> int:
+    """Fail the running trials whose worker on this machine is dead; return how many.
+
+    Heartbeats of databases do so for other machines' workers.
+    """
+    lost = [trial for trial in trials if trial.state is TrialState.RUNNING and not _lives(trial)]
+    for trial in lost:
+        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+    return len(lost)
+
+
+def fail_own_trials(study: optuna.Study) -> None:
+    """Fail what this process left running when it was interrupted between two of its steps."""
+    own = signature()
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial.user_attrs.get("worker") == own:
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _lives(trial: FrozenTrial) -> bool:
+    worker = trial.user_attrs.get("worker")
+    if worker is None:
+        started = trial.datetime_start
+        return started is None or datetime.now() - started < _UNSIGNED
+    if worker["host"] != socket.gethostname():
+        return True
+    try:
+        process = psutil.Process(worker["pid"])
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        # A later process may have the number.
+        return bool(abs(process.create_time() - worker["started"]) < 1.0)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Keep Optuna from saying what no user of `tune` can do anything about.
+
+    It logs every trial and, with a traceback, every setting that fails. It warns that heartbeats
+    and some samplers are experimental, which have been there for years, and that CMA-ES looks at
+    no constraints, which it needn't: what breaks them is not measured.
+    """
+    former = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.filterwarnings("ignore", message="Constraints have been set, but")
+            yield
+    finally:
+        optuna.logging.set_verbosity(former)

@@ -1,0 +1,116 @@
+"""Workers: processes that share a study, of which any may be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from autotune.storage import fail_own_trials, quiet_optuna
+from autotune.trial_loop import Task, TrialLoop, open_study
+from zenflow.errors import ConfigError
+
+_POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 20.0
+"""For a worker to end once it has been asked to."""
+
+
+def work_apart(
+    task: Task,
+    num_workers: int,
+    num_before: int,
+    timeout: float | None,
+    on_poll: Callable[[], None],
+) -> None:
+    """Let processes work until all have ended.
+
+    They are spawned: a fork would share the storage's connections and torch's threads.
+
+    Args:
+        task: What is tuned.
+        num_workers: How many processes.
+        num_before: Trials of the study before.
+        timeout: Seconds after which no trial is begun; None is no limit.
+        on_poll: Called a few times a second.
+
+    Raises:
+        ConfigError: A worker raised it.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers: list[tuple[BaseProcess, Connection]] = []
+    try:
+        for index in range(num_workers):
+            receiver, sender = context.Pipe(duplex=False)
+            worker = context.Process(
+                target=_work, args=(task, index, num_before, timeout, sender), daemon=True
+            )
+            worker.start()
+            sender.close()
+            workers.append((worker, receiver))
+        while any(worker.is_alive() for worker, _ in workers):
+            time.sleep(_POLL_SECONDS)
+            on_poll()
+    finally:
+        _end([worker for worker, _ in workers])
+    for _, receiver in workers:
+        message = _received(receiver)
+        if message is not None:
+            raise ConfigError(message)
+
+
+def _received(receiver: Connection) -> str | None:
+    try:
+        return str(receiver.recv()) if receiver.poll() else None
+    except EOFError:  # it had nothing to say
+        return None
+
+
+def _end(workers: Sequence[BaseProcess]) -> None:
+    """Ask workers to end, wait for them, and end them where that doesn't help."""
+    for worker in workers:
+        if worker.is_alive():
+            worker.terminate()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+def _work(
+    task: Task, index: int, num_before: int, timeout: float | None, sender: Connection
+) -> None:
+    """Take trials in a process of its own; the one that started it says when to stop early."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, and it asks us
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    study = None
+    with quiet_optuna():
+        try:
+            study = open_study(task)
+            TrialLoop(study, task, index=index, num_before=num_before).run(timeout, lambda: None)
+        except KeyboardInterrupt:
+            if study is not None:
+                fail_own_trials(study)
+        except ConfigError as error:
+            sender.send(str(error))
+
+
+def _interrupt(number: int, frame: object) -> None:
+    del number, frame
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it interrupts is to end in peace
+    raise KeyboardInterrupt
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process once nobody waits for it any more."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,86 @@
+"""A backend with a known best setting, which says what it was asked and can be made to hang."""
+
+import math
+import os
+import time
+from pathlib import Path
+
+from autotune.backends import AbstractBackend
+from autotune.constraints import Need, staleness_of
+from autotune.objective import Measurement
+from autotune.space import SearchSpace
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+SPACE = SearchSpace(
+    topk_ratios=(0.05, 0.1, 0.2, 0.3),
+    update_intervals=(1, 2, 4, 8),
+    lags=(1, 2),
+    rollings=(True, False),
+    select_intervals=(100,),
+)
+NUM_SETTINGS = 4 * (1 + 2 + 2 + 2) * 2
+
+
+class Surface(AbstractBackend):
+    """Step seconds are least at k = 0.2, S = 4, and grow with lag and with aligned windows."""
+
+    kind = "simulated"
+
+    def __init__(self, log=None, *, seconds=0.0, hang_at=None, refused=(), label="surface"):
+        """Append each setting to ``log``; take ``seconds``; hang once at evaluation ``hang_at``.
+
+        A setting with a ``topk_ratio`` among ``refused`` raises ConfigError.
+        """
+        self._log = log
+        self._seconds = seconds
+        self._hang_at = hang_at
+        self._refused = refused
+        self._label = label
+
+    @property
+    def default(self):
+        return Knobs.of(ZenFlowConfig())
+
+    def need(self, knobs):
+        k = knobs.topk_ratio
+        return Need(
+            device_bytes=(1 + 10 * k) * 1e9,
+            host_bytes=(10 - 10 * k) * 1e9,
+            staleness=staleness_of(knobs),
+            captured=math.sqrt(k),
+        )
+
+    def measure(self, knobs):
+        if knobs.topk_ratio in self._refused:
+            raise ConfigError(f"k={knobs.topk_ratio} can't be carried out: take another")
+        if self._log is not None:
+            with open(self._log, "a", encoding="utf-8") as file:
+                file.write(f"{os.getpid()} {knobs}\n")
+            if self._hang_at is not None and len(evaluated(self._log)) == self._hang_at:
+                Path(f"{self._log}.hung").write_text(str(os.getpid()), encoding="utf-8")
+                time.sleep(600)
+        time.sleep(self._seconds)
+        need = self.need(knobs)
+        step = (
+            1 + (math.log(knobs.topk_ratio / 0.2)) ** 2 + math.log2(knobs.update_interval / 4) ** 2
+        )
+        return Measurement(
+            step_seconds=step + 0.1 * knobs.lag + 0.3 * (not knobs.rolling),
+            stall_seconds=0.1 * knobs.lag,
+            device_bytes=need.device_bytes,
+            host_bytes=need.host_bytes,
+            staleness=need.staleness,
+            captured=need.captured,
+            tokens_per_step=1000,
+        )
+
+    def describe(self):
+        return {"backend": self.kind, "surface": self._label}
+
+
+def evaluated(log):
+    """Return the settings that were measured, as text, one for each time."""
+    lines = Path(log).read_text(encoding="utf-8").splitlines() if Path(log).exists() else []
+    return [line.partition(" ")[2] for line in lines]
