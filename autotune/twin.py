@@ -27,6 +27,10 @@ _SLOWED: Mapping[str, tuple[str, ...]] = {
 }
 """Rates that a lane's factor divides."""
 
+_SETTLING = 2
+"""Windows before a simulated step is looked at, at least: fewer than for a prediction that is shown,
+since a tuner pays for each."""
+
 Constants = Mapping[str, float]
 """Factor on each lane's seconds; 1 is what the profile says."""
 
@@ -96,6 +100,7 @@ class Twin:
                 self.strategy(knobs),
                 keeps_spans=False,
                 num_steps=self._windows * knobs.update_interval,
+                settling_windows=_SETTLING,
             )
             self._known[key] = Forecast(
                 done.step_seconds - done.selection_seconds,

@@ -148,6 +148,7 @@ def simulate(
     pinned: bool = True,
     keeps_spans: bool = True,
     num_steps: int | None = None,
+    settling_windows: int = _SETTLING_WINDOWS,
 ) -> Prediction:
     """Return what a steady-state step takes, by events.
 
@@ -160,6 +161,7 @@ def simulate(
         pinned: Whether the host's copy buffers are pinned.
         keeps_spans: Whether the prediction has a timeline.
         num_steps: Measured steps, rounded up to whole windows; None for a few windows.
+        settling_windows: Windows before those, at least; more where queues still grow.
 
     Raises:
         ConfigError: The strategy's options are wrong.
@@ -168,7 +170,7 @@ def simulate(
     period = strategy.period
     wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
     measured = -(-wanted // period) * period
-    settling = strategy.warm_up + _SETTLING_WINDOWS * period
+    settling = strategy.warm_up + settling_windows * period
     while True:
         machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
         schedule = _steady(strategy, 0).schedule(machine, costs)

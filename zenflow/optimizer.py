@@ -350,6 +350,18 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         self._source.expect_new_weights()
         self._fill_state()
 
+    def change_link(self, link: PacedLink) -> None:
+        """Give the emulated link other bandwidths, from its next copy on: a neighbour's traffic.
+
+        Raises:
+            ValueError: The optimizer was made without an emulated link.
+        """
+        engine = self._running
+        if engine.d2h.bytes_per_second is None:
+            raise ValueError("only an emulated link can be changed: make the optimizer with one")
+        engine.d2h.bytes_per_second = link.d2h_bytes_per_second
+        engine.h2d.bytes_per_second = link.h2d_bytes_per_second
+
     # ---- ending -----------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
