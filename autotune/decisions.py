@@ -28,7 +28,7 @@ from zenflow.knobs import Knobs
 
 __all__ = [
     "FORMAT", "Decision", "DecisionFile", "DecisionLog", "End", "Header", "WindowRecord",
-    "read_decisions",
+    "read_decisions", "read_header",
 ]  # fmt: skip
 
 DECISIONS = "decisions.jsonl"
@@ -70,6 +70,18 @@ def read_decisions(path: Path) -> DecisionFile:
             + _resume_hint(path)
         )
     return found
+
+
+def read_header(path: Path) -> Header:
+    """Return the first line of a file, whether or not its run has finished.
+
+    Raises:
+        ConfigError: The file can't be read, or its first line is not a header.
+    """
+    told = _Story()
+    for line in _lines(path)[:1]:
+        _take(told, path, 1, line)
+    return told.file(path).header
 
 
 class DecisionLog:

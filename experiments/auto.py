@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.decisions import DECISIONS, Decision, DecisionLog, Header
-from autotune.logged_controller import LoggedController
-from experiments.build import Workbench, workload_of
+from autotune.decisions import DECISIONS, Decision, DecisionLog, Header, read_header
+from experiments.build import Workbench
+from experiments.controllers import make_controller, start_knobs
 from experiments.recipes import TrainSettings
-from experiments.records import available_cores, hardware, provenance
+from experiments.records import provenance
 from experiments.replay import replay_controller
-from sim.hardware import HardwareProfile
 from zenflow.controller import AbstractController
-from zenflow.errors import CheckpointError, ConfigError
+from zenflow.errors import CheckpointError
 from zenflow.knobs import Knobs
 from zenflow.optimizer import ZenFlowAdamW
+
+
+def with_start(bench: Workbench, folder: Path | None) -> Workbench:
+    """Return the run with the configuration that it starts, or started, from.
+
+    A tuned run begins within its bounds. One that goes on, or is repeated, begins as it did,
+    whatever would be chosen today.
+
+    Args:
+        bench: The run.
+        folder: Of its results where it goes on; None for a new run.
+
+    Raises:
+        ConfigError: No setting keeps the bounds, or a decisions file can't be read.
+    """
+    settings = bench.settings
+    if settings.replay is not None:
+        knobs = read_header(Path(settings.replay)).knobs
+    elif settings.controller is None:
+        return bench
+    elif folder is not None:
+        knobs = read_header(folder / DECISIONS).knobs
+    else:
+        knobs = start_knobs(bench)
+    return replace(bench, config=knobs.applied_to(bench.config))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +70,7 @@ class Tuning:
         """
         settings, start = bench.settings, Knobs.of(bench.config)
         if settings.replay is not None:
-            controller = replay_controller(settings, bench.config, bench.total_steps)
+            controller = replay_controller(settings, bench.total_steps)
             return cls(controller=controller, log=None, start=start)
         if settings.controller is None:
             return None
@@ -132,79 +156,3 @@ class Tuning:
         close = getattr(self.controller, "close", None)
         if close is not None:
             close()
-
-
-def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
-    """Return the controller that the settings name; it writes its decisions to ``log``.
-
-    Raises:
-        ConfigError: The model can't be simulated, the machine is unknown, or no setting meets the
-            bounds.
-    """
-    from autotune.zen_auto import ZenAuto
-
-    settings = bench.settings
-    if settings.controller == "zen-auto":
-        return LoggedController(ZenAuto(), log, by="zen-auto")
-    from autotune.constraints import Constraints
-    from autotune.twin_controller import TwinController
-
-    profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
-    return TwinController(
-        workload=workload_of(bench),
-        profile=profile,
-        sigma=sigma,
-        config=bench.config,
-        releases=settings.gradients == "release",
-        constraints=Constraints(
-            device_bytes=settings.device_memory,
-            host_bytes=settings.host_memory,
-            largest_staleness=settings.largest_staleness,
-            smallest_captured=settings.smallest_captured,
-        ),
-        total_steps=bench.total_steps,
-        zen_auto=ZenAuto() if settings.controller == "both" else None,
-        log=log,
-        seed=settings.seed,
-    )
-
-
-def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfile, float]:
-    """Return the machine that the twin starts from, and how far its constants may be off.
-
-    An emulated link's rates are known, whatever else is not.
-
-    Args:
-        settings: Of the run.
-        is_cpu: Whether a CPU plays the device.
-
-    Returns:
-        The machine, and the log-normal spread of its constants.
-
-    Raises:
-        ConfigError: The profile can't be read, the table has no such machine, or its device is
-            not of the run's kind.
-    """
-    from autotune.twin_controller import SIGMAS
-    from sim.catalog import find_machine
-    from sim.generic import generic_cpu, generic_gpu
-    from sim.profile_file import read_profile
-    from sim.refine import on_link
-
-    if settings.profile is not None:
-        found, source = read_profile(settings.profile), "calibrated"
-    elif settings.hardware is not None:
-        found, source = find_machine(settings.hardware, 1), "table"
-    elif is_cpu:
-        found = generic_cpu(available_cores(), float(hardware()["memory_bytes"]))
-        source = "generic"
-    else:
-        found, source = generic_gpu(), "generic"
-    if found.device.is_cpu != is_cpu:
-        kinds = {True: "a CPU", False: "a GPU"}
-        raise ConfigError(
-            f"{settings.profile or settings.hardware} is of {kinds[found.device.is_cpu]}, but the "
-            f"run's device is {kinds[is_cpu]}: give a profile that zenflow calibrate made on it, "
-            "or leave it out"
-        )
-    return on_link(found, settings.link), SIGMAS[source]

@@ -58,10 +58,10 @@ def _last_line(outcome: Outcome) -> str:
 
 
 def _tuned(tuning: Mapping[str, Any]) -> str:
-    share = tuning["search_share"] or 0.0
+    share, count = tuning["search_share"] or 0.0, tuning["num_decisions"]
     return (
-        f"{tuning['num_decisions']} decisions, at the end {Knobs.from_dict(tuning['knobs'])}, "
-        f"search {share:.1%} of the run"
+        f"{count} decision{'' if count == 1 else 's'}, at the end "
+        f"{Knobs.from_dict(tuning['knobs'])}, search {share:.1%} of the run"
     )
 
 

@@ -7,17 +7,15 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from autotune.decisions import DecisionFile, read_decisions
+from autotune.decisions import read_decisions
 from experiments.recipes import TrainSettings
-from zenflow.config import ZenFlowConfig
 from zenflow.controller import LoggedDecisions
 from zenflow.errors import ConfigError
-from zenflow.knobs import Knobs
 
 HARMLESS = frozenset(
     {"link", "host_threads", "save_every", "eval_every", "eval_batches", "timeline_steps"}
@@ -46,19 +44,20 @@ def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
     return TrainSettings.from_dict({**saved, **changes, "replay": str(path.resolve())})
 
 
-def replay_controller(
-    settings: TrainSettings, config: ZenFlowConfig, total_steps: int
-) -> LoggedDecisions:
+def replay_controller(settings: TrainSettings, total_steps: int) -> LoggedDecisions:
     """Return the controller that takes the decisions of the run to be repeated.
 
     Raises:
-        ConfigError: The file can't be read, or settings and data no longer make the run that it
-            tells of.
+        ConfigError: The file can't be read, or settings and data no longer make a run of its
+            length.
     """
     path = Path(settings.replay or "")
     found = read_decisions(path)
-    for problem in _differences(found, config, total_steps):
-        raise ConfigError(f"{path} can't be replayed: {problem}")
+    if found.end is not None and found.end.step != total_steps:
+        raise ConfigError(
+            f"{path} can't be replayed: the run took {found.end.step} steps, and its settings now "
+            f"mean {total_steps}: the data has changed since; restore it"
+        )
     return LoggedDecisions(found.changes, largest_interval=found.header.largest_interval)
 
 
@@ -68,18 +67,4 @@ def _check_harmless(path: Path, changes: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"--replay repeats the run in {path} as it was, and {', '.join(refused)} would make "
             "another one of it: leave that out, or start a run of its own"
-        )
-
-
-def _differences(found: DecisionFile, config: ZenFlowConfig, total_steps: int) -> Iterable[str]:
-    start = Knobs.of(config)
-    if found.header.knobs != start:
-        yield (
-            f"the run began with {found.header.knobs}, and its settings now mean {start}: replay "
-            "it with the version of zenflow that wrote it"
-        )
-    if found.end is not None and found.end.step != total_steps:
-        yield (
-            f"the run took {found.end.step} steps, and its settings now mean {total_steps}: the "
-            "data has changed since; restore it"
         )

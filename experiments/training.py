@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from experiments.auto import Tuning
+from experiments.auto import Tuning, with_start
 from experiments.build import (
     Workbench,
     build_workbench,
@@ -69,6 +69,9 @@ def run(
     """
     bench = build_workbench(settings)
     checkpoint = load_checkpoint(folder / CHECKPOINTS) if resume else None
+    if checkpoint is not None:
+        check_same_run(bench, checkpoint)  # before any file of the run is touched
+    bench = with_start(bench, folder if resume else None)
     folder.mkdir(parents=True, exist_ok=True)
     with _training(bench, folder, reporter, checkpoint) as training:
         reporter.say(describe(bench))
@@ -82,8 +85,6 @@ def _training(
     bench: Workbench, folder: Path, reporter: Reporter, checkpoint: Checkpoint | None
 ) -> Iterator[Training]:
     """Yield the loop's object and end the optimizer's threads behind it, whatever happened."""
-    if checkpoint is not None:
-        check_same_run(bench, checkpoint)  # before any file of the run is touched
     lines = None if checkpoint is None else checkpoint.state.get("decision_lines")
     with ExitStack() as stack:
         tuning = Tuning.of(bench, folder, lines)

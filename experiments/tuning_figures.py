@@ -149,8 +149,9 @@ def draw_tuning(series: TuningSeries) -> Figure:
             axes.axvline(step + 0.5, color=_FAINT, linewidth=0.7, linestyle=style, zorder=0)
     panels[-1].set_xlabel("step (lines: decisions; dotted: zen-auto's)")
     panels[-1].set_xlim(0.5, max(1, series.num_steps) + 0.5)
+    count = len(series.decisions)
     figure.suptitle(
-        f"{len(series.decisions)} decisions in {series.num_steps} steps, at the end "
+        f"{count} decision{'' if count == 1 else 's'} in {series.num_steps} steps, at the end "
         f"{series.knobs[-1][1]}",
         fontsize=12,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,15 +12,24 @@ from experiments import auto
 from tests.experiments.tuned import ByTheClock
 
 
+@dataclass
+class Clock:
+    """What ``--auto`` is replaced by."""
+
+    controllers: list[ByTheClock] = field(default_factory=list)
+    stop_after: int | None = None
+    """Step after which Ctrl-C comes."""
+
+
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[ByTheClock]:
-    """Let ``--auto`` be tuned by the clock; return the controllers that were made."""
-    made: list[ByTheClock] = []
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let ``--auto`` be tuned by the clock."""
+    made = Clock()
 
     def make(bench: Any, log: Any) -> LoggedController:
         del bench
-        made.append(ByTheClock())
-        return LoggedController(made[-1], log, by="twin")
+        made.controllers.append(ByTheClock(made.stop_after))
+        return LoggedController(made.controllers[-1], log, by="twin")
 
     monkeypatch.setattr(auto, "make_controller", make)
     return made

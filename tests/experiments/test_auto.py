@@ -4,10 +4,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from autotune.decisions import DecisionLog, read_decisions
+from autotune.decisions import DecisionLog, read_decisions, read_header
 from autotune.logged_controller import LoggedController
-from experiments.auto import machine_of
 from experiments.configfile import read_config_file, settle_auto
+from experiments.controllers import machine_of
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import remove_results
@@ -194,6 +194,46 @@ def test_a_tuned_run_records_how_it_was_tuned(tmp_path, text, clock):
             assert rows[step + 1]["update_interval"] == knobs.update_interval
 
 
+def test_a_tuned_run_starts_within_its_bounds_and_says_if_it_can_not(tmp_path, text, clock):
+    flags = [*FAST, "--data", text, "--auto", "--steps", "4"]
+    out = trained(tmp_path / "run", *flags, "--largest-staleness", "3")
+    start = read_header(out / "decisions.jsonl").knobs
+    assert start.update_interval + start.lag <= 3
+    assert json.loads((out / "config.json").read_text())["config"]["update_interval"] == 2
+    assert train("--resume", out, "--steps", "6").exit_code == 0
+    assert read_header(out / "decisions.jsonl").knobs == start
+    result = train("--out", tmp_path / "none", *flags, "--host-memory", "0.001")
+    assert result.exit_code == 2
+    assert "can't be met by any setting" in " ".join(result.output.split())
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_signal_ends_a_tuned_run_without_an_end_and_it_goes_on(tmp_path, text, clock):
+    flags = [*FAST, "--data", text, "--auto", "--steps", "11"]
+    clock.stop_after = 5
+    result = train("--out", tmp_path / "run", *flags)
+    assert result.exit_code == 130, result.output
+    out = tmp_path / "run"
+    path = out / "decisions.jsonl"
+    assert not (out / "tuning.png").exists()
+    assert summary(out)["tuning"]["num_decisions"] == 3
+    refused = train("--out", tmp_path / "replay", "--replay", path)
+    assert refused.exit_code == 2
+    assert f"resume it with zenflow train --resume {out}" in " ".join(refused.output.split())
+    assert train("--resume", out).exit_code == 0
+    assert (out / "tuning.png").exists()
+    assert train("--out", tmp_path / "replay", "--replay", path).exit_code == 0
+    ours, theirs = saved_tensors(out), saved_tensors(tmp_path / "replay")
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_a_run_becomes_no_tuned_one_by_resuming_it(tmp_path, text, clock):
+    out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "2")
+    result = train("--resume", out, "--auto", "--steps", "4")
+    assert result.exit_code == 1
+    assert "controller was None, now 'both'" in " ".join(result.output.split())
+
+
 def test_an_untuned_run_is_as_before(tmp_path, text):
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "3")
     assert summary(out)["tuning"] is None
@@ -217,7 +257,8 @@ def test_controllers_are_closed_with_the_run(tmp_path, text, clock, monkeypatch)
     flags = [*FAST, "--data", text, "--auto", "--steps", "3"]
     trained(tmp_path / "run", *flags)
     assert len(closed) == 1
-    (tmp_path / "run" / "decisions.jsonl").unlink()
+    path = tmp_path / "run" / "decisions.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
     assert train("--resume", tmp_path / "run").exit_code == 2  # the log can't go on
     assert len(closed) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,11 +19,13 @@ class ByTheClock(AbstractController):
     least_topk_ratio = 0.05
     reason = "the clock said so"
 
-    def __init__(self) -> None:
+    def __init__(self, stop_after: int | None) -> None:
         self.turns = 0
-        self.is_closed = False
+        self.stop_after = stop_after
 
     def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
+        if step == self.stop_after:
+            signal.raise_signal(signal.SIGINT)
         if step % 2 == 0:
             return knobs
         self.turns += 1

@@ -1,0 +1,112 @@
+"""From a tuned run's settings to its controller, and to where it starts."""
+
+from __future__ import annotations
+
+from autotune.constraints import Constraints
+from autotune.decisions import DecisionLog
+from autotune.logged_controller import LoggedController
+from experiments.build import Workbench, workload_of
+from experiments.recipes import TrainSettings
+from experiments.records import available_cores, hardware
+from sim.hardware import HardwareProfile
+from zenflow.controller import AbstractController
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+
+def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
+    """Return the controller that the settings name; it writes its decisions to ``log``.
+
+    Raises:
+        ConfigError: The model can't be simulated, the machine is unknown, or no setting meets the
+            bounds.
+    """
+    from autotune.zen_auto import ZenAuto
+
+    settings = bench.settings
+    if settings.controller == "zen-auto":
+        return LoggedController(ZenAuto(), log, by="zen-auto")
+    from autotune.twin_controller import TwinController
+
+    profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    return TwinController(
+        workload=workload_of(bench),
+        profile=profile,
+        sigma=sigma,
+        config=bench.config,
+        releases=settings.gradients == "release",
+        constraints=_constraints(settings),
+        total_steps=bench.total_steps,
+        zen_auto=ZenAuto() if settings.controller == "both" else None,
+        log=log,
+        seed=settings.seed,
+    )
+
+
+def start_knobs(bench: Workbench) -> Knobs:
+    """Return the knobs that a tuned run starts from: its preset's, or the nearest within bounds.
+
+    Raises:
+        ConfigError: No setting keeps the bounds; the message says which two conflict.
+    """
+    from autotune.advice import Adviser
+    from autotune.twin import Twin
+
+    settings, preset = bench.settings, Knobs.of(bench.config)
+    constraints = _constraints(settings)
+    if constraints == Constraints():
+        return preset
+    profile, _ = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    releases = settings.gradients == "release"
+    twin = Twin(workload_of(bench), profile, bench.config, releases=releases)
+    return Adviser(twin, constraints=constraints).start(preset)
+
+
+def _constraints(settings: TrainSettings) -> Constraints:
+    return Constraints(
+        device_bytes=settings.device_memory,
+        host_bytes=settings.host_memory,
+        largest_staleness=settings.largest_staleness,
+        smallest_captured=settings.smallest_captured,
+    )
+
+
+def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfile, float]:
+    """Return the machine that the twin starts from, and how far its constants may be off.
+
+    An emulated link's rates are known, whatever else is not.
+
+    Args:
+        settings: Of the run.
+        is_cpu: Whether a CPU plays the device.
+
+    Returns:
+        The machine, and the log-normal spread of its constants.
+
+    Raises:
+        ConfigError: The profile can't be read, the table has no such machine, or its device is
+            not of the run's kind.
+    """
+    from autotune.twin_controller import SIGMAS
+    from sim.catalog import find_machine
+    from sim.generic import generic_cpu, generic_gpu
+    from sim.profile_file import read_profile
+    from sim.refine import on_link
+
+    if settings.profile is not None:
+        found, source = read_profile(settings.profile), "calibrated"
+    elif settings.hardware is not None:
+        found, source = find_machine(settings.hardware, 1), "table"
+    elif is_cpu:
+        found = generic_cpu(available_cores(), float(hardware()["memory_bytes"]))
+        source = "generic"
+    else:
+        found, source = generic_gpu(), "generic"
+    if found.device.is_cpu != is_cpu:
+        kinds = {True: "a CPU", False: "a GPU"}
+        raise ConfigError(
+            f"{settings.profile or settings.hardware} is of {kinds[found.device.is_cpu]}, but the "
+            f"run's device is {kinds[is_cpu]}: give a profile that zenflow calibrate made on it, "
+            "or leave it out"
+        )
+    return on_link(found, settings.link), SIGMAS[source]
