@@ -28,8 +28,8 @@ _SLOWED: Mapping[str, tuple[str, ...]] = {
 """Rates that a lane's factor divides."""
 
 _SETTLING = 2
-"""Windows before a simulated step is looked at, at least: fewer than for a prediction that is shown,
-since a tuner pays for each."""
+"""Windows before a simulated step is looked at, at least: fewer than for a prediction that is
+shown, since a tuner pays for each."""
 
 Constants = Mapping[str, float]
 """Factor on each lane's seconds; 1 is what the profile says."""

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Protocol
 
 from autotune.advice import Advice, Adviser
@@ -30,7 +30,7 @@ from sim.hardware import HardwareProfile
 from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, ObservedTimeline
-from zenflow.errors import CheckpointError, WorkerError
+from zenflow.errors import CheckpointError, ConfigError, WorkerError
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
 from zenflow.timeline import Timeline
@@ -43,10 +43,15 @@ SIGMAS: Mapping[str, float] = {"calibrated": 0.1, "table": 0.35, "generic": 1.0}
 _LEAST_STEPS = 12
 """Of a stretch."""
 _LEAST_WINDOWS = 3
+_SPIKE = 5.0
+"""Median steps that a step counts as at most where the run's time is added up."""
 _CURVE_INTERVAL = 50
-_FEWEST_TRIALS, _MOST_TRIALS = 8, 60
-_SHARE_OF_BUDGET = 0.5
-"""Of what is left, for one question: there will be others."""
+_FEWEST_TRIALS, _MOST_TRIALS = 6, 60
+_AT_ONCE = 0.6
+"""Share of the budget that may be spent from the start; the rest comes as the run goes on, for what
+may change."""
+_OF_ROOM = 0.6
+"""Share of what may be spent now that one question takes: there will be others."""
 _LEAST_LEFT = 2.0
 """Stretches that must be left for a change to pay."""
 
@@ -142,9 +147,12 @@ class TwinController(AbstractController):
         self._advice: Advice | None = None
         self._predicted: float | None = None
         self._run_seconds = 0.0
+        self._longest_step = math.inf
         self._num_stretches = 0
         self._last_reported = 0
         self._seconds_per_trial: float | None = None
+        self._bounds: tuple[int, int] | None = None
+        """Least and largest S that are as good as the one in force; None while that is unknown."""
         self._is_asking = False
         self._has_failed = False
         self._reports: list[StepReport] = []
@@ -174,7 +182,9 @@ class TwinController(AbstractController):
         return knobs
 
     def _take(self, report: StepReport) -> None:
-        self._run_seconds += report.seconds
+        self._run_seconds += min(report.seconds, self._longest_step)
+        if self._reports:  # what comes between two steps, an evaluation say, is no step's time
+            self._longest_step = _SPIKE * median(r.seconds for r in self._reports)
         self._selections.take(report)
         if self._to_skip > 0:
             self._to_skip -= 1
@@ -222,10 +232,10 @@ class TwinController(AbstractController):
         """Return how many trials the budget allows now; 0 if too few to be worth asking."""
         if self._seconds_per_trial is None or self._left(step) < _LEAST_LEFT:
             return 0
-        done = max(1, self._last_reported)
-        expected = self._run_seconds * self._total_steps / done
-        room = _SHARE_OF_BUDGET * (self._budget * expected - self.search_seconds)
-        trials = int(room / max(self._seconds_per_trial, 1e-6))
+        share = max(1, self._last_reported) / self._total_steps
+        budget = self._budget * self._run_seconds / share
+        room = budget * (_AT_ONCE + (1 - _AT_ONCE) * share) - self.search_seconds
+        trials = int(_OF_ROOM * room / max(self._seconds_per_trial, 1e-6))
         return 0 if trials < _FEWEST_TRIALS else min(_MOST_TRIALS, trials)
 
     def _left(self, step: int) -> float:
@@ -244,6 +254,11 @@ class TwinController(AbstractController):
                 return self._consider(answer)
             if self.tuner.stretches and self.tuner.wants_advice and self._may_ask(step):
                 self._ask(step)
+        except ConfigError:
+            if self._advice is None:  # the run has just begun, and what is asked for can't be had
+                raise
+            self._is_asking = False
+            _log.warning("no setting keeps all constraints any more: %s stays", self.tuner.here)
         except WorkerError as error:
             if not self._has_failed:
                 _log.warning("tuning stops here, training goes on: %s", error)
@@ -269,24 +284,26 @@ class TwinController(AbstractController):
             self._seconds_per_trial = advice.seconds / advice.num_simulated
         if advice.here.knobs == self.tuner.here:
             self._predicted = advice.here.step_seconds
-        if self._zen is not None:
-            self._zen.set_bounds(*advice.intervals)
-        return self.tuner.consider(advice)
+        move = self.tuner.consider(advice)
+        self._bounds = advice.intervals if move is None else None
+        return move
 
     # ---- changes ----------------------------------------------------------------------------
 
     def _follow_training(self, step: int, report: StepReport, knobs: Knobs) -> Knobs:
-        """Let Zen-auto move S while nothing is on trial."""
+        """Let Zen-auto move S within what is as good, while nothing is on trial."""
         assert self._zen is not None
+        now = knobs.update_interval
+        least, largest = now, now
+        if self._bounds is not None and self.tuner.is_settled and not self._is_asking:
+            least, largest = min(now, self._bounds[0]), max(now, self._bounds[1])
+        self._zen.set_bounds(least, largest)
         interval = self._zen.next_interval(report)
-        if not self.tuner.is_settled or self._is_asking:
+        if interval == now:
             return knobs
-        if interval in (knobs.update_interval, report.update_interval):
-            return knobs
-        lag = min(effective_lag(knobs), interval)
-        new = replace(knobs, update_interval=interval, lag=lag)
+        new = replace(knobs, update_interval=interval, lag=min(effective_lag(knobs), interval))
         self.tuner.shift(new)
-        reason = "the accumulated gradient's norm is comparable at this S"
+        reason = "the gradient that accumulates over this S has become comparable"
         return self._carry_out(step, knobs, Move(new=new, reason=reason), by="zen-auto")
 
     def _carry_out(self, step: int, knobs: Knobs, move: Move, *, by: Deciders) -> Knobs:

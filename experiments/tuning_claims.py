@@ -9,7 +9,6 @@ Writes ``experiments/results/<date>_tuning_<cpu>/``.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -22,14 +21,14 @@ from typing import Any
 import click
 
 from autotune.decisions import DecisionLog, Header
-from experiments.auto import make_controller
 from experiments.build import build_workbench
 from experiments.compare import START, started
+from experiments.controllers import make_controller
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
-from experiments.tuned_sides import GridPoint, Scripted, Side, Taken, measure_grid, side
+from experiments.tuned_sides import GridPoint, Scripted, Taken, measure_grid, side
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.transfer import PacedLink
@@ -37,7 +36,7 @@ from zenflow.transfer import PacedLink
 LINKS: Mapping[str, float] = {"slow": 0.035e9, "medium": 0.07e9, "fast": 0.14e9}
 """Bytes/s each way. Over the slow one the model's gradients take twice as long as their step."""
 SEEDS = (0, 1, 2)
-TURNS, TUNED_TURN, FIXED_TURN = 3, 400, 100
+TURNS, TUNED_TURN, FIXED_TURN = 3, 600, 75
 """Steps of a tuned run between two turns of the fixed settings, and of those."""
 WARM = 6
 """Steps of a fixed setting's turn that are not counted: its caches were another side's."""
@@ -108,9 +107,7 @@ def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Co
     with ExitStack() as stack:
         controller = _tuner(replace(settings, controller="both", steps=total), folder, stack)
         tuned = stack.enter_context(side(settings, controller))
-        sides = [
-            stack.enter_context(side(settings, Scripted(knobs))) for knobs in (best, start)
-        ]
+        sides = [stack.enter_context(side(settings, Scripted(knobs))) for knobs in (best, start)]
         for fixed in sides:
             fixed.take(4 * WARM)  # queues fill, and the first selection is over
         results = [Taken(), Taken()]
@@ -178,3 +175,104 @@ def _tuner(settings: TrainSettings, folder: Path, stack: ExitStack) -> AbstractC
         )
     )
     return controller
+
+
+def run_all(
+    settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
+) -> dict[str, Any]:
+    """Return everything that the record holds."""
+    with StopRequest() as stop:
+        settings, _ = started(settings, folder / START, reporter=reporter, stop=stop)
+    grids: dict[str, list[GridPoint]] = {}
+    contests: list[Contest] = []
+    for number, (link, rate) in enumerate(LINKS.items()):
+        own = replace(settings, link=(rate, rate))
+        reporter.say(f"{link} link: {len(grid_of(0))} fixed settings")
+        grids[link] = measure_grid(own, grid_of(number))
+        best = max(grids[link], key=lambda point: point.progress)
+        reporter.say(f"best of them: {best.knobs}")
+        for seed in seeds:
+            found = contest(replace(own, seed=seed), link, best.knobs, folder / "decisions")
+            contests.append(found)
+            reporter.say(
+                f"seed {seed}: tuned {found.of_best:.3f} of the best, {found.of_default:.3f} of "
+                f"the defaults, {found.final}"
+            )
+    fast = replace(settings, link=(LINKS["fast"], LINKS["fast"]))
+    best, after = (max(grids[k], key=lambda point: point.progress) for k in ("fast", "slow"))
+    return {
+        "grids": {
+            link: [{**asdict(p), "knobs": p.knobs.to_dict(), "progress": p.progress} for p in grid]
+            for link, grid in grids.items()
+        },
+        "contests": [asdict(item) for item in contests],
+        "drift": drift(fast, best, after, folder / "decisions"),
+    }
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Return what a record shows, and which aims hold."""
+    contests = [Contest(**item) for item in record["contests"]]
+    lines = [
+        f"{'link':<8}{'MB/s':>6}{'of best':>9}{'spread':>16}{'of default':>12}{'spread':>16}"
+        f"{'search':>8}  best fixed setting, and where tuned runs ended"
+    ]
+    for link, rate in LINKS.items():
+        own = [item for item in contests if item.link == link]
+        best, default = [c.of_best for c in own], [c.of_default for c in own]
+        share = max(c.search_seconds / c.run_seconds for c in own)
+        lines.append(
+            f"{link:<8}{rate / 1e6:>6.0f}{fmean(best):>9.3f}{_spread(best):>16}"
+            f"{fmean(default):>12.3f}{_spread(default):>16}{share:>8.2%}  {own[0].best}; "
+            + "; ".join(sorted({c.final for c in own}))
+        )
+    worst = min(fmean(c.of_best for c in contests if c.link == link) for link in LINKS)
+    least = min(fmean(c.of_default for c in contests if c.link == link) for link in LINKS)
+    shown = record["drift"]
+    back = shown["windows_until_back"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Tuned goodput at least {LEAST_OF_BEST:.2f} of the best of "
+            f"{len(record['grids']['slow'])} fixed settings on every link: "
+            f"{_verdict(worst >= LEAST_OF_BEST)} ({worst:.3f})",
+            f"Tuned goodput at least that of the defaults on every link: "
+            f"{_verdict(least >= LEAST_OF_DEFAULT)} ({least:.3f})",
+            f"After the link became {DRIFT:g} times slower goodput is within {WITHIN:.0%} of the "
+            f"new best after {'never' if back is None else back} windows of "
+            f"{shown['steps_per_window']} steps; then {shown['final']}",
+        ]
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{min(values):.3f} to {max(values):.3f}"
+
+
+def _verdict(holds: bool) -> str:
+    return "holds" if holds else "DOES NOT HOLD"
+
+
+@click.command(help=__doc__)
+@click.option("--seeds", default=len(SEEDS), show_default=True, help="Tuned runs on each link.")
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs/tuning"), show_default=True,
+    help="Directory of the common start and of decisions files, new or empty.",
+)  # fmt: skip
+@click.option("--record", type=click.Path(path_type=Path), help="Directory of the record.")
+def main(seeds: int, runs: Path, record: Path | None) -> None:
+    reporter = Reporter()
+    settings = TrainSettings(
+        lr=3e-4, schedule="constant", warmup=0.0, start_steps=300, device_threads=1, host_threads=1
+    )
+    found = run_all(settings, runs, range(seeds), reporter) | provenance()
+    folder = record or results_folder("tuning")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "tuning.json", found)
+    write_text(folder / "table.txt", table(found) + "\n")
+    reporter.say(table(found))
+
+
+if __name__ == "__main__":
+    main()
