@@ -48,8 +48,8 @@ _SPIKE = 5.0
 _CURVE_INTERVAL = 50
 _FEWEST_TRIALS, _MOST_TRIALS = 6, 60
 _AT_ONCE = 0.6
-"""Share of the budget that may be spent from the start; the rest comes as the run goes on, for what
-may change."""
+"""Share of the budget that may be spent from the start; the rest comes as the run goes on, for
+what may change."""
 _OF_ROOM = 0.6
 """Share of what may be spent now that one question takes: there will be others."""
 _LEAST_LEFT = 2.0

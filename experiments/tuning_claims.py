@@ -28,6 +28,7 @@ from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.training import run
 from experiments.tuned_sides import GridPoint, Scripted, Taken, measure_grid, side
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
@@ -45,6 +46,9 @@ DRIFT = 4.0
 DRIFT_STEPS = 600
 """Before and after the link slows down."""
 WITHIN = 0.05
+LOSS_STEPS = 500
+MOST_EXCESS = 0.01
+"""Of the held-out loss over AdamW's."""
 
 Grid = Mapping[str, Sequence[GridPoint]]
 
@@ -132,6 +136,27 @@ def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Co
         )
 
 
+def losses(
+    settings: TrainSettings, seeds: Sequence[int], folder: Path, reporter: Reporter
+) -> list[dict[str, Any]]:
+    """Return held-out losses of tuned runs beside those of AdamW on the device, same tokens."""
+    link = (LINKS["slow"], LINKS["slow"])
+    common = replace(settings, schedule="cosine", warmup=0.1, steps=LOSS_STEPS)
+    found = []
+    for seed in seeds:
+        row: dict[str, Any] = {"seed": seed}
+        for name, changes in (
+            ("on_device", {"strategy": "on_device"}),
+            ("auto", {"controller": "both", "link": link}),
+        ):
+            with StopRequest() as stop:
+                own = replace(common, seed=seed, **changes)
+                done = run(own, folder / f"{name}-{seed}", reporter=reporter, stop=stop)
+            row[name] = done.summary["eval_loss"]
+        found.append(row | {"excess": row["auto"] / row["on_device"] - 1})
+    return found
+
+
 def drift(
     settings: TrainSettings, best: GridPoint, best_after: GridPoint, folder: Path
 ) -> dict[str, Any]:
@@ -201,6 +226,7 @@ def run_all(
     fast = replace(settings, link=(LINKS["fast"], LINKS["fast"]))
     best, after = (max(grids[k], key=lambda point: point.progress) for k in ("fast", "slow"))
     return {
+        "losses": losses(settings, seeds, folder, reporter),
         "grids": {
             link: [{**asdict(p), "knobs": p.knobs.to_dict(), "progress": p.progress} for p in grid]
             for link, grid in grids.items()
@@ -228,6 +254,7 @@ def table(record: Mapping[str, Any]) -> str:
         )
     worst = min(fmean(c.of_best for c in contests if c.link == link) for link in LINKS)
     least = min(fmean(c.of_default for c in contests if c.link == link) for link in LINKS)
+    excess = [row["excess"] for row in record["losses"]]
     shown = record["drift"]
     back = shown["windows_until_back"]
     return "\n".join(
@@ -239,6 +266,10 @@ def table(record: Mapping[str, Any]) -> str:
             f"{_verdict(worst >= LEAST_OF_BEST)} ({worst:.3f})",
             f"Tuned goodput at least that of the defaults on every link: "
             f"{_verdict(least >= LEAST_OF_DEFAULT)} ({least:.3f})",
+            f"Held-out loss after {LOSS_STEPS} tuned steps over the slow link within "
+            f"{MOST_EXCESS:.0%} of AdamW's on the device for every seed: "
+            f"{_verdict(max(excess) <= MOST_EXCESS)} "
+            f"({', '.join(f'{value:+.2%}' for value in excess)})",
             f"After the link became {DRIFT:g} times slower goodput is within {WITHIN:.0%} of the "
             f"new best after {'never' if back is None else back} windows of "
             f"{shown['steps_per_window']} steps; then {shown['final']}",
