@@ -51,7 +51,7 @@ def test_a_replay_ends_with_the_same_bits(tmp_path, flags, clock):
     assert [row["loss"] for row in steps(again)] == [row["loss"] for row in steps(out)]
     record = json.loads((again / "config.json").read_text())
     assert record["settings"]["replay"] == str(out / "decisions.jsonl")
-    assert MEASURED <= saved_tensors(out).keys()
+    assert saved_tensors(out).keys() >= MEASURED
     assert len(clock.controllers) == 2  # and no controller was asked
 
 
