@@ -10,11 +10,14 @@ from zenflow.controller import AbstractController
 from zenflow.errors import CheckpointError
 
 
+def why():
+    return "it is the third step"
+
+
 class EveryThird(AbstractController):
     """Doubles S after every third step."""
 
     largest_interval = 64
-    reason = "it is the third step"
 
     def __init__(self):
         self.calls = 0
@@ -54,7 +57,7 @@ def run(controller, steps, knobs=START, *, delay=0):
 
 
 def test_a_line_has_the_step_time_since_the_change_before(log):
-    controller = LoggedController(EveryThird(), log, by="zen-auto")
+    controller = LoggedController(EveryThird(), log, by="zen-auto", reason=why)
     assert run(controller, range(1, 7)).update_interval == 16
     first, second = log.decisions
     assert (first.step, first.by, first.reason) == (3, "zen-auto", "it is the third step")
@@ -65,7 +68,7 @@ def test_a_line_has_the_step_time_since_the_change_before(log):
 
 
 def test_reports_that_come_late_count_once(log):
-    controller = LoggedController(EveryThird(), log, by="zen-auto")
+    controller = LoggedController(EveryThird(), log, by="zen-auto", reason=why)
     run(controller, range(1, 4), delay=1)
     report = a_report(step=2, seconds=2.0)
     controller.next_knobs(4, report, log.decisions[-1].new)  # no step has been reported since
@@ -78,7 +81,7 @@ def test_reports_that_come_late_count_once(log):
 def test_what_the_optimizer_asks_of_a_controller_is_the_inner_ones(log):
     inner = EveryThird()
     inner.measures_windows, inner.curve_interval, inner.least_topk_ratio = True, 7, 0.01
-    controller = LoggedController(inner, log, by="twin")
+    controller = LoggedController(inner, log, by="twin", reason=why)
     assert controller.measures_windows
     assert (controller.curve_interval, controller.least_topk_ratio) == (7, 0.01)
     assert controller.largest_interval == 64
@@ -87,9 +90,9 @@ def test_what_the_optimizer_asks_of_a_controller_is_the_inner_ones(log):
 
 
 def test_a_controller_goes_on_as_if_never_interrupted(log, tmp_path):
-    controller = LoggedController(EveryThird(), log, by="zen-auto")
+    controller = LoggedController(EveryThird(), log, by="zen-auto", reason=why)
     knobs = run(controller, range(1, 6))
-    resumed = LoggedController(EveryThird(), log, by="zen-auto")
+    resumed = LoggedController(EveryThird(), log, by="zen-auto", reason=why)
     resumed.load_state_dict(controller.state_dict())
     run(resumed, [6], knobs)
     assert resumed.inner.calls == 6

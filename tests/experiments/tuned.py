@@ -19,7 +19,6 @@ class ByTheClock(AbstractController):
     curve_interval = 3
     largest_interval = 8
     least_topk_ratio = 0.05
-    reason = "the clock said so"
 
     def __init__(self, stop_after: int | None) -> None:
         self.turns = 0
