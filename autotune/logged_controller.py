@@ -12,7 +12,7 @@ from zenflow.controller import AbstractController
 from zenflow.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from autotune.decision_records import Deciders
     from zenflow.controller import ObservedTimeline
@@ -23,13 +23,27 @@ if TYPE_CHECKING:
 class LoggedController(AbstractController):
     """A controller whose every change of knobs is a line of a decisions file.
 
-    The line has the mean step time since the change before, and the controller's ``reason`` (an
-    attribute, text) if it has one.
+    The line has the mean step time since the change before.
     """
 
-    def __init__(self, inner: AbstractController, log: DecisionLog, *, by: Deciders) -> None:
-        """Ask ``inner`` what to do, and write to ``log`` that it was ``by`` whom."""
+    def __init__(
+        self,
+        inner: AbstractController,
+        log: DecisionLog,
+        *,
+        by: Deciders,
+        reason: Callable[[], str],
+    ) -> None:
+        """Keep what decides, and where it is written.
+
+        Args:
+            inner: Asked after every step.
+            log: Takes the lines.
+            by: Whom they name.
+            reason: Asked just after a decision why it was taken.
+        """
         self.inner = inner
+        self._reason = reason
         self.measures_windows = inner.measures_windows
         self.curve_interval = inner.curve_interval
         self.least_topk_ratio = inner.least_topk_ratio
@@ -68,7 +82,7 @@ class LoggedController(AbstractController):
             gain=None,
             error=None,
             rho=None if report is None else 1 - report.captured_energy,
-            reason=str(getattr(self.inner, "reason", "")),
+            reason=self._reason(),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from autotune.constraints import Constraints
 from autotune.decisions import DecisionLog
 from autotune.logged_controller import LoggedController
+from autotune.zen_auto import ZenAuto
 from experiments.build import Workbench, workload_of
 from experiments.recipes import TrainSettings
 from experiments.records import available_cores, hardware
@@ -21,11 +24,10 @@ def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
         ConfigError: The model can't be simulated, the machine is unknown, or no setting meets the
             bounds.
     """
-    from autotune.zen_auto import ZenAuto
-
-    settings = bench.settings
+    settings, zen_auto = bench.settings, ZenAuto(start=bench.config.update_interval)
     if settings.controller == "zen-auto":
-        return LoggedController(ZenAuto(), log, by="zen-auto")
+        return LoggedController(zen_auto, log, by="zen-auto", reason=lambda: _why(zen_auto))
+    # Imported late, as below: a run that is not tuned needs no simulator.
     from autotune.twin_controller import TwinController
 
     profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
@@ -37,10 +39,17 @@ def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
         releases=settings.gradients == "release",
         constraints=_constraints(settings),
         total_steps=bench.total_steps,
-        zen_auto=ZenAuto() if settings.controller == "both" else None,
+        zen_auto=zen_auto if settings.controller == "both" else None,
         log=log,
         seed=settings.seed,
     )
+
+
+def _why(zen_auto: ZenAuto) -> str:
+    steps = zen_auto.wanted()
+    if steps is None or math.isinf(steps):
+        return "gradients that wait stay below the important ones"
+    return f"gradients that wait are as large as the important ones after {steps:.1f} steps"
 
 
 def start_knobs(bench: Workbench) -> Knobs:

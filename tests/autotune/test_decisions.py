@@ -14,6 +14,7 @@ from autotune.decisions import (
     WindowRecord,
     read_decisions,
 )
+from tests.test_layering import modules_after
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
@@ -332,3 +333,8 @@ def test_numbers_that_are_not_finite_are_null():
     assert json.loads(line)["goodput"] is None
     assert math.isnan(found.goodput)
     assert found.predicted_step_seconds is None
+
+
+@pytest.mark.parametrize("module", ["decisions", "logged_controller", "zen_auto"])
+def test_decisions_are_read_without_torch(module):
+    assert not {"torch", "optuna"} & modules_after(f"import autotune.{module}")

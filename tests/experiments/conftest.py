@@ -29,7 +29,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     def make(bench: Any, log: Any) -> LoggedController:
         del bench
         made.controllers.append(ByTheClock(made.stop_after))
-        return LoggedController(made.controllers[-1], log, by="twin")
+        return LoggedController(
+            made.controllers[-1], log, by="twin", reason=lambda: "the clock said so"
+        )
 
     monkeypatch.setattr(auto, "make_controller", make)
     return made

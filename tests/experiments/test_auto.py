@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -281,6 +282,38 @@ def test_a_tuned_run_joins_a_comparison(tmp_path, text, clock):
     assert (tmp_path / "runs" / "start").is_dir()
     remove_results(tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_the_twin_runs_and_what_it_did_can_be_repeated(tmp_path, text):
+    flags = [*FAST, "--data", text, "--steps", "40", "--largest-staleness", "8"]
+    out = trained(tmp_path / "run", *flags, "--auto")
+    found = read_decisions(out / "decisions.jsonl")
+    assert found.windows
+    assert found.windows[0].step_seconds > 0
+    assert found.end.search_seconds == summary(out)["tuning"]["search_seconds"]
+    assert (out / "tuning.png").exists()
+    again = tmp_path / "replay"
+    assert train("--out", again, "--replay", out / "decisions.jsonl").exit_code == 0
+    ours, theirs = saved_tensors(out), saved_tensors(again)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    assert train("--resume", out, "--steps", "50").exit_code == 0
+    assert read_decisions(out / "decisions.jsonl").end.step == 50
+
+
+def test_zen_auto_runs_from_a_deepspeed_file_and_says_why(tmp_path, text):
+    path = deepspeed(tmp_path / "ds.json", topk_ratio=0.2, overlap_step=True)
+    flags = [*FAST, "--data", text, "--steps", "60", "--lr", "0.01", "--config", path]
+    result = train("--out", tmp_path / "run", *flags)
+    assert result.exit_code == 0, result.output
+    found = read_decisions(tmp_path / "run" / "decisions.jsonl")
+    assert found.header.knobs.update_interval == 1
+    assert found.header.knobs.topk_ratio == 0.2
+    assert {decision.by for decision in found.decisions} <= {"zen-auto"}
+    for before, decision in zip((found.header.knobs, *(d.new for d in found.decisions)),
+                                found.decisions, strict=False):  # fmt: skip
+        assert decision.new == replace(before, update_interval=decision.new.update_interval)
+        assert "gradients that wait" in decision.reason
+    assert summary(tmp_path / "run")["strategy"] == "zen-auto"
 
 
 def test_overwriting_a_tuned_run_starts_its_file_anew(tmp_path, text, clock):

@@ -15,9 +15,10 @@ from zenflow.report import StepReport
 class ByTheClock(AbstractController):
     """Changes something at every odd step, by the time of day and what it remembers."""
 
+    measures_windows = True
+    curve_interval = 3
     largest_interval = 8
     least_topk_ratio = 0.05
-    reason = "the clock said so"
 
     def __init__(self, stop_after: int | None) -> None:
         self.turns = 0
