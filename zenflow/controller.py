@@ -109,7 +109,7 @@ class AbstractIntervalController(AbstractController):
         """
         if report is None:
             return knobs
-        interval = _checked_interval(self.next_interval(report))
+        interval = _checked_interval(self.next_interval(report), type(self).__name__)
         if interval in (report.update_interval, knobs.update_interval):
             return knobs
         return replace(knobs, update_interval=interval)
@@ -124,7 +124,7 @@ class FixedInterval(AbstractIntervalController):
         Raises:
             ConfigError: It isn't an integer of at least 1.
         """
-        self.update_interval = _checked_interval(update_interval)
+        self.update_interval = _checked_interval(update_interval, "FixedInterval")
 
     def next_interval(self, report: StepReport) -> int:
         """Return the fixed S."""
@@ -161,7 +161,7 @@ class LoggedDecisions(AbstractController):
         self.least_topk_ratio = min((knobs.topk_ratio for _, knobs in self.log), default=None)
         self._steps = [step for step, _ in self.log]
         for _, knobs in self.log:
-            _checked_interval(knobs.update_interval)
+            _checked_interval(knobs.update_interval, "LoggedDecisions")
         for earlier, later in pairwise(self._steps):
             if later <= earlier:
                 raise ConfigError(
@@ -175,9 +175,10 @@ class LoggedDecisions(AbstractController):
         return self.log[index - 1][1] if index else knobs
 
 
-def _checked_interval(interval: object) -> int:
+def _checked_interval(interval: object, controller: str) -> int:
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigError(
-            f"a window length must be an integer >= 1, got {interval!r}: 1 updates every step"
+            f"{controller}: a window length must be an integer >= 1, got {interval!r}: 1 updates "
+            "at every step"
         )
     return interval

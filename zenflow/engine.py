@@ -15,7 +15,7 @@ from zenflow.adamw import Hyper
 from zenflow.completion import wait_all
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.device import AbstractDevice, HostValues
+from zenflow.device import AbstractDevice
 from zenflow.device_step import (
     Measured,
     measure,
@@ -24,9 +24,9 @@ from zenflow.device_step import (
     update_device,
 )
 from zenflow.errors import ConfigError
+from zenflow.gauges import Gauges
 from zenflow.host_schedule import HostSchedule
 from zenflow.host_store import UploadPool, upload_bytes
-from zenflow.importance import ScoreCurve
 from zenflow.intake import Intake, StepGradients
 from zenflow.knobs import Knobs
 from zenflow.landing import LandingStrip, unique
@@ -35,7 +35,6 @@ from zenflow.recorder import Recorder
 from zenflow.report import StepReport
 from zenflow.reporting import Reporter, StepFacts, check_finite
 from zenflow.resizing import resize
-from zenflow.sketch import WindowSketch
 from zenflow.stalls import StallClock
 from zenflow.timeline import Timeline
 from zenflow.transfer import CopyLane, PacedLink
@@ -83,16 +82,8 @@ class Engine:
         self.schedule = HostSchedule(
             layout, config, self.calendar, self.worker, self.uploads, device, wait_timeout
         )
-        has_columns = bool(layout.splits)
-        self.sketch = (
-            WindowSketch(layout, device) if controller.measures_windows and has_columns else None
-        )
-        self._curve = (
-            ScoreCurve(layout.widths, device.torch_device)
-            if controller.curve_interval and has_columns
-            else None
-        )
-        self.intake = Intake(device, layout, self.d2h, self._bucket_passed, self.sketch)
+        self.gauges = Gauges(controller, layout, device)
+        self.intake = Intake(device, layout, self.d2h, self._bucket_passed, self.gauges.sketch)
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         return CopyLane(
@@ -157,7 +148,7 @@ class Engine:
             resident_grads,
             max_norm=max_norm,
             inverse_scale=inverse_scale,
-            sketch=self.sketch,
+            sketch=self.gauges.sketch,
         )
         if self.device.is_synchronous:
             check_finite(measured.values.get()[1], step, self.device)
@@ -166,7 +157,7 @@ class Engine:
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         self.recorder.add("device", "step", started, self.device.timing_mark(), step)
         topk_ratio = self.layout.topk_ratio
-        ages, curve = self._gauge(gradients, step)
+        gauged = self.gauges.read(list(gradients.important), self.calendar.next_due, step)
         h2d_bytes, staleness = self._run_host(gradients, hypers, measured, step)
         self.reporter.note(
             StepFacts(
@@ -179,8 +170,7 @@ class Engine:
                 knobs=self.calendar.knobs,
                 lag=self.calendar.lag(step),
                 learning_rates=tuple(hyper.lr for hyper in hypers),
-                ages=ages,
-                curve=curve,
+                gauged=gauged,
             )
         )
         self.recorder.forget_before(step)
@@ -207,16 +197,6 @@ class Engine:
             landed += at_once
         num_bytes = sum(landing.num_bytes for landing in landed)
         return num_bytes, max((step - landing.opened for landing in landed), default=0)
-
-    def _gauge(self, gradients: StepGradients, step: int) -> tuple[list[int], HostValues | None]:
-        """Return what the controller wants measured of this step, before any window ends."""
-        ages: list[int] = []
-        if self.sketch is not None:
-            ages = self.sketch.ages(list(gradients.important))
-            self.sketch.close(self.calendar.next_due, step)
-        if self._curve is None or step % self.controller.curve_interval:
-            return ages, None
-        return ages, self.device.to_host(self._curve.read(self.layout.columns.scores))
 
     # ---- reports and control ----------------------------------------------------------------
 

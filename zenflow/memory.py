@@ -35,8 +35,8 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         for split in layout.splits
         for tensor in (split.deferred_columns, split.important_columns)
     )
-    if engine.sketch is not None:
-        device_bytes += engine.sketch.num_bytes
+    if engine.gauges.sketch is not None:
+        device_bytes += engine.gauges.sketch.num_bytes
     largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),

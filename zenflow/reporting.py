@@ -13,8 +13,9 @@ from zenflow.report import StepReport
 from zenflow.sketch import window_norms
 
 if TYPE_CHECKING:
-    from zenflow.device import AbstractDevice, HostValues
+    from zenflow.device import AbstractDevice
     from zenflow.device_step import Measured
+    from zenflow.gauges import Gauged
     from zenflow.knobs import Knobs
     from zenflow.stalls import StallClock
 
@@ -32,9 +33,7 @@ class StepFacts:
     knobs: Knobs
     lag: int
     learning_rates: tuple[float, ...]
-    ages: list[int]
-    """Of each block's window, where the sketch has measured them."""
-    curve: HostValues | None
+    gauged: Gauged
 
 
 class Reporter:
@@ -70,6 +69,7 @@ class Reporter:
         factor, norm, important, total, *norms = facts.measured.values.get()
         check_finite(norm, facts.step, self._device)
         stalls = self._stalls.resolve(waits, facts.step)
+        curve = facts.gauged.curve
         self.report = StepReport(
             step=facts.step,
             seconds=self._device.seconds_of(end) - self._device.seconds_of(start),
@@ -87,8 +87,8 @@ class Reporter:
             rolling=facts.knobs.rolling,
             select_interval=facts.knobs.select_interval,
             learning_rates=facts.learning_rates,
-            windows=window_norms(facts.ages, norms),
-            energy_curve=None if facts.curve is None else energy_curve(facts.curve.get()),
+            windows=window_norms(facts.gauged.ages, norms),
+            energy_curve=None if curve is None else energy_curve(curve.get()),
         )
 
     def forget(self) -> None:

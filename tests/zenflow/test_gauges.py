@@ -17,7 +17,7 @@ from zenflow import (
     LoggedDecisions,
     ZenFlowAdamW,
     ZenFlowConfig,
-    engine,
+    gauges,
 )
 from zenflow.blocks import important_count
 from zenflow.importance import CURVE_RATIOS
@@ -198,7 +198,7 @@ def test_measuring_changes_no_weight():
 
 def test_nothing_is_computed_that_nobody_asks_for(monkeypatch):
     for name in ("WindowSketch", "ScoreCurve"):
-        monkeypatch.setattr(engine, name, None)  # a call would fail
+        monkeypatch.setattr(gauges, name, None)  # a call would fail
     for controller in (None, Watching(windows=False), LoggedDecisions([])):
         reports, _ = run(controller)
         assert all(report.windows == () for report in reports)
@@ -213,7 +213,7 @@ def test_the_memory_plan_counts_the_sketch():
             ZenFlowAdamW(model.parameters(), config=config_of(), controller=controller)
         ) as optimizer:
             plans.append(optimizer.memory.device_extra_bytes)
-            sketch = optimizer._engine.sketch
+            sketch = optimizer._engine.gauges.sketch
     assert plans[1] - plans[0] == sketch.num_bytes >= 2 * 4 * 8 * (2 * 24)
 
 

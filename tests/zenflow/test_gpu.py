@@ -12,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
+from tests.models import (
+    TINY,
+    GivenGradients,
+    OddShapes,
+    TinyStack,
+    assert_equal,
+    closing,
+    weights_of,
+)
+from tests.zenflow import test_gauges as gauges
 from tests.zenflow import test_limits as limits
 from tests.zenflow import test_reference as reference
 from tests.zenflow import test_resume as resume
 from tests.zenflow import test_timing as timing
-from tests.zenflow.decisions import decisions
+from tests.zenflow.decisions import decisions, intervals
 from zenflow import GradientError, LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig, kernel
 
 pytestmark = [
@@ -76,9 +85,8 @@ def test_bfloat16_weights_are_the_references_up_to_rounding(mode, scenario):
 @settings(max_examples=10, deadline=None)
 @given(config=reference.configs(block_elements=None), seed=st.integers(0, 99))
 def test_a_replayed_log_changes_the_interval_at_the_logged_steps(config, seed):
-    scenario = reference.Scenario(
-        config, [(6, 5), (3, 8)], num_steps=16, log=[(3, 2), (6, 4), (11, 1)], seed=seed
-    )
+    log = intervals(config, [(3, 2), (6, 4), (11, 1)])
+    scenario = reference.Scenario(config, [(6, 5), (3, 8)], num_steps=16, log=log, seed=seed)
     reference.check_scenario(scenario, "release", device="cuda")
 
 
@@ -145,7 +153,8 @@ def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_run_whose_interval_changed_resumes_bit_for_bit(dtype):
+@pytest.mark.parametrize("log", resume.SCHEDULES.values(), ids=resume.SCHEDULES)
+def test_a_run_whose_knobs_changed_resumes_bit_for_bit(log, dtype):
     config = resume.config_of("rolling, lag 1")
     resume.check_resume(
         {
@@ -154,7 +163,7 @@ def test_a_run_whose_interval_changed_resumes_bit_for_bit(dtype):
             "device": "cuda",
             "model": TinyStack,
             "dtype": dtype,
-            "log": [(3, 2), (6, 4)],
+            "log": log,
         }
     )
 
@@ -361,6 +370,33 @@ def test_float16_with_a_grad_scaler_skips_overflows():
 def test_a_paced_link_is_for_cpus():
     with pytest.raises(ValueError, match="CPU"):
         ZenFlowAdamW(TinyStack().to("cuda").parameters(), link=PacedLink(1e9, 1e9))
+
+
+def test_norms_and_curves_are_the_cpus_one_step_later():
+    config = gauges.config_of()
+    found = {}
+    for device in ("cpu", "cuda"):
+        model = GivenGradients(gauges.SHAPES).to(device)
+        controller = gauges.Watching(curve_interval=2)
+        with closing(
+            ZenFlowAdamW(model.parameters(), config=config, controller=controller)
+        ) as optimizer:
+            reports = []
+            for step in range(1, 10):
+                reference.feed(model, optimizer, model.draw_gradients(step), "keep")
+                reports.append(optimizer.report)
+            found[device] = reports
+    assert found["cuda"][0] is None
+    for ours, theirs in zip(found["cuda"][1:], found["cpu"], strict=False):
+        assert (ours.step, len(ours.windows)) == (theirs.step, len(theirs.windows))
+        for a, b in zip(ours.windows, theirs.windows, strict=True):
+            assert a.age == b.age
+            assert a.accumulated == pytest.approx(b.accumulated, rel=1e-3)
+            assert a.important == pytest.approx(b.important, rel=1e-3)
+        if theirs.energy_curve is None:
+            assert ours.energy_curve is None
+        else:
+            assert ours.energy_curve == pytest.approx(theirs.energy_curve, rel=1e-3)
 
 
 KNOB_CHANGES = [
