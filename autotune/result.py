@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.objective import Measurement, dominates
 from autotune.samplers import is_allowed
+from autotune.space import INDEX_SUFFIX
 from autotune.trial_loop import Task
 from zenflow.knobs import Knobs
+
+_FEWEST = 10
+"""Settings from which on one may say which knob matters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,9 @@ class TuneResult:
     """Every setting that was measured, in the order of trials."""
     num_trials: Mapping[str, int]
     """Trials by outcome: measured, infeasible, repeated, surplus, error, interrupted, lost."""
+    importance: Mapping[str, Mapping[str, float]]
+    """How much each knob is of what makes settings good (PED-ANOVA), by objective and knob; empty
+    where too few settings have been measured."""
     interrupted: bool
     """Whether a signal ended it."""
 
@@ -66,7 +74,7 @@ def result_of(study: optuna.Study, task: Task, *, interrupted: bool = False) -> 
     """Return what a study has found so far."""
     trials = study.get_trials(deepcopy=False)
     found = [_candidate(t, task) for t in trials if t.state is TrialState.COMPLETE]
-    default = next((c for c in found if c.knobs == task.backend.default), None)
+    default = next((c for c in found if c.knobs == task.default), None)
     counts: dict[str, int] = {}
     for trial in trials:
         counts[outcome_of(trial)] = counts.get(outcome_of(trial), 0) + 1
@@ -76,6 +84,7 @@ def result_of(study: optuna.Study, task: Task, *, interrupted: bool = False) -> 
         default=default,
         candidates=tuple(found),
         num_trials=counts,
+        importance=_importance(study, task) if len(found) >= _FEWEST else {},
         interrupted=interrupted,
     )
 
@@ -87,6 +96,24 @@ def outcome_of(trial: FrozenTrial) -> str:
     said = str(trial.user_attrs.get("outcome", "lost"))
     is_lost = trial.state is TrialState.FAIL and said not in ("error", "interrupted")
     return "lost" if is_lost else said
+
+
+def _importance(study: optuna.Study, task: Task) -> dict[str, dict[str, float]]:
+    """Return every knob's importance; the evaluator takes less for better."""
+    found = {}
+    for place, goal in enumerate(task.goals):
+        sign = -1.0 if goal.is_maximised else 1.0
+
+        def target(trial: FrozenTrial, place: int = place, sign: float = sign) -> float:
+            return sign * float(trial.values[place])
+
+        shares = optuna.importance.get_param_importances(
+            study, evaluator=PedAnovaImportanceEvaluator(), target=target
+        )
+        found[goal.name] = {
+            name.removesuffix(INDEX_SUFFIX): float(share) for name, share in shares.items()
+        }
+    return found
 
 
 def _candidate(trial: FrozenTrial, task: Task) -> Candidate:

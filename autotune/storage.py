@@ -27,6 +27,7 @@ _HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 40
 """After so long without a sign a trial of another machine counts as lost."""
 _UNSIGNED = timedelta(seconds=30)
 """A trial says within this time whose it is, unless its worker was killed before it could."""
+_SIGNING_SECONDS = 0.5
 _ATTEMPTS, _PAUSE = 5, 0.2
 """Workers that start together may make a database's tables at the same time: one is too late."""
 
@@ -105,8 +106,12 @@ def fail_lost_trials(study: optuna.Study, trials: Iterable[FrozenTrial]) -> int:
 def fail_own_trials(study: optuna.Study) -> None:
     """Fail what this process left running when it was interrupted between two of its steps."""
     own = signature()
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial.user_attrs.get("worker") == own:
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    if any("worker" not in trial.user_attrs for trial in running):
+        time.sleep(_SIGNING_SECONDS)  # another worker signs its trial in that time
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    for trial in running:
+        if trial.user_attrs.get("worker", own) == own:
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
@@ -133,7 +138,8 @@ def quiet_optuna() -> Iterator[None]:
 
     It logs every trial and, with a traceback, every setting that fails. It warns that heartbeats
     and some samplers are experimental, which have been there for years, and that CMA-ES looks at
-    no constraints, which it needn't: what breaks them is not measured.
+    no constraints, which it needn't: what breaks them is not measured. And it warns that
+    importance is of low values, which is how they are passed.
     """
     former = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -141,6 +147,7 @@ def quiet_optuna() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             warnings.filterwarnings("ignore", message="Constraints have been set, but")
+            warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
             yield
     finally:
         optuna.logging.set_verbosity(former)

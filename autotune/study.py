@@ -68,6 +68,8 @@ def tune(
             else:
                 work_apart(task, num_workers, num_before, timeout, report)
         except KeyboardInterrupt:
+            if task.storage is not None:
+                study = open_study(task)  # the signal may have come between two of its writes
             fail_own_trials(study)
             interrupted = True
         fail_lost_trials(study, study.get_trials(deepcopy=False))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import optuna
@@ -20,7 +20,7 @@ from autotune.backends import AbstractBackend
 from autotune.constraints import Constraints, Feasibility
 from autotune.objective import Objective, objectives_of
 from autotune.samplers import ORDERED, make_sampler, tell_misses
-from autotune.space import SearchSpace
+from autotune.space import SearchSpace, effective_lag
 from autotune.storage import fail_lost_trials, open_storage, signature
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
@@ -59,6 +59,12 @@ class Task:
         """The objectives themselves."""
         return objectives_of(self.objectives)
 
+    @property
+    def default(self) -> Knobs:
+        """The backend's default as the space has settings, its lag in steps."""
+        knobs = self.backend.default
+        return replace(knobs, lag=effective_lag(knobs))
+
 
 def open_study(task: Task) -> optuna.Study:
     """Return the task's study, made if its storage has none of this name.
@@ -77,7 +83,7 @@ def open_study(task: Task) -> optuna.Study:
         "objectives": list(task.objectives),
         "constraints": asdict(task.constraints),
         "space": {name: list(values) for name, values in task.space.values.items()},
-        "default": task.backend.default.to_dict(),
+        "default": task.default.to_dict(),
     }
     there = study.user_attrs.get(_PURPOSE)
     if there is None and not study.get_trials(deepcopy=False):
@@ -164,7 +170,7 @@ class TrialLoop:
     def _given(self, trials: Sequence[FrozenTrial]) -> Knobs | None:
         """Return the setting that is to be tried next whatever the sampler says, if any."""
         known = self._known(trials)
-        default = self._task.backend.default
+        default = self._task.default
         if default in self._task.space and default not in known:
             return default
         if not self._must_be_given:

@@ -90,14 +90,12 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, and it asks us
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    study = None
     with quiet_optuna():
         try:
             study = open_study(task)
             TrialLoop(study, task, index=index, num_before=num_before).run(timeout, lambda: None)
         except KeyboardInterrupt:
-            if study is not None:
-                fail_own_trials(study)
+            fail_own_trials(open_study(task))  # afresh: it may have come between two writes
         except ConfigError as error:
             sender.send(str(error))
 
