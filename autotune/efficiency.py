@@ -111,11 +111,12 @@ class EnergyCurve:
         if not (0 < topk_ratio < 1 and 0 < captured < 1):
             return self
         shift = _log_odds(captured) - _log_odds(self.captured(topk_ratio))
-        moved = {
-            ratio: 1.0 / (1.0 + math.exp(-_log_odds(share) - shift))
-            for ratio, share in self.points
-            if 0 < ratio < 1
-        }
+        moved, highest = {}, 0.0
+        # Between two points the curve is straight before and after: the measured one is its own.
+        points = {**dict(self.points), topk_ratio: self.captured(topk_ratio)}
+        for ratio, share in sorted(points.items())[1:-1]:
+            bent = 1.0 / (1.0 + math.exp(-_log_odds(share) - shift))
+            moved[ratio] = highest = max(highest, bent)  # rounding must not make it descend
         return EnergyCurve.of(moved)
 
 

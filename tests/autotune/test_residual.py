@@ -1,0 +1,149 @@
+"""Residual: a Gaussian process as the textbook has it, and what follows from it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.residual import Evidence, Residual
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
+
+START = Knobs.of(ZenFlowConfig())
+STRUCTURE, WEIGHT, OFFSET, LEAST_NOISE, MEMORY = 0.06, 4.0, 0.3, 0.005, 8.0
+
+settings_of_knobs = st.builds(
+    lambda k, interval, lag, rolling: replace(
+        START, topk_ratio=k, update_interval=interval, lag=lag, rolling=rolling
+    ),
+    st.sampled_from([0.02, 0.1, 0.4]),
+    st.sampled_from([1, 2, 4, 16]),
+    st.sampled_from([None, 1, 2]),
+    st.booleans(),
+)
+pieces = st.builds(
+    lambda knobs, ratio, noise, age: Evidence(knobs=knobs, log_ratio=ratio, noise=noise, age=age),
+    settings_of_knobs,
+    st.floats(-0.4, 0.4),
+    st.floats(0.0, 0.1),
+    st.integers(0, 20),
+)
+evidence_lists = st.lists(pieces, min_size=1, max_size=8)
+
+
+def place(knobs):
+    interval = knobs.update_interval
+    lag = interval if knobs.lag is None else min(knobs.lag, interval)
+    spread = [math.log2(interval) / 2, math.log2(lag) / 1.5, math.log(knobs.topk_ratio) / 1.5]
+    return np.array([*spread, float(knobs.rolling)])
+
+
+def dense(evidence, one, other):
+    """Return both settings' mean and the error of their difference, by inverting the matrix."""
+    by_setting = {}
+    for item in evidence:
+        by_setting.setdefault(item.knobs, []).append(item.log_ratio)
+    centres = [np.median(values) for values in by_setting.values()]
+    structure = STRUCTURE
+    if len(centres) > 1:
+        squares = len(centres) * np.var(centres, ddof=1)
+        structure = math.sqrt((WEIGHT * STRUCTURE**2 + squares) / (WEIGHT + len(centres)))
+
+    def kernel(a, b):
+        return structure**2 * math.exp(-((place(a) - place(b)) ** 2).sum() / 2) + OFFSET**2
+
+    values = np.array([item.log_ratio for item in evidence])
+    middle = np.median(values)
+    gram = np.array([[kernel(a.knobs, b.knobs) for b in evidence] for a in evidence])
+    noise = [max(e.noise, LEAST_NOISE) ** 2 * math.exp(e.age / MEMORY) for e in evidence]
+    inverse = np.linalg.inv(gram + np.diag(noise))
+    cross = np.array([[kernel(e.knobs, knobs) for e in evidence] for knobs in (one, other)])
+    means = middle + cross @ inverse @ (values - middle)
+    prior = np.array([[kernel(a, b) for b in (one, other)] for a in (one, other)])
+    posterior = prior - cross @ inverse @ cross.T
+    variance = posterior[0, 0] + posterior[1, 1] - 2 * posterior[0, 1]
+    return means[0], means[1], math.sqrt(max(0.0, variance))
+
+
+@given(evidence_lists, settings_of_knobs, settings_of_knobs)
+def test_the_posterior_is_the_textbooks(evidence, one, other):
+    residual = Residual(evidence)
+    mean_one, mean_other, error = dense(evidence, one, other)
+    assert residual.mean(one) == pytest.approx(mean_one, abs=1e-6)
+    assert residual.mean(other) == pytest.approx(mean_other, abs=1e-6)
+    assert residual.error(one, other) == pytest.approx(error, abs=1e-5)
+
+
+@given(st.lists(pieces, max_size=8), settings_of_knobs, settings_of_knobs)
+def test_between_a_setting_and_itself_there_is_no_error(evidence, one, other):
+    residual = Residual(evidence)
+    assert residual.error(one, one) == pytest.approx(0.0, abs=1e-6)
+    assert residual.error(one, other) == pytest.approx(residual.error(other, one), abs=1e-6)
+
+
+def test_measured_settings_are_told_as_measured():
+    ratios = {1: 0.3, 2: 0.1, 4: -0.05, 16: -0.2}
+    evidence = [
+        Evidence(knobs=replace(START, update_interval=s), log_ratio=r, noise=0.0, age=0)
+        for s, r in ratios.items()
+    ]
+    residual = Residual(evidence)
+    for item in evidence:
+        assert residual.mean(item.knobs) == pytest.approx(item.log_ratio, abs=0.01)
+    assert residual.error(evidence[0].knobs, evidence[3].knobs) < 0.01
+
+
+@given(evidence_lists, st.floats(-2.0, 2.0), settings_of_knobs, settings_of_knobs)
+def test_an_error_that_all_share_decides_between_no_two(evidence, offset, one, other):
+    residual = Residual(evidence)
+    moved = Residual([replace(item, log_ratio=item.log_ratio + offset) for item in evidence])
+    apart = residual.mean(one) - residual.mean(other)
+    assert moved.mean(one) - moved.mean(other) == pytest.approx(apart, abs=1e-6)
+    assert moved.error(one, other) == pytest.approx(residual.error(one, other), abs=1e-5)
+
+
+@given(settings_of_knobs, st.floats(-0.5, 0.5), settings_of_knobs, settings_of_knobs)
+def test_one_measured_setting_decides_between_no_two(measured, ratio, one, other):
+    evidence = [Evidence(knobs=measured, log_ratio=ratio, noise=0.01, age=0)] * 3
+    residual = Residual(evidence)
+    assert residual.mean(one) == pytest.approx(residual.mean(other), abs=1e-9)
+
+
+def test_neighbours_are_told_apart_with_less_error_than_strangers():
+    residual = Residual([Evidence(knobs=START, log_ratio=0.1, noise=0.0, age=0)])
+    near = residual.error(START, replace(START, update_interval=START.update_interval + 1))
+    far = residual.error(START, replace(START, topk_ratio=0.5, update_interval=32, rolling=False))
+    assert 0 < near < 0.5 * far
+    assert far < math.sqrt(2) * STRUCTURE
+
+
+def test_old_news_is_less_certain():
+    other = replace(START, update_interval=16)
+
+    def error(age):
+        evidence = [
+            Evidence(knobs=knobs, log_ratio=0.0, noise=0.02, age=age) for knobs in (START, other)
+        ]
+        return Residual(evidence).error(START, other)
+
+    assert error(0) < error(8) < error(24)
+
+
+def test_before_anything_is_measured_the_prediction_stands():
+    assert Residual([]).mean(START) == 0.0
+    assert Residual([]).error(START, replace(START, update_interval=16)) > 0
+
+
+def test_a_model_that_was_off_here_is_trusted_less_there():
+    def error(ratio):
+        known = [(1, 0.0), (4, ratio)]
+        evidence = [
+            Evidence(knobs=replace(START, update_interval=s), log_ratio=r, noise=0.0, age=0)
+            for s, r in known
+        ]
+        return Residual(evidence).error(START, replace(START, topk_ratio=0.5))
+
+    assert error(0.5) > 2 * error(0.0)

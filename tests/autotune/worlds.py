@@ -1,0 +1,88 @@
+"""A small machine for the tuner's tests, and a hidden twin that plays the truth on it."""
+
+import math
+from dataclasses import replace
+
+from autotune.efficiency import EnergyCurve, efficiency
+from autotune.measured import Stretch
+from autotune.space import SearchSpace
+from autotune.twin import NEUTRAL, Twin
+from experiments.recipes import MODEL_SIZES
+from sim.generic import generic_cpu
+from sim.workload import Workload
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
+
+SPACE = SearchSpace(
+    topk_ratios=(0.05, 0.1, 0.3),
+    update_intervals=(1, 2, 4, 8),
+    lags=(1, 2),
+    rollings=(True, False),
+    select_intervals=(100,),
+)
+CONFIG = ZenFlowConfig(min_split_elements=1024)
+HERE = Knobs.of(CONFIG)
+CURVE = EnergyCurve.of({0.05: 0.15, 0.1: 0.25, 0.3: 0.5})
+
+
+def workload(size="tiny", **changes):
+    settings = {"batch_size": 2, "sequence": 64, "dtype": "float32", **changes}
+    return Workload.of_config(size, MODEL_SIZES[size].config(), **settings)
+
+
+def machine(d2h=20e6, h2d=6e6):
+    """Return a machine on which every lane has something to do: a short S waits for uploads."""
+    values = {"link.d2h": d2h, "link.h2d": h2d, "host.core_bandwidth": 4e8}
+    return generic_cpu(2, 8e9).with_values({**values, "device.flops.float32": 8e9})
+
+
+def twin(config=CONFIG):
+    return Twin(workload(), machine(), config, windows=1)
+
+
+class Truth:
+    """The machine as it is: a twin whose constants nobody is told."""
+
+    def __init__(self, curve=CURVE, **constants):
+        self.twin = twin()
+        self.constants = {**NEUTRAL, **constants}
+        self.curve = curve
+
+    def forecast(self, knobs):
+        return self.twin.forecast(knobs, self.constants)
+
+    def rho(self, knobs):
+        return 1.0 - self.curve.captured(knobs.topk_ratio)
+
+    def stretch(self, index, knobs, *, slower=1.0, noise=0.001):
+        """Return what measuring a setting gives, ``slower`` being a factor on the step."""
+        found = self.forecast(knobs)
+        return Stretch(
+            index=index,
+            last_step=20 * (index + 1),
+            knobs=knobs,
+            step_seconds=found.step_seconds * slower,
+            noise=noise,
+            stall_seconds=found.stall_seconds,
+            rho=self.rho(knobs),
+            busy_seconds=dict(found.busy_seconds),
+        )
+
+    def progress(self, knobs):
+        """Return steps of AdamW's worth per second, selections aside."""
+        return efficiency(knobs, self.rho(knobs)) / self.forecast(knobs).step_seconds
+
+    def best(self, settings):
+        return max(settings, key=self.progress)
+
+    def shortfall(self, knobs, settings):
+        """Return by which share a setting is worse than the best of some."""
+        return 1.0 - self.progress(knobs) / self.progress(self.best(settings))
+
+
+def knobs_at(**changes):
+    return replace(HERE, **changes)
+
+
+def log_gap(one, other):
+    return abs(math.log(one / other))
