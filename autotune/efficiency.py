@@ -19,17 +19,22 @@ from zenflow.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayCost:
-    """efficiency = 1 / (1 + rho (scale (S - 1 + lag_weight lag))^power)."""
+    """efficiency = 1 / (1 + rho (scale (a (S - 1) + lag_weight lag))^power).
+
+    The factor a is 1 for rolling windows and ``aligned_weight`` for aligned ones.
+    """
 
     scale: float
     lag_weight: float
     power: float
+    aligned_weight: float = 1.0
 
     def of(self, knobs: Knobs, rho: float) -> float:
         """Return the efficiency, in (0, 1], of knobs that defer the share ``rho`` of energy."""
         interval = knobs.update_interval
         lag = interval if knobs.lag is None else min(knobs.lag, interval)
-        delay = interval - 1 + self.lag_weight * lag
+        weight = 1.0 if knobs.rolling else self.aligned_weight
+        delay = weight * (interval - 1) + self.lag_weight * lag
         lost: float = rho * (self.scale * delay) ** self.power
         return 1.0 / (1.0 + lost)
 
@@ -37,7 +42,7 @@ class DelayCost:
 BOUND = DelayCost(scale=1.0, lag_weight=1.0, power=1.0)
 """The paper's bound, for a rule without exact moments, scaled steps and prediction."""
 
-FITTED = DelayCost(scale=0.0436, lag_weight=4.0, power=2.0)
+FITTED = DelayCost(scale=0.0438, lag_weight=4.0, power=2.1, aligned_weight=2.2)
 """What fine-tuning lost with step moments, linear scaling and prediction 1."""
 
 

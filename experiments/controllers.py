@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from autotune.constraints import Constraints
 from autotune.decisions import DecisionLog
 from autotune.logged_controller import LoggedController
@@ -37,7 +39,7 @@ def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
         sigma=sigma,
         config=bench.config,
         releases=settings.gradients == "release",
-        constraints=_constraints(settings),
+        constraints=_constraints(bench),
         total_steps=bench.total_steps,
         zen_auto=zen_auto if settings.controller == "both" else None,
         log=log,
@@ -62,7 +64,7 @@ def start_knobs(bench: Workbench) -> Knobs:
     from autotune.twin import Twin
 
     settings, preset = bench.settings, Knobs.of(bench.config)
-    constraints = _constraints(settings)
+    constraints = _constraints(bench)
     if constraints == Constraints():
         return preset
     profile, _ = machine_of(settings, is_cpu=bench.device.type == "cpu")
@@ -71,9 +73,13 @@ def start_knobs(bench: Workbench) -> Knobs:
     return Adviser(twin, constraints=constraints).start(preset)
 
 
-def _constraints(settings: TrainSettings) -> Constraints:
+def _constraints(bench: Workbench) -> Constraints:
+    """Return the bounds that were given; without one a GPU's own memory is."""
+    settings, device_bytes = bench.settings, bench.settings.device_memory
+    if device_bytes is None and bench.device.type == "cuda":
+        device_bytes = float(torch.cuda.get_device_properties(bench.device).total_memory)
     return Constraints(
-        device_bytes=settings.device_memory,
+        device_bytes=device_bytes,
         host_bytes=settings.host_memory,
         largest_staleness=settings.largest_staleness,
         smallest_captured=settings.smallest_captured,
