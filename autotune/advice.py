@@ -219,7 +219,8 @@ class _View:
 
     def weigh(self, found: Sequence[Outlook]) -> Advice:
         """Return the advice that follows from the settings looked at."""
-        here, start = self.outlook(self.question.here), self.outlook(self.question.start)
+        # As they are: another ``select_interval`` would be another setting.
+        here, start = self._outlook(self.question.here), self._outlook(self.question.start)
         if not self.question.stretches:
             found = self._with_full_errors(found)
         floor = start.progress / _WORST
@@ -351,10 +352,12 @@ class _View:
 
     def _intervals(self, here: Outlook, found: Sequence[Outlook]) -> tuple[int, int]:
         """Return the range of S that costs next to nothing beside the best seen, about here."""
+        every = here.knobs.select_interval  # S moves alone
+        looked_at = {replace(o.knobs, select_interval=every) for o in found}
         same = {
-            o.knobs.update_interval: o.gain
-            for o in found
-            if replace(o.knobs, update_interval=1) == replace(here.knobs, update_interval=1)
+            knobs.update_interval: self._outlook(knobs).gain
+            for knobs in looked_at
+            if replace(knobs, update_interval=1) == replace(here.knobs, update_interval=1)
         }
         same[here.knobs.update_interval] = here.gain
         known = sorted(same)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -198,11 +198,16 @@ class Tuner:
         self._next_check, self._patience = 0, 2
         if advice.must_move:
             return self._move(_adoption(advice.best, "a constraint is broken here:"))
-        if any(s.knobs == self.here for s in self.stretches):  # else there is nothing to compare
+        if self._can_compare(advice.best.knobs):
             self.home = self.here
         is_told = advice.best.gain > advice.best.error
         why = "predicted" if is_told else "tried, as the prediction can't tell:"
         return self._move(_adoption(advice.best, why))
+
+    def _can_compare(self, new: Knobs) -> bool:
+        """Whether a stretch there would say which is better; selections are left out of both."""
+        differs = replace(new, select_interval=self.here.select_interval) != self.here
+        return differs and any(s.knobs == self.here for s in self.stretches)
 
     def shift(self, knobs: Knobs) -> None:
         """Note that S was changed by another hand, within what is as good."""

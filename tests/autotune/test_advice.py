@@ -1,0 +1,241 @@
+"""Advice: what follows it ends where the truth is best, within what is allowed."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from autotune.advice import Adviser, Question
+from autotune.constraints import Constraints
+from autotune.refit import Prior
+from autotune.twin import NEUTRAL
+from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, knobs_at, twin
+from zenflow.errors import ConfigError
+
+TABLE = Prior(NEUTRAL, 0.35)
+TRUTHS = {
+    "as told": {},
+    "slow uploads": {"h2d": 2.5},
+    "slow copies down": {"d2h": 2.0, "device": 0.7},
+    "slow host": {"host": 3.0, "d2h": 0.8},
+}
+
+
+def adviser(space=SPACE, **limits):
+    return Adviser(twin(), space, Constraints(**limits))
+
+
+def question(stretches=(), here=HERE, **changes):
+    settings = {"start": HERE, "curve": CURVE, "prior": TABLE, "select_seconds": 0.0}
+    settings["num_trials"] = 20
+    return Question(stretches=tuple(stretches), here=here, **{**settings, **changes})
+
+
+def follow(truth, advises, *, start=HERE, seed=0, most=12):
+    """Go where advice says, back where it was worse; return where it ends and all it said."""
+    here, stretches, said = start, [], []
+    for index in range(most):
+        stretches.append(truth.stretch(index, here))
+        tried = [here, *[s.knobs for s in stretches if s.knobs != here]]
+        here = truth.best(tried) if said and not said[-1].must_move else here
+        if stretches[-1].knobs != here:
+            continue
+        advice = advises.advise(question(stretches, here, start=start, seed=seed))
+        said.append(advice)
+        if advice.best is None:
+            break
+        here = advice.best.knobs
+    return here, said
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_following_it_ends_at_the_best_of_the_grid(name):
+    truth, advises = Truth(**TRUTHS[name]), adviser()
+    here, said = follow(truth, advises)
+    assert said[-1].best is None, "it comes to an end"
+    assert truth.shortfall(here, SPACE.grid()) < 0.02
+    forecast = advises.twin.forecast(here, said[-1].constants)
+    assert forecast.step_seconds == pytest.approx(truth.forecast(here).step_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("here", [knobs_at(update_interval=1), knobs_at(rolling=False, lag=2)])
+def test_it_finds_the_best_from_wherever_it_starts(here):
+    truth = Truth(h2d=1.5)
+    found, _ = follow(truth, adviser(), start=here)
+    assert truth.shortfall(found, SPACE.grid()) < 0.02
+
+
+def host_bytes_of_the_median_setting():
+    needs = adviser().feasibility(None)
+    found = sorted(needs.need(knobs).host_bytes for knobs in SPACE.grid())
+    return found[len(found) // 2]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        lambda: {"largest_staleness": 4},
+        lambda: {"smallest_captured": 0.2, "largest_staleness": 6},
+        lambda: {"host_bytes": host_bytes_of_the_median_setting()},
+    ],
+    ids=["staleness", "two", "memory"],
+)
+def test_nothing_is_proposed_that_breaks_a_constraint(limits):
+    advises = adviser(**limits())
+    allowed = advises.feasibility(CURVE)
+    kept = [knobs for knobs in SPACE.grid() if allowed.allows(knobs)]
+    assert 0 < len(kept) < len(list(SPACE.grid())), "the limit parts the space"
+    truth = Truth(h2d=2.5)
+    start = advises.start(HERE)
+    assert allowed.allows(start)
+    here, said = follow(truth, advises, start=start)
+    for advice in said:
+        assert allowed.allows(advice.peak.knobs)
+        assert advice.best is None or allowed.allows(advice.best.knobs)
+    assert truth.shortfall(here, kept) < 0.02
+
+
+def test_a_setting_that_breaks_a_constraint_now_known_must_be_left():
+    limited = adviser(smallest_captured=0.4)
+    before = limited.advise(question())
+    assert not before.must_move, "nobody has measured a curve"
+    after = limited.advise(question([Truth().stretch(0, HERE)]))
+    assert after.must_move
+    assert CURVE.captured(after.best.knobs.topk_ratio) >= 0.4
+
+
+def test_it_must_be_left_even_for_what_is_slower():
+    truth = Truth()
+    best = truth.best(SPACE.grid())
+    limited = adviser(largest_staleness=2)
+    advice = limited.advise(question([truth.stretch(0, best)], best))
+    assert advice.must_move
+    assert advice.best.gain < 0
+    assert advice.best.knobs.update_interval == 1
+
+
+def test_what_may_be_much_worse_than_the_default_is_not_tried():
+    """From a bad place everything near is a gain; the default is the measure all the same."""
+    bad = knobs_at(update_interval=1, topk_ratio=0.05)
+    space = replace(SPACE, update_intervals=(1, 2), topk_ratios=(0.05, 0.1))
+    truth = Truth(h2d=2.0)
+    stretches = [truth.stretch(0, bad)]
+    reached = space.grid()
+    assert truth.progress(HERE) > 1.3 * max(truth.progress(knobs) for knobs in reached)
+    best = adviser(space).advise(question(stretches, bad)).best
+    assert best is None
+    best = adviser(space).advise(question(stretches, bad, start=bad)).best
+    assert best is not None
+    assert best.knobs.update_interval == 2
+
+
+def test_before_anything_is_measured_a_vague_belief_moves_nothing():
+    slow = knobs_at(update_interval=1)
+    sure = adviser().advise(question(here=slow, start=slow, prior=Prior(NEUTRAL, 0.02)))
+    assert sure.best is not None
+    vague = adviser().advise(question(here=slow, start=slow, prior=Prior(NEUTRAL, 3.0)))
+    assert vague.best is None
+
+
+def test_what_promises_more_than_its_error_alone_is_tried_where_probing_has_failed():
+    truth = Truth(device=1.3)
+    for here in itertools.islice(SPACE.grid(), 0, None, 14):
+        stretches = [truth.stretch(0, here)]
+        best = adviser().advise(question(stretches, here, start=here, may_probe=False)).best
+        assert best is None or best.gain > best.error
+
+
+def test_with_no_time_left_a_probe_is_not_worth_its_trouble():
+    truth = Truth()
+    best = truth.best(SPACE.grid())
+    here = replace(best, update_interval=2)
+    stretches = [truth.stretch(0, here)]
+    assert adviser().advise(question(stretches, here, start=here)).best is not None
+    late = adviser().advise(question(stretches, here, start=here, stretches_left=0.0))
+    assert late.best is None
+
+
+EVERY = replace(SPACE, select_intervals=(50, 100, 200, 400), topk_ratios=(0.1,))
+
+
+def selecting(decay, select_seconds, here=HERE):
+    """Return the advice at the best setting, where only the selections are left to choose."""
+    truth = Truth()
+    best = truth.best(k for k in EVERY.grid() if k.select_interval == here.select_interval)
+    stretches = [truth.stretch(i, best) for i in range(2)]
+    asked = question(
+        stretches, best, start=best, energy_decay=decay, select_seconds=select_seconds
+    )
+    return best, adviser(EVERY).advise(asked)
+
+
+def test_selections_are_as_often_as_their_cost_and_the_energys_decay_ask_for():
+    best, advice = selecting(decay=0.0, select_seconds=0.5)
+    assert advice.best.knobs == replace(best, select_interval=400)
+    best, advice = selecting(decay=0.004, select_seconds=0.001)
+    assert advice.best.knobs == replace(best, select_interval=50)
+
+
+def test_what_is_in_force_is_looked_at_as_it_is():
+    best, advice = selecting(decay=0.0, select_seconds=0.5)
+    assert advice.here.knobs == best
+    assert (advice.here.gain, advice.here.error) == (0.0, 0.0)
+
+
+def test_selections_stay_as_often_as_they_are_while_their_decay_is_unknown():
+    _, advice = selecting(decay=None, select_seconds=0.5)
+    assert advice.best is None or advice.best.knobs.select_interval == HERE.select_interval
+    assert advice.peak.knobs.select_interval == HERE.select_interval
+
+
+def test_the_same_question_has_the_same_answer():
+    asked = question([Truth(h2d=2.0).stretch(0, HERE)], seed=3)
+    one, other = (replace(adviser().advise(asked), seconds=0.0) for _ in range(2))
+    assert one == other
+
+
+def test_what_is_as_good_about_here_is_a_range_of_s_with_here_in_it():
+    truth = Truth()
+    for here in (HERE, truth.best(SPACE.grid())):
+        advice = adviser().advise(question([truth.stretch(0, here)], here))
+        low, high = advice.intervals
+        assert low <= here.update_interval <= high
+        for interval in SPACE.update_intervals:
+            if low <= interval <= high:
+                same = replace(here, update_interval=interval, lag=min(here.lag, interval))
+                assert truth.progress(same) > 0.97 * truth.progress(here)
+
+
+def test_equal_settings_make_a_range_even_where_selections_may_be_chosen():
+    """Bounds are of S alone: how often columns are selected is another matter."""
+    flat = replace(EVERY, update_intervals=(4, 6, 8), lags=(1,), rollings=(True,))
+    truth = Truth(h2d=0.1)
+    asked = question([truth.stretch(0, HERE)], select_seconds=0.5)
+    without = adviser(flat).advise(asked).intervals
+    chosen = adviser(flat).advise(replace(asked, energy_decay=0.0)).intervals
+    assert chosen == without
+
+
+def test_predictions_are_corrected_by_what_was_measured():
+    truth = Truth()
+    odd = truth.stretch(0, HERE, slower=1.2)  # by something that no lane explains
+    advice = adviser().advise(question([odd]))
+    assert advice.here.step_seconds == pytest.approx(odd.step_seconds, rel=0.02)
+    assert advice.error == pytest.approx(-math.log(1.2), abs=0.02)
+
+
+def test_constraints_that_contradict_each_other_are_refused():
+    with pytest.raises(ConfigError, match="staleness"):
+        adviser(largest_staleness=1).advise(question())
+    with pytest.raises(ConfigError, match="captured"):
+        adviser(smallest_captured=0.9).advise(question([Truth().stretch(0, HERE)]))
+
+
+def test_the_start_is_what_was_wanted_or_the_nearest_that_is_allowed():
+    assert adviser().start(HERE) == HERE
+    assert adviser().start(replace(HERE, lag=None)).lag == HERE.update_interval
+    near = adviser(largest_staleness=4).start(HERE)
+    assert near == replace(HERE, update_interval=2)
+    with pytest.raises(ConfigError, match="staleness"):
+        adviser(largest_staleness=1).start(HERE)

@@ -1,0 +1,75 @@
+"""Selections: their cost and what they lose with age, told from reports."""
+
+import random
+
+import pytest
+
+from autotune.selections import SelectionWatch
+from tests.zenflow.test_report import a_report
+
+
+def watched(watch, *, selections=3, every=40, decay=0.002, waits=(5.0, 0.1, 0.1), noise=0.0):
+    """Show reports of selections, ``every`` steps apart, and of the steps between them."""
+    draw = random.Random(0)
+    for index in range(selections):
+        watch.take(a_report(stalls={"select": waits[min(index, len(waits) - 1)]}))
+        for age in range(every):
+            captured = 0.6 - decay * age + draw.gauss(0.0, noise)
+            watch.take(a_report(stalls={}, captured_energy=captured))
+    return watch
+
+
+def test_nothing_is_known_at_first():
+    watch = SelectionWatch()
+    assert (watch.seconds, watch.decay) == (None, None)
+
+
+def test_the_first_selection_which_moves_most_columns_does_not_count():
+    assert watched(SelectionWatch(), selections=1).seconds is None
+    watch = watched(SelectionWatch(), selections=3, waits=(5.0, 0.1, 0.2))
+    assert watch.seconds == pytest.approx(0.15)
+
+
+def test_one_slow_selection_among_several_hardly_counts():
+    watch = watched(SelectionWatch(), selections=6, waits=(5.0, 0.1, 9.0, 0.1, 0.1, 0.1))
+    assert watch.seconds == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("decay", [0.0005, 0.002])
+def test_the_trend_between_selections_is_found(decay):
+    watch = watched(SelectionWatch(), decay=decay)
+    assert watch.decay == pytest.approx(decay)
+
+
+def test_the_trend_is_found_in_noise():
+    watch = watched(SelectionWatch(), selections=5, every=200, decay=0.001, noise=0.05)
+    assert watch.decay == pytest.approx(0.001, rel=0.2)
+
+
+def test_captured_energy_that_grows_is_no_decay():
+    assert watched(SelectionWatch(), decay=-0.001).decay == 0.0
+
+
+def test_too_few_steps_tell_no_trend():
+    assert watched(SelectionWatch(), every=10).decay is None
+
+
+def test_longer_spans_weigh_more():
+    watch = SelectionWatch()
+    watched(watch, selections=2, every=20, decay=0.01)
+    watched(watch, selections=2, every=400, decay=0.001)
+    assert watch.decay == pytest.approx(0.001, rel=0.05)
+
+
+def test_what_a_change_of_knobs_cut_in_two_is_left_out():
+    watch = watched(SelectionWatch(), selections=2, decay=0.002)
+    seconds, decay = watch.seconds, watch.decay
+    for _ in range(30):
+        watch.take(a_report(stalls={}, captured_energy=0.9))
+    watch.interrupt()
+    for _ in range(30):
+        watch.take(a_report(stalls={}, captured_energy=0.1))
+    watch.take(a_report(stalls={"select": 7.0}))
+    assert (watch.seconds, watch.decay) == (seconds, decay)
+    watch.take(a_report(stalls={"select": 0.3}))
+    assert watch.seconds == pytest.approx(0.2)

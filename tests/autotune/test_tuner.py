@@ -1,0 +1,316 @@
+"""Tuner: scripted stretches and answers in, moves out."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from autotune.advice import Advice, Outlook
+from autotune.efficiency import FITTED, EnergyCurve
+from autotune.measured import Stretch
+from autotune.refit import Prior
+from autotune.tuner import Tuner
+from autotune.twin import NEUTRAL
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
+
+START = Knobs.of(ZenFlowConfig())
+OTHER = replace(START, update_interval=8)
+THIRD = replace(START, topk_ratio=0.2)
+MOVED = {**NEUTRAL, "d2h": 1.7}
+
+
+def a_tuner():
+    prior = Prior(NEUTRAL, 0.35)
+    curve = EnergyCurve.default()
+    return Tuner(start=START, prior=prior, curve=curve, efficiency=FITTED.of)
+
+
+def outlook(knobs, gain=0.0, error=0.01, step=1.0):
+    return Outlook(knobs=knobs, step_seconds=step, efficiency=0.9, gain=gain, error=error)
+
+
+def advice(here, best=None, gain=0.1, error=0.01, must_move=False, constants=MOVED):
+    better = None if best is None else outlook(best, gain, error, step=0.9)
+    return Advice(
+        constants=constants,
+        here=outlook(here),
+        best=better,
+        must_move=must_move,
+        peak=better or outlook(here),
+        intervals=(1, 8),
+        error=0.0,
+        num_simulated=5,
+        seconds=0.1,
+    )
+
+
+class Script:
+    """Feeds a tuner, and counts the stretches."""
+
+    def __init__(self):
+        self.tuner = a_tuner()
+        self.index = 0
+
+    def measure(self, seconds=1.0, *, noise=0.002):
+        stretch = Stretch(
+            index=self.index,
+            last_step=20 * (self.index + 1),
+            knobs=self.tuner.here,
+            step_seconds=seconds,
+            noise=noise,
+            stall_seconds=0.0,
+            rho=0.8,
+            busy_seconds={"device": 0.5 * seconds},
+        )
+        self.index += 1
+        return self.tuner.record(stretch)
+
+    def answer(self, *args, **kwargs):
+        return self.tuner.consider(advice(self.tuner.here, *args, **kwargs))
+
+
+def test_what_is_advised_is_tried_and_kept_if_it_is_better():
+    script = Script()
+    assert script.measure() is None
+    assert script.tuner.wants_advice
+    script.tuner.question()
+    assert not script.tuner.wants_advice, "nothing new is known"
+    move = script.answer(OTHER)
+    assert (move.new, script.tuner.here, script.tuner.home) == (OTHER, OTHER, START)
+    assert move.predicted_step_seconds == 0.9
+    assert move.gain == pytest.approx(0.105, abs=1e-3)
+    assert not script.tuner.wants_advice, "it is on trial"
+    assert script.measure(0.8) is None
+    assert (script.tuner.here, script.tuner.home) == (OTHER, None)
+    assert script.tuner.wants_advice
+
+
+def test_what_turns_out_worse_is_undone_at_once_with_the_measured_loss():
+    script = Script()
+    script.measure()
+    script.tuner.question()
+    script.answer(OTHER)
+    move = script.measure(1.2)
+    assert (move.new, script.tuner.here, script.tuner.home) == (START, START, None)
+    assert "worse" in move.reason
+    assert move.gain > 0.1
+    assert move.predicted_step_seconds == 1.0
+
+
+def test_a_faster_step_that_is_worth_less_is_undone():
+    """Goodput decides, not step time: S = 32 makes a step of 0.99 a bad bargain."""
+    stale = replace(START, update_interval=32, lag=8)
+    script = Script()
+    script.measure()
+    script.tuner.question()
+    script.answer(stale)
+    assert script.measure(0.99).new == START
+
+
+def test_without_a_measurement_here_there_is_nothing_to_go_back_to():
+    script = Script()
+    script.tuner.question()
+    assert script.answer(OTHER).new == OTHER
+    assert script.tuner.home is None
+    assert script.measure(5.0) is None
+
+
+def test_a_broken_constraint_is_no_trial():
+    script = Script()
+    script.measure()
+    script.tuner.question()
+    move = script.answer(OTHER, gain=-0.5, must_move=True)
+    assert (move.new, script.tuner.home) == (OTHER, None)
+    assert "constraint" in move.reason
+    assert script.measure(3.0) is None, "worse, and there is no way back"
+
+
+def test_other_selections_alone_are_no_trial():
+    """A stretch leaves selections out, so that two of them can't tell which one is better."""
+    script = Script()
+    script.measure(1.0)
+    script.tuner.question()
+    seldom = replace(START, select_interval=400)
+    assert script.answer(seldom).new == seldom
+    assert script.measure(1.001) is None
+    assert script.tuner.here == seldom
+
+
+def test_an_answer_about_other_knobs_is_dropped():
+    script = Script()
+    script.measure()
+    script.tuner.question()
+    assert script.tuner.consider(advice(THIRD, OTHER)) is None
+    assert script.tuner.here == START
+
+
+def test_an_answer_during_a_trial_waits_for_its_end():
+    script = Script()
+    script.measure()
+    script.tuner.question()
+    script.answer(OTHER)
+    assert script.answer(THIRD) is None
+    assert script.tuner.here == OTHER
+
+
+def test_drift_is_seen_after_two_stretches():
+    script = Script()
+    for _ in range(3):
+        script.measure(1.0)
+    assert script.measure(1.15) is None
+    assert script.tuner.drifts == 0
+    script.measure(1.15)
+    assert script.tuner.drifts == 1
+    assert [s.step_seconds for s in script.tuner.stretches] == [1.15]
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_sudden_drift_is_seen_at_once_in_both_directions(factor):
+    script = Script()
+    for _ in range(3):
+        script.measure(1.0)
+    script.measure(factor)
+    assert script.tuner.drifts == 1
+
+
+def test_one_odd_stretch_is_no_drift():
+    script = Script()
+    for seconds in (1.0, 1.0, 1.15, 1.0, 1.0, 1.15, 1.0):
+        script.measure(seconds)
+    assert script.tuner.drifts == 0
+
+
+def test_what_is_within_the_noise_is_no_drift():
+    script = Script()
+    for seconds in (1.0, 1.2, 0.85, 1.2, 1.2, 0.8):
+        script.measure(seconds, noise=0.08)
+    assert script.tuner.drifts == 0
+
+
+def settle(script, most=20):
+    """Answer that there is nothing better until nobody asks."""
+    for _ in range(most):
+        script.measure()
+        if script.tuner.wants_advice:
+            script.tuner.question()
+            script.answer()
+        if script.tuner.is_settled:
+            return
+    raise AssertionError("it goes on asking")
+
+
+def test_drift_ends_a_trial_and_asks_again_from_what_was_believed_last():
+    script = Script()
+    settle(script)
+    script.measure(2.0)
+    assert script.tuner.home is None
+    assert script.tuner.wants_advice
+    asked = script.tuner.question()
+    assert asked.prior.centre == MOVED, "constants found so far are where to begin"
+    assert [s.step_seconds for s in asked.stretches] == [2.0]
+    assert asked.may_probe
+
+
+def test_one_who_has_settled_asks_ever_less_often():
+    script, asked = Script(), []
+    for _ in range(40):
+        script.measure()
+        if script.tuner.wants_advice:
+            asked.append(script.index)
+            script.tuner.question()
+            script.answer()
+    gaps = [later - earlier for earlier, later in pairwise(asked)]
+    assert gaps == [2, 4, 8, 16]
+
+
+def fail(script, times):
+    for _ in range(times):
+        script.measure(1.0)
+        script.tuner.question()
+        script.answer(OTHER, gain=0.02, error=0.05)
+        assert script.measure(1.2).new == START
+
+
+def test_three_failed_trials_end_probing_and_a_success_begins_it_again():
+    script = Script()
+    fail(script, 2)
+    assert script.tuner.question().may_probe
+    fail(script, 1)
+    assert not script.tuner.question().may_probe
+    script.answer(THIRD, gain=0.2, error=0.01)
+    assert script.measure(0.5) is None
+    assert script.tuner.question().may_probe
+
+
+def test_drift_forgives_failed_trials():
+    script = Script()
+    fail(script, 3)
+    script.measure(3.0)
+    assert script.tuner.drifts == 1
+    assert script.tuner.question().may_probe
+
+
+def test_a_question_has_the_energy_as_it_was_measured_here():
+    script = Script()
+    script.measure()
+    curve = script.tuner.question().curve
+    assert curve.captured(START.topk_ratio) == pytest.approx(0.2)
+
+
+def test_what_is_remembered_is_bounded():
+    script = Script()
+    for _ in range(60):
+        script.measure()
+    kept = [s.index for s in script.tuner.stretches]
+    assert len(kept) == 24
+    assert kept[-1] == 59
+
+
+def a_life(script, from_step, to_step):
+    """Do what happens in these steps of a script, and return all moves and questions."""
+    seen = []
+    events = {
+        0: lambda: script.measure(1.0),
+        1: lambda: script.tuner.question(seed=1),
+        2: lambda: script.answer(OTHER),
+        3: lambda: script.measure(1.3),
+        4: lambda: script.measure(1.15),
+        5: lambda: script.measure(1.15),
+        6: lambda: script.tuner.question(seed=2),
+        7: lambda: script.answer(THIRD, gain=0.02, error=0.05),
+        8: lambda: script.measure(1.0),
+        9: lambda: script.tuner.question(seed=3),
+        10: script.answer,
+        11: lambda: script.measure(1.0),
+        12: lambda: (script.tuner.wants_advice, script.tuner.is_settled),
+        13: lambda: script.measure(1.0),
+        14: lambda: (script.tuner.wants_advice, script.tuner.is_settled),
+        15: lambda: script.tuner.question(seed=4),
+    }
+    for step in range(from_step, to_step):
+        seen.append(events[step]())
+    return seen
+
+
+@pytest.mark.parametrize("cut", range(16))
+def test_one_that_was_saved_goes_on_identically(cut):
+    whole = Script()
+    a_life(whole, 0, cut)
+    state = json.loads(json.dumps(whole.tuner.state_dict()))
+    resumed = Script()
+    resumed.tuner.load_state_dict(state)
+    resumed.index = whole.index
+    assert resumed.tuner.state_dict() == whole.tuner.state_dict()
+    assert a_life(resumed, cut, 16) == a_life(whole, cut, 16)
+    assert resumed.tuner.state_dict() == whole.tuner.state_dict()
+
+
+def test_s_that_another_hand_moved_is_where_it_is():
+    script = Script()
+    settle(script)
+    script.tuner.shift(OTHER)
+    assert script.tuner.here == OTHER
+    assert script.measure(1.02) is None
+    assert script.tuner.question().here == OTHER
