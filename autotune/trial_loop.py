@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.backends import AbstractBackend
 from autotune.constraints import Constraints, Feasibility
+from autotune.interrupts import Interrupts
 from autotune.objective import Objective, objectives_of
 from autotune.samplers import ORDERED, make_sampler, tell_misses
 from autotune.space import SearchSpace, effective_lag
@@ -101,18 +102,26 @@ class TrialLoop:
     """Takes trials until enough are finished, time is up, or nothing new is left."""
 
     def __init__(
-        self, study: optuna.Study, task: Task, *, index: int = 0, num_before: int = 0
+        self,
+        study: optuna.Study,
+        task: Task,
+        interrupts: Interrupts,
+        *,
+        index: int = 0,
+        num_before: int = 0,
     ) -> None:
         """Give the study the sampler.
 
         Args:
             study: Open in this process.
             task: What is tuned.
+            interrupts: When a signal may raise.
             index: Of this worker; each has choices of its own.
             num_before: Trials of the study before this call of `tune`.
         """
         self._study = study
         self._task = task
+        self._interrupts = interrupts
         self._index = index
         self._feasibility = Feasibility(task.constraints, task.backend.need, task.space)
         self._worker = signature()
@@ -137,10 +146,11 @@ class TrialLoop:
 
         Raises:
             ConfigError: No setting can be carried out.
-            KeyboardInterrupt: The trial that was running has been failed.
+            KeyboardInterrupt: A signal has come; the trial that was running has been failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while deadline is None or time.monotonic() < deadline:
+            self._interrupts.check()
             trials = self._trials()
             fail_lost_trials(self._study, trials)
             running = sum(trial.state is TrialState.RUNNING for trial in trials)
@@ -236,7 +246,8 @@ class TrialLoop:
         ahead = [t for t in others if t.state is TrialState.RUNNING and t.number < trial.number]
         if _num_finished(others) + len(ahead) >= task.num_trials:
             self._refuse(trial, "surplus")
-        done = task.backend.measure(knobs)
+        with self._interrupts.allowed():
+            done = task.backend.measure(knobs)
         trial.set_user_attr("measurement", done.to_dict())
         tell_misses(trial, task.constraints.misses(done.need))
         trial.set_user_attr("outcome", "measured")

@@ -13,6 +13,7 @@ import optuna
 import pytest
 
 from autotune.constraints import Constraints
+from autotune.interrupts import Interrupts
 from autotune.result import outcome_of
 from autotune.samplers import SAMPLERS
 from autotune.storage import open_storage
@@ -321,7 +322,7 @@ def test_a_trial_that_another_worker_has_begun_is_not_begun_again(tmp_path):
     SPACE.suggest(theirs)
     theirs.set_user_attr("knobs", DEFAULT.to_dict())
     theirs.set_user_attr("worker", {"host": "elsewhere", "pid": 1, "started": 0.0})
-    TrialLoop(study, shared).run(1.0, lambda: None)
+    TrialLoop(study, shared, Interrupts()).run(1.0, lambda: None)
     outcomes = [outcome_of(trial) for trial in study.trials]
     assert outcomes.count("running") == 1
     assert outcomes.count("measured") == 2, "the third is the one that is running"
