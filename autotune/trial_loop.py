@@ -7,6 +7,7 @@ it is (``worker``), its setting (``knobs``), what became of it (``outcome``) and
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +31,9 @@ Outcome = Literal["measured", "infeasible", "repeated", "surplus", "error", "int
 
 _PURPOSE = "zenflow"
 """The study's attribute that says what it tunes."""
-_REFUSALS = 10
-"""Trials in a row that chose what is not allowed or known already; then a new setting is given."""
+_REFUSALS = 4
+"""Trials in a row that chose what is not allowed or known already; then a new setting is given,
+a neighbour of what was chosen if there is one."""
 _ERRORS = 3
 """Settings that can't be carried out, with none that can: the reason is not the setting."""
 _POLL_SECONDS = 0.2
@@ -126,6 +128,8 @@ class TrialLoop:
         self._feasibility = Feasibility(task.constraints, task.backend.need, task.space)
         self._worker = signature()
         self._refusals = 0
+        self._wish: Knobs | None = None
+        """What the sampler chose last, and was refused."""
         self._order: list[Knobs] = []
         self._goals = task.goals
         # A resumed study goes on with other choices, or it would only repeat what is known. QMC
@@ -187,7 +191,11 @@ class TrialLoop:
             return None
         if not self._order:
             self._order = self._shuffled()
-        return next((knobs for knobs in self._order if knobs not in known), None)
+        near: list[Knobs] = []
+        if self._wish is not None and self._task.sampler != "grid":
+            around = self._task.space.neighbours(self._wish)
+            near = [knobs for knobs in around if self._feasibility.allows(knobs)]
+        return next((knobs for knobs in (*near, *self._order) if knobs not in known), None)
 
     def _shuffled(self) -> list[Knobs]:
         """Return the allowed settings in an order by the seed; each worker starts elsewhere."""
@@ -236,6 +244,7 @@ class TrialLoop:
         # First said, then looked whether another worker has said the same: so two may give way
         # to each other, but never both go on.
         trial.set_user_attr("knobs", knobs.to_dict())
+        self._wish = knobs
         misses = self._feasibility.misses(knobs)
         if any(missed > 0 for missed in misses.values()):
             tell_misses(trial, misses)
@@ -248,11 +257,14 @@ class TrialLoop:
             self._refuse(trial, "surplus")
         with self._interrupts.allowed():
             done = task.backend.measure(knobs)
+        values = [goal.value(done, knobs) for goal in self._goals]
+        if not all(map(math.isfinite, values)):
+            raise ConfigError(f"{knobs} gave no figures: {done}")
         trial.set_user_attr("measurement", done.to_dict())
         tell_misses(trial, task.constraints.misses(done.need))
         trial.set_user_attr("outcome", "measured")
-        self._refusals = 0
-        return [goal.value(done, knobs) for goal in self._goals]
+        self._refusals, self._wish = 0, None
+        return values
 
     def _refuse(self, trial: Trial, outcome: Outcome) -> None:
         """End a trial without a measurement."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from autotune import trial_loop
 from autotune.constraints import Constraints
 from autotune.interrupts import Interrupts
 from autotune.result import outcome_of
@@ -88,6 +89,36 @@ def test_a_study_ends_when_no_setting_is_left(sampler):
     result = tune(task(sampler=sampler, num_trials=1000))
     assert len(result.candidates) == NUM_SETTINGS
     assert not result.is_complete
+
+
+def test_a_setting_without_figures_is_left_out_and_does_not_stop_the_study():
+    class Silent(Surface):
+        def measure(self, knobs):
+            done = super().measure(knobs)
+            return replace(done, step_seconds=float("nan")) if knobs == DEFAULT else done
+
+    result = tune(task(backend=Silent()))
+    assert result.is_complete
+    assert result.default is None
+    assert result.num_trials["error"] == 1
+
+
+def test_the_same_setting_again_and_again_leads_to_its_neighbours(monkeypatch):
+    class Stubborn(optuna.samplers.BaseSampler):
+        def infer_relative_search_space(self, study, trial):
+            return {}
+
+        def sample_relative(self, study, trial, search_space):
+            return {}
+
+        def sample_independent(self, study, trial, param_name, param_distribution):
+            return SPACE.params_of(BEST)[param_name]
+
+    monkeypatch.setattr(trial_loop, "make_sampler", lambda *args, **kwargs: Stubborn())
+    result = tune(task(num_trials=5))
+    first, wish, *others = [candidate.knobs for candidate in result.candidates]
+    assert (first, wish) == (DEFAULT, BEST)
+    assert set(others) <= set(SPACE.neighbours(BEST))
 
 
 def test_tpe_beats_random_on_the_known_surface():
