@@ -27,7 +27,6 @@ _HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 40
 """After so long without a sign a trial of another machine counts as lost."""
 _UNSIGNED = timedelta(seconds=30)
 """A trial says within this time whose it is, unless its worker was killed before it could."""
-_SIGNING_SECONDS = 0.5
 _ATTEMPTS, _PAUSE = 5, 0.2
 """Workers that start together may make a database's tables at the same time: one is too late."""
 
@@ -101,18 +100,6 @@ def fail_lost_trials(study: optuna.Study, trials: Iterable[FrozenTrial]) -> int:
     for trial in lost:
         study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
     return len(lost)
-
-
-def fail_own_trials(study: optuna.Study) -> None:
-    """Fail what this process left running when it was interrupted between two of its steps."""
-    own = signature()
-    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    if any("worker" not in trial.user_attrs for trial in running):
-        time.sleep(_SIGNING_SECONDS)  # another worker signs its trial in that time
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    for trial in running:
-        if trial.user_attrs.get("worker", own) == own:
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _lives(trial: FrozenTrial) -> bool:

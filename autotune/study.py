@@ -7,14 +7,16 @@ trial it was at and nothing else.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 
 from optuna.trial import FrozenTrial
 
 from autotune.constraints import Feasibility
+from autotune.interrupts import Interrupts
 from autotune.result import TuneResult, result_of
 from autotune.samplers import check_sampler
-from autotune.storage import fail_lost_trials, fail_own_trials, quiet_optuna
+from autotune.storage import fail_lost_trials, quiet_optuna
 from autotune.trial_loop import Task, TrialLoop, open_study
 from autotune.workers import work_apart
 from zenflow.errors import ConfigError
@@ -54,23 +56,22 @@ def tune(
             "study.journal, or sqlite:///study.db"
         )
     Feasibility(task.constraints, task.backend.need, task.space).check()
-    with quiet_optuna():
+    with quiet_optuna(), Interrupts(signal.SIGINT, signal.SIGTERM) as interrupts:
         study = open_study(task)
         num_before = len(study.get_trials(deepcopy=False))
         interrupted = False
 
         def report() -> None:
             on_progress(study.get_trials(deepcopy=False))
+            interrupts.check()
 
         try:
             if num_workers == 1:
-                TrialLoop(study, task, num_before=num_before).run(timeout, report)
+                loop = TrialLoop(study, task, interrupts, num_before=num_before)
+                loop.run(timeout, report)
             else:
                 work_apart(task, num_workers, num_before, timeout, report)
         except KeyboardInterrupt:
-            if task.storage is not None:
-                study = open_study(task)  # the signal may have come between two of its writes
-            fail_own_trials(study)
             interrupted = True
         fail_lost_trials(study, study.get_trials(deepcopy=False))
         return result_of(study, task, interrupted=interrupted)

@@ -7,6 +7,7 @@ it is (``worker``), its setting (``knobs``), what became of it (``outcome``) and
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.backends import AbstractBackend
 from autotune.constraints import Constraints, Feasibility
+from autotune.interrupts import Interrupts
 from autotune.objective import Objective, objectives_of
 from autotune.samplers import ORDERED, make_sampler, tell_misses
 from autotune.space import SearchSpace, effective_lag
@@ -29,8 +31,9 @@ Outcome = Literal["measured", "infeasible", "repeated", "surplus", "error", "int
 
 _PURPOSE = "zenflow"
 """The study's attribute that says what it tunes."""
-_REFUSALS = 10
-"""Trials in a row that chose what is not allowed or known already; then a new setting is given."""
+_REFUSALS = 4
+"""Trials in a row that chose what is not allowed or known already; then a new setting is given,
+a neighbour of what was chosen if there is one."""
 _ERRORS = 3
 """Settings that can't be carried out, with none that can: the reason is not the setting."""
 _POLL_SECONDS = 0.2
@@ -101,22 +104,32 @@ class TrialLoop:
     """Takes trials until enough are finished, time is up, or nothing new is left."""
 
     def __init__(
-        self, study: optuna.Study, task: Task, *, index: int = 0, num_before: int = 0
+        self,
+        study: optuna.Study,
+        task: Task,
+        interrupts: Interrupts,
+        *,
+        index: int = 0,
+        num_before: int = 0,
     ) -> None:
         """Give the study the sampler.
 
         Args:
             study: Open in this process.
             task: What is tuned.
+            interrupts: When a signal may raise.
             index: Of this worker; each has choices of its own.
             num_before: Trials of the study before this call of `tune`.
         """
         self._study = study
         self._task = task
+        self._interrupts = interrupts
         self._index = index
         self._feasibility = Feasibility(task.constraints, task.backend.need, task.space)
         self._worker = signature()
         self._refusals = 0
+        self._wish: Knobs | None = None
+        """What the sampler chose last, and was refused."""
         self._order: list[Knobs] = []
         self._goals = task.goals
         # A resumed study goes on with other choices, or it would only repeat what is known. QMC
@@ -137,10 +150,11 @@ class TrialLoop:
 
         Raises:
             ConfigError: No setting can be carried out.
-            KeyboardInterrupt: The trial that was running has been failed.
+            KeyboardInterrupt: A signal has come; the trial that was running has been failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while deadline is None or time.monotonic() < deadline:
+            self._interrupts.check()
             trials = self._trials()
             fail_lost_trials(self._study, trials)
             running = sum(trial.state is TrialState.RUNNING for trial in trials)
@@ -177,7 +191,11 @@ class TrialLoop:
             return None
         if not self._order:
             self._order = self._shuffled()
-        return next((knobs for knobs in self._order if knobs not in known), None)
+        near: list[Knobs] = []
+        if self._wish is not None and self._task.sampler != "grid":
+            around = self._task.space.neighbours(self._wish)
+            near = [knobs for knobs in around if self._feasibility.allows(knobs)]
+        return next((knobs for knobs in (*near, *self._order) if knobs not in known), None)
 
     def _shuffled(self) -> list[Knobs]:
         """Return the allowed settings in an order by the seed; each worker starts elsewhere."""
@@ -226,6 +244,7 @@ class TrialLoop:
         # First said, then looked whether another worker has said the same: so two may give way
         # to each other, but never both go on.
         trial.set_user_attr("knobs", knobs.to_dict())
+        self._wish = knobs
         misses = self._feasibility.misses(knobs)
         if any(missed > 0 for missed in misses.values()):
             tell_misses(trial, misses)
@@ -236,12 +255,16 @@ class TrialLoop:
         ahead = [t for t in others if t.state is TrialState.RUNNING and t.number < trial.number]
         if _num_finished(others) + len(ahead) >= task.num_trials:
             self._refuse(trial, "surplus")
-        done = task.backend.measure(knobs)
+        with self._interrupts.allowed():
+            done = task.backend.measure(knobs)
+        values = [goal.value(done, knobs) for goal in self._goals]
+        if not all(map(math.isfinite, values)):
+            raise ConfigError(f"{knobs} gave no figures: {done}")
         trial.set_user_attr("measurement", done.to_dict())
         tell_misses(trial, task.constraints.misses(done.need))
         trial.set_user_attr("outcome", "measured")
-        self._refusals = 0
-        return [goal.value(done, knobs) for goal in self._goals]
+        self._refusals, self._wish = 0, None
+        return values
 
     def _refuse(self, trial: Trial, outcome: Outcome) -> None:
         """End a trial without a measurement."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from autotune.storage import fail_own_trials, quiet_optuna
+from autotune.interrupts import Interrupts
+from autotune.storage import quiet_optuna
 from autotune.trial_loop import Task, TrialLoop, open_study
 from zenflow.errors import ConfigError
 
@@ -88,22 +89,17 @@ def _work(
 ) -> None:
     """Take trials in a process of its own; the one that started it says when to stop early."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, and it asks us
-    signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with quiet_optuna():
+    with quiet_optuna(), Interrupts(signal.SIGTERM) as interrupts:
         try:
-            study = open_study(task)
-            TrialLoop(study, task, index=index, num_before=num_before).run(timeout, lambda: None)
-        except KeyboardInterrupt:
-            fail_own_trials(open_study(task))  # afresh: it may have come between two writes
+            loop = TrialLoop(
+                open_study(task), task, interrupts, index=index, num_before=num_before
+            )
+            loop.run(timeout, lambda: None)
         except ConfigError as error:
             sender.send(str(error))
-
-
-def _interrupt(number: int, frame: object) -> None:
-    del number, frame
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it interrupts is to end in peace
-    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass  # as asked: its trial has been failed
 
 
 def _end_with_parent() -> None:

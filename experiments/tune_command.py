@@ -105,25 +105,17 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
     from experiments.tune_results import run_study  # loads Optuna, which help must not
 
     out = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-tune"
-    former = signal.signal(signal.SIGTERM, _interrupt)
     try:
         result = run_study(
             task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]
         )
     except ConfigError as error:
         raise click.UsageError(str(error), context) from error
-    finally:
-        signal.signal(signal.SIGTERM, former)
     if result.interrupted:
         sys.exit(128 + signal.SIGINT)
 
 
 tune_command.params.extend({**_TRAIN, **_SIMULATE}.values())
-
-
-def _interrupt(number: int, frame: object) -> None:
-    del number, frame
-    raise KeyboardInterrupt
 
 
 def _task(context: click.Context, flags: dict[str, Any]) -> tuple[Task, dict[str, Any]]:

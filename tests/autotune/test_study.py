@@ -12,7 +12,9 @@ from pathlib import Path
 import optuna
 import pytest
 
+from autotune import trial_loop
 from autotune.constraints import Constraints
+from autotune.interrupts import Interrupts
 from autotune.result import outcome_of
 from autotune.samplers import SAMPLERS
 from autotune.storage import open_storage
@@ -87,6 +89,36 @@ def test_a_study_ends_when_no_setting_is_left(sampler):
     result = tune(task(sampler=sampler, num_trials=1000))
     assert len(result.candidates) == NUM_SETTINGS
     assert not result.is_complete
+
+
+def test_a_setting_without_figures_is_left_out_and_does_not_stop_the_study():
+    class Silent(Surface):
+        def measure(self, knobs):
+            done = super().measure(knobs)
+            return replace(done, step_seconds=float("nan")) if knobs == DEFAULT else done
+
+    result = tune(task(backend=Silent()))
+    assert result.is_complete
+    assert result.default is None
+    assert result.num_trials["error"] == 1
+
+
+def test_the_same_setting_again_and_again_leads_to_its_neighbours(monkeypatch):
+    class Stubborn(optuna.samplers.BaseSampler):
+        def infer_relative_search_space(self, study, trial):
+            return {}
+
+        def sample_relative(self, study, trial, search_space):
+            return {}
+
+        def sample_independent(self, study, trial, param_name, param_distribution):
+            return SPACE.params_of(BEST)[param_name]
+
+    monkeypatch.setattr(trial_loop, "make_sampler", lambda *args, **kwargs: Stubborn())
+    result = tune(task(num_trials=5))
+    first, wish, *others = [candidate.knobs for candidate in result.candidates]
+    assert (first, wish) == (DEFAULT, BEST)
+    assert set(others) <= set(SPACE.neighbours(BEST))
 
 
 def test_tpe_beats_random_on_the_known_surface():
@@ -321,7 +353,7 @@ def test_a_trial_that_another_worker_has_begun_is_not_begun_again(tmp_path):
     SPACE.suggest(theirs)
     theirs.set_user_attr("knobs", DEFAULT.to_dict())
     theirs.set_user_attr("worker", {"host": "elsewhere", "pid": 1, "started": 0.0})
-    TrialLoop(study, shared).run(1.0, lambda: None)
+    TrialLoop(study, shared, Interrupts()).run(1.0, lambda: None)
     outcomes = [outcome_of(trial) for trial in study.trials]
     assert outcomes.count("running") == 1
     assert outcomes.count("measured") == 2, "the third is the one that is running"

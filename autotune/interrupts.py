@@ -1,0 +1,65 @@
+"""Interrupts: a signal ends a measurement at once, and everything else in its own time."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """Context in which signals raise KeyboardInterrupt only where that does no harm.
+
+    In the middle of a write to a study's storage it would leave a lock behind, or a trial that
+    nobody fails. Elsewhere than in Python's main thread, which gets all signals, it does nothing.
+    """
+
+    def __init__(self, *signals: signal.Signals) -> None:
+        """Take over these signals; Ctrl-C's second one has its usual effect again."""
+        self._signals = signals
+        self._former: dict[signal.Signals, Any] = {}
+        self._noted = False
+        self._may_raise = False
+
+    def __enter__(self) -> Interrupts:
+        """Take the signals over."""
+        if threading.current_thread() is threading.main_thread():
+            for number in self._signals:
+                self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give the signals back."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Return if no signal has come.
+
+        Raises:
+            KeyboardInterrupt: One has.
+        """
+        if self._noted:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt as soon as a signal comes, or at once if one has come."""
+        self._may_raise = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._may_raise = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._noted = True
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._may_raise:
+            self._may_raise = False  # what it interrupts is to end in peace
+            raise KeyboardInterrupt
