@@ -55,6 +55,9 @@ class Question:
     ``select_interval`` then stays."""
     stretches_left: float = math.inf
     """In which a better setting would pay."""
+    steps_per_stretch: int = 16
+    resize_seconds: float | None = None
+    """Stall of a change of ``topk_ratio``, as measured; None is what the simulator's lanes say."""
     may_probe: bool = True
     """Whether a setting may be tried whose gain the prediction's error exceeds."""
     num_trials: int = 40
@@ -258,7 +261,21 @@ class _View:
             return 0.0
         loss = improvement - outlook.gain
         left = min(self.question.stretches_left, 1e6) - 1.0
-        return improvement * left - loss
+        return improvement * left - loss - self._change(outlook, comes_back=not is_adopted)
+
+    def _change(self, outlook: Outlook, *, comes_back: bool) -> float:
+        """Return what going to a setting costs by itself, in stretches: a change of k stalls."""
+        question = self.question
+        if outlook.knobs.topk_ratio == question.here.topk_ratio:
+            return 0.0
+        forecast = self.adviser.twin.forecast(question.here, self.constants)
+        seconds = question.resize_seconds
+        if seconds is None:  # every block's update at once, and its upload
+            busy = forecast.busy_seconds
+            whole = busy.get("host", 0.0) + busy.get("h2d", 0.0)
+            seconds = question.here.update_interval * whole
+        stretch = question.steps_per_stretch * forecast.step_seconds
+        return (2 if comes_back else 1) * seconds / stretch
 
     def _with_full_errors(self, found: Sequence[Outlook]) -> list[Outlook]:
         """Return the best candidates with what the prior's spread makes of their gains.

@@ -50,7 +50,7 @@ _FEWEST_TRIALS, _MOST_TRIALS = 6, 60
 _AT_ONCE = 0.6
 """Share of the budget that may be spent from the start; the rest comes as the run goes on, for
 what may change."""
-_OF_ROOM = 0.6
+_OF_ROOM = 0.5
 """Share of what may be spent now that one question takes: there will be others."""
 _LEAST_LEFT = 2.0
 """Stretches that must be left for a change to pay."""
@@ -153,6 +153,8 @@ class TwinController(AbstractController):
         self._seconds_per_trial: float | None = None
         self._bounds: tuple[int, int] | None = None
         """Least and largest S that are as good as the one in force; None while that is unknown."""
+        self._resize_seconds: float | None = None
+        self._is_resizing = False
         self._is_asking = False
         self._has_failed = False
         self._reports: list[StepReport] = []
@@ -186,6 +188,8 @@ class TwinController(AbstractController):
         if self._reports:  # what comes between two steps, an evaluation say, is no step's time
             self._longest_step = _SPIKE * median(r.seconds for r in self._reports)
         self._selections.take(report)
+        if self._is_resizing and report.stalls.get("select", 0.0) > 0:
+            self._resize_seconds, self._is_resizing = report.stalls["select"], False
         if self._to_skip > 0:
             self._to_skip -= 1
         else:
@@ -270,6 +274,8 @@ class TwinController(AbstractController):
             select_seconds=self._selections.seconds,
             energy_decay=self._selections.decay,
             stretches_left=self._left(step),
+            steps_per_stretch=self._length(self.tuner.here),
+            resize_seconds=self._resize_seconds,
             num_trials=self._num_trials(step),
             seed=self._seed,
         )
@@ -327,6 +333,7 @@ class TwinController(AbstractController):
         )
         self._predicted = move.predicted_step_seconds
         self._reports = []
+        self._is_resizing = move.new.topk_ratio != knobs.topk_ratio
         self._to_skip = self._settling(move.new) + knobs.update_interval
         self._selections.interrupt()
         return move.new
