@@ -16,7 +16,7 @@ import optuna
 
 from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
-from autotune.measured import Stretch
+from autotune.measured import Stretch, spread_between
 from autotune.refit import Prior, refit
 from autotune.residual import Evidence, Residual
 from autotune.space import SearchSpace, effective_lag
@@ -411,11 +411,12 @@ def _expected_improvement(gain: float, error: float) -> float:
 def _evidence(twin: Twin, stretches: Sequence[Stretch], constants: Constants) -> list[Evidence]:
     """Return each stretch beside its prediction."""
     newest = stretches[-1].index if stretches else 0
+    between = spread_between(stretches)
     return [
         Evidence(
             knobs=s.knobs,
             log_ratio=math.log(s.step_seconds / twin.forecast(s.knobs, constants).step_seconds),
-            noise=s.noise,
+            noise=max(s.noise, between),
             age=newest - s.index,
         )
         for s in stretches

@@ -7,14 +7,14 @@ engine is `autotune.twin_controller`'s. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from autotune.advice import Advice, Outlook, Question
 from autotune.efficiency import EnergyCurve
-from autotune.measured import Stretch
+from autotune.measured import Stretch, spread_between
 from autotune.refit import Prior
 from zenflow.knobs import Knobs
 
@@ -28,6 +28,9 @@ _DRIFTED_SIGMA = 0.35
 _LEAST_NOISE = 0.005
 _MOST_FAILURES = 3
 """After so many failed trials in a row only what promises more than its error is tried."""
+_MOST_LOOKS = 3
+"""Stretches after which a trial is judged whatever the noise."""
+_MOST_COMPARED = 6
 _KEPT = 24
 """Stretches that are remembered."""
 
@@ -101,10 +104,18 @@ class Tuner:
             self._forget(stretch)
             return None
         self.stretches = [*self.stretches, stretch][-_KEPT:]
-        if self.home is None:
+        return self._judge() if self.home is not None else None
+
+    def _judge(self) -> Move | None:
+        """Keep what is on trial or go back, once the difference exceeds its noise."""
+        assert self.home is not None
+        tried, before = self._at(self.here), self._at(self.home)
+        gain = fmean(map(self._worth, tried)) - fmean(map(self._worth, before))
+        spread = spread_between(self.stretches)
+        error = math.hypot(*(_mean_error(group, spread) for group in (tried, before)))
+        if abs(gain) < error and len(tried) < _MOST_LOOKS:
             return None
         home, self.home = self.home, None
-        gain = self._measured_gain(home, stretch)
         if gain >= 0:
             self._failures = 0
             return None
@@ -112,41 +123,21 @@ class Tuner:
         return self._move(
             Move(
                 new=home,
-                reason=f"measured {-gain:.1%} worse than before: back",
-                predicted_step_seconds=self._mean_step(home),
-                gain=-gain,
+                reason=f"measured {-math.expm1(gain):.1%} worse than before: back",
+                predicted_step_seconds=fmean(s.step_seconds for s in before),
+                gain=math.expm1(-gain),
+                error=error,
             )
         )
 
-    def _has_drifted(self, stretch: Stretch, former: list[Stretch]) -> bool:
-        """Whether the same knobs take another time than they did, twice in a row or by a lot."""
-        change = math.log(stretch.step_seconds / fmean(s.step_seconds for s in former))
-        noise = max(_LEAST_NOISE, *(s.noise for s in former), stretch.noise)
-        limit = max(_LEAST_DRIFT, _DRIFT_SIGMAS * noise)
-        suspicious, self._suspicious = self._suspicious, abs(change) > limit
-        return abs(change) > max(_SUDDEN, limit) or (suspicious and self._suspicious)
+    def _at(self, knobs: Knobs) -> list[Stretch]:
+        """Return the newest stretches with these knobs."""
+        return [s for s in self.stretches if s.knobs == knobs][-_MOST_COMPARED:]
 
-    def _forget(self, stretch: Stretch) -> None:
-        """Start anew from what the newest stretch says."""
-        self.drifts += 1
-        self.stretches = [stretch]
-        self.home = None
-        self._suspicious = False
-        self._prior = Prior(self._constants, _DRIFTED_SIGMA)
-        self._asked_at, self._next_check, self._patience = -1, stretch.index, 2
-        self._failures = 0
-
-    def _measured_gain(self, home: Knobs, stretch: Stretch) -> float:
-        """Return the log of the newest goodput over the former knobs'."""
-        before = self._mean_step(home)
-        rho_before = 1.0 - self._curve.captured(home.topk_ratio)
-        rho_now = 1.0 - self._curve.captured(stretch.knobs.topk_ratio)
-        gain = math.log(before / stretch.step_seconds)
-        gain += math.log(self._efficiency(stretch.knobs, rho_now))
-        return gain - math.log(self._efficiency(home, rho_before))
-
-    def _mean_step(self, knobs: Knobs) -> float:
-        return fmean(s.step_seconds for s in self.stretches if s.knobs == knobs)
+    def _worth(self, stretch: Stretch) -> float:
+        """Return the log of goodput over the tokens of a step."""
+        efficiency = self._efficiency(stretch.knobs, min(1.0, max(0.0, stretch.rho)))
+        return math.log(efficiency / stretch.step_seconds)
 
     # ---- advice -----------------------------------------------------------------------------
 
@@ -251,6 +242,12 @@ class Tuner:
         self._patience = int(state["patience"])
         self._failures = int(state["failures"])
         self._suspicious = bool(state["suspicious"])
+
+
+def _mean_error(stretches: Sequence[Stretch], between: float) -> float:
+    """Return the standard error of a mean over stretches."""
+    own = fmean(max(s.noise, _LEAST_NOISE) ** 2 for s in stretches)
+    return math.sqrt(max(own, between**2) / len(stretches))
 
 
 def _adoption(best: Outlook, why: str) -> Move:
