@@ -139,6 +139,24 @@ class Tuner:
         efficiency = self._efficiency(stretch.knobs, min(1.0, max(0.0, stretch.rho)))
         return math.log(efficiency / stretch.step_seconds)
 
+    def _has_drifted(self, stretch: Stretch, former: list[Stretch]) -> bool:
+        """Whether the same knobs take another time than they did, twice in a row or by a lot."""
+        change = math.log(stretch.step_seconds / fmean(s.step_seconds for s in former))
+        noise = max(_LEAST_NOISE, *(s.noise for s in former), stretch.noise)
+        limit = max(_LEAST_DRIFT, _DRIFT_SIGMAS * noise)
+        suspicious, self._suspicious = self._suspicious, abs(change) > limit
+        return abs(change) > max(_SUDDEN, limit) or (suspicious and self._suspicious)
+
+    def _forget(self, stretch: Stretch) -> None:
+        """Start anew from what the newest stretch says."""
+        self.drifts += 1
+        self.stretches = [stretch]
+        self.home = None
+        self._suspicious = False
+        self._prior = Prior(self._constants, _DRIFTED_SIGMA)
+        self._asked_at, self._next_check, self._patience = -1, stretch.index, 2
+        self._failures = 0
+
     # ---- advice -----------------------------------------------------------------------------
 
     @property
