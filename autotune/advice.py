@@ -1,7 +1,6 @@
 """Advice: refit the twin, search it, and say what is worth trying. A pure function. No torch.
 
-It runs in a process of its own (`autotune.background`), so a question and its answer are plain
-records.
+It runs in a process of its own (`autotune.background`).
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-
-import optuna
 
 from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
-from autotune.measured import Stretch, spread_between
-from autotune.refit import Prior, refit
-from autotune.residual import Evidence, Residual
+from autotune.prospects import Prospects
+from autotune.question import Advice, Outlook, Question
+from autotune.search import search
 from autotune.space import SearchSpace, effective_lag
-from autotune.twin import LANES, Constants, Twin
+from autotune.twin import Twin
 from zenflow.knobs import Knobs
+
+__all__ = ["Advice", "Adviser", "Outlook", "Question"]
 
 _RISK = 2.0
 """Errors by which the worst case of a candidate is worse than its prediction."""
@@ -33,75 +31,6 @@ _LEAST_PROMISE = 0.004
 """Expected improvement from which on a trial is worth its trouble."""
 _CHECKED = 3
 """Candidates whose error is worked out in full where nothing has been measured yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is known when advice is asked for."""
-
-    stretches: tuple[Stretch, ...]
-    """Since the last drift, in order."""
-    here: Knobs
-    """In force."""
-    start: Knobs
-    """The default, which nothing tried may be much worse than."""
-    curve: EnergyCurve
-    """As measured at the knobs in force."""
-    prior: Prior
-    select_seconds: float | None = None
-    """Of one selection, as measured; None is what the simulator says."""
-    energy_decay: float | None = None
-    """Captured share that a step since the last selection costs; None while it is unknown, and
-    ``select_interval`` then stays."""
-    stretches_left: float = math.inf
-    """In which a better setting would pay."""
-    steps_per_stretch: int = 16
-    resize_seconds: float | None = None
-    """Stall of a change of ``topk_ratio``, as measured; None is what the simulator's lanes say."""
-    may_probe: bool = True
-    """Whether a setting may be tried whose gain the prediction's error exceeds."""
-    num_trials: int = 40
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """A setting as the corrected twin sees it."""
-
-    knobs: Knobs
-    step_seconds: float
-    """Predicted, corrected by the residual, selections included."""
-    efficiency: float
-    gain: float
-    """Log of its goodput over that of the knobs in force."""
-    error: float
-    """Standard deviation of ``gain``."""
-
-    @property
-    def progress(self) -> float:
-        """Steps of AdamW's worth per second."""
-        return self.efficiency / self.step_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """The answer."""
-
-    constants: Constants
-    here: Outlook
-    best: Outlook | None
-    """Worth trying; None if nothing promises more than its error."""
-    must_move: bool
-    """Whether the knobs in force break a constraint, now that more is known."""
-    peak: Outlook
-    """With the largest expected goodput, whatever its error."""
-    intervals: tuple[int, int]
-    """Range of S about ``here``'s in which expected goodput is as good as equal."""
-    error: float
-    """Log of predicted over measured step time at the knobs in force, before the residual."""
-    num_simulated: int
-    seconds: float
-    """CPU time."""
 
 
 @dataclass(slots=True)
@@ -159,9 +88,12 @@ class Adviser:
         """
         started = time.process_time()
         before = self.twin.num_simulated
-        view = _View.of(self, question)
-        found = view.search()
-        advice = view.weigh(found)
+        feasibility = self.feasibility(question.curve if question.stretches else None)
+        feasibility.check()
+        prospects = Prospects.of(question, self.twin, self.cost, self.space.select_intervals)
+        found = search(prospects, self.space, feasibility)
+        must_move = not feasibility.allows(question.here)
+        advice = _Scales(prospects).weigh(found, must_move=must_move)
         return replace(
             advice,
             num_simulated=self.twin.num_simulated - before,
@@ -169,75 +101,36 @@ class Adviser:
         )
 
 
-@dataclass(slots=True)
-class _View:
-    """One question with the constants and the residual that answer it."""
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """Weighs what a search has found."""
 
-    adviser: Adviser
-    question: Question
-    feasibility: Feasibility
-    constants: Constants
-    residual: Residual
-    select_seconds: float
+    prospects: Prospects
 
-    @classmethod
-    def of(cls, adviser: Adviser, question: Question) -> _View:
-        twin = adviser.twin
-        feasibility = adviser.feasibility(question.curve if question.stretches else None)
-        feasibility.check()
-        constants = refit(twin, question.stretches, question.prior)
-        select = question.select_seconds
-        if select is None:
-            select = twin.selection_seconds(question.here, constants)
-        return cls(
-            adviser=adviser,
-            question=question,
-            feasibility=feasibility,
-            constants=constants,
-            residual=Residual(_evidence(twin, question.stretches, constants)),
-            select_seconds=select,
-        )
+    @property
+    def _question(self) -> Question:
+        return self.prospects.question
 
-    def search(self) -> list[Outlook]:
-        """Return what a study over the corrected twin has looked at, each setting once."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        question, space = self.question, self.adviser.space
-        sampler = optuna.samplers.TPESampler(seed=question.seed, n_startup_trials=8)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        promising = self._promising()
-        for knobs in promising[: max(1, question.num_trials * 2 // 3)]:
-            study.enqueue_trial(space.indices_of(knobs))
-        found: dict[Knobs, Outlook] = {}
-        for _ in range(question.num_trials):
-            trial = study.ask()
-            every = question.here.select_interval  # what suits a setting is worked out for each
-            knobs = replace(space.suggest_indices(trial), select_interval=every)
-            if knobs not in found:
-                if not self.feasibility.allows(knobs):
-                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-                    continue
-                found[knobs] = self.outlook(knobs)
-            study.tell(trial, found[knobs].gain)
-        return list(found.values())
-
-    def weigh(self, found: Sequence[Outlook]) -> Advice:
+    def weigh(self, found: Sequence[Outlook], *, must_move: bool) -> Advice:
         """Return the advice that follows from the settings looked at."""
         # As they are: another ``select_interval`` would be another setting.
-        here, start = self._outlook(self.question.here), self._outlook(self.question.start)
-        if not self.question.stretches:
+        here, start = (
+            self.prospects.as_it_is(self._question.here),
+            self.prospects.as_it_is(self._question.start),
+        )
+        if not self._question.stretches:
             found = self._with_full_errors(found)
         floor = start.progress / _WORST
         safe = [o for o in found if o.progress * math.exp(-_RISK * o.error) > floor]
         worth = {o: value for o in safe if (value := self._value(o)) > 0}
-        stretches = [s for s in self.question.stretches if s.knobs == self.question.here]
-        forecast = self.adviser.twin.forecast(self.question.here, self.constants)
+        stretches = [s for s in self._question.stretches if s.knobs == self._question.here]
+        forecast = self.prospects.forecast(self._question.here)
         last = stretches[-1].step_seconds if stretches else forecast.step_seconds
         best = max(worth, key=worth.__getitem__, default=None)
-        must_move = not self.feasibility.allows(self.question.here)
         if must_move and best is None:
             best = max(found, key=lambda o: o.gain, default=None)
         return Advice(
-            constants=self.constants,
+            constants=self.prospects.constants,
             here=here,
             best=best,
             must_move=must_move,
@@ -254,21 +147,21 @@ class _View:
         In stretches' worth of goodput; 0 or less if it is not to be tried.
         """
         is_adopted = outlook.gain > max(outlook.error, _LEAST_GAIN)
-        if not is_adopted and not (self.question.may_probe and self.question.stretches):
+        if not is_adopted and not (self._question.may_probe and self._question.stretches):
             return 0.0
         improvement = _expected_improvement(outlook.gain, outlook.error)
         if improvement < _LEAST_PROMISE:
             return 0.0
         loss = improvement - outlook.gain
-        left = min(self.question.stretches_left, 1e6) - 1.0
+        left = min(self._question.stretches_left, 1e6) - 1.0
         return improvement * left - loss - self._change(outlook, comes_back=not is_adopted)
 
     def _change(self, outlook: Outlook, *, comes_back: bool) -> float:
         """Return what going to a setting costs by itself, in stretches: a change of k stalls."""
-        question = self.question
+        question = self._question
         if outlook.knobs.topk_ratio == question.here.topk_ratio:
             return 0.0
-        forecast = self.adviser.twin.forecast(question.here, self.constants)
+        forecast = self.prospects.forecast(question.here)
         seconds = question.resize_seconds
         if seconds is None:  # every block's update at once, and its upload
             busy = forecast.busy_seconds
@@ -283,96 +176,14 @@ class _View:
         Measured spans fix the constants; before there are any, a gain is as uncertain as they are.
         """
         best = sorted(found, key=lambda o: -o.gain)[:_CHECKED]
-        return [replace(o, error=math.hypot(o.error, self._spread(o))) for o in best]
-
-    def _spread(self, outlook: Outlook) -> float:
-        twin, here = self.adviser.twin, self.question.here
-
-        def gain(constants: Constants) -> float:
-            step = twin.forecast(outlook.knobs, constants).step_seconds
-            return math.log(twin.forecast(here, constants).step_seconds / step)
-
-        factor = math.exp(self.question.prior.sigma)
-        moved = (gain({**self.constants, lane: self.constants[lane] * factor}) for lane in LANES)
-        return math.hypot(*(value - gain(self.constants) for value in moved))
-
-    def outlook(self, knobs: Knobs) -> Outlook:
-        """Return a setting's prospects, with the ``select_interval`` that suits it."""
-        choices = [knobs]
-        if self.question.energy_decay is not None:
-            choices = [
-                replace(knobs, select_interval=interval)
-                for interval in self.adviser.space.select_intervals
-            ]
-        return max((self._outlook(choice) for choice in choices), key=lambda o: o.gain)
-
-    def _outlook(self, knobs: Knobs) -> Outlook:
-        here = self.question.here
-        step, efficiency = self._step(knobs), self._efficiency(knobs)
-        gain = math.log(self._step(here) / step)
-        gain += math.log(efficiency / self._efficiency(here))
-        return Outlook(
-            knobs=knobs,
-            step_seconds=step,
-            efficiency=efficiency,
-            gain=gain,
-            error=self.residual.error(knobs, here) if knobs != here else 0.0,
-        )
-
-    def _step(self, knobs: Knobs) -> float:
-        forecast = self.adviser.twin.forecast(knobs, self.constants)
-        step = forecast.step_seconds * math.exp(self.residual.mean(knobs))
-        every = knobs.select_interval
-        return step + (self.select_seconds / every if every else 0.0)
-
-    def _efficiency(self, knobs: Knobs) -> float:
-        captured = self.question.curve.captured(knobs.topk_ratio)
-        decay = self.question.energy_decay or 0.0
-        longer = knobs.select_interval - self.question.here.select_interval
-        captured -= decay * longer / 2  # the mean age of a selection is half the interval
-        return self.adviser.cost.of(knobs, 1.0 - min(1.0, max(0.0, captured)))
-
-    def _promising(self) -> list[Knobs]:
-        """Return settings by an optimistic bound on their goodput, the best first.
-
-        No step is shorter than its busiest lane, and what a lane carries is known in proportion:
-        so a few simulations, of those with the best bounds, do the work of many.
-        """
-        here = self.question.here
-        busy = self.adviser.twin.forecast(here, self.constants).busy_seconds
-
-        def bound(knobs: Knobs) -> float:
-            lanes = [busy.get("device", 0.0)]
-            lanes += [
-                busy.get(lane, 0.0) * self._load(lane, knobs) / max(self._load(lane, here), 1e-12)
-                for lane in ("d2h", "h2d", "host")
-            ]
-            return math.log(self._efficiency(knobs)) - math.log(max(lanes))
-
-        settings = {
-            replace(knobs, select_interval=here.select_interval)
-            for knobs in self.adviser.space.grid()
-        }
-        ranked = sorted(settings, key=lambda k: (-bound(k), str(k)))
-        allowed = (knobs for knobs in ranked if self.feasibility.allows(knobs))
-        return list(islice(allowed, self.question.num_trials))
-
-    def _load(self, lane: str, knobs: Knobs) -> float:
-        """Return what a lane carries per step and parameter, in units of its own."""
-        interval, deferred = knobs.update_interval, 1.0 - knobs.topk_ratio
-        if lane == "d2h":
-            return deferred
-        if lane == "h2d":
-            return deferred / interval
-        each = 18.0 if self.adviser.twin.config.deferred_moments == "step" else 10.0
-        return deferred * (each * (interval - 1) + 28.0) / interval
+        return [replace(o, error=math.hypot(o.error, self.prospects.spread(o))) for o in best]
 
     def _intervals(self, here: Outlook, found: Sequence[Outlook]) -> tuple[int, int]:
         """Return the range of S that costs next to nothing beside the best seen, about here."""
         every = here.knobs.select_interval  # S moves alone
         looked_at = {replace(o.knobs, select_interval=every) for o in found}
         same = {
-            knobs.update_interval: self._outlook(knobs).gain
+            knobs.update_interval: self.prospects.as_it_is(knobs).gain
             for knobs in looked_at
             if replace(knobs, update_interval=1) == replace(here.knobs, update_interval=1)
         }
@@ -406,18 +217,3 @@ def _expected_improvement(gain: float, error: float) -> float:
     scaled = gain / error
     density = math.exp(-scaled * scaled / 2) / math.sqrt(2 * math.pi)
     return gain * 0.5 * (1 + math.erf(scaled / math.sqrt(2))) + error * density
-
-
-def _evidence(twin: Twin, stretches: Sequence[Stretch], constants: Constants) -> list[Evidence]:
-    """Return each stretch beside its prediction."""
-    newest = stretches[-1].index if stretches else 0
-    between = spread_between(stretches)
-    return [
-        Evidence(
-            knobs=s.knobs,
-            log_ratio=math.log(s.step_seconds / twin.forecast(s.knobs, constants).step_seconds),
-            noise=max(s.noise, between),
-            age=newest - s.index,
-        )
-        for s in stretches
-    ]

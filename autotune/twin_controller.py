@@ -8,20 +8,19 @@ kept or undone. Zen-auto may then move S within what the twin holds to be as goo
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from statistics import fmean, median
 from typing import Any, Protocol
 
 from autotune.advice import Advice, Adviser
 from autotune.background import AbstractAdviserHandle, BackgroundAdviser, Ready
+from autotune.budget import SearchBudget
 from autotune.constraints import Constraints
 from autotune.decision_records import Deciders, Decision, WindowRecord
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
-from autotune.measured import Stretch, robust_mean
+from autotune.gathering import StretchGatherer, settling_steps, stretch_steps
+from autotune.measured import Stretch
 from autotune.refit import Prior
-from autotune.selections import SelectionWatch
 from autotune.space import SearchSpace, effective_lag
 from autotune.tuner import Move, Tuner
 from autotune.twin import NEUTRAL, Twin
@@ -33,25 +32,13 @@ from zenflow.controller import AbstractController, ObservedTimeline
 from zenflow.errors import CheckpointError, ConfigError, WorkerError
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
-from zenflow.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 
 SIGMAS: Mapping[str, float] = {"calibrated": 0.1, "table": 0.35, "generic": 1.0}
 """Log-normal spread of a profile's constants by where it comes from."""
 
-_LEAST_STEPS = 12
-"""Of a stretch."""
-_LEAST_WINDOWS = 3
-_SPIKE = 5.0
-"""Median steps that a step counts as at most where the run's time is added up."""
 _CURVE_INTERVAL = 50
-_FEWEST_TRIALS, _MOST_TRIALS = 6, 60
-_AT_ONCE = 0.6
-"""Share of the budget that may be spent from the start; the rest comes as the run goes on, for
-what may change."""
-_OF_ROOM = 0.5
-"""Share of what may be spent now that one question takes: there will be others."""
 _LEAST_LEFT = 2.0
 """Stretches that must be left for a change to pay."""
 
@@ -71,7 +58,7 @@ class TwinController(AbstractController):
     Attributes:
         tuner: The rules and what is known.
         timeline_steps: Steps whose spans the optimizer must keep.
-        search_seconds: CPU time of searching, loading included.
+        budget: Of searching.
     """
 
     curve_interval = _CURVE_INTERVAL
@@ -128,7 +115,6 @@ class TwinController(AbstractController):
         self.least_topk_ratio = min(*self._space.topk_ratios, config.topk_ratio)
         self.largest_interval = max(*self._space.update_intervals, config.update_interval)
         self.timeline_steps = 2 * self.largest_interval
-        self.search_seconds = 0.0
         self.tuner = Tuner(
             start=start,
             prior=Prior(NEUTRAL, sigma),
@@ -140,30 +126,26 @@ class TwinController(AbstractController):
         self._total_steps = total_steps
         self._log = log
         self._zen = zen_auto
-        self._budget = budget
+        self.budget = SearchBudget(budget, total_steps)
         self._seed = seed
-        self._observed: ObservedTimeline | None = None
-        self._selections = SelectionWatch()
         self._advice: Advice | None = None
         self._predicted: float | None = None
-        self._run_seconds = 0.0
-        self._longest_step = math.inf
-        self._num_stretches = 0
         self._last_reported = 0
-        self._seconds_per_trial: float | None = None
         self._bounds: tuple[int, int] | None = None
         """Least and largest S that are as good as the one in force; None while that is unknown."""
-        self._resize_seconds: float | None = None
-        self._is_resizing = False
         self._is_asking = False
         self._has_failed = False
-        self._reports: list[StepReport] = []
-        self._to_skip = self._settling(start)
+        self._gatherer = StretchGatherer(start)
         self._handle = make_handle(adviser)
 
     def attach(self, observed: ObservedTimeline) -> None:
         """Take the optimizer's timeline."""
-        self._observed = observed
+        self._gatherer.attach(observed)
+
+    @property
+    def search_seconds(self) -> float:
+        """CPU time of searching, loading included."""
+        return self.budget.spent
 
     # ---- after every step -------------------------------------------------------------------
 
@@ -171,9 +153,10 @@ class TwinController(AbstractController):
         """Measure; at the end of a stretch, or when advice has come, decide."""
         if report is not None and report.step > self._last_reported:
             self._last_reported = report.step
-            self._take(report)
+            self.budget.add_step(report.step, report.seconds)
+            self._gatherer.take(report)
         move = None
-        if len(self._reports) >= self._length(knobs):
+        if self._gatherer.is_complete(knobs):
             move = self._end_stretch(step, knobs)
         if move is None:
             move = self._hear(step)
@@ -183,77 +166,31 @@ class TwinController(AbstractController):
             return self._follow_training(step, report, knobs)
         return knobs
 
-    def _take(self, report: StepReport) -> None:
-        self._run_seconds += min(report.seconds, self._longest_step)
-        if self._reports:  # what comes between two steps, an evaluation say, is no step's time
-            self._longest_step = _SPIKE * median(r.seconds for r in self._reports)
-        self._selections.take(report)
-        if self._is_resizing and report.stalls.get("select", 0.0) > 0:
-            self._resize_seconds, self._is_resizing = report.stalls["select"], False
-        if self._to_skip > 0:
-            self._to_skip -= 1
-        else:
-            self._reports.append(report)
-
     def _end_stretch(self, step: int, knobs: Knobs) -> Move | None:
         """Hand the measured stretch to the tuner; return what follows at once."""
-        reports, self._reports = self._reports, []
-        seconds = [r.seconds - r.stalls.get("select", 0.0) for r in reports]
-        mean, noise = robust_mean(seconds, knobs.update_interval)
-        curves = [r.energy_curve for r in reports if r.energy_curve]
-        stretch = Stretch(
-            index=self._num_stretches,
-            last_step=step,
-            knobs=replace(knobs, lag=effective_lag(knobs)),
-            step_seconds=mean,
-            noise=noise,
-            stall_seconds=fmean(r.stall_seconds - r.stalls.get("select", 0.0) for r in reports),
-            rho=1.0 - min(1.0, max(0.0, fmean(r.captured_energy for r in reports))),
-            busy_seconds=self._busy() if self._may_ask(step) else {},
-        )
-        self._num_stretches += 1
+        stretch, curve = self._gatherer.finish(step, knobs, sees_spans=self._may_ask(step))
         self._write_window(stretch)
-        curve = EnergyCurve.of(curves[-1]) if curves else None
         return self.tuner.record(stretch, curve)
-
-    def _busy(self) -> Mapping[str, float]:
-        """Return each lane's busy seconds per step, of the whole steps that are recorded."""
-        timeline = Timeline() if self._observed is None else self._observed.timeline
-        steps = sorted({span.step for span in timeline.spans})
-        if len(steps) < 3:
-            return {}
-        inner = timeline.steps(
-            steps[0] + 1, steps[-1]
-        )  # the first may be cut, the last unfinished
-        return {lane: inner.busy(lane) / (len(steps) - 2) for lane in inner.lanes}
 
     # ---- advice -----------------------------------------------------------------------------
 
     def _may_ask(self, step: int) -> bool:
-        return not (self._is_asking or self._has_failed) and self._num_trials(step) > 0
-
-    def _num_trials(self, step: int) -> int:
-        """Return how many trials the budget allows now; 0 if too few to be worth asking."""
-        if self._seconds_per_trial is None or self._left(step) < _LEAST_LEFT:
-            return 0
-        share = max(1, self._last_reported) / self._total_steps
-        budget = self._budget * self._run_seconds / share
-        room = budget * (_AT_ONCE + (1 - _AT_ONCE) * share) - self.search_seconds
-        trials = int(_OF_ROOM * room / max(self._seconds_per_trial, 1e-6))
-        return 0 if trials < _FEWEST_TRIALS else min(_MOST_TRIALS, trials)
+        if self._is_asking or self._has_failed or self._left(step) < _LEAST_LEFT:
+            return False
+        return self.budget.num_trials() > 0
 
     def _left(self, step: int) -> float:
         """Return for how many stretches a change could still pay."""
         here = self.tuner.here
-        return (self._total_steps - step) / (self._length(here) + self._settling(here))
+        return (self._total_steps - step) / (stretch_steps(here) + settling_steps(here))
 
     def _hear(self, step: int) -> Move | None:
         """Take an answer, or ask where there is something new; return what an answer leads to."""
         try:
             answer = self._handle.poll()
             if isinstance(answer, Ready):
-                self.search_seconds += answer.seconds
-                self._seconds_per_trial = answer.seconds_per_forecast
+                self.budget.spent += answer.seconds
+                self.budget.seconds_per_trial = answer.seconds_per_forecast
             elif answer is not None:
                 return self._consider(answer)
             if self.tuner.stretches and self.tuner.wants_advice and self._may_ask(step):
@@ -271,12 +208,12 @@ class TwinController(AbstractController):
 
     def _ask(self, step: int) -> None:
         question = self.tuner.question(
-            select_seconds=self._selections.seconds,
-            energy_decay=self._selections.decay,
+            select_seconds=self._gatherer.selections.seconds,
+            energy_decay=self._gatherer.selections.decay,
             stretches_left=self._left(step),
-            steps_per_stretch=self._length(self.tuner.here),
-            resize_seconds=self._resize_seconds,
-            num_trials=self._num_trials(step),
+            steps_per_stretch=stretch_steps(self.tuner.here),
+            resize_seconds=self._gatherer.resize_seconds,
+            num_trials=self.budget.num_trials(),
             seed=self._seed,
         )
         self._handle.ask(question)
@@ -285,9 +222,9 @@ class TwinController(AbstractController):
     def _consider(self, advice: Advice) -> Move | None:
         self._is_asking = False
         self._advice = advice
-        self.search_seconds += advice.seconds
+        self.budget.spent += advice.seconds
         if advice.num_simulated:
-            self._seconds_per_trial = advice.seconds / advice.num_simulated
+            self.budget.seconds_per_trial = advice.seconds / advice.num_simulated
         if advice.here.knobs == self.tuner.here:
             self._predicted = advice.here.step_seconds
         move = self.tuner.consider(advice)
@@ -319,7 +256,7 @@ class TwinController(AbstractController):
         self._log.append(
             Decision(
                 step=step,
-                window=self._num_stretches,
+                window=self._gatherer.num_stretches,
                 by=by,
                 old=knobs,
                 new=move.new,
@@ -332,10 +269,7 @@ class TwinController(AbstractController):
             )
         )
         self._predicted = move.predicted_step_seconds
-        self._reports = []
-        self._is_resizing = move.new.topk_ratio != knobs.topk_ratio
-        self._to_skip = self._settling(move.new) + knobs.update_interval
-        self._selections.interrupt()
+        self._gatherer.restart(knobs, move.new)
         return move.new
 
     def _write_window(self, stretch: Stretch) -> None:
@@ -355,18 +289,6 @@ class TwinController(AbstractController):
             )
         )
 
-    @staticmethod
-    def _length(knobs: Knobs) -> int:
-        """Return the steps of a stretch: whole windows, several of them."""
-        interval = knobs.update_interval
-        windows = max(_LEAST_WINDOWS, math.ceil(_LEAST_STEPS / interval))
-        return windows * interval
-
-    @staticmethod
-    def _settling(knobs: Knobs) -> int:
-        """Return the steps after a change in which queues fill."""
-        return knobs.update_interval + effective_lag(knobs) + 1
-
     # ---- state ------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -378,9 +300,8 @@ class TwinController(AbstractController):
         return {
             "tuner": self.tuner.state_dict(),
             "zen_auto": None if self._zen is None else self._zen.state_dict(),
-            "num_stretches": self._num_stretches,
-            "run_seconds": self._run_seconds,
-            "search_seconds": self.search_seconds,
+            "num_stretches": self._gatherer.num_stretches,
+            "budget": self.budget.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -395,13 +316,11 @@ class TwinController(AbstractController):
             self.tuner.load_state_dict(state["tuner"])
             if self._zen is not None:
                 self._zen.load_state_dict(state["zen_auto"])
-            self._num_stretches = int(state["num_stretches"])
-            self._run_seconds = float(state["run_seconds"])
-            self.search_seconds = float(state["search_seconds"])
+            self._gatherer.num_stretches = int(state["num_stretches"])
+            self.budget.load_state_dict(state["budget"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"this is not the state of a TwinController like this one ({error!r}): resume "
                 "with the controller that was saved"
             ) from error
-        self._reports = []
-        self._to_skip = self._settling(self.tuner.here)
+        self._gatherer.restart(self.tuner.here, self.tuner.here)

@@ -1,0 +1,70 @@
+"""What a run may spend on searching, and what it has spent. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+_SPIKE = 5.0
+"""Median steps that a step counts as at most: what comes between two, an evaluation say, is no
+step's time."""
+_FEWEST_TRIALS, _MOST_TRIALS = 6, 60
+_AT_ONCE = 0.6
+"""Share of the budget that may be spent from the start; the rest comes as the run goes on, for
+what may change."""
+_OF_ROOM = 0.5
+"""Share of what may be spent now that one question takes: there will be others."""
+
+
+class SearchBudget:
+    """CPU time of searching as a share of the run's time.
+
+    Attributes:
+        spent: CPU seconds so far, loading included.
+        seconds_per_trial: As last seen; None before anything was.
+    """
+
+    def __init__(self, share: float, total_steps: int) -> None:
+        """Start with nothing spent.
+
+        Args:
+            share: Of the run's time.
+            total_steps: Of the run.
+        """
+        self._share = share
+        self._total_steps = total_steps
+        self._run_seconds = 0.0
+        self._recent: deque[float] = deque(maxlen=12)
+        self._done = 0
+        self.spent = 0.0
+        self.seconds_per_trial: float | None = None
+
+    def add_step(self, step: int, seconds: float) -> None:
+        """Count a step of the run."""
+        limit = _SPIKE * median(self._recent) if self._recent else math.inf
+        self._run_seconds += min(seconds, limit)
+        self._recent.append(seconds)
+        self._done = step
+
+    def num_trials(self) -> int:
+        """Return how many trials may be paid for now; 0 if too few to be worth asking."""
+        if self.seconds_per_trial is None or not self._done:
+            return 0
+        progress = self._done / self._total_steps
+        budget = self._share * self._run_seconds / progress
+        room = budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
+        trials = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6))
+        return 0 if trials < _FEWEST_TRIALS else min(_MOST_TRIALS, trials)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been counted, JSON-ready."""
+        return {"run_seconds": self._run_seconds, "spent": self.spent, "done": self._done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state_dict`` returned."""
+        self._run_seconds = float(state["run_seconds"])
+        self.spent = float(state["spent"])
+        self._done = int(state["done"])

@@ -1,0 +1,116 @@
+"""Gathering: from the engine's reports and spans to stretches of measured steps. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import fmean
+
+from autotune.efficiency import EnergyCurve
+from autotune.measured import Stretch, robust_mean
+from autotune.selections import SelectionWatch
+from autotune.space import effective_lag
+from zenflow.controller import ObservedTimeline
+from zenflow.knobs import Knobs
+from zenflow.report import StepReport
+from zenflow.timeline import Timeline
+
+_LEAST_STEPS = 12
+"""Of a stretch."""
+_LEAST_WINDOWS = 3
+
+
+class StretchGatherer:
+    """Collects steps with the same knobs, queues full, until they are enough.
+
+    Attributes:
+        num_stretches: Finished so far.
+        selections: What they cost, and how they age.
+        resize_seconds: Stall of the last change of k; None before there was one.
+    """
+
+    def __init__(self, start: Knobs) -> None:
+        """Begin with the knobs that a run starts with."""
+        self.num_stretches = 0
+        self.selections = SelectionWatch()
+        self.resize_seconds: float | None = None
+        self._observed: ObservedTimeline | None = None
+        self._reports: list[StepReport] = []
+        self._to_skip = settling_steps(start)
+        self._is_resizing = False
+
+    def attach(self, observed: ObservedTimeline) -> None:
+        """Take the optimizer's timeline."""
+        self._observed = observed
+
+    def take(self, report: StepReport) -> None:
+        """See a step."""
+        self.selections.take(report)
+        waited = report.stalls.get("select", 0.0)
+        if self._is_resizing and waited > 0:
+            self.resize_seconds, self._is_resizing = waited, False
+        if self._to_skip > 0:
+            self._to_skip -= 1
+        else:
+            self._reports.append(report)
+
+    def is_complete(self, knobs: Knobs) -> bool:
+        """Whether there are enough steps for a stretch."""
+        return len(self._reports) >= stretch_steps(knobs)
+
+    def finish(
+        self, step: int, knobs: Knobs, *, sees_spans: bool
+    ) -> tuple[Stretch, EnergyCurve | None]:
+        """Return the stretch, and the last energy curve in it if there was one.
+
+        Args:
+            step: The last step.
+            knobs: In force.
+            sees_spans: Whether lanes' times are wanted too; on a GPU that waits for the device.
+        """
+        reports, self._reports = self._reports, []
+        seconds = [r.seconds - r.stalls.get("select", 0.0) for r in reports]
+        mean, noise = robust_mean(seconds, knobs.update_interval)
+        stalled = fmean(r.stall_seconds - r.stalls.get("select", 0.0) for r in reports)
+        curves = [r.energy_curve for r in reports if r.energy_curve]
+        stretch = Stretch(
+            index=self.num_stretches,
+            last_step=step,
+            knobs=replace(knobs, lag=effective_lag(knobs)),
+            step_seconds=mean,
+            noise=noise,
+            stall_seconds=max(0.0, stalled),
+            rho=1.0 - min(1.0, max(0.0, fmean(r.captured_energy for r in reports))),
+            busy_seconds=self._busy() if sees_spans else {},
+        )
+        self.num_stretches += 1
+        return stretch, EnergyCurve.of(curves[-1]) if curves else None
+
+    def _busy(self) -> Mapping[str, float]:
+        """Return each lane's busy seconds per step, of the whole steps that are recorded."""
+        timeline = Timeline() if self._observed is None else self._observed.timeline
+        steps = sorted({span.step for span in timeline.spans})
+        if len(steps) < 3:
+            return {}
+        # The first may be cut, and work for the last may still be under way.
+        inner = timeline.steps(steps[0] + 1, steps[-1])
+        return {lane: inner.busy(lane) / (len(steps) - 2) for lane in inner.lanes}
+
+    def restart(self, former: Knobs, knobs: Knobs) -> None:
+        """Begin anew with other knobs, once windows of the former ones are over."""
+        self._reports = []
+        self._to_skip = settling_steps(knobs) + former.update_interval
+        self._is_resizing = knobs.topk_ratio != former.topk_ratio
+        self.selections.interrupt()
+
+
+def stretch_steps(knobs: Knobs) -> int:
+    """Return the steps of a stretch: whole windows, several of them."""
+    interval = knobs.update_interval
+    return max(_LEAST_WINDOWS, math.ceil(_LEAST_STEPS / interval)) * interval
+
+
+def settling_steps(knobs: Knobs) -> int:
+    """Return the steps after a change in which queues fill."""
+    return knobs.update_interval + effective_lag(knobs) + 1

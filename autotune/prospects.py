@@ -1,0 +1,131 @@
+"""Prospects: any setting's goodput as the refitted twin, the residual and efficiency see it.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.efficiency import DelayCost
+from autotune.measured import Stretch, spread_between
+from autotune.question import Outlook, Question
+from autotune.refit import refit
+from autotune.residual import Evidence, Residual
+from autotune.twin import LANES, Constants, Forecast, Twin
+from zenflow.knobs import Knobs
+
+
+@dataclass(slots=True)
+class Prospects:
+    """What one question's evidence says of settings.
+
+    Attributes:
+        question: With the evidence.
+        twin: The simulator.
+        constants: As refitted to the evidence.
+    """
+
+    question: Question
+    twin: Twin
+    constants: Constants
+    _cost: DelayCost
+    _select_intervals: Sequence[int]
+    _residual: Residual
+    _select_seconds: float
+
+    @classmethod
+    def of(
+        cls, question: Question, twin: Twin, cost: DelayCost, select_intervals: Sequence[int]
+    ) -> Prospects:
+        """Refit the twin to a question's evidence.
+
+        Args:
+            question: What is known.
+            twin: Of the workload and machine.
+            cost: How a delay counts.
+            select_intervals: Those to choose from.
+        """
+        constants = refit(twin, question.stretches, question.prior)
+        seconds = question.select_seconds
+        if seconds is None:
+            seconds = twin.selection_seconds(question.here, constants)
+        return cls(
+            question=question,
+            twin=twin,
+            constants=constants,
+            _cost=cost,
+            _select_intervals=select_intervals,
+            _residual=Residual(_evidence(twin, question.stretches, constants)),
+            _select_seconds=seconds,
+        )
+
+    def forecast(self, knobs: Knobs) -> Forecast:
+        """Return what the refitted twin says by itself."""
+        return self.twin.forecast(knobs, self.constants)
+
+    def outlook(self, knobs: Knobs) -> Outlook:
+        """Return a setting's prospects, with the ``select_interval`` that suits it."""
+        choices = [knobs]
+        if self.question.energy_decay is not None:
+            choices = [
+                replace(knobs, select_interval=interval) for interval in self._select_intervals
+            ]
+        return max((self.as_it_is(choice) for choice in choices), key=lambda o: o.gain)
+
+    def as_it_is(self, knobs: Knobs) -> Outlook:
+        """Return a setting's prospects with the ``select_interval`` that it has."""
+        here = self.question.here
+        step, efficiency = self._step(knobs), self.efficiency(knobs)
+        gain = math.log(self._step(here) / step)
+        gain += math.log(efficiency / self.efficiency(here))
+        return Outlook(
+            knobs=knobs,
+            step_seconds=step,
+            efficiency=efficiency,
+            gain=gain,
+            error=self._residual.error(knobs, here) if knobs != here else 0.0,
+        )
+
+    def _step(self, knobs: Knobs) -> float:
+        forecast = self.forecast(knobs)
+        step = forecast.step_seconds * math.exp(self._residual.mean(knobs))
+        every = knobs.select_interval
+        return step + (self._select_seconds / every if every else 0.0)
+
+    def efficiency(self, knobs: Knobs) -> float:
+        """Return what a step is worth beside one of AdamW."""
+        captured = self.question.curve.captured(knobs.topk_ratio)
+        decay = self.question.energy_decay or 0.0
+        longer = knobs.select_interval - self.question.here.select_interval
+        captured -= decay * longer / 2  # the mean age of a selection is half the interval
+        return self._cost.of(knobs, 1.0 - min(1.0, max(0.0, captured)))
+
+    def spread(self, outlook: Outlook) -> float:
+        """Return what the prior's spread of the constants makes of a gain's error."""
+        twin, here = self.twin, self.question.here
+
+        def gain(constants: Constants) -> float:
+            step = twin.forecast(outlook.knobs, constants).step_seconds
+            return math.log(twin.forecast(here, constants).step_seconds / step)
+
+        factor = math.exp(self.question.prior.sigma)
+        moved = (gain({**self.constants, lane: self.constants[lane] * factor}) for lane in LANES)
+        return math.hypot(*(value - gain(self.constants) for value in moved))
+
+
+def _evidence(twin: Twin, stretches: Sequence[Stretch], constants: Constants) -> list[Evidence]:
+    """Return each stretch beside its prediction."""
+    newest = stretches[-1].index if stretches else 0
+    between = spread_between(stretches)
+    return [
+        Evidence(
+            knobs=s.knobs,
+            log_ratio=math.log(s.step_seconds / twin.forecast(s.knobs, constants).step_seconds),
+            noise=max(s.noise, between),
+            age=newest - s.index,
+        )
+        for s in stretches
+    ]

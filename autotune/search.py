@@ -1,0 +1,87 @@
+"""Search: an Optuna study over the refitted twin, begun where a bound promises most. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+import optuna
+
+from autotune.constraints import Feasibility
+from autotune.prospects import Prospects
+from autotune.question import Outlook
+from autotune.space import SearchSpace
+from zenflow.knobs import Knobs
+
+_RANKED_SHARE = 2 / 3
+"""Of the trials: settings in the order of their bounds. The others are the sampler's."""
+
+
+def search(prospects: Prospects, space: SearchSpace, feasibility: Feasibility) -> list[Outlook]:
+    """Return what a study has looked at, each setting once.
+
+    They differ in k, S, lag and rolling; each comes with the ``select_interval`` that suits it.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    question = prospects.question
+    sampler = optuna.samplers.TPESampler(seed=question.seed, n_startup_trials=8)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    count = max(1, round(_RANKED_SHARE * question.num_trials))
+    for knobs in promising(prospects, space, feasibility, count):
+        study.enqueue_trial(space.indices_of(knobs))
+    found: dict[Knobs, Outlook] = {}
+    for _ in range(question.num_trials):
+        trial = study.ask()
+        every = question.here.select_interval
+        knobs = replace(space.suggest_indices(trial), select_interval=every)
+        if knobs not in found:
+            if not feasibility.allows(knobs):
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                continue
+            found[knobs] = prospects.outlook(knobs)
+        study.tell(trial, found[knobs].gain)
+    return list(found.values())
+
+
+def promising(
+    prospects: Prospects, space: SearchSpace, feasibility: Feasibility, count: int
+) -> list[Knobs]:
+    """Return settings by an optimistic bound on their goodput, the best first.
+
+    No step is shorter than its busiest lane, and what a lane carries is known in proportion: so a
+    few simulations, of those with the best bounds, do the work of many.
+    """
+    here = prospects.question.here
+    busy = prospects.forecast(here).busy_seconds
+    load = _loads(sees_each=prospects.twin.config.deferred_moments == "step")
+
+    def bound(knobs: Knobs) -> float:
+        alike = replace(knobs, select_interval=here.select_interval)
+        lanes = [busy.get("device", 0.0)]
+        lanes += [
+            busy.get(lane, 0.0) * of(knobs) / max(of(here), 1e-12) for lane, of in load.items()
+        ]
+        return math.log(prospects.efficiency(alike)) - math.log(max(lanes))
+
+    every = space.select_intervals[0]  # any one: how often to select is worked out for each
+    settings = [knobs for knobs in space.grid() if knobs.select_interval == every]
+    ranked = sorted(settings, key=lambda knobs: (-bound(knobs), str(knobs)))
+    return list(islice((knobs for knobs in ranked if feasibility.allows(knobs)), count))
+
+
+def _loads(*, sees_each: bool) -> dict[str, Callable[[Knobs], float]]:
+    """Return what each lane carries per step and parameter, in units of its own.
+
+    Args:
+        sees_each: Whether the host's moments see every gradient; bytes as in docs/design.md.
+    """
+    each = 18.0 if sees_each else 10.0
+    return {
+        "d2h": lambda k: 1.0 - k.topk_ratio,
+        "h2d": lambda k: (1.0 - k.topk_ratio) / k.update_interval,
+        "host": lambda k: (
+            (1.0 - k.topk_ratio) * (each * (k.update_interval - 1) + 28.0) / k.update_interval
+        ),
+    }
