@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from autotune.advice import Advice, Adviser, Question
-from zenflow.errors import WorkerError
+from zenflow.errors import ConfigError, WorkerError
 
 _START = """\
 import sys
@@ -87,12 +87,18 @@ class BackgroundAdviser(AbstractAdviserHandle):
     def __init__(self, adviser: Adviser) -> None:
         """Start the process; it loads what it needs while training begins."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=list(sys.path))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+        # Ctrl-C is the training's, which saves. The mask is inherited: the process is deaf to it
+        # from its first moment on, and not only once it could say so itself.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=list(sys.path))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="advice", daemon=True)
         self._reader.start()
@@ -144,22 +150,33 @@ class BackgroundAdviser(AbstractAdviserHandle):
 
 def serve() -> None:
     """Answer questions from standard input until it ends: the child's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training's, which saves
     os.nice(19)
-    answers: IO[bytes] = sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever prints must not get between answers
-    questions = sys.stdin.buffer
-    adviser: Adviser = pickle.load(questions)
-    _reply(answers, Ready(time.process_time(), adviser.seconds_per_forecast()))
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # whatever prints must not get between answers, nor must its children
+        adviser: Adviser = pickle.load(sys.stdin.buffer)
+        questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
+        threading.Thread(target=_listen, args=(questions,), daemon=True).start()
+        _reply(answers, Ready(time.process_time(), adviser.seconds_per_forecast()))
+        while True:
+            _reply(answers, _answer(adviser, questions.get()))
+
+
+def _listen(questions: queue.SimpleQueue[Question]) -> None:
+    """Hand questions on; end the process with its input, also in the middle of a search."""
     while True:
         try:
-            question = pickle.load(questions)
-        except EOFError:
-            return
-        try:
-            _reply(answers, adviser.advise(question))
-        except Exception as error:  # noqa: BLE001 - it is raised where the question was asked
-            _reply(answers, error)
+            questions.put(pickle.load(sys.stdin.buffer))
+        except (EOFError, pickle.UnpicklingError):  # the run has ended, or was killed in a line
+            os._exit(0)
+
+
+def _answer(adviser: Adviser, question: Question) -> Advice | Exception:
+    try:
+        return adviser.advise(question)
+    except ConfigError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - it is raised where the question was asked
+        return WorkerError(f"advice failed: {error!r}")
 
 
 def _reply(answers: IO[bytes], message: object) -> None:

@@ -1,10 +1,15 @@
 """A small machine for the tuner's tests, and a hidden twin that plays the truth on it."""
 
 import math
+import os
+import subprocess
+import time
 from dataclasses import replace
 
+from autotune.advice import Advice, Outlook, Question
 from autotune.efficiency import EnergyCurve, efficiency
 from autotune.measured import Stretch
+from autotune.refit import Prior
 from autotune.space import SearchSpace
 from autotune.twin import NEUTRAL, Twin
 from experiments.recipes import MODEL_SIZES
@@ -86,3 +91,46 @@ def knobs_at(**changes):
 
 def log_gap(one, other):
     return abs(math.log(one / other))
+
+
+class StandIn:
+    """Stands in for an adviser: answers any question with an answer that shows it was heard."""
+
+    def __init__(self, *, seconds=0.0, error=None):
+        """Think for some seconds; raise an error if asked to "fail"."""
+        self.seconds = seconds
+        self.error = error
+
+    def seconds_per_forecast(self):
+        return 0.25
+
+    def advise(self, question):
+        time.sleep(self.seconds)
+        if question.seed == FAIL:
+            raise self.error
+        if question.seed == PRINT:
+            print("printed", flush=True)  # noqa: T201
+            os.write(1, b"written\n")
+            subprocess.run(["echo", "echoed"], check=True)
+        knobs = question.here
+        here = Outlook(knobs=knobs, step_seconds=1.0, efficiency=1.0, gain=0.0, error=0.0)
+        return Advice(
+            constants=NEUTRAL,
+            here=here,
+            best=None,
+            must_move=False,
+            peak=here,
+            intervals=(1, 1),
+            error=0.0,
+            num_simulated=question.seed,
+            seconds=0.0,
+        )
+
+
+FAIL, PRINT = -1, -2
+
+
+def a_question(stretches=(), here=HERE, **changes):
+    """Return a question whose details don't matter."""
+    settings = {"start": HERE, "curve": CURVE, "prior": Prior(NEUTRAL, 0.35), "num_trials": 12}
+    return Question(stretches=tuple(stretches), here=here, **{**settings, **changes})
