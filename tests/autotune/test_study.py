@@ -346,7 +346,7 @@ def test_workers_started_by_hand_share_one_count(tmp_path):
 
 def test_a_trial_that_another_worker_has_begun_is_not_begun_again(tmp_path):
     """The default is running elsewhere: this worker leaves it alone, and leaves room for it."""
-    shared = task(storage=storage_of("journal", tmp_path), num_trials=3, sampler="grid")
+    shared = task(storage=storage_of("journal", tmp_path), num_trials=3)
     study = open_study(shared)
     study.enqueue_trial(SPACE.params_of(DEFAULT))
     theirs = study.ask()
@@ -355,8 +355,20 @@ def test_a_trial_that_another_worker_has_begun_is_not_begun_again(tmp_path):
     theirs.set_user_attr("worker", {"host": "elsewhere", "pid": 1, "started": 0.0})
     TrialLoop(study, shared, Interrupts()).run(1.0, lambda: None)
     outcomes = [outcome_of(trial) for trial in study.trials]
+    assert len(outcomes) == 3, "it waits, and begins nothing that it would have to give up"
     assert outcomes.count("running") == 1
     assert outcomes.count("measured") == 2, "the third is the one that is running"
+
+
+def test_of_two_workers_that_begin_the_last_trial_at_once_the_later_gives_way():
+    last = task(num_trials=1)
+    study = open_study(last)
+    loop = TrialLoop(study, last, Interrupts())
+    theirs, ours = study.ask(), study.ask()
+    assert theirs.number < ours.number
+    with pytest.raises(optuna.TrialPruned, match="surplus"):
+        loop._evaluate(ours)
+    assert len(loop._evaluate(theirs)) == 1
 
 
 def test_time_that_is_up_ends_a_study():
