@@ -1,0 +1,147 @@
+"""What late updates cost: the record that the tuner's model of efficiency rests on.
+
+``python -m experiments.staleness`` fine-tunes the small model of ``experiments.accuracy`` on the
+device for several numbers of steps, and under the default preset with other windows, lags, shares
+of important columns and selections, all without a link. It writes
+``experiments/results/<date>_staleness_<cpu>/``: every run, the fitted constants, a table, a
+picture. Runs that ``--runs`` holds already are not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from experiments.accuracy import BASELINE, PRETRAINING, Task, measure, regimes, train
+from experiments.progress import Reporter
+from experiments.recipes import TrainSettings
+from experiments.records import provenance, results_folder, write_json, write_text
+from zenflow.errors import ConfigError, ZenFlowError
+from zenflow.knobs import Knobs
+
+REGIME = "fine-tuning"
+RATES = (3e-4, 1e-3)
+SEEDS = (0, 1)
+SHARES = ((1.0, 0.6, 0.8, 0.9), (0.4, 0.85, 0.95))
+"""Lengths of the device's runs over the whole one's, by part. Each has a schedule of its own: what
+a longer run has reached by then, at a higher learning rate, says nothing of a shorter one."""
+
+
+def settings_by_part(pretrained: Path, steps: int | None) -> list[list[TrainSettings]]:
+    """Return the runs of one seed and rate: windows and lags first, then all other knobs.
+
+    Args:
+        pretrained: Folder of the model that fine-tuning starts from.
+        steps: Of a whole run, in place of the regime's own.
+    """
+    common = next(r.settings for r in regimes(pretrained, steps) if r.name == REGIME)
+    whole = common.steps or 0
+    parts = []
+    for shares, changes in zip(SHARES, (_windows(), _others()), strict=True):
+        on_device = [
+            replace(common, strategy=BASELINE, steps=round(share * whole)) for share in shares
+        ]
+        parts.append([*on_device, *(replace(common, knobs=knobs) for knobs in changes)])
+    return parts
+
+
+def _windows() -> Iterator[dict[str, Any]]:
+    """Yield every S with every lag."""
+    for interval in (16, 8, 4, 2, 1):
+        for lag in (1, 2, 4, 8):
+            if lag <= interval:
+                yield {"update_interval": interval, "lag": lag}
+
+
+def _others() -> Iterator[dict[str, Any]]:
+    """Yield other shares, aligned windows and other selections, each at a few windows."""
+    for interval in (16, 4):
+        for ratio in (0.3, 0.02, 0.05):
+            yield {"update_interval": interval, "topk_ratio": ratio}
+    for interval in (16, 4, 8):
+        for lag in (1, interval):
+            yield {"update_interval": interval, "lag": lag, "rolling": False}
+    for interval in (16, 4):
+        for every in (25, 400):
+            yield {"update_interval": interval, "select_interval": every}
+
+
+def tasks_of(
+    parts: Sequence[Sequence[TrainSettings]],
+    runs: Path,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+) -> list[Task]:
+    """Return every run, the most telling ones first, so that a study cut short is of use."""
+    tasks = []
+    for seed in seeds:
+        for settings in (settings for part in parts for settings in part):
+            name = variant_of(settings)
+            for rate in rates:
+                folder = runs / f"{name} {rate:g} seed {seed}".replace(" ", "_")
+                task = Task(
+                    regime=REGIME,
+                    variant=name,
+                    settings=replace(settings, lr=rate, seed=seed),
+                    folder=folder,
+                )
+                tasks.append(task)
+    return tasks
+
+
+def variant_of(settings: TrainSettings) -> str:
+    """Return the run's name: its knobs, or the device's with its steps."""
+    if settings.strategy == BASELINE:
+        return f"{BASELINE} steps={settings.steps}"
+    return str(Knobs.of(settings.config(None)))
+
+
+@click.command()
+@click.option("--rates", default=",".join(f"{r:g}" for r in RATES), show_default=True)
+@click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True)
+@click.option("--steps", type=int, help="Steps of a whole run; default: fine-tuning's own.")
+@click.option("--runs", type=click.Path(path_type=Path), help="Keep the runs here.")
+@click.option("--finished", is_flag=True, help="Train nothing: record the runs that are there.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Runs at a time.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where the record goes.")
+def main(
+    rates: str,
+    seeds: str,
+    steps: int | None,
+    runs: Path | None,
+    finished: bool,
+    workers: int,
+    out: Path | None,
+) -> None:
+    """Measure and write the record."""
+    reporter = Reporter()
+    kept = runs or Path("runs") / f"staleness-{time.strftime('%Y%m%d-%H%M%S')}"
+    origin = provenance()
+    try:
+        if not finished:
+            train(replace(PRETRAINING, steps=steps or PRETRAINING.steps), kept / "pretraining")
+        tasks = tasks_of(
+            settings_by_part(kept / "pretraining" / "model", steps),
+            kept,
+            [float(rate) for rate in rates.split(",")],
+            [int(seed) for seed in seeds.split(",")],
+        )
+        if finished:
+            tasks = [task for task in tasks if (task.folder / "summary.json").is_file()]
+        rows = measure(tasks, reporter, workers)
+    except ZenFlowError as error:
+        raise click.ClickException(str(error)) from error
+    folder = out or results_folder("staleness")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "record.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write_json(folder / "provenance.json", origin)
+
+
+if __name__ == "__main__":
+    main()
