@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from experiments.accuracy import BASELINE, PRETRAINING, Task, measure, regimes, 
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
-from zenflow.errors import ConfigError, ZenFlowError
+from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
 REGIME = "fine-tuning"
