@@ -1,36 +1,23 @@
-"""From losses to constants: what windows and lags cost in steps, and the formulas that say so.
+"""From runs to constants: what a higher loss is in steps, and so what each setting cost.
 
-An *efficiency* is the share of its steps with which the device alone would have reached the same
-loss; its *cost* is 1/efficiency - 1, the further steps for each one that counts. Costs are told by
-
-- ``linear``: rho (a (S - 1) + b lag), and
-- ``power``: rho (c (S - 1 + d lag))^p,
-
-where rho is the share of gradient energy in deferred columns. Pure arithmetic, no torch.
+A setting's *efficiency* is the share of its steps with which the device alone would have reached
+the same loss. Pure arithmetic on the rows of a record, no torch.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from experiments.staleness_formulas import Formula, Linear, Measured, Power, residuals
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
-
-_ON_DEVICE = 1.0
-"""The share k that makes a run the device's own."""
-_MOST_RELATIVE_LAG = 32.0
-_POWERS = (0.5, 4.0)
-_GRID_POINTS = 41
-_ZOOMS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +31,7 @@ class Exchange:
     linear: float
     curved: float
     least_share: float
-    """Of the shortest run measured; what costs more is extrapolated."""
+    """Of the shortest run measured; what has a lower efficiency is extrapolated."""
 
     @classmethod
     def fitted(cls, shares: Sequence[float], excesses: Sequence[float]) -> Exchange:
@@ -91,118 +78,61 @@ class Setting:
     """Loss over the device's of the same seed, less 1; mean over seeds."""
     efficiencies: tuple[float, ...]
     """By seed."""
+    is_extrapolated: bool
+    """Whether its loss is higher than that of the shortest run on the device."""
 
     @property
-    def lag(self) -> int:
-        """Steps from an update's start to its landing."""
-        knobs = self.knobs
-        return min(knobs.lag or knobs.update_interval, knobs.update_interval)
+    def is_fitted(self) -> bool:
+        """Whether formulas are fitted to it: rolling windows, default selection, measured cost."""
+        default = self.knobs.select_interval == ZenFlowConfig().select_interval
+        return self.knobs.rolling and default and not self.is_extrapolated
 
     @property
-    def cost(self) -> float:
-        """Further steps for each one that counts, mean over seeds; negative below the device's."""
-        return fmean(1 / efficiency - 1 for efficiency in self.efficiencies)
-
-    @property
-    def efficiency(self) -> float:
-        """The share of its steps with which the device would have done, from the mean cost."""
-        return 1 / (1 + self.cost)
+    def measured(self) -> Measured:
+        """The setting and its cost, mean over seeds."""
+        interval = self.knobs.update_interval
+        lag = min(self.knobs.lag or interval, interval)
+        cost = fmean(1 / efficiency - 1 for efficiency in self.efficiencies)
+        return Measured(interval, lag, self.rho, cost)
 
 
-class Formula(Protocol):
-    """A fitted cost."""
+def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return exchange rates, every setting's efficiency, and the formulas' constants, JSON-ready.
 
-    def cost(self, interval: int, lag: int, rho: float) -> float:
-        """Return the cost of windows of ``interval`` steps that land ``lag`` steps late."""
+    ``fits`` has by learning rate both formulas, each with the root mean square of its residuals,
+    and ``shared``: the power formula with one shape at all rates. ``chosen`` is the shared one at
+    the rate with which the device's loss is the lowest, which a user would train with.
 
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """rho (a (S - 1) + b lag)."""
-
-    a: float
-    b: float
-
-    def cost(self, interval: int, lag: int, rho: float) -> float:
-        """Return the cost."""
-        return rho * (self.a * (interval - 1) + self.b * lag)
-
-    @classmethod
-    def fitted(cls, settings: Sequence[Setting]) -> Linear:
-        """Return the constants, none below 0, with the least squared error of the costs."""
-        terms = np.array(
-            [[s.rho * (s.knobs.update_interval - 1), s.rho * s.lag] for s in settings]
-        )
-        costs = np.array([s.cost for s in settings])
-        a, b = np.linalg.lstsq(terms, costs, rcond=None)[0]
-        if a >= 0 and b >= 0:
-            return cls(float(a), float(b))
-        # The best of two constants is on an edge: one alone, the other 0.
-        alone = [_scale(terms[:, column], costs) for column in (0, 1)]
-        errors = [
-            float(np.sum((costs - factor * terms[:, column]) ** 2))
-            for column, factor in enumerate(alone)
-        ]
-        return cls(alone[0], 0.0) if errors[0] <= errors[1] else cls(0.0, alone[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    """rho (c (S - 1 + d lag))^p."""
-
-    c: float
-    d: float
-    p: float
-
-    def cost(self, interval: int, lag: int, rho: float) -> float:
-        """Return the cost."""
-        return float(rho * (self.c * (interval - 1 + self.d * lag)) ** self.p)
-
-    @classmethod
-    def fitted(cls, settings: Sequence[Setting]) -> Power:
-        """Return the constants, none below 0, with the least squared error of the costs."""
-        intervals = np.array([s.knobs.update_interval - 1.0 for s in settings])
-        lags = np.array([float(s.lag) for s in settings])
-        rhos = np.array([s.rho for s in settings])
-        costs = np.array([s.cost for s in settings])
-
-        def terms(d: float, p: float) -> NDArray[np.float64]:
-            return np.asarray(rhos * (intervals + d * lags) ** p)
-
-        def error(d: float, p: float) -> float:
-            found = terms(d, p)
-            return float(np.sum((costs - _scale(found, costs) * found) ** 2))
-
-        d, p = _least(error, (0.0, _MOST_RELATIVE_LAG), _POWERS)
-        return cls(_scale(terms(d, p), costs) ** (1 / p), d, p)
-
-
-def _scale(terms: NDArray[np.float64], costs: NDArray[np.float64]) -> float:
-    """Return the factor, not below 0, with which the terms are nearest to the costs."""
-    norm = float(terms @ terms)
-    return max(0.0, float(terms @ costs) / norm) if norm else 0.0
-
-
-def _least(
-    error: Callable[[float, float], float],
-    first: tuple[float, float],
-    second: tuple[float, float],
-) -> tuple[float, float]:
-    """Return where the error is least in the ranges: on a grid, then on finer ones around it."""
-    ranges = [first, second]
-    best = (first[0], second[0])
-    for _ in range(_ZOOMS):
-        axes = [np.linspace(low, high, _GRID_POINTS) for low, high in ranges]
-        best = min(itertools.product(*(axis.tolist() for axis in axes)), key=lambda at: error(*at))
-        reach = [2 * (high - low) / (_GRID_POINTS - 1) for low, high in ranges]
-        ranges = [
-            (max(low, at - r), min(high, at + r))
-            for (low, high), at, r in zip((first, second), best, reach, strict=True)
-        ]
-    return best
-
-
-FORMULAS: Mapping[str, type[Linear] | type[Power]] = {"linear": Linear, "power": Power}
+    Raises:
+        ConfigError: Runs on the device are missing.
+    """
+    exchanges = exchanges_of(rows)
+    settings = settings_of(rows, exchanges)
+    used = {
+        rate: [s.measured for s in settings if s.lr == rate and s.is_fitted] for rate in exchanges
+    }
+    shared = dict(zip(used, Power.fitted(list(used.values())), strict=True))
+    fits = {
+        rate: {
+            "linear": Linear.fitted(measured),
+            "power": Power.fitted([measured])[0],
+            "shared": shared[rate],
+        }
+        for rate, measured in used.items()
+    }
+    best = _best_rate(rows)
+    return {
+        "exchange": {f"{rate:g}": asdict(exchange) for rate, exchange in exchanges.items()},
+        "fits": {
+            f"{rate:g}": {
+                name: {**asdict(formula), "rms": _rms(formula, used[rate])}
+                for name, formula in own.items()
+            }
+            for rate, own in fits.items()
+        },
+        "chosen": {"lr": best, **asdict(shared[best])},
+        "settings": [_described(setting, fits[setting.lr]) for setting in settings],
+    }
 
 
 def exchanges_of(rows: Sequence[Mapping[str, Any]]) -> dict[float, Exchange]:
@@ -230,6 +160,7 @@ def settings_of(
             runs.setdefault((row["lr"], knobs), []).append(row)
     found = []
     for (rate, knobs), own in runs.items():
+        exchange = exchanges[rate]
         excesses = [r["eval_loss"] / whole[rate, r["seed"]]["eval_loss"] - 1 for r in own]
         setting = Setting(
             lr=rate,
@@ -238,7 +169,8 @@ def settings_of(
             rho=1 - fmean(row["captured_energy"] for row in own),
             loss=fmean(row["eval_loss"] for row in own),
             excess=fmean(excesses),
-            efficiencies=tuple(exchanges[rate].share(excess) for excess in excesses),
+            efficiencies=tuple(exchange.share(excess) for excess in excesses),
+            is_extrapolated=exchange.share(fmean(excesses)) < exchange.least_share,
         )
         found.append(setting)
     return found
@@ -257,61 +189,26 @@ def _whole_runs(
 
 
 def _is_on_device(row: Mapping[str, Any]) -> bool:
-    return bool(row["config"]["topk_ratio"] == _ON_DEVICE)
+    return bool(row["config"]["topk_ratio"] == 1)
 
 
-def is_fitted(setting: Setting) -> bool:
-    """Whether the formulas are fitted to a setting: rolling windows, the default selection."""
-    return (
-        setting.knobs.rolling and setting.knobs.select_interval == ZenFlowConfig().select_interval
-    )
+def _best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the learning rate at which the device's whole runs end lowest, mean over seeds."""
+    losses: dict[float, list[float]] = {}
+    for (rate, _), row in _whole_runs(rows).items():
+        losses.setdefault(rate, []).append(row["eval_loss"])
+    return min(losses, key=lambda rate: fmean(losses[rate]))
 
 
-def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return exchange rates, every setting's efficiency, and both formulas' constants as JSON.
+def _rms(formula: Formula, measured: Sequence[Measured]) -> float:
+    return math.sqrt(fmean(left**2 for left in residuals(formula, measured)))
 
-    Constants stand by learning rate and, of all rates together, under ``pooled``, each with the
-    root mean square error of the costs that it was fitted to.
-    """
-    exchanges = exchanges_of(rows)
-    settings = settings_of(rows, exchanges)
-    groups = {f"{rate:g}": [s for s in settings if s.lr == rate] for rate in exchanges}
-    groups["pooled"] = settings
-    fits: dict[str, dict[str, Any]] = {}
-    for group, members in groups.items():
-        used = [setting for setting in members if is_fitted(setting)]
-        for name, formula in FORMULAS.items():
-            fitted = formula.fitted(used)
-            rms = math.sqrt(fmean(_residual(fitted, setting) ** 2 for setting in used))
-            fits.setdefault(group, {})[name] = {**asdict(fitted), "rms": rms}
+
+def _described(setting: Setting, formulas: Mapping[str, Formula]) -> dict[str, Any]:
+    left = {name: residuals(own, [setting.measured])[0] for name, own in formulas.items()}
     return {
-        "exchange": {f"{rate:g}": asdict(exchange) for rate, exchange in exchanges.items()},
-        "fits": fits,
-        "settings": [_described(setting, fits) for setting in settings],
-    }
-
-
-def formula_of(fits: Mapping[str, Any], group: str, name: str) -> Linear | Power:
-    """Return a fitted formula from what ``fit`` returned under ``fits``."""
-    constants = {key: value for key, value in fits[group][name].items() if key != "rms"}
-    return FORMULAS[name](**constants)
-
-
-def _residual(formula: Formula, setting: Setting) -> float:
-    return setting.cost - formula.cost(setting.knobs.update_interval, setting.lag, setting.rho)
-
-
-def _described(setting: Setting, fits: Mapping[str, Any]) -> dict[str, Any]:
-    own = {name: formula_of(fits, f"{setting.lr:g}", name) for name in FORMULAS}
-    return {
-        "lr": setting.lr,
-        "knobs": setting.knobs.to_dict(),
-        "seeds": list(setting.seeds),
-        "rho": setting.rho,
-        "loss": setting.loss,
-        "excess": setting.excess,
-        "efficiency": setting.efficiency,
-        "efficiencies": list(setting.efficiencies),
-        "is_fitted": is_fitted(setting),
-        "residuals": {name: _residual(formula, setting) for name, formula in own.items()},
+        **asdict(setting),
+        "efficiency": 1 / (1 + setting.measured.cost),
+        "is_fitted": setting.is_fitted,
+        "residuals": left,
     }

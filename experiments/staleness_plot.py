@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.staleness_fit import formula_of
+from experiments.staleness_formulas import Power
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
@@ -17,7 +17,7 @@ _RATIO = ZenFlowConfig().topk_ratio
 
 
 def draw_efficiency(record: Mapping[str, Any]) -> Figure:
-    """Return a panel for each learning rate: settings as points, the power formula as lines.
+    """Return a panel for each learning rate: settings as points, the shared formula as lines.
 
     Args:
         record: What ``experiments.staleness_fit.fit`` returned.
@@ -66,7 +66,8 @@ def _draw_fit(
     lag: int,
 ) -> None:
     """Draw the formula at the settings' mean share of deferred energy, from S = lag on."""
-    formula = formula_of(record["fits"], rate, "power")
+    constants = record["fits"][rate]["shared"]
+    formula = Power(constants["c"], constants["d"], constants["p"])
     own = [setting for setting in settings if setting["knobs"]["lag"] == lag]
     if own:
         rho = sum(setting["rho"] for setting in own) / len(own)

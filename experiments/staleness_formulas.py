@@ -1,0 +1,145 @@
+"""Formulas for what late updates cost, and their constants from measured costs.
+
+A *cost* is further steps for each one that counts: 1/efficiency - 1. It grows with the windows'
+length S, the updates' lag, and rho, the share of gradient energy in deferred columns. No torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+
+_RELATIVE_LAGS = (0.0, 32.0)
+_EXPONENTS = (0.5, 4.0)
+"""Where d and p are looked for."""
+_GRID_POINTS = 41
+_ZOOMS = 6
+
+
+class Measured(NamedTuple):
+    """One setting and what it cost."""
+
+    interval: int
+    """S, in steps."""
+    lag: int
+    """In steps."""
+    rho: float
+    """Share of gradient energy in deferred columns, in [0, 1]."""
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """rho (a (S - 1) + b lag): the form of the convergence bound."""
+
+    a: float
+    b: float
+
+    def cost(self, interval: int, lag: int, rho: float) -> float:
+        """Return the cost of windows of ``interval`` steps that land ``lag`` steps late."""
+        return rho * (self.a * (interval - 1) + self.b * lag)
+
+    @classmethod
+    def fitted(cls, measured: Sequence[Measured]) -> Linear:
+        """Return the constants, none below 0, with the least squared error; see ``residuals``."""
+        points = _Points(measured)
+        terms = (points.intervals - 1, points.lags)
+        both = np.stack([points.weights * points.rhos * term for term in terms], axis=1)
+        a, b = np.linalg.lstsq(both, points.weights * points.costs, rcond=None)[0]
+        if a >= 0 and b >= 0:
+            return cls(float(a), float(b))
+        # The best of two constants is on an edge: one alone, the other 0.
+        (a, a_error), (b, b_error) = (points.scaled(term) for term in terms)
+        return cls(a, 0.0) if a_error <= b_error else cls(0.0, b)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """rho c (S - 1 + d lag)^p: one staleness, to a power."""
+
+    c: float
+    d: float
+    p: float
+
+    def cost(self, interval: int, lag: int, rho: float) -> float:
+        """Return the cost of windows of ``interval`` steps that land ``lag`` steps late."""
+        return float(rho * self.c * (interval - 1 + self.d * lag) ** self.p)
+
+    @classmethod
+    def fitted(cls, groups: Sequence[Sequence[Measured]]) -> list[Power]:
+        """Return each group's formula, all of one shape (d and p), none of a constant below 0.
+
+        The summed squared error is the least; see ``residuals``.
+        """
+        points = [_Points(measured) for measured in groups]
+
+        def scaled(d: float, p: float) -> list[tuple[float, float]]:
+            return [own.scaled((own.intervals - 1 + d * own.lags) ** p) for own in points]
+
+        d, p = _least(
+            lambda d, p: sum(error for _, error in scaled(d, p)), _RELATIVE_LAGS, _EXPONENTS
+        )
+        return [cls(factor, d, p) for factor, _ in scaled(d, p)]
+
+
+Formula: TypeAlias = Linear | Power
+
+
+def residuals(formula: Formula, measured: Sequence[Measured]) -> list[float]:
+    """Return how far costs lie above the formula's, each over 1 + the cost.
+
+    That is the relative error of a predicted efficiency, to first order: a setting that is slow
+    many times over decides no more than one that is a little slow.
+    """
+    return [
+        (cost - formula.cost(interval, lag, rho)) / (1 + cost)
+        for interval, lag, rho, cost in measured
+    ]
+
+
+class _Points:
+    """Measured settings as arrays."""
+
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        """Take the columns apart."""
+        columns = np.array(measured, dtype=np.float64).T
+        self.intervals, self.lags, self.rhos, self.costs = columns
+        self.weights = 1 / (1 + self.costs)
+
+    def scaled(self, terms: Array) -> tuple[float, float]:
+        """Return the factor, not below 0, that brings terms nearest to the costs, and the error.
+
+        Args:
+            terms: One number for each setting, to be multiplied by rho.
+        """
+        weighted = self.weights * self.rhos * terms
+        costs = self.weights * self.costs
+        norm = float(weighted @ weighted)
+        factor = max(0.0, float(weighted @ costs) / norm) if norm else 0.0
+        return factor, float(np.sum((costs - factor * weighted) ** 2))
+
+
+def _least(
+    error: Callable[[float, float], float],
+    first: tuple[float, float],
+    second: tuple[float, float],
+) -> tuple[float, float]:
+    """Return where the error is least in the ranges: on a grid, then on finer ones around it."""
+    ranges = [first, second]
+    best = (first[0], second[0])
+    for _ in range(_ZOOMS):
+        axes = [np.linspace(low, high, _GRID_POINTS) for low, high in ranges]
+        best = min(itertools.product(*(axis.tolist() for axis in axes)), key=lambda at: error(*at))
+        reach = [2 * (high - low) / (_GRID_POINTS - 1) for low, high in ranges]
+        ranges = [
+            (max(low, at - r), min(high, at + r))
+            for (low, high), at, r in zip((first, second), best, reach, strict=True)
+        ]
+    return best
