@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
 
 from experiments.accuracy import BASELINE, PRETRAINING, Task, measure, regimes, train
+from experiments.figures import save_figure
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.staleness_fit import LEAST_FITTED, fit
+from experiments.staleness_formulas import Power
+from experiments.staleness_plot import draw_efficiency
 from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
@@ -102,6 +107,98 @@ def variant_of(settings: TrainSettings) -> str:
     return str(Knobs.of(settings.config(None)))
 
 
+def report(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], commit: str) -> str:
+    """Return the results as Markdown.
+
+    Args:
+        record: What ``fit`` returned.
+        rows: What it was fitted to.
+        commit: Of the program.
+    """
+    chosen = record["chosen"]
+    lines = [
+        "# What late updates cost",
+        "",
+        f"Made by `python -m experiments.staleness`, commit {commit}: the fine-tuning of the "
+        "accuracy record, without a link, so that nothing depends on timing. *Efficiency* is the "
+        "share of its steps with which the device alone reaches the same held-out loss, by an "
+        "exchange rate from shorter runs on the device, each with a schedule of its own. Mean "
+        "over seeds (least to most).",
+        "",
+        "![efficiency over S by lag](efficiency.png)",
+        "",
+        f"Cost = 1/efficiency - 1 = rho {chosen['c']:.3g} (S - 1 + {chosen['d']:.3g} lag)^"
+        f"{chosen['p']:.3g}, with rho the share of gradient energy in deferred columns: the "
+        f"formula at learning rate {chosen['lr']:g}, where the device's loss is the lowest. "
+        f"Fitted to rolling windows with an efficiency of {LEAST_FITTED} or more; below that "
+        "costs rise more steeply than it says.",
+        "",
+        *_fit_table(record),
+        *_device_table(rows),
+    ]
+    for rate, exchange in record["exchange"].items():
+        settings = [s for s in record["settings"] if f"{s['lr']:g}" == rate]
+        lines += [
+            "",
+            f"## Learning rate {rate}",
+            "",
+            "| knobs | rho | held-out loss | above the device's | efficiency | by the formula |",
+            "|---|---|---|---|---|---|",
+            *(_setting_line(setting, record, exchange["least_share"]) for setting in settings),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _fit_table(record: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "| learning rate | formula | constants | rms of relative error |",
+        "|---|---|---|---|",
+    ]
+    for rate, fits in record["fits"].items():
+        for name, fitted in fits.items():
+            constants = ", ".join(f"{k} = {v:.3g}" for k, v in fitted.items() if k != "rms")
+            lines.append(f"| {rate} | {name} | {constants} | {fitted['rms']:.1%} |")
+    return lines
+
+
+def _device_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    found: dict[int, dict[float, list[float]]] = {}
+    for row in sorted(rows, key=lambda row: (-row["steps"], row["lr"])):
+        if row["variant"].startswith(BASELINE):
+            found.setdefault(row["steps"], {}).setdefault(row["lr"], []).append(row["eval_loss"])
+    rates = sorted({row["lr"] for row in rows})
+    return [
+        "",
+        "| steps on the device | " + " | ".join(f"loss at {rate:g}" for rate in rates) + " |",
+        "|---" * (len(rates) + 1) + "|",
+        *(
+            f"| {steps} | "
+            + " | ".join(f"{fmean(losses[r]):.4f}" if r in losses else "" for r in rates)
+            + " |"
+            for steps, losses in found.items()
+        ),
+    ]
+
+
+def _setting_line(
+    setting: Mapping[str, Any], record: Mapping[str, Any], least_share: float
+) -> str:
+    knobs = Knobs.from_dict(setting["knobs"])
+    values, efficiency = setting["efficiencies"], f"{setting['efficiency']:.3f}"
+    if len(values) > 1:
+        efficiency += f" ({min(values):.3f} to {max(values):.3f})"
+    if setting["efficiency"] < least_share:
+        efficiency = f"below {least_share:g}"
+    fitted = record["fits"][f"{setting['lr']:g}"]["shared"]
+    formula = Power(fitted["c"], fitted["d"], fitted["p"])
+    lag = min(knobs.lag or knobs.update_interval, knobs.update_interval)
+    told = 1 / (1 + formula.cost(knobs.update_interval, lag, setting["rho"]))
+    return (
+        f"| {knobs} | {setting['rho']:.2f} | {setting['loss']:.4f} | {setting['excess']:+.2%} | "
+        f"{efficiency} | {told:.3f} |"
+    )
+
+
 @click.command()
 @click.option("--rates", default=",".join(f"{r:g}" for r in RATES), show_default=True)
 @click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True)
@@ -140,7 +237,12 @@ def main(
     folder = out or results_folder("staleness")
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "record.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    record = fit(rows)
+    write_json(folder / "fit.json", record)
     write_json(folder / "provenance.json", origin)
+    write_text(folder / "README.md", report(record, rows, origin["commit"]))
+    save_figure(draw_efficiency(record), folder / "efficiency.png")
+    reporter.say("\n" + report(record, rows, origin["commit"]))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
+LEAST_FITTED = 0.6
+"""Efficiency below which a setting is left out of the fits. Training is near the edge of stability
+there, and costs so steep would bend the formulas where they are of use."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -31,7 +35,7 @@ class Exchange:
     linear: float
     curved: float
     least_share: float
-    """Of the shortest run measured; what has a lower efficiency is extrapolated."""
+    """Of the shortest run measured; lower efficiencies are extrapolated."""
 
     @classmethod
     def fitted(cls, shares: Sequence[float], excesses: Sequence[float]) -> Exchange:
@@ -78,14 +82,17 @@ class Setting:
     """Loss over the device's of the same seed, less 1; mean over seeds."""
     efficiencies: tuple[float, ...]
     """By seed."""
-    is_extrapolated: bool
-    """Whether its loss is higher than that of the shortest run on the device."""
 
     @property
     def is_fitted(self) -> bool:
-        """Whether formulas are fitted to it: rolling windows, default selection, measured cost."""
+        """Whether formulas are fitted to it: rolling, selecting by default, not too costly."""
         default = self.knobs.select_interval == ZenFlowConfig().select_interval
-        return self.knobs.rolling and default and not self.is_extrapolated
+        return self.knobs.rolling and default and self.efficiency >= LEAST_FITTED
+
+    @property
+    def efficiency(self) -> float:
+        """That of the mean cost over seeds."""
+        return 1 / (1 + self.measured.cost)
 
     @property
     def measured(self) -> Measured:
@@ -104,13 +111,19 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     the rate with which the device's loss is the lowest, which a user would train with.
 
     Raises:
-        ConfigError: Runs on the device are missing.
+        ConfigError: Too few runs are there, on the device or of the settings that are fitted.
     """
     exchanges = exchanges_of(rows)
     settings = settings_of(rows, exchanges)
     used = {
         rate: [s.measured for s in settings if s.lr == rate and s.is_fitted] for rate in exchanges
     }
+    for rate, measured in used.items():
+        if not measured:
+            raise ConfigError(
+                f"a fit needs rolling windows with an efficiency of {LEAST_FITTED} or more, but "
+                f"at learning rate {rate:g} none was trained: train shorter windows or lags first"
+            )
     shared = dict(zip(used, Power.fitted(list(used.values())), strict=True))
     fits = {
         rate: {
@@ -170,7 +183,6 @@ def settings_of(
             loss=fmean(row["eval_loss"] for row in own),
             excess=fmean(excesses),
             efficiencies=tuple(exchange.share(excess) for excess in excesses),
-            is_extrapolated=exchange.share(fmean(excesses)) < exchange.least_share,
         )
         found.append(setting)
     return found
@@ -208,7 +220,7 @@ def _described(setting: Setting, formulas: Mapping[str, Formula]) -> dict[str, A
     left = {name: residuals(own, [setting.measured])[0] for name, own in formulas.items()}
     return {
         **asdict(setting),
-        "efficiency": 1 / (1 + setting.measured.cost),
+        "efficiency": setting.efficiency,
         "is_fitted": setting.is_fitted,
         "residuals": left,
     }
