@@ -19,8 +19,8 @@ Array: TypeAlias = NDArray[np.float64]
 _RELATIVE_LAGS = (0.0, 32.0)
 _EXPONENTS = (0.5, 4.0)
 """Where d and p are looked for."""
-_GRID_POINTS = 41
-_ZOOMS = 6
+_GRID_POINTS = 25
+_ZOOMS = 8
 
 
 class Measured(NamedTuple):

@@ -133,8 +133,8 @@ def test_a_run_is_compared_with_the_whole_run_on_the_device_of_its_own_seed_and_
 def test_constants_come_from_rolling_windows_and_the_default_selection_alone():
     alone = study_rows()[:-1]
     others = [
-        row(400, 2.9, update_interval=8, rolling=False),
-        row(400, 2.9, update_interval=8, select_interval=25),
+        row(400, 2.05, update_interval=8, rolling=False),
+        row(400, 2.05, update_interval=8, select_interval=25),
     ]
     assert fit(alone + others)["fits"] == fit(alone)["fits"]
     rolling = row(400, 2.04, update_interval=16)
