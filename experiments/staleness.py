@@ -25,7 +25,6 @@ from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
 from experiments.staleness_fit import LEAST_FITTED, fit
-from experiments.staleness_formulas import Power
 from experiments.staleness_plot import draw_efficiency
 from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
@@ -131,7 +130,7 @@ def report(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], commit:
         f"{chosen['p']:.3g}, with rho the share of gradient energy in deferred columns: the "
         f"formula at learning rate {chosen['lr']:g}, where the device's loss is the lowest. "
         f"Fitted to rolling windows with an efficiency of {LEAST_FITTED} or more; below that "
-        "costs rise more steeply than it says.",
+        "costs rise more steeply than it says." + _aligned_note(chosen["aligned_stretch"]),
         "",
         *_fit_table(record),
         *_device_table(rows),
@@ -144,9 +143,15 @@ def report(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], commit:
             "",
             "| knobs | rho | held-out loss | above the device's | efficiency | by the formula |",
             "|---|---|---|---|---|---|",
-            *(_setting_line(setting, record, exchange["least_share"]) for setting in settings),
+            *(_setting_line(setting, exchange["least_share"]) for setting in settings),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _aligned_note(stretch: float | None) -> str:
+    if stretch is None:
+        return ""
+    return f" In windows that end together S - 1 counts {stretch:.3g} times."
 
 
 def _fit_table(record: Mapping[str, Any]) -> list[str]:
@@ -180,22 +185,16 @@ def _device_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _setting_line(
-    setting: Mapping[str, Any], record: Mapping[str, Any], least_share: float
-) -> str:
+def _setting_line(setting: Mapping[str, Any], least_share: float) -> str:
     knobs = Knobs.from_dict(setting["knobs"])
     values, efficiency = setting["efficiencies"], f"{setting['efficiency']:.3f}"
     if len(values) > 1:
         efficiency += f" ({min(values):.3f} to {max(values):.3f})"
     if setting["efficiency"] < least_share:
         efficiency = f"below {least_share:g}"
-    fitted = record["fits"][f"{setting['lr']:g}"]["shared"]
-    formula = Power(fitted["c"], fitted["d"], fitted["p"])
-    lag = min(knobs.lag or knobs.update_interval, knobs.update_interval)
-    told = 1 / (1 + formula.cost(knobs.update_interval, lag, setting["rho"]))
     return (
         f"| {knobs} | {setting['rho']:.2f} | {setting['loss']:.4f} | {setting['excess']:+.2%} | "
-        f"{efficiency} | {told:.3f} |"
+        f"{efficiency} | {setting['predicted_efficiency']:.3f} |"
     )
 
 

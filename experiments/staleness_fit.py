@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.staleness_formulas import Formula, Linear, Measured, Power, residuals
+from experiments.staleness_formulas import (
+    Formula,
+    Linear,
+    Measured,
+    Power,
+    residuals,
+    stretch_of,
+)
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
@@ -85,9 +92,9 @@ class Setting:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether formulas are fitted to it: rolling, selecting by default, not too costly."""
+        """Whether constants are fitted to it: it selects by default and is not too costly."""
         default = self.knobs.select_interval == ZenFlowConfig().select_interval
-        return self.knobs.rolling and default and self.efficiency >= LEAST_FITTED
+        return default and self.efficiency >= LEAST_FITTED
 
     @property
     def efficiency(self) -> float:
@@ -106,46 +113,57 @@ class Setting:
 def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return exchange rates, every setting's efficiency, and the formulas' constants, JSON-ready.
 
-    ``fits`` has by learning rate both formulas, each with the root mean square of its residuals,
-    and ``shared``: the power formula with one shape at all rates. ``chosen`` is the shared one at
-    the rate with which the device's loss is the lowest, which a user would train with.
+    ``fits`` has by learning rate both formulas for rolling windows, each with the root mean square
+    of its residuals, and ``shared``: the power formula with one shape at all rates. ``chosen`` is
+    the shared one at the rate with which the device's loss is the lowest, which a user would train
+    with, and how many times S - 1 counts in windows that end together (None without such runs).
 
     Raises:
         ConfigError: Too few runs are there, on the device or of the settings that are fitted.
     """
     exchanges = exchanges_of(rows)
     settings = settings_of(rows, exchanges)
-    used = {
-        rate: [s.measured for s in settings if s.lr == rate and s.is_fitted] for rate in exchanges
-    }
-    for rate, measured in used.items():
-        if not measured:
-            raise ConfigError(
-                f"a fit needs rolling windows with an efficiency of {LEAST_FITTED} or more, but "
-                f"at learning rate {rate:g} none was trained: train shorter windows or lags first"
-            )
-    shared = dict(zip(used, Power.fitted(list(used.values())), strict=True))
+    rolling = {rate: _measured(settings, rate, rolling=True) for rate in exchanges}
+    _check_complete(rolling)
+    shared = dict(zip(rolling, Power.fitted(list(rolling.values())), strict=True))
+    aligned = [_measured(settings, rate, rolling=False) for rate in exchanges]
+    stretch = stretch_of(list(shared.values()), aligned) if any(aligned) else None
     fits = {
         rate: {
             "linear": Linear.fitted(measured),
             "power": Power.fitted([measured])[0],
             "shared": shared[rate],
         }
-        for rate, measured in used.items()
+        for rate, measured in rolling.items()
     }
     best = _best_rate(rows)
     return {
         "exchange": {f"{rate:g}": asdict(exchange) for rate, exchange in exchanges.items()},
         "fits": {
             f"{rate:g}": {
-                name: {**asdict(formula), "rms": _rms(formula, used[rate])}
+                name: {**asdict(formula), "rms": _rms(formula, rolling[rate])}
                 for name, formula in own.items()
             }
             for rate, own in fits.items()
         },
-        "chosen": {"lr": best, **asdict(shared[best])},
-        "settings": [_described(setting, fits[setting.lr]) for setting in settings],
+        "chosen": {"lr": best, **asdict(shared[best]), "aligned_stretch": stretch},
+        "settings": [_described(setting, shared[setting.lr], stretch) for setting in settings],
     }
+
+
+def _measured(settings: Sequence[Setting], rate: float, *, rolling: bool) -> list[Measured]:
+    return [
+        s.measured for s in settings if s.lr == rate and s.is_fitted and s.knobs.rolling == rolling
+    ]
+
+
+def _check_complete(rolling: Mapping[float, Sequence[Measured]]) -> None:
+    for rate, measured in rolling.items():
+        if not measured:
+            raise ConfigError(
+                f"a fit needs rolling windows with an efficiency of {LEAST_FITTED} or more, but "
+                f"at learning rate {rate:g} none was trained: train shorter windows or lags first"
+            )
 
 
 def exchanges_of(rows: Sequence[Mapping[str, Any]]) -> dict[float, Exchange]:
@@ -216,11 +234,12 @@ def _rms(formula: Formula, measured: Sequence[Measured]) -> float:
     return math.sqrt(fmean(left**2 for left in residuals(formula, measured)))
 
 
-def _described(setting: Setting, formulas: Mapping[str, Formula]) -> dict[str, Any]:
-    left = {name: residuals(own, [setting.measured])[0] for name, own in formulas.items()}
+def _described(setting: Setting, formula: Power, stretch: float | None) -> dict[str, Any]:
+    interval, lag, rho, _ = setting.measured
+    own_stretch = 1.0 if setting.knobs.rolling else stretch or 1.0
     return {
         **asdict(setting),
         "efficiency": setting.efficiency,
         "is_fitted": setting.is_fitted,
-        "residuals": left,
+        "predicted_efficiency": 1 / (1 + formula.cost(interval, lag, rho, own_stretch)),
     }

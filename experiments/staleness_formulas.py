@@ -18,7 +18,8 @@ Array: TypeAlias = NDArray[np.float64]
 
 _RELATIVE_LAGS = (0.0, 32.0)
 _EXPONENTS = (0.5, 4.0)
-"""Where d and p are looked for."""
+_STRETCHES = (0.0, 8.0)
+"""Where d, p and a stretch are looked for."""
 _GRID_POINTS = 25
 _ZOOMS = 8
 
@@ -42,9 +43,9 @@ class Linear:
     a: float
     b: float
 
-    def cost(self, interval: int, lag: int, rho: float) -> float:
-        """Return the cost of windows of ``interval`` steps that land ``lag`` steps late."""
-        return rho * (self.a * (interval - 1) + self.b * lag)
+    def cost(self, interval: int, lag: int, rho: float, stretch: float = 1.0) -> float:
+        """Return the cost, as ``Power.cost`` does."""
+        return rho * (self.a * stretch * (interval - 1) + self.b * lag)
 
     @classmethod
     def fitted(cls, measured: Sequence[Measured]) -> Linear:
@@ -68,9 +69,16 @@ class Power:
     d: float
     p: float
 
-    def cost(self, interval: int, lag: int, rho: float) -> float:
-        """Return the cost of windows of ``interval`` steps that land ``lag`` steps late."""
-        return float(rho * self.c * (interval - 1 + self.d * lag) ** self.p)
+    def cost(self, interval: int, lag: int, rho: float, stretch: float = 1.0) -> float:
+        """Return the cost of windows of ``interval`` steps that land ``lag`` steps late.
+
+        Args:
+            interval: S, in steps.
+            lag: In steps.
+            rho: Share of gradient energy in deferred columns, in [0, 1].
+            stretch: How many times S - 1 counts; see ``stretch_of``.
+        """
+        return float(rho * self.c * (stretch * (interval - 1) + self.d * lag) ** self.p)
 
     @classmethod
     def fitted(cls, groups: Sequence[Sequence[Measured]]) -> list[Power]:
@@ -83,23 +91,44 @@ class Power:
         def scaled(d: float, p: float) -> list[tuple[float, float]]:
             return [own.scaled((own.intervals - 1 + d * own.lags) ** p) for own in points]
 
-        d, p = _least(
-            lambda d, p: sum(error for _, error in scaled(d, p)), _RELATIVE_LAGS, _EXPONENTS
-        )
+        def total_error(d: float, p: float) -> float:
+            return sum(error for _, error in scaled(d, p))
+
+        d, p = _least(total_error, _RELATIVE_LAGS, _EXPONENTS)
         return [cls(factor, d, p) for factor, _ in scaled(d, p)]
 
 
 Formula: TypeAlias = Linear | Power
 
 
-def residuals(formula: Formula, measured: Sequence[Measured]) -> list[float]:
+def stretch_of(formulas: Sequence[Power], groups: Sequence[Sequence[Measured]]) -> float:
+    """Return how many times S - 1 counts in settings that the formulas were not fitted to.
+
+    Windows that end together move all deferred weights at once, so each step of them counts more.
+
+    Args:
+        formulas: Of each group.
+        groups: Settings of the other kind, those of one learning rate together.
+    """
+
+    def error(stretch: float) -> float:
+        return sum(
+            left**2
+            for formula, measured in zip(formulas, groups, strict=True)
+            for left in residuals(formula, measured, stretch)
+        )
+
+    return _least(error, _STRETCHES)[0]
+
+
+def residuals(formula: Formula, measured: Sequence[Measured], stretch: float = 1.0) -> list[float]:
     """Return how far costs lie above the formula's, each over 1 + the cost.
 
     That is the relative error of a predicted efficiency, to first order: a setting that is slow
     many times over decides no more than one that is a little slow.
     """
     return [
-        (cost - formula.cost(interval, lag, rho)) / (1 + cost)
+        (cost - formula.cost(interval, lag, rho, stretch)) / (1 + cost)
         for interval, lag, rho, cost in measured
     ]
 
@@ -126,20 +155,15 @@ class _Points:
         return factor, float(np.sum((costs - factor * weighted) ** 2))
 
 
-def _least(
-    error: Callable[[float, float], float],
-    first: tuple[float, float],
-    second: tuple[float, float],
-) -> tuple[float, float]:
+def _least(error: Callable[..., float], *ranges: tuple[float, float]) -> tuple[float, ...]:
     """Return where the error is least in the ranges: on a grid, then on finer ones around it."""
-    ranges = [first, second]
-    best = (first[0], second[0])
+    best, searched = (), list(ranges)
     for _ in range(_ZOOMS):
-        axes = [np.linspace(low, high, _GRID_POINTS) for low, high in ranges]
-        best = min(itertools.product(*(axis.tolist() for axis in axes)), key=lambda at: error(*at))
-        reach = [2 * (high - low) / (_GRID_POINTS - 1) for low, high in ranges]
-        ranges = [
+        axes = [np.linspace(low, high, _GRID_POINTS).tolist() for low, high in searched]
+        best = min(itertools.product(*axes), key=lambda at: error(*at))
+        reach = [2 * (high - low) / (_GRID_POINTS - 1) for low, high in searched]
+        searched = [
             (max(low, at - r), min(high, at + r))
-            for (low, high), at, r in zip((first, second), best, reach, strict=True)
+            for (low, high), at, r in zip(ranges, best, reach, strict=True)
         ]
     return best

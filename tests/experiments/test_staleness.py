@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments import staleness
 from experiments.staleness import main, settings_by_part, tasks_of
 from experiments.staleness_fit import Exchange, fit
-from experiments.staleness_formulas import Linear, Measured, Power, residuals
+from experiments.staleness_formulas import Linear, Measured, Power, residuals, stretch_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -78,6 +78,16 @@ def test_power_costs_give_their_constants_back_with_one_shape_for_all(shape):
         assert (found.c, found.d, found.p) == pytest.approx((formula.c, *shape), rel=1e-3)
 
 
+def test_what_windows_that_end_together_count_is_found_whatever_the_rate():
+    formulas = [Power(0.0004, 4.0, 2.0), Power(0.002, 4.0, 2.0)]
+    measured = [
+        [Measured(s, lag, 0.7, f.cost(s, lag, 0.7, 2.5)) for s, lag in ((4, 1), (4, 4), (8, 1))]
+        for f in formulas
+    ]
+    assert stretch_of(formulas, measured) == pytest.approx(2.5, rel=1e-3)
+    assert stretch_of(formulas, [measured[0], []]) == pytest.approx(2.5, rel=1e-3)
+
+
 def test_no_constant_is_negative_even_where_longer_windows_cost_less():
     settings = [Measured(s, 1, 0.5, 0.1 / s) for s in (1, 2, 4, 8)]
     linear, power = Linear.fitted(settings), Power.fitted([settings])[0]
@@ -133,10 +143,13 @@ def test_a_run_is_compared_with_the_whole_run_on_the_device_of_its_own_seed_and_
 def test_constants_come_from_rolling_windows_and_the_default_selection_alone():
     alone = study_rows()[:-1]
     others = [
-        row(400, 2.05, update_interval=8, rolling=False),
+        row(400, 2.08, update_interval=8, rolling=False),
         row(400, 2.05, update_interval=8, select_interval=25),
     ]
     assert fit(alone + others)["fits"] == fit(alone)["fits"]
+    assert fit(alone)["chosen"]["aligned_stretch"] is None
+    assert fit(alone + others[:1])["chosen"]["aligned_stretch"] > 1
+    assert fit(alone + others[1:])["chosen"]["aligned_stretch"] is None
     rolling = row(400, 2.04, update_interval=16)
     assert fit([*alone, rolling])["fits"] != fit(alone)["fits"]
     rolling["eval_loss"] = 2.9
