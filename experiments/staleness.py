@@ -24,7 +24,7 @@ from experiments.figures import save_figure
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
-from experiments.staleness_fit import LEAST_FITTED, fit
+from experiments.staleness_fit import LEAST_FITTED, fit, shorter_runs
 from experiments.staleness_plot import draw_efficiency
 from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
@@ -167,22 +167,21 @@ def _fit_table(record: Mapping[str, Any]) -> list[str]:
 
 
 def _device_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    found: dict[int, dict[float, list[float]]] = {}
-    for row in sorted(rows, key=lambda row: (-row["steps"], row["lr"])):
-        if row["variant"].startswith(BASELINE):
-            found.setdefault(row["steps"], {}).setdefault(row["lr"], []).append(row["eval_loss"])
-    rates = sorted({row["lr"] for row in rows})
-    return [
+    found = shorter_runs(rows)
+    rates = sorted({rate for rate, _ in found})
+    lines = [
         "",
-        "| steps on the device | " + " | ".join(f"loss at {rate:g}" for rate in rates) + " |",
+        "| on the device, share of the steps | "
+        + " | ".join(f"loss above the whole run's at {rate:g}" for rate in rates)
+        + " |",
         "|---" * (len(rates) + 1) + "|",
-        *(
-            f"| {steps} | "
-            + " | ".join(f"{fmean(losses[r]):.4f}" if r in losses else "" for r in rates)
-            + " |"
-            for steps, losses in found.items()
-        ),
     ]
+    for share in sorted({share for _, share in found}, reverse=True):
+        cells = [
+            f"{fmean(found[rate, share]):+.2%}" if (rate, share) in found else "" for rate in rates
+        ]
+        lines.append(f"| {share:g} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _setting_line(setting: Mapping[str, Any], least_share: float) -> str:

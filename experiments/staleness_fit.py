@@ -168,15 +168,25 @@ def _check_complete(rolling: Mapping[float, Sequence[Measured]]) -> None:
 
 def exchanges_of(rows: Sequence[Mapping[str, Any]]) -> dict[float, Exchange]:
     """Return the exchange rate of each learning rate, from the device's runs."""
+    pairs: dict[float, list[tuple[float, float]]] = {}
+    for (rate, share), excesses in shorter_runs(rows).items():
+        pairs.setdefault(rate, []).extend((share, excess) for excess in excesses)
+    return {rate: Exchange.fitted(*zip(*own, strict=True)) for rate, own in pairs.items()}
+
+
+def shorter_runs(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[float, float], list[float]]:
+    """Return the excess of the device's shorter runs over the whole one of the same seed.
+
+    By learning rate and by steps over the whole run's; one excess for each seed.
+    """
     whole = _whole_runs(rows)
-    found: dict[float, list[tuple[float, float]]] = {}
+    found: dict[tuple[float, float], list[float]] = {}
     for row in rows:
         reference = whole.get((row["lr"], row["seed"]))
         if _is_on_device(row) and reference and row["steps"] < reference["steps"]:
-            share = row["steps"] / reference["steps"]
             excess = row["eval_loss"] / reference["eval_loss"] - 1
-            found.setdefault(row["lr"], []).append((share, excess))
-    return {rate: Exchange.fitted(*zip(*pairs, strict=True)) for rate, pairs in found.items()}
+            found.setdefault((row["lr"], row["steps"] / reference["steps"]), []).append(excess)
+    return found
 
 
 def settings_of(
