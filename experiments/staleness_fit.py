@@ -128,7 +128,7 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shared = dict(zip(rolling, Power.fitted(list(rolling.values())), strict=True))
     aligned = [_measured(settings, rate, rolling=False) for rate in exchanges]
     stretch = stretch_of(list(shared.values()), aligned) if any(aligned) else None
-    fits = {
+    fits: dict[float, dict[str, Formula]] = {
         rate: {
             "linear": Linear.fitted(measured),
             "power": Power.fitted([measured])[0],

@@ -7,7 +7,7 @@ length S, the updates' lag, and rho, the share of gradient energy in deferred co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -157,10 +157,12 @@ class _Points:
 
 def _least(error: Callable[..., float], *ranges: tuple[float, float]) -> tuple[float, ...]:
     """Return where the error is least in the ranges: on a grid, then on finer ones around it."""
-    best, searched = (), list(ranges)
+    best: tuple[float, ...] = ()
+    searched = list(ranges)
     for _ in range(_ZOOMS):
         axes = [np.linspace(low, high, _GRID_POINTS).tolist() for low, high in searched]
-        best = min(itertools.product(*axes), key=lambda at: error(*at))
+        points: Iterator[tuple[float, ...]] = itertools.product(*axes)
+        best = min(points, key=lambda point: error(*point))
         reach = [2 * (high - low) / (_GRID_POINTS - 1) for low, high in searched]
         searched = [
             (max(low, at - r), min(high, at + r))
