@@ -170,6 +170,7 @@ def measure(tasks: Sequence[Task], reporter: Reporter, workers: int) -> list[dic
             "seed": task.settings.seed,
             "steps": task.settings.steps,
             "eval_loss": summaries[index]["eval_loss"],
+            "captured_energy": summaries[index]["captured_energy"],
             "final_train_loss": summaries[index]["final_train_loss"],
             "config": summaries[index]["config"],
         }
