@@ -62,6 +62,7 @@ class TwinController(AbstractController):
     """
 
     curve_interval = _CURVE_INTERVAL
+    follows_clock = True
 
     def __init__(
         self,

@@ -44,6 +44,12 @@ def start_engine(
     Raises:
         ValueError: The parameters do not go together, or not with the link.
     """
+    if controller is not None and controller.follows_clock and _num_ranks() > 1:
+        raise ValueError(
+            f"{type(controller).__name__} decides by the clock, and {_num_ranks()} ranks would "
+            "decide differently: tune a run of one rank, and replay its decisions with "
+            "LoggedDecisions on all"
+        )
     named = named_params(param_groups)
     device = bind(common_device(named))
     if link is not None and not device.is_synchronous:
@@ -72,6 +78,12 @@ def start_engine(
     places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
     places |= {resident.param: resident for resident in layout.residents}
     return engine, [places[item.param] for item in named]
+
+
+def _num_ranks() -> int:
+    distributed = torch.distributed
+    is_used = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_used else 1
 
 
 def bind(device: torch.device) -> AbstractDevice:

@@ -38,7 +38,7 @@ class AbstractController(ABC):
     that depends on seconds makes two runs differ. A controller that remembers anything
     overrides ``state_dict`` and ``load_state_dict``, else a resumed run decides differently.
 
-    The four attributes are read once, when the optimizer is made.
+    The attributes are read once, when the optimizer is made.
     """
 
     measures_windows: bool = False
@@ -52,6 +52,9 @@ class AbstractController(ABC):
 
     largest_interval: int | None = None
     """Largest S it may choose: blocks are cut fine enough for it. None: the S of the start."""
+
+    follows_clock: bool = False
+    """Whether decisions depend on seconds: ranks of one training would then decide differently."""
 
     def attach(self, observed: ObservedTimeline) -> None:
         """Be told once, before the first step, where the optimizer's timeline can be read."""

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from zenflow import CheckpointError, Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
+from zenflow import (
+    CheckpointError,
+    FixedInterval,
+    Knobs,
+    LoggedDecisions,
+    ZenFlowAdamW,
+    ZenFlowConfig,
+)
 from zenflow.windows import WindowCalendar
 
 SMALL = ZenFlowConfig(min_split_elements=1)
@@ -130,3 +137,15 @@ def test_nothing_to_train_is_an_error():
     model = nn.Linear(8, 8).requires_grad_(False)
     with pytest.raises(ValueError, match="no trainable parameter"):
         make(model)
+
+
+def test_a_controller_that_follows_the_clock_is_refused_on_several_ranks(monkeypatch):
+    class ByTheClock(FixedInterval):
+        follows_clock = True
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    model = torch.nn.Linear(8, 8)
+    with pytest.raises(ValueError, match="2 ranks would decide differently: .* LoggedDecisions"):
+        ZenFlowAdamW(model.parameters(), controller=ByTheClock(4))
+    ZenFlowAdamW(model.parameters(), controller=FixedInterval(4)).close()

@@ -1,0 +1,75 @@
+"""What tuning claims on the real engine: the record, its table, and a contest in small."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments import tuning_claims
+from experiments.recipes import TrainSettings
+from experiments.tuned_sides import Scripted, measure_grid, side
+from experiments.tuning_claims import LEAST_OF_BEST, Contest, contest, grid_of, table
+from zenflow.knobs import Knobs
+
+RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
+SMALL = TrainSettings(model="tiny", sequence=32, batch_size=2, link=(0.02e9, 0.02e9), steps=40)
+
+
+def records() -> list[Path]:
+    return sorted(RESULTS.glob("*_tuning_*/tuning.json"))
+
+
+@pytest.mark.parametrize("path", records(), ids=lambda path: path.parent.name)
+def test_a_committed_table_is_what_its_record_says(path):
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert (path.parent / "table.txt").read_text(encoding="utf-8") == table(record) + "\n"
+
+
+def test_there_is_a_record():
+    assert records()
+
+
+def test_the_grid_has_more_than_60_settings_each_once_and_changes_k_seldom():
+    for seed in range(3):
+        grid = grid_of(seed)
+        assert len(set(grid)) == len(grid) >= 60
+        changes = sum(a.topk_ratio != b.topk_ratio for a, b in zip(grid, grid[1:], strict=False))
+        assert changes == 4
+
+
+def test_a_side_is_in_the_setting_it_is_told_and_counts_what_a_step_is_worth():
+    start = Knobs.of(SMALL.config(None))
+    script = Scripted(start)
+    with side(SMALL, script) as run:
+        first = run.take(6)
+        script.wanted = replace(start, update_interval=8, topk_ratio=0.3)
+        run.take(2)
+        assert run.knobs == script.wanted
+        later = run.take(12)
+    assert len(first.seconds) == 6
+    assert first.progress == pytest.approx(sum(first.worth) / sum(first.seconds))
+    assert max(later.worth[2:]) < 1.0
+
+
+def test_longer_windows_are_worth_less_per_step_in_a_measured_grid():
+    start = Knobs.of(SMALL.config(None))
+    short, long = measure_grid(SMALL, [replace(start, update_interval=s) for s in (1, 8)])
+    assert short.step_seconds > 0
+    assert short.progress * short.step_seconds > long.progress * long.step_seconds
+
+
+def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning_claims, "TUNED_TURN", 40)
+    monkeypatch.setattr(tuning_claims, "FIXED_TURN", 6)
+    start = Knobs.of(SMALL.config(None))
+    found = contest(SMALL, "slow", replace(start, update_interval=2), tmp_path)
+    assert isinstance(found, Contest)
+    assert found.tuned > 0
+    assert found.fixed_best > 0
+    assert found.default > 0
+    assert found.run_seconds > 0
+    assert 0 < LEAST_OF_BEST < 1
+    assert list(tmp_path.glob("*.jsonl"))
