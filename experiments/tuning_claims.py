@@ -10,6 +10,7 @@ Writes ``experiments/results/<date>_tuning_<cpu>/``.
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -302,6 +303,7 @@ def main(seeds: int, runs: Path, record: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "tuning.json", found)
     write_text(folder / "table.txt", table(found) + "\n")
+    shutil.copy(runs / "auto-0" / "tuning.png", folder / "tuning.png")
     reporter.say(table(found))
 
 
