@@ -12,9 +12,8 @@ import torch
 from autotune.efficiency import FITTED
 from autotune.measured import robust_mean
 from autotune.space import SearchSpace, effective_lag
-from experiments.build import build_workbench, make_optimizer
+from experiments.calibration.short_run import ShortRun, short_run
 from experiments.recipes import TrainSettings
-from experiments.training import cross_entropy, forward
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
@@ -65,14 +64,11 @@ class Side:
         optimizer: The engine.
     """
 
-    def __init__(self, settings: TrainSettings, controller: AbstractController) -> None:
-        """Build everything; `close` ends the optimizer's threads."""
-        self._bench = build_workbench(settings)
-        torch.manual_seed(settings.seed)
-        self.controller = controller
-        self.optimizer = make_optimizer(self._bench, controller)
-        self._start = Knobs.of(self._bench.config)
-        self._taken = 0
+    def __init__(self, run: ShortRun) -> None:
+        """Take the training over where it is."""
+        self._run = run
+        self._start = Knobs.of(run.bench.config)
+        self.optimizer = run.optimizer
 
     @property
     def knobs(self) -> Knobs:
@@ -86,7 +82,7 @@ class Side:
         for _ in range(count):
             knobs = self.knobs
             started = time.perf_counter()
-            self._step()
+            self._run.step()
             done.seconds.append(time.perf_counter() - started)
             report = self.optimizer.report
             assert report is not None
@@ -94,30 +90,13 @@ class Side:
             done.worth.append(FITTED.of(knobs, 1.0 - min(1.0, report.captured_energy)))
         return done
 
-    def _step(self) -> None:
-        bench, optimizer = self._bench, self.optimizer
-        batch = bench.data.train.batch(self._taken).to(bench.device)
-        with optimizer.span("forward"):
-            loss = cross_entropy(forward(bench.model, batch), batch)
-        with optimizer.span("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        self._taken += 1
-
-    def close(self) -> None:
-        """End the optimizer's threads."""
-        self.optimizer.close()
-
 
 @contextmanager
 def side(settings: TrainSettings, controller: AbstractController) -> Iterator[Side]:
     """Yield a side and end its threads, whatever happened."""
-    made = Side(settings, controller)
-    try:
-        yield made
-    finally:
-        made.close()
+    torch.manual_seed(settings.seed)
+    with short_run(settings, controller) as run:
+        yield Side(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

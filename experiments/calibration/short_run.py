@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from experiments.build import Workbench, build_workbench, make_optimizer
 from experiments.recipes import TrainSettings
 from experiments.training import cross_entropy, forward
+from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW
 
 
@@ -19,10 +20,12 @@ class ShortRun:
         optimizer: The engine.
     """
 
-    def __init__(self, settings: TrainSettings) -> None:
+    def __init__(
+        self, settings: TrainSettings, controller: AbstractController | None = None
+    ) -> None:
         """Build everything; `close` ends the optimizer's threads."""
         self.bench: Workbench = build_workbench(settings)
-        self.optimizer: ZenFlowAdamW = make_optimizer(self.bench)
+        self.optimizer: ZenFlowAdamW = make_optimizer(self.bench, controller)
         self._taken = 0
 
     def step(self) -> None:
@@ -48,9 +51,11 @@ class ShortRun:
 
 
 @contextmanager
-def short_run(settings: TrainSettings) -> Iterator[ShortRun]:
+def short_run(
+    settings: TrainSettings, controller: AbstractController | None = None
+) -> Iterator[ShortRun]:
     """Yield a short run and end its threads, whatever happened."""
-    run = ShortRun(settings)
+    run = ShortRun(settings, controller)
     try:
         yield run
     finally:
