@@ -94,7 +94,7 @@ class StretchGatherer:
         if len(steps) < 3:
             return {}
         # The first may be cut, and work for the last may still be under way.
-        inner = timeline.steps(steps[0] + 1, steps[-1])
+        inner = timeline.steps(steps[0] + 1, steps[-1] - 1)
         return {lane: inner.busy(lane) / (len(steps) - 2) for lane in inner.lanes}
 
     def restart(self, former: Knobs, knobs: Knobs) -> None:

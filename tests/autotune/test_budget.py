@@ -1,0 +1,56 @@
+"""The search budget: a share of the run's time, some of it kept for later."""
+
+from __future__ import annotations
+
+import json
+
+from autotune.budget import SearchBudget
+
+
+def running(share=0.01, total=1000, steps=100, seconds=0.1, per_trial=0.01):
+    budget = SearchBudget(share, total)
+    for step in range(1, steps + 1):
+        budget.add_step(step, seconds)
+    budget.seconds_per_trial = per_trial
+    return budget
+
+
+def test_nothing_may_be_spent_before_a_trial_and_a_step_are_known():
+    assert SearchBudget(0.01, 100).num_trials() == 0
+    budget = SearchBudget(0.01, 100)
+    budget.add_step(1, 100.0)
+    assert budget.num_trials() == 0
+
+
+def test_trials_fit_what_is_left_of_the_share():
+    budget = running()  # 100 s in all, so 1 s; 0.64 of it by now, half of that at once
+    assert budget.num_trials() in (31, 32)
+    budget.spent = 0.44
+    assert budget.num_trials() in (9, 10)
+    budget.spent = 0.60  # room for two trials is not worth a question
+    assert budget.num_trials() == 0
+
+
+def test_what_is_spent_never_exceeds_the_share_when_trials_cost_what_they_are_said_to():
+    budget = SearchBudget(0.01, 2000)
+    budget.seconds_per_trial = 0.004
+    for step in range(1, 2001):
+        budget.add_step(step, 0.05)
+        budget.spent += budget.num_trials() * 0.004
+    assert 0.009 * 100 < budget.spent <= 0.01 * 100
+
+
+def test_an_evaluation_between_two_steps_is_no_time_of_the_run():
+    plain, evaluated = running(), running()
+    plain.add_step(101, 0.1)
+    evaluated.add_step(101, 60.0)
+    assert evaluated.num_trials() <= plain.num_trials() + 2
+
+
+def test_a_saved_budget_goes_on(tmp_path):
+    budget = running()
+    budget.spent = 0.2
+    again = SearchBudget(0.01, 1000)
+    again.load_state_dict(json.loads(json.dumps(budget.state_dict())))
+    again.seconds_per_trial = budget.seconds_per_trial
+    assert again.num_trials() == budget.num_trials() in (21, 22)

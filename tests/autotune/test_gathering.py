@@ -1,0 +1,96 @@
+"""Gathering: which steps make a stretch, and what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.gathering import StretchGatherer, settling_steps, stretch_steps
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
+from zenflow.report import StepReport
+from zenflow.timeline import Span, Timeline
+
+KNOBS = Knobs.of(ZenFlowConfig())
+
+
+def report(step, seconds=1.0, *, select=0.0, captured=0.25, curve=None):
+    return StepReport(
+        step=step,
+        seconds=seconds + select,
+        stall_seconds=0.1 + select,
+        stalls={"host": 0.1, "select": select},
+        d2h_bytes=0,
+        h2d_bytes=0,
+        staleness=0,
+        captured_energy=captured,
+        grad_norm=1.0,
+        clip_factor=1.0,
+        update_interval=4,
+        lag=1,
+        topk_ratio=0.1,
+        rolling=True,
+        select_interval=100,
+        learning_rates=(1e-3,),
+        energy_curve=curve,
+    )
+
+
+def filled(gatherer, knobs=KNOBS, first=1, **others):
+    step = first
+    while not gatherer.is_complete(knobs):
+        gatherer.take(report(step, **others))
+        step += 1
+    return step - 1
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 4, 8, 16])
+def test_a_stretch_is_whole_windows_at_least_three_and_twelve_steps(interval):
+    steps = stretch_steps(replace(KNOBS, update_interval=interval))
+    assert steps % interval == 0
+    assert steps >= max(12, 3 * interval)
+
+
+def test_steps_in_which_queues_fill_are_left_out():
+    gatherer = StretchGatherer(KNOBS)
+    last = filled(gatherer)
+    assert last == settling_steps(KNOBS) + stretch_steps(KNOBS)
+
+
+def test_selections_and_their_stalls_are_taken_out():
+    gatherer = StretchGatherer(KNOBS)
+    for step in range(1, 13):
+        gatherer.take(report(step, select=5.0 if step == 10 else 0.0))
+    last = filled(gatherer, first=13)
+    stretch, curve = gatherer.finish(last, KNOBS, sees_spans=False)
+    assert stretch.step_seconds == pytest.approx(1.0)
+    assert stretch.stall_seconds == pytest.approx(0.1)
+    assert stretch.rho == pytest.approx(0.75)
+    assert stretch.busy_seconds == {}
+    assert curve is None
+
+
+def test_the_last_curve_and_whole_recorded_steps_count():
+    gatherer = StretchGatherer(KNOBS)
+    spans = [Span("device", "step", float(s), s + 0.5, s) for s in (5, 6, 7, 8)]
+    gatherer.attach(type("Observed", (), {"timeline": Timeline(tuple(spans))})())
+    last = filled(gatherer, curve={0.1: 0.4})
+    stretch, curve = gatherer.finish(last, KNOBS, sees_spans=True)
+    assert stretch.busy_seconds == {"device": pytest.approx(0.5)}
+    assert curve.captured(0.1) == pytest.approx(0.4)
+
+
+def test_a_change_of_k_is_timed_and_starts_the_stretch_anew():
+    gatherer = StretchGatherer(KNOBS)
+    filled(gatherer)
+    other = replace(KNOBS, topk_ratio=0.3)
+    gatherer.restart(KNOBS, other)
+    assert not gatherer.is_complete(other)
+    assert gatherer.resize_seconds is None
+    gatherer.take(report(20, select=3.0))
+    assert gatherer.resize_seconds == 3.0
+    filled(gatherer, other, first=21)
+    stretch, _ = gatherer.finish(60, other, sees_spans=False)
+    assert stretch.knobs == other
+    assert gatherer.resize_seconds == 3.0
