@@ -88,7 +88,7 @@ class Adviser:
         """
         started = time.process_time()
         before = self.twin.num_simulated
-        feasibility = self.feasibility(question.curve if question.stretches else None)
+        feasibility = self.feasibility(question.curve if question.has_curve else None)
         feasibility.check()
         prospects = Prospects.of(question, self.twin, self.cost, self.space.select_intervals)
         found = search(prospects, self.space, feasibility)

@@ -24,6 +24,8 @@ class Question:
     """The default, which nothing tried may be much worse than."""
     curve: EnergyCurve
     """As measured at the knobs in force."""
+    has_curve: bool = False
+    """Whether ``curve`` was measured: until then it rules nothing out."""
     prior: Prior
     select_seconds: float | None = None
     """Of one selection, as measured; None is what the simulator says."""

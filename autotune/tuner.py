@@ -57,6 +57,7 @@ class Tuner:
         home: Knobs to go back to, where the ones in force are on trial; else None.
         stretches: What is known since the last drift.
         drifts: How often the machine or the work was seen to change.
+        has_curve: Whether energy by ratio of columns has been measured.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Tuner:
         self.home: Knobs | None = None
         self.stretches: list[Stretch] = []
         self.drifts = 0
+        self.has_curve = False
         self._prior = prior
         self._curve = curve
         self._efficiency = efficiency
@@ -98,7 +100,7 @@ class Tuner:
             curve: Energy by ratio of columns, where it was measured.
         """
         if curve is not None:
-            self._curve = curve
+            self._curve, self.has_curve = curve, True
         former = [s for s in self.stretches if s.knobs == stretch.knobs]
         if former and self._has_drifted(stretch, former):
             self._forget(stretch)
@@ -190,6 +192,7 @@ class Tuner:
             here=self.here,
             start=self.start,
             curve=curve,
+            has_curve=self.has_curve,
             prior=self._prior,
             may_probe=self._failures < _MOST_FAILURES,
             **extras,
@@ -235,6 +238,7 @@ class Tuner:
             "home": None if self.home is None else self.home.to_dict(),
             "stretches": [_stretch_to_dict(s) for s in self.stretches],
             "drifts": self.drifts,
+            "has_curve": self.has_curve,
             "prior": {"centre": dict(self._prior.centre), "sigma": self._prior.sigma},
             "curve": [list(point) for point in self._curve.points],
             "constants": dict(self._constants),
@@ -252,6 +256,7 @@ class Tuner:
         self.home = None if home is None else Knobs.from_dict(home)
         self.stretches = [_stretch_of(item) for item in state["stretches"]]
         self.drifts = int(state["drifts"])
+        self.has_curve = bool(state["has_curve"])
         self._prior = Prior(dict(state["prior"]["centre"]), float(state["prior"]["sigma"]))
         self._curve = EnergyCurve(tuple((float(r), float(s)) for r, s in state["curve"]))
         self._constants = dict(state["constants"])

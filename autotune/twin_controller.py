@@ -18,6 +18,7 @@ from autotune.budget import SearchBudget
 from autotune.constraints import Constraints
 from autotune.decision_records import Deciders, Decision, WindowRecord
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
+from autotune.energy_guard import EnergyGuard
 from autotune.gathering import StretchGatherer, settling_steps, stretch_steps
 from autotune.measured import Stretch
 from autotune.refit import Prior
@@ -38,7 +39,8 @@ _log = logging.getLogger(__name__)
 SIGMAS: Mapping[str, float] = {"calibrated": 0.1, "table": 0.35, "generic": 1.0}
 """Log-normal spread of a profile's constants by where it comes from."""
 
-_CURVE_INTERVAL = 50
+_CURVE_INTERVAL = 20
+_FEWEST_TRIALS = 6
 _LEAST_LEFT = 2.0
 """Stretches that must be left for a change to pay."""
 
@@ -134,6 +136,7 @@ class TwinController(AbstractController):
         self._last_reported = 0
         self._bounds: tuple[int, int] | None = None
         """Least and largest S that are as good as the one in force; None while that is unknown."""
+        self._guard = EnergyGuard(constraints.smallest_captured if constraints else None)
         self._is_asking = False
         self._has_failed = False
         self._gatherer = StretchGatherer(start)
@@ -171,14 +174,22 @@ class TwinController(AbstractController):
         """Hand the measured stretch to the tuner; return what follows at once."""
         stretch, curve = self._gatherer.finish(step, knobs, sees_spans=self._may_ask(step))
         self._write_window(stretch)
+        self._guard.see(stretch)
         return self.tuner.record(stretch, curve)
 
     # ---- advice -----------------------------------------------------------------------------
 
     def _may_ask(self, step: int) -> bool:
-        if self._is_asking or self._has_failed or self._left(step) < _LEAST_LEFT:
+        if self._is_asking or self._has_failed or self.budget.seconds_per_trial is None:
             return False
-        return self.budget.num_trials() > 0
+        if self._guard.is_urgent and self.tuner.has_curve:
+            return True
+        return self._left(step) >= _LEAST_LEFT and self.budget.num_trials() > 0
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether there is something to ask about."""
+        return self.tuner.wants_advice or (self._guard.is_urgent and self.tuner.has_curve)
 
     def _left(self, step: int) -> float:
         """Return for how many stretches a change could still pay."""
@@ -194,12 +205,12 @@ class TwinController(AbstractController):
                 self.budget.seconds_per_trial = answer.seconds_per_forecast
             elif answer is not None:
                 return self._consider(answer)
-            if self.tuner.stretches and self.tuner.wants_advice and self._may_ask(step):
+            if self.tuner.stretches and self._may_ask(step) and self._has_news:
                 self._ask(step)
         except ConfigError:
-            if self._advice is None:  # the run has just begun, and what is asked for can't be had
+            if not self._guard.was_met:  # what is asked for can't be had
                 raise
-            self._is_asking = False
+            self._is_asking, self._guard.has_given_up = False, True
             _log.warning("no setting keeps all constraints any more: %s stays", self.tuner.here)
         except WorkerError as error:
             if not self._has_failed:
@@ -214,9 +225,10 @@ class TwinController(AbstractController):
             stretches_left=self._left(step),
             steps_per_stretch=stretch_steps(self.tuner.here),
             resize_seconds=self._gatherer.resize_seconds,
-            num_trials=self.budget.num_trials(),
+            num_trials=max(_FEWEST_TRIALS, self.budget.num_trials()),
             seed=self._seed,
         )
+        self._guard.asked()
         self._handle.ask(question)
         self._is_asking = True
 

@@ -28,7 +28,7 @@ def adviser(space=SPACE, **limits):
 
 def question(stretches=(), here=HERE, **changes):
     settings = {"start": HERE, "curve": CURVE, "prior": TABLE, "select_seconds": 0.0}
-    settings["num_trials"] = 20
+    settings |= {"num_trials": 20, "has_curve": bool(stretches)}
     return Question(stretches=tuple(stretches), here=here, **{**settings, **changes})
 
 
