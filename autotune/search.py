@@ -34,8 +34,7 @@ def search(prospects: Prospects, space: SearchSpace, feasibility: Feasibility) -
     found: dict[Knobs, Outlook] = {}
     for _ in range(question.num_trials):
         trial = study.ask()
-        every = question.here.select_interval
-        knobs = replace(space.suggest_indices(trial), select_interval=every)
+        knobs = _canonical(space.suggest_indices(trial), question.here.select_interval, space)
         if knobs not in found:
             if not feasibility.allows(knobs):
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -66,9 +65,15 @@ def promising(
         return math.log(prospects.efficiency(alike)) - math.log(max(lanes))
 
     every = space.select_intervals[0]  # any one: how often to select is worked out for each
-    settings = [knobs for knobs in space.grid() if knobs.select_interval == every]
+    settings = [knobs for knobs in space.grid() if knobs == _canonical(knobs, every, space)]
     ranked = sorted(settings, key=lambda knobs: (-bound(knobs), str(knobs)))
     return list(islice((knobs for knobs in ranked if feasibility.allows(knobs)), count))
+
+
+def _canonical(knobs: Knobs, select_interval: int, space: SearchSpace) -> Knobs:
+    """Return a setting with this ``select_interval``; windows of one step end together anyhow."""
+    rolling = knobs.rolling or (knobs.update_interval == 1 and True in space.rollings)
+    return replace(knobs, rolling=rolling, select_interval=select_interval)
 
 
 def _loads(*, sees_each: bool) -> dict[str, Callable[[Knobs], float]]:
