@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
@@ -45,6 +45,8 @@ _LEAST_STEPS = 12
 _LEAST_WINDOWS = 3
 _CURVE_INTERVAL = 50
 _FEWEST_TRIALS, _MOST_TRIALS = 8, 60
+_BESIDE_TRIALS = 12
+"""Simulations of a question that are no trials: those that refit and compare."""
 _SHARE_OF_BUDGET = 0.5
 """Of what is left, for one question: there will be others."""
 _LEAST_LEFT = 2.0
@@ -117,12 +119,14 @@ class TwinController(AbstractController):
             constraints or Constraints(),
             cost,
         )
+        # Asked of a copy: what an adviser remembers of memory can't be sent to a process.
+        replace(adviser).feasibility(None).check()
         start = Knobs.of(config)
         start = replace(start, lag=effective_lag(start))
         self.measures_windows = zen_auto is not None
         self.least_topk_ratio = min(*self._space.topk_ratios, config.topk_ratio)
         self.largest_interval = max(*self._space.update_intervals, config.update_interval)
-        self.timeline_steps = 2 * self.largest_interval
+        self.timeline_steps = 3 * self.largest_interval
         self.search_seconds = 0.0
         self.tuner = Tuner(
             start=start,
@@ -149,6 +153,9 @@ class TwinController(AbstractController):
         self._has_failed = False
         self._reports: list[StepReport] = []
         self._to_skip = self._settling(start)
+        if zen_auto is not None:
+            zen_auto.set_bounds(1, self.largest_interval)  # refuses a space that it can't follow
+            self._hold_zen(start)
         self._handle = make_handle(adviser)
 
     def attach(self, observed: ObservedTimeline) -> None:
@@ -195,23 +202,28 @@ class TwinController(AbstractController):
             noise=noise,
             stall_seconds=fmean(r.stall_seconds - r.stalls.get("select", 0.0) for r in reports),
             rho=1.0 - min(1.0, max(0.0, fmean(r.captured_energy for r in reports))),
-            busy_seconds=self._busy() if self._may_ask(step) else {},
+            busy_seconds=self._busy(reports) if self._may_ask(step) else {},
         )
         self._num_stretches += 1
         self._write_window(stretch)
         curve = EnergyCurve.of(curves[-1]) if curves else None
         return self.tuner.record(stretch, curve)
 
-    def _busy(self) -> Mapping[str, float]:
-        """Return each lane's busy seconds per step, of the whole steps that are recorded."""
+    def _busy(self, reports: Sequence[StepReport]) -> Mapping[str, float]:
+        """Return each lane's busy seconds per step, over whole windows of these steps.
+
+        As far as their spans are kept; the last steps' work is not over.
+        """
         timeline = Timeline() if self._observed is None else self._observed.timeline
-        steps = sorted({span.step for span in timeline.spans})
-        if len(steps) < 3:
+        newest, interval = reports[-1], reports[-1].update_interval
+        first = min((span.step for span in timeline.spans), default=newest.step) + 1
+        first = max(first, reports[0].step)  # the first that is kept may be cut
+        last = newest.step - max(1, newest.lag)
+        count = (last - first + 1) // interval * interval
+        if count < 1:
             return {}
-        inner = timeline.steps(
-            steps[0] + 1, steps[-1]
-        )  # the first may be cut, the last unfinished
-        return {lane: inner.busy(lane) / (len(steps) - 2) for lane in inner.lanes}
+        inner = timeline.steps(last - count + 1, last)
+        return {lane: inner.busy(lane) / count for lane in inner.lanes}
 
     # ---- advice -----------------------------------------------------------------------------
 
@@ -225,7 +237,7 @@ class TwinController(AbstractController):
         done = max(1, self._last_reported)
         expected = self._run_seconds * self._total_steps / done
         room = _SHARE_OF_BUDGET * (self._budget * expected - self.search_seconds)
-        trials = int(room / max(self._seconds_per_trial, 1e-6))
+        trials = int(room / max(self._seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
         return 0 if trials < _FEWEST_TRIALS else min(_MOST_TRIALS, trials)
 
     def _left(self, step: int) -> float:
@@ -269,8 +281,8 @@ class TwinController(AbstractController):
             self._seconds_per_trial = advice.seconds / advice.num_simulated
         if advice.here.knobs == self.tuner.here:
             self._predicted = advice.here.step_seconds
-        if self._zen is not None:
-            self._zen.set_bounds(*advice.intervals)
+            if self._zen is not None:
+                self._zen.set_bounds(*advice.intervals)
         return self.tuner.consider(advice)
 
     # ---- changes ----------------------------------------------------------------------------
@@ -312,7 +324,14 @@ class TwinController(AbstractController):
         self._reports = []
         self._to_skip = self._settling(move.new) + knobs.update_interval
         self._selections.interrupt()
+        if by == "twin":
+            self._hold_zen(move.new)
         return move.new
+
+    def _hold_zen(self, knobs: Knobs) -> None:
+        """Let Zen-auto go on from this S, and leave it until the twin says what is as good."""
+        if self._zen is not None:
+            self._zen.set_bounds(knobs.update_interval, knobs.update_interval)
 
     def _write_window(self, stretch: Stretch) -> None:
         worth = self._cost.of(stretch.knobs, stretch.rho)
