@@ -12,6 +12,8 @@ _SPIKE = 5.0
 """Median steps that a step counts as at most: what comes between two, an evaluation say, is no
 step's time."""
 _FEWEST_TRIALS, _MOST_TRIALS = 6, 60
+_BESIDE_TRIALS = 6
+"""Simulations of a question that are no trials: those that refit and compare."""
 _AT_ONCE = 0.6
 """Share of the budget that may be spent from the start; the rest comes as the run goes on, for
 what may change."""
@@ -56,7 +58,7 @@ class SearchBudget:
         progress = self._done / self._total_steps
         budget = self._share * self._run_seconds / progress
         room = budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
-        trials = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6))
+        trials = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
         return 0 if trials < _FEWEST_TRIALS else min(_MOST_TRIALS, trials)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -82,20 +82,26 @@ class StretchGatherer:
             noise=noise,
             stall_seconds=max(0.0, stalled),
             rho=1.0 - min(1.0, max(0.0, fmean(r.captured_energy for r in reports))),
-            busy_seconds=self._busy() if sees_spans else {},
+            busy_seconds=self._busy(reports) if sees_spans else {},
         )
         self.num_stretches += 1
         return stretch, EnergyCurve.of(curves[-1]) if curves else None
 
-    def _busy(self) -> Mapping[str, float]:
-        """Return each lane's busy seconds per step, of the whole steps that are recorded."""
+    def _busy(self, reports: Sequence[StepReport]) -> Mapping[str, float]:
+        """Return each lane's busy seconds per step, over whole windows of these steps.
+
+        As far as their spans are kept; the last steps' work is not over.
+        """
         timeline = Timeline() if self._observed is None else self._observed.timeline
-        steps = sorted({span.step for span in timeline.spans})
-        if len(steps) < 3:
+        newest, interval = reports[-1], reports[-1].update_interval
+        first = min((span.step for span in timeline.spans), default=newest.step) + 1
+        first = max(first, reports[0].step)  # the first that is kept may be cut
+        last = newest.step - max(1, newest.lag)
+        count = (last - first + 1) // interval * interval
+        if count < 1:
             return {}
-        # The first may be cut, and work for the last may still be under way.
-        inner = timeline.steps(steps[0] + 1, steps[-1] - 1)
-        return {lane: inner.busy(lane) / (len(steps) - 2) for lane in inner.lanes}
+        inner = timeline.steps(last - count + 1, last)
+        return {lane: inner.busy(lane) / count for lane in inner.lanes}
 
     def restart(self, former: Knobs, knobs: Knobs) -> None:
         """Begin anew with other knobs, once windows of the former ones are over."""

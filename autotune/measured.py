@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, pvariance
+from statistics import fmean, median, median_low, pvariance
 
 from zenflow.knobs import Knobs
 
@@ -45,7 +45,7 @@ def robust_mean(seconds: Sequence[float], interval: int) -> tuple[float, float]:
     """
     # A step that is long in every window is no spike, wherever the windows begin.
     places = range(min(interval, len(seconds)))
-    limit = _SPIKE * max(median(seconds[place::interval]) for place in places)
+    limit = _SPIKE * max(median_low(seconds[place::interval]) for place in places)
     cut = [min(value, limit) for value in seconds]
     count = max(1, len(cut) // interval)
     windows = [fmean(cut[i * interval : (i + 1) * interval]) for i in range(count)]

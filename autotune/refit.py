@@ -101,7 +101,7 @@ def _mode(wanted: Sequence[tuple[float, float]], centre: float, sigma: float) ->
     """
     if not wanted:
         return centre
-    at = sorted(value for value, _ in wanted)[len(wanted) // 2]
+    at = _median(wanted)  # far from it pieces hardly count, so that it must be where most are
     for _ in range(20):  # iteratively reweighted least squares
         total = centre / sigma**2
         weights = 1.0 / sigma**2
@@ -115,3 +115,13 @@ def _mode(wanted: Sequence[tuple[float, float]], centre: float, sigma: float) ->
             break
         at = moved
     return at
+
+
+def _median(wanted: Sequence[tuple[float, float]]) -> float:
+    """Return the value below and above which evidence weighs the same."""
+    rest = sum(weight for _, weight in wanted) / 2
+    for value, weight in sorted(wanted):
+        rest -= weight
+        if rest <= 0:
+            return value
+    return max(wanted)[0]

@@ -112,12 +112,14 @@ class TwinController(AbstractController):
             constraints or Constraints(),
             cost,
         )
+        # Asked of a copy: what an adviser remembers of memory can't be sent to a process.
+        replace(adviser).feasibility(None).check()
         start = Knobs.of(config)
         start = replace(start, lag=effective_lag(start))
         self.measures_windows = zen_auto is not None
         self.least_topk_ratio = min(*self._space.topk_ratios, config.topk_ratio)
         self.largest_interval = max(*self._space.update_intervals, config.update_interval)
-        self.timeline_steps = 2 * self.largest_interval
+        self.timeline_steps = 3 * self.largest_interval
         self.tuner = Tuner(
             start=start,
             prior=Prior(NEUTRAL, sigma),
@@ -140,6 +142,8 @@ class TwinController(AbstractController):
         self._is_asking = False
         self._has_failed = False
         self._gatherer = StretchGatherer(start)
+        if zen_auto is not None:
+            zen_auto.set_bounds(1, self.largest_interval)  # refuses a space that it can't follow
         self._handle = make_handle(adviser)
 
     def attach(self, observed: ObservedTimeline) -> None:
@@ -240,8 +244,9 @@ class TwinController(AbstractController):
             self.budget.seconds_per_trial = advice.seconds / advice.num_simulated
         if advice.here.knobs == self.tuner.here:
             self._predicted = advice.here.step_seconds
+        is_about_here = advice.here.knobs == self.tuner.here
         move = self.tuner.consider(advice)
-        self._bounds = advice.intervals if move is None else None
+        self._bounds = advice.intervals if move is None and is_about_here else None
         return move
 
     # ---- changes ----------------------------------------------------------------------------

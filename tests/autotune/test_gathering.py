@@ -73,7 +73,7 @@ def test_selections_and_their_stalls_are_taken_out():
 
 def test_the_last_curve_and_whole_recorded_steps_count():
     gatherer = StretchGatherer(KNOBS)
-    spans = [Span("device", "step", float(s), s + 0.5, s) for s in (5, 6, 7, 8)]
+    spans = [Span("device", "step", float(s), s + 0.5, s) for s in range(5, 19)]
     gatherer.attach(type("Observed", (), {"timeline": Timeline(tuple(spans))})())
     last = filled(gatherer, curve={0.1: 0.4})
     stretch, curve = gatherer.finish(last, KNOBS, sees_spans=True)

@@ -42,6 +42,12 @@ def test_a_spike_beside_long_steps_hardly_counts(at, size):
     assert mean == pytest.approx(2.0, rel=1e-6)
 
 
+def test_a_spike_among_too_few_windows_counts_as_three_steps():
+    measured = [1.0] * 12
+    measured[7] = 1e4
+    assert robust_mean(measured, 6)[0] == pytest.approx(14 / 12)
+
+
 def test_what_spreads_more_is_noisier_and_longer_stretches_are_less():
     few, many = [1.0, 1.1, 0.9, 1.05, 0.95] * 3, [1.0, 1.1, 0.9, 1.05, 0.95] * 12
     wide = [1.0, 1.4, 0.6, 1.2, 0.8] * 3

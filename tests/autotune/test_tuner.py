@@ -244,6 +244,14 @@ def test_three_failed_trials_end_probing_and_a_success_begins_it_again():
     assert script.tuner.question().may_probe
 
 
+def test_failed_trials_are_not_forgotten_over_a_resume():
+    script = Script()
+    fail(script, 3)
+    resumed = a_tuner()
+    resumed.load_state_dict(json.loads(json.dumps(script.tuner.state_dict())))
+    assert not resumed.question().may_probe
+
+
 def test_drift_forgives_failed_trials():
     script = Script()
     fail(script, 3)

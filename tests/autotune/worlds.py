@@ -25,6 +25,7 @@ SPACE = SearchSpace(
     rollings=(True, False),
     select_intervals=(100,),
 )
+SMALL = replace(SPACE, topk_ratios=(0.1, 0.3), lags=(1,))
 CONFIG = ZenFlowConfig(min_split_elements=1024)
 HERE = Knobs.of(CONFIG)
 CURVE = EnergyCurve.of({0.05: 0.15, 0.1: 0.25, 0.3: 0.5})
@@ -96,10 +97,15 @@ def log_gap(one, other):
 class StandIn:
     """Stands in for an adviser: answers any question with an answer that shows it was heard."""
 
-    def __init__(self, *, seconds=0.0, error=None):
-        """Think for some seconds; raise an error if asked to "fail"."""
+    def __init__(self, *, seconds=0.0, error=None, intervals=(1, 1), bests=()):
+        """Think for some seconds; raise an error if asked to "fail".
+
+        Advise ``bests`` one after another, then to stay, and that ``intervals`` are as good.
+        """
         self.seconds = seconds
         self.error = error
+        self.intervals = intervals
+        self.bests = list(bests)
 
     def seconds_per_forecast(self):
         return 0.25
@@ -114,13 +120,14 @@ class StandIn:
             subprocess.run(["echo", "echoed"], check=True)
         knobs = question.here
         here = Outlook(knobs=knobs, step_seconds=1.0, efficiency=1.0, gain=0.0, error=0.0)
+        best = replace(here, knobs=self.bests.pop(0), gain=0.1) if self.bests else None
         return Advice(
             constants=NEUTRAL,
             here=here,
-            best=None,
+            best=best,
             must_move=False,
             peak=here,
-            intervals=(1, 1),
+            intervals=self.intervals,
             error=0.0,
             num_simulated=question.seed,
             seconds=0.0,

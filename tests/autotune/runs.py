@@ -1,0 +1,146 @@
+"""Runs for a controller: steps as a hidden twin takes them, and advice at a price of one's own."""
+
+from dataclasses import replace
+
+from autotune.background import AbstractAdviserHandle, Ready
+from autotune.decisions import DecisionLog
+from autotune.twin_controller import TwinController
+from tests.autotune.test_decisions import header
+from tests.autotune.worlds import CONFIG, HERE, SMALL, machine, workload
+from tests.zenflow.test_report import a_report
+from zenflow.errors import WorkerError
+from zenflow.timeline import Span, Timeline
+
+
+class Priced(AbstractAdviserHandle):
+    """Answers at once, and says that it took a given CPU time; it may fail at a question."""
+
+    def __init__(self, adviser, *, start=0.0, forecast=0.0, fails_at=None):
+        self.asked = []
+        self.is_closed = False
+        self._adviser = adviser
+        self._forecast = forecast
+        self._fails_at = fails_at
+        self._answers = [Ready(start, forecast)]
+
+    def ask(self, question):
+        self.asked.append(question)
+        if len(self.asked) == self._fails_at:
+            self._answers.append(WorkerError("the adviser's process has ended"))
+            return
+        advice = self._adviser.advise(question)
+        self._answers.append(replace(advice, seconds=self._forecast * advice.num_simulated))
+
+    def poll(self):
+        answer = self._answers.pop(0) if self._answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self):
+        self.is_closed = True
+
+
+class Notes:
+    """Keeps what a controller writes."""
+
+    def __init__(self):
+        self.records = []
+
+    def append(self, record):
+        self.records.append(record)
+
+
+def a_controller(
+    *, log=None, total_steps=1500, space=SMALL, prices=None, advises=None, **settings
+):
+    """Return a controller and its handle, with a stand-in ``advises`` for its adviser or not."""
+    made = []
+
+    def make_handle(adviser):
+        made.append(Priced(advises or adviser, **(prices or {})))
+        return made[-1]
+
+    controller = TwinController(
+        workload=workload(),
+        profile=machine(),
+        config=settings.pop("config", CONFIG),
+        releases=True,
+        total_steps=total_steps,
+        log=Notes() if log is None else log,
+        space=space,
+        make_handle=make_handle,
+        **settings,
+    )
+    return controller, made[0]
+
+
+class Run:
+    """Takes steps as the truth has them, and asks a controller after each, as the engine does."""
+
+    def __init__(self, truth, controller, *, knobs=HERE, late=0, kept=None):
+        """Show reports ``late`` steps late; keep spans of the steps that the controller wants."""
+        self.truth = truth
+        self.knobs = knobs
+        self.decision_log = []
+        self.step = 0
+        self.seconds = 0.0
+        self._controller = controller
+        self._late = late
+        self._reports = []
+        self._spans = []
+        self._kept = controller.timeline_steps if kept is None else kept
+        controller.attach(self)
+
+    @property
+    def timeline(self):
+        first = self.step - self._kept + 1
+        return Timeline(span for span in self._spans if span.step >= first)
+
+    def take(self, num_steps, norms=lambda knobs: ()):
+        for _ in range(num_steps):
+            self._take(norms)
+        return self
+
+    def _take(self, norms):
+        self.step += 1
+        found, knobs = self.truth.forecast(self.knobs), self.knobs
+        self._record(found)
+        self.seconds += found.step_seconds
+        report = a_report(
+            step=self.step,
+            seconds=found.step_seconds,
+            stall_seconds=found.stall_seconds,
+            stalls={"host": found.stall_seconds},
+            captured_energy=self.truth.curve.captured(knobs.topk_ratio),
+            update_interval=knobs.update_interval,
+            lag=knobs.lag,
+            topk_ratio=knobs.topk_ratio,
+            rolling=knobs.rolling,
+            select_interval=knobs.select_interval,
+            windows=norms(knobs),
+            energy_curve=dict(self.truth.curve.points[1:-1]) if self.step % 50 == 0 else None,
+        )
+        self._reports.append(report)
+        shown = self._reports[-1 - self._late] if self.step > self._late else None
+        chosen = self._controller.next_knobs(self.step, shown, knobs)
+        if chosen != knobs:
+            self.decision_log.append((self.step, chosen))
+            self.knobs = chosen
+
+    def _record(self, found):
+        """Add the step's spans; aligned windows upload all that they have at their end."""
+        interval = self.knobs.update_interval
+        for lane, seconds in found.busy_seconds.items():
+            length = seconds
+            if lane == "h2d" and not self.knobs.rolling:
+                length = interval * seconds if self.step % interval == 0 else 0.0
+            if length:
+                at = self.seconds
+                self._spans.append(Span(lane, "work", at, at + length, self.step))
+
+
+def started_log(path, knobs=HERE):
+    log = DecisionLog(path)
+    log.start(replace(header(), knobs=knobs, largest_interval=max(SMALL.update_intervals)))
+    return log
