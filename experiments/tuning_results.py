@@ -187,11 +187,11 @@ step time, the lanes' busy seconds, captured energy. Cases, in turn: {"; ".join(
   measured. Optuna's samplers as they come, {_STARTUP} random trials at first included.
 - `uncorrected simulator`: the best setting by the table, for ever. `default`: never tuned.
 
-All but `uncorrected simulator` start in the default setting, and choose among the settings that
-fit the machine's memory. Regret is against the best of these, found by simulating the truth of
-each. How a delay counts against a step is taken as known to all: it defines goodput. Unlike in a
-run, `twin` gets each answer at once, asks before the first stretch too, and is not shown energy
-curves; queues need no steps to fill after a change.
+All but `uncorrected simulator` start in the default setting (`twin` may leave it before the first
+stretch, on the table's word), and all choose among the settings that fit the machine's memory.
+Regret is against the best of these, found by simulating the truth of each. How a delay counts
+against a step is taken as known to all: it defines goodput. Unlike in a run, `twin` gets each
+answer at once and is not shown energy curves, and queues need no steps to fill after a change.
 
 Settings: {_listed(header["space"])}.
 
