@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.figures import STRATEGY_COLOURS
 from experiments.records import percentile
@@ -34,8 +34,6 @@ _STARTUP = 10
 """Random trials with which Optuna's TPE and GP begin unless told otherwise."""
 _LEAST_SHOWN = 1e-3
 """A logarithmic axis has no 0."""
-
-_SHARES = PercentFormatter(1.0, decimals=None)
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -243,7 +241,8 @@ def _draw_regrets(axes: Axes, rows: Rows, *, drifts: bool) -> None:
             alpha=0.12, linewidth=0,
         )  # fmt: skip
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(_SHARES)
+    axes.yaxis.set_major_formatter(_tick)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("stretch (line: mean of the seeds, band: 10% to 90%)")
     axes.set_ylabel("regret")
     axes.spines[["top", "right"]].set_visible(False)
@@ -257,14 +256,20 @@ def _draw_finals(axes: Axes, rows: Rows) -> None:
             for row in rows
             if row["method"] == name and not row["drifts"]
         )
-        shares = [(place + 1) / len(finals) for place in range(len(finals))]
-        axes.step(finals, shares, where="post", color=_COLOURS[name], label=name)
+        shares = [place / len(finals) for place in range(len(finals) + 1)]
+        axes.step([finals[0], *finals], shares, where="post", color=_COLOURS[name], label=name)
     axes.axvline(MOST_FINAL_REGRET, color="#999999", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(_SHARES)
+    axes.xaxis.set_major_formatter(_tick)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("final regret (dotted: the aim for the mean)")
     axes.set_ylabel("seeds with at most that")
     axes.set_title("final regrets", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _tick(share: float, _: int) -> str:
+    """Return a share on a logarithmic axis in per cent."""
+    sign = "≤" if share <= 1.01 * _LEAST_SHOWN else ""
+    return f"{sign}{share:.1%}" if share < 0.01 else f"{share:.0%}"
