@@ -17,6 +17,7 @@ from autotune.advice import Adviser
 from autotune.constraints import needs_of
 from autotune.measured import Stretch
 from autotune.space import SearchSpace
+from autotune.tuner import Tuner
 from experiments import tuning_study
 from experiments.hidden_truth import CASES, CONFIG, HiddenMachine, case_of
 from experiments.tuning_methods import METHODS, START, Fixed, Problem
@@ -167,6 +168,7 @@ def test_searches_keep_to_what_fits_and_end_with_the_best_measured(name):
 def test_the_twin_asks_for_nothing_once_no_stretch_is_left(monkeypatch):
     method = METHODS["twin"](replace(problem(1), num_windows=1))
     first = method.next_knobs()
+    monkeypatch.setattr(Tuner, "wants_advice", True)
     monkeypatch.setattr(Adviser, "advise", None)
     method.record(HiddenMachine(1).measure(first))
     assert method.final_knobs() == first
