@@ -1,14 +1,19 @@
 """A machine whose figures the tuner does not know: the simulator, bent where its model is blind.
 
-Constants are drawn about the table's; the link and the host's threads slow the device down in a
-way that the simulator has no word for; every setting has an error of its own; steps are noisy,
-and now and then one is far too long.
+What bends it: constants drawn about the table's, more of them than the tuner corrects; time that
+copies and host threads take from the thread that drives the device, which is in no lane's spans;
+an error of each setting's own, next to which no other setting's tells anything; steps that vary,
+and now and then one that is far too long. The shape of the energy curve is drawn too.
+
+What is not bent: how a delay counts against a step (`autotune.efficiency`). That defines goodput,
+and no stretch of steps can measure it, so no method could learn another one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,16 +29,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 SIGMA = 0.35
-"""Of the hidden constants' logarithms."""
-_SETTING_ERROR = 0.02
-"""Standard deviation of each setting's own log error."""
-_STEP_NOISE = 0.02
-_SPIKE_SHARE = 0.02
-"""Steps that are hit by something else."""
-_SPIKE_SHAPE = 1.5
-"""Of the Pareto distribution of what hits them: no finite variance."""
-_LANE_NOISE = 0.03
-
+"""Of the hidden constants' logarithms: as wrong as a table entry may be."""
 HIDDEN = (
     "device.flops.bfloat16",
     "device.bandwidth",
@@ -48,98 +44,168 @@ HIDDEN = (
     "overheads.intake_bandwidth",
     "overheads.device_update",
 )
-"""Figures that differ from the table's."""
+"""Figures that differ from the table's, each by a factor of its own."""
 
-CASES = (
-    ("llama-2-7b", "dgx-a100-80", 4),
-    ("llama-2-7b", "dgx-a100-80", 1),
-    ("llama-2-7b", "rtx4090-desktop", 2),
-)
-"""Model, machine, sequences: bound by compute, by the link, by the host's memory."""
+_CONTENTION = (0.02, 0.15)
+"""Range of a step's relative excess where copies and host threads are busy throughout."""
+_CURVE_POWER = (0.25, 0.75)
+"""Range of the power p in share = ratio^p, the energy that the best columns hold."""
+_CURVE_RATIOS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+_SETTING_ERROR = 0.02
+"""Standard deviation of each setting's own log error."""
+_STEP_NOISE = 0.02
+_SPIKE_SHARE = 0.02
+"""Of the steps; something else hits them."""
+_SPIKE_SCALE = 0.3
+"""Of what hits them, in steps."""
+_SPIKE_SHAPE = 1.5
+"""Of the Pareto distribution of what hits them: it has no finite variance."""
+_LANE_NOISE = 0.04
+"""Of each lane's busy seconds, and with another draw in each stretch."""
+_RHO_NOISE = 0.02
+_LEAST_STEPS, _LEAST_WINDOWS = 12, 3
+"""Of a stretch, as the engine's controller measures."""
 
 CONFIG = ZenFlowConfig()
+"""What every method starts from."""
 
 
-def known(case: int) -> tuple[Workload, HardwareProfile]:
-    """Return a case's workload, and its machine as the table has it."""
-    model, machine, batch = CASES[case % len(CASES)]
-    workload = Workload.of_config(
-        *find_model(model), batch_size=batch, sequence=1024, checkpointing=True
-    )
-    return workload, find_machine(machine, 1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A training, as everybody knows it."""
+
+    model: str
+    machine: str
+    num_sequences: int
+    """Of 1024 tokens, in a batch."""
+    bound_by: str
+    """What limits the default setting by the table."""
+
+    @property
+    def workload(self) -> Workload:
+        """Model and batch; activations are recomputed."""
+        return Workload.of_config(
+            *find_model(self.model),
+            batch_size=self.num_sequences,
+            sequence=1024,
+            checkpointing=True,
+        )
+
+    @property
+    def profile(self) -> HardwareProfile:
+        """The machine as the table has it."""
+        return find_machine(self.machine, 1)
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.machine}, {self.num_sequences} sequences"
+
+
+CASES = (
+    Case(model="llama-2-7b", machine="dgx-a100-80", num_sequences=4, bound_by="compute"),
+    Case(model="llama-2-7b", machine="dgx-a100-80", num_sequences=1, bound_by="link and host"),
+    # A host of 64 GB has no room for a 7B model's states.
+    Case(model="llama-3.2-3b", machine="rtx4090-desktop", num_sequences=2, bound_by="host memory"),
+)
+
+
+def case_of(seed: int) -> Case:
+    """Return the case that a seed belongs to; they take turns."""
+    return CASES[seed % len(CASES)]
 
 
 @dataclass(slots=True)
 class HiddenMachine:
-    """One draw of the truth."""
+    """One draw of the truth about a case.
+
+    Attributes:
+        seed: Of the draw, of the noise, and of the case.
+        drift: Factor on the seconds of both directions of the link; tests and studies change it.
+        curve: Energy by ratio of columns.
+    """
 
     seed: int
-    curve: EnergyCurve = field(init=False)
     drift: float = 1.0
-    """Factor on the seconds of both directions of the link, for tests that change it."""
-    _rng: np.random.Generator = field(init=False)
-    _twin: Twin = field(init=False)
+    curve: EnergyCurve = field(init=False)
+    _simulated: Twin = field(init=False)
     _contention: float = field(init=False)
-    _count: int = 0
+    _noise: np.random.Generator = field(init=False)
+    _num_measured: int = 0
+    _num_steps: int = 0
 
     def __post_init__(self) -> None:
         """Draw everything that is hidden."""
-        self._rng = rng = np.random.default_rng(self.seed)
-        workload, profile = known(self.seed)
-        figures = profile.figures()
+        rng = np.random.default_rng(self.seed)
+        case = case_of(self.seed)
+        figures = case.profile.figures()
         values = {
             name: figures[name].value * math.exp(SIGMA * rng.standard_normal())
             for name in HIDDEN
             if name in figures
         }
-        self._twin = Twin(workload, profile.with_values(values), CONFIG, windows=1)
-        self._contention = rng.uniform(0.02, 0.15)
-        power = rng.uniform(0.25, 0.75)
-        self.curve = EnergyCurve.of(
-            {k: k**power for k in (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)}
-        )
+        profile = case.profile.with_values(values)
+        self._simulated = Twin(case.workload, profile, CONFIG, windows=1)
+        self._contention = rng.uniform(*_CONTENTION)
+        power = rng.uniform(*_CURVE_POWER)
+        self.curve = EnergyCurve.of({ratio: ratio**power for ratio in _CURVE_RATIOS})
+        self._noise = np.random.default_rng([self.seed, 1])
+
+    def afresh(self) -> HiddenMachine:
+        """Return the same machine before anything was measured; what was simulated is kept."""
+        other = HiddenMachine(self.seed)
+        other._simulated = self._simulated
+        return other
 
     def step_seconds(self, knobs: Knobs) -> float:
-        """Return what a step of a setting takes without noise."""
+        """Return what a step takes without noise, selections aside."""
         forecast = self._forecast(knobs)
         busy, step = forecast.busy_seconds, forecast.step_seconds
-        copies = (busy["d2h"] + busy["h2d"]) / step
-        slowed = step * (1 + self._contention * copies * busy["host"] / step)
-        return slowed * math.exp(_SETTING_ERROR * self._own_error(knobs))
+        copies, host = (busy["d2h"] + busy["h2d"]) / step, busy["host"] / step
+        driven = step * (1 + self._contention * copies * host)
+        return driven * math.exp(_SETTING_ERROR * self._own_error(knobs))
 
     def progress(self, knobs: Knobs) -> float:
-        """Return goodput: steps of AdamW's worth per second."""
+        """Return goodput without noise: steps of AdamW's worth per second."""
         rho = 1.0 - self.curve.captured(knobs.topk_ratio)
         return FITTED.of(knobs, rho) / self.step_seconds(knobs)
 
+    def truth(self, settings: Iterable[Knobs]) -> dict[Knobs, float]:
+        """Return the goodput of each setting; some seconds for a hundred of them."""
+        return {knobs: self.progress(knobs) for knobs in settings}
+
     def measure(self, knobs: Knobs) -> Stretch:
-        """Return what an engine would measure of it."""
-        count = max(12, 3 * knobs.update_interval)
-        step, forecast = self.step_seconds(knobs), self._forecast(knobs)
-        seconds = step * np.exp(_STEP_NOISE * self._rng.standard_normal(count))
-        hit = self._rng.random(count) < _SPIKE_SHARE
-        seconds += hit * 0.3 * step * self._rng.pareto(_SPIKE_SHAPE, count)
-        mean, noise = robust_mean(seconds.tolist(), knobs.update_interval)
-        self._count += 1
+        """Return what an engine would measure of a stretch of steps."""
+        interval = knobs.update_interval
+        count = max(_LEAST_WINDOWS, math.ceil(_LEAST_STEPS / interval)) * interval
+        mean, noise = robust_mean(self._step_times(knobs, count), interval)
+        busy = {
+            lane: seconds * math.exp(_LANE_NOISE * self._noise.standard_normal())
+            for lane, seconds in self._forecast(knobs).busy_seconds.items()
+        }
         captured = self.curve.captured(knobs.topk_ratio)
-        captured *= math.exp(0.02 * self._rng.standard_normal())
+        captured *= math.exp(_RHO_NOISE * self._noise.standard_normal())
+        self._num_measured += 1
+        self._num_steps += count
         return Stretch(
-            index=self._count - 1,
-            last_step=self._count * count,
+            index=self._num_measured - 1,
+            last_step=self._num_steps,
             knobs=knobs,
             step_seconds=mean,
             noise=noise,
-            stall_seconds=forecast.stall_seconds,
+            stall_seconds=max(0.0, mean - busy["device"]),
             rho=1.0 - min(0.999, captured),
-            busy_seconds={
-                lane: value * math.exp(_LANE_NOISE * self._rng.standard_normal())
-                for lane, value in forecast.busy_seconds.items()
-            },
+            busy_seconds=busy,
         )
 
+    def _step_times(self, knobs: Knobs, count: int) -> list[float]:
+        """Return a stretch's step times with everything that disturbs them, seconds."""
+        step = self.step_seconds(knobs)
+        seconds = step * np.exp(_STEP_NOISE * self._noise.standard_normal(count))
+        is_hit = self._noise.random(count) < _SPIKE_SHARE
+        seconds += is_hit * _SPIKE_SCALE * step * self._noise.pareto(_SPIKE_SHAPE, count)
+        return [float(value) for value in seconds]
+
     def _forecast(self, knobs: Knobs) -> Forecast:
-        slower = {**NEUTRAL, "d2h": self.drift, "h2d": self.drift}
-        return self._twin.forecast(knobs, slower)
+        return self._simulated.forecast(knobs, {**NEUTRAL, "d2h": self.drift, "h2d": self.drift})
 
     def _own_error(self, knobs: Knobs) -> float:
         """Return a number from a standard normal distribution that belongs to the setting."""
