@@ -9,12 +9,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.efficiency import FITTED
 from experiments import staleness
 from experiments.staleness import main, settings_by_part, tasks_of
 from experiments.staleness_fit import Exchange, fit
 from experiments.staleness_formulas import Linear, Measured, Power, residuals, stretch_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
+
+RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 
 RECORDS = sorted(Path(staleness.__file__).parent.glob("results/*_staleness_*"))
 
@@ -211,3 +214,12 @@ def flat(value, place=()):
         else:
             found[(*place, key)] = item
     return found
+
+
+def test_the_tuner_counts_delays_as_the_newest_record_has_them():
+    newest = sorted(RESULTS.glob("*_staleness_*/fit.json"))[-1]
+    chosen = json.loads(newest.read_text(encoding="utf-8"))["chosen"]
+    assert chosen["c"] == pytest.approx(FITTED.scale, rel=0.005)
+    assert chosen["d"] == pytest.approx(FITTED.lag_weight, rel=0.005)
+    assert chosen["p"] == pytest.approx(FITTED.power, rel=0.005)
+    assert chosen["aligned_stretch"] == pytest.approx(FITTED.aligned_weight, rel=0.005)
