@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
@@ -103,10 +105,9 @@ class EnergyCurve:
 
     def captured(self, topk_ratio: float) -> float:
         """Return the share that the best ``topk_ratio`` of the columns holds."""
-        for (low, below), (high, above) in zip(self.points, self.points[1:], strict=False):
-            if low <= topk_ratio <= high:
-                return below + (above - below) * (topk_ratio - low) / (high - low)
-        raise ConfigError(f"topk_ratio is a share in [0, 1], got {topk_ratio}")
+        if not 0 <= topk_ratio <= 1:
+            raise ConfigError(f"topk_ratio is a share in [0, 1], got {topk_ratio}")
+        return float(np.interp(topk_ratio, *zip(*self.points, strict=True)))
 
     def through(self, topk_ratio: float, captured: float) -> EnergyCurve:
         """Return the curve bent so that it passes a measured point.
