@@ -36,9 +36,9 @@ TRUTHS = {
 def test_it_comes_to_the_best_of_the_grid_also_by_reports_that_are_a_step_late(name, late):
     truth = Truth(**TRUTHS[name])
     controller, _ = a_controller()
-    run = Run(truth, controller, late=late).take(400)
+    run = Run(truth, controller, late=late).take(300)
     assert truth.shortfall(run.knobs, SMALL.grid()) < 0.02
-    assert run.decision_log[-1][0] < 300, "it comes to rest"
+    assert run.decision_log[-1][0] < 250, "it comes to rest"
 
 
 def test_what_it_writes_is_what_was_done_in_the_order_in_which_it_was(tmp_path):
@@ -87,7 +87,7 @@ def test_a_stretchs_evidence_is_of_its_own_knobs_alone(h2d, changes):
     assert seen > 8
 
 
-@pytest.mark.parametrize("forecast", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize("forecast", [0.01, 0.05])
 def test_searching_stays_within_its_budget(forecast):
     controller, handle = a_controller(
         prices={"start": 0.2, "forecast": forecast}, total_steps=1000, budget=0.02
