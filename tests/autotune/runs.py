@@ -87,6 +87,7 @@ class Run:
         self.seconds = 0.0
         self._controller = controller
         self._late = late
+        self._settled_from = knobs.update_interval + knobs.lag + 2
         self._reports = []
         self._spans = []
         self._kept = controller.timeline_steps if kept is None else kept
@@ -105,6 +106,8 @@ class Run:
     def _take(self, norms):
         self.step += 1
         found, knobs = self.truth.forecast(self.knobs), self.knobs
+        if self.step < self._settled_from:  # queues fill
+            found = replace(found, step_seconds=1.2 * found.step_seconds)
         self._record(found)
         self.seconds += found.step_seconds
         report = a_report(
@@ -126,6 +129,8 @@ class Run:
         chosen = self._controller.next_knobs(self.step, shown, knobs)
         if chosen != knobs:
             self.decision_log.append((self.step, chosen))
+            windows = knobs.update_interval + chosen.update_interval
+            self._settled_from = self.step + windows + chosen.lag + 2
             self.knobs = chosen
 
     def _record(self, found):

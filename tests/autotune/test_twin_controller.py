@@ -36,9 +36,9 @@ TRUTHS = {
 def test_it_comes_to_the_best_of_the_grid_also_by_reports_that_are_a_step_late(name, late):
     truth = Truth(**TRUTHS[name])
     controller, _ = a_controller()
-    run = Run(truth, controller, late=late).take(400)
+    run = Run(truth, controller, late=late).take(300)
     assert truth.shortfall(run.knobs, SMALL.grid()) < 0.02
-    assert run.decision_log[-1][0] < 300, "it comes to rest"
+    assert run.decision_log[-1][0] < 250, "it comes to rest"
 
 
 def test_what_it_writes_is_what_was_done_in_the_order_in_which_it_was(tmp_path):
@@ -66,12 +66,16 @@ def test_what_it_writes_is_what_was_done_in_the_order_in_which_it_was(tmp_path):
         assert decision.measured_step_seconds == pytest.approx(measured[-1].step_seconds)
 
 
-def test_a_stretchs_evidence_is_of_its_own_knobs_alone():
+@pytest.mark.parametrize(
+    ("h2d", "changes"),
+    [(1.5, {"rolling": False, "update_interval": 8}), (0.05, {"topk_ratio": 0.3})],
+    ids=["aligned", "shorter"],
+)
+def test_a_stretchs_evidence_is_of_its_own_knobs_alone(h2d, changes):
     """Also right after a change, and where windows are aligned and upload once in S steps."""
-    truth = Truth(h2d=1.5)
-    start = knobs_at(rolling=False, update_interval=8)
+    truth, start = Truth(h2d=h2d), knobs_at(**changes)
     controller, handle = a_controller(config=start.applied_to(CONFIG))
-    Run(truth, controller, knobs=start).take(500)
+    Run(truth, controller, knobs=start).take(300)
     stretches = {s.index: s for question in handle.asked for s in question.stretches}
     assert len({stretch.knobs for stretch in stretches.values()}) >= 2
     seen = 0
@@ -83,7 +87,7 @@ def test_a_stretchs_evidence_is_of_its_own_knobs_alone():
     assert seen > 8
 
 
-@pytest.mark.parametrize("forecast", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize("forecast", [0.01, 0.05])
 def test_searching_stays_within_its_budget(forecast):
     controller, handle = a_controller(
         prices={"start": 0.2, "forecast": forecast}, total_steps=1000, budget=0.02
@@ -247,6 +251,7 @@ def test_one_that_was_saved_goes_on_to_the_same_place(cut):
     second, handle = a_controller(zen_auto=ZenAuto())
     second.load_state_dict(state)
     assert second.state_dict() == first.state_dict()
+    assert state["run_seconds"] == pytest.approx(before.seconds), "the budget's measure"
     run = Run(truth, second, knobs=before.knobs)
     run.step = cut
     run.take(300)
