@@ -107,7 +107,8 @@ class EnergyCurve:
         """Return the share that the best ``topk_ratio`` of the columns holds."""
         if not 0 <= topk_ratio <= 1:
             raise ConfigError(f"topk_ratio is a share in [0, 1], got {topk_ratio}")
-        return float(np.interp(topk_ratio, *zip(*self.points, strict=True)))
+        ratios, shares = zip(*self.points, strict=True)
+        return float(np.interp(topk_ratio, ratios, shares))
 
     def through(self, topk_ratio: float, captured: float) -> EnergyCurve:
         """Return the curve bent so that it passes a measured point.
