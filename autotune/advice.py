@@ -27,6 +27,8 @@ _WORST = 1.25
 """Most that a candidate's worst case may take per unit of progress, in terms of the default's."""
 _LEAST_GAIN = 0.005
 """Log of a goodput that is worth a change."""
+_AS_GOOD = 2 * _LEAST_GAIN
+"""Log of goodput that another S may cost and still be as good."""
 _LEAST_PROMISE = 0.004
 """Expected improvement from which on a trial is worth its trouble."""
 _CHECKED = 3
@@ -146,8 +148,11 @@ class _Scales:
 
         In stretches' worth of goodput; 0 or less if it is not to be tried.
         """
-        is_adopted = outlook.gain > max(outlook.error, _LEAST_GAIN)
-        if not is_adopted and not (self._question.may_probe and self._question.stretches):
+        question, least, may_probe = self._question, _LEAST_GAIN, self._question.may_probe
+        if question.leaves_interval and _differ_in_interval(outlook.knobs, question.here):
+            least, may_probe = _AS_GOOD, False
+        is_adopted = outlook.gain > max(outlook.error, least)
+        if not is_adopted and not (may_probe and question.stretches):
             return 0.0
         improvement = _expected_improvement(outlook.gain, outlook.error)
         if improvement < _LEAST_PROMISE:
@@ -191,11 +196,21 @@ class _Scales:
         known = sorted(same)
         at = known.index(here.knobs.update_interval)
         low = high = at
-        while low > 0 and same[known[low - 1]] >= here.gain - 2 * _LEAST_GAIN:
+        while low > 0 and same[known[low - 1]] >= here.gain - _AS_GOOD:
             low -= 1
-        while high + 1 < len(known) and same[known[high + 1]] >= here.gain - 2 * _LEAST_GAIN:
+        while high + 1 < len(known) and same[known[high + 1]] >= here.gain - _AS_GOOD:
             high += 1
         return known[low], known[high]
+
+
+def _differ_in_interval(one: Knobs, other: Knobs) -> bool:
+    """Whether two settings differ in S, and in the lag only as far as S bounds it."""
+    interval = min(one.update_interval, other.update_interval)
+    alike = (
+        replace(k, update_interval=interval, lag=min(effective_lag(k), interval))
+        for k in (one, other)
+    )
+    return one.update_interval != other.update_interval and len(set(alike)) == 1
 
 
 def _distance(one: Knobs, other: Knobs) -> float:

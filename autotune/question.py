@@ -37,6 +37,8 @@ class Question:
     steps_per_stretch: int = 16
     resize_seconds: float | None = None
     """Stall of a change of ``topk_ratio``, as measured; None is what the simulator's lanes say."""
+    leaves_interval: bool = False
+    """Whether another controller moves S within what is as good: S alone is then left to it."""
     may_probe: bool = True
     """Whether a setting may be tried whose gain the prediction's error exceeds."""
     num_trials: int = 40

@@ -140,6 +140,8 @@ class TwinController(AbstractController):
         """Least and largest S that are as good as the one in force; None while that is unknown."""
         self._guard = EnergyGuard(constraints.smallest_captured if constraints else None)
         self._is_asking = False
+        self._asked_after = 0
+        """Drifts there had been when advice was asked for."""
         self._has_failed = False
         self._gatherer = StretchGatherer(start)
         if zen_auto is not None:
@@ -229,10 +231,12 @@ class TwinController(AbstractController):
             stretches_left=self._left(step),
             steps_per_stretch=stretch_steps(self.tuner.here),
             resize_seconds=self._gatherer.resize_seconds,
+            leaves_interval=self._zen is not None,
             num_trials=max(_FEWEST_TRIALS, self.budget.num_trials()),
             seed=self._seed,
         )
         self._guard.asked()
+        self._asked_after = self.tuner.drifts
         self._handle.ask(question)
         self._is_asking = True
 
@@ -244,6 +248,8 @@ class TwinController(AbstractController):
             self.budget.seconds_per_trial = advice.seconds / advice.num_simulated
         if advice.here.knobs == self.tuner.here:
             self._predicted = advice.here.step_seconds
+        if self.tuner.drifts != self._asked_after:
+            return None  # it is about a machine that is no more
         is_about_here = advice.here.knobs == self.tuner.here
         move = self.tuner.consider(advice)
         self._bounds = advice.intervals if move is None and is_about_here else None
