@@ -251,7 +251,7 @@ def test_one_that_was_saved_goes_on_to_the_same_place(cut):
     second, handle = a_controller(zen_auto=ZenAuto())
     second.load_state_dict(state)
     assert second.state_dict() == first.state_dict()
-    assert state["run_seconds"] == pytest.approx(before.seconds), "the budget's measure"
+    assert state["budget"]["run_seconds"] > 0.8 * before.seconds, "what the budget is a share of"
     run = Run(truth, second, knobs=before.knobs)
     run.step = cut
     run.take(300)
