@@ -31,6 +31,9 @@ _SETTLING = 2
 """Windows before a simulated step is looked at, at least: fewer than for a prediction that is
 shown, since a tuner pays for each."""
 
+_LONGEST_SETTLING = 3
+"""Windows after which a step is taken as it is, though queues may still grow."""
+
 Constants = Mapping[str, float]
 """Factor on each lane's seconds; 1 is what the profile says."""
 
@@ -101,6 +104,7 @@ class Twin:
                 keeps_spans=False,
                 num_steps=self._windows * knobs.update_interval,
                 settling_windows=_SETTLING,
+                longest_settling=_LONGEST_SETTLING,
             )
             self._known[key] = Forecast(
                 done.step_seconds - done.selection_seconds,

@@ -149,6 +149,7 @@ def simulate(
     keeps_spans: bool = True,
     num_steps: int | None = None,
     settling_windows: int = _SETTLING_WINDOWS,
+    longest_settling: int = _LONGEST_SETTLING,
 ) -> Prediction:
     """Return what a steady-state step takes, by events.
 
@@ -162,6 +163,7 @@ def simulate(
         keeps_spans: Whether the prediction has a timeline.
         num_steps: Measured steps, rounded up to whole windows; None for a few windows.
         settling_windows: Windows before those, at least; more where queues still grow.
+        longest_settling: Windows after which a run is taken as it is.
 
     Raises:
         ConfigError: The strategy's options are wrong.
@@ -178,7 +180,7 @@ def simulate(
         lengths = _lengths(schedule.step_ends, settling)
         recording = machine.recording
         busy = {lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes}
-        if _is_steady(lengths, period, busy) or settling > _LONGEST_SETTLING * period:
+        if _is_steady(lengths, period, busy) or settling > longest_settling * period:
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
     selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)
