@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autotune.space import effective_lag
 from sim.costs import StepCosts, costs_of
 from sim.hardware import HardwareProfile
-from sim.simulate import Strategy, simulate
+from sim.simulate import Prediction, Strategy, simulate
 from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
@@ -98,27 +99,33 @@ class Twin:
         knobs = replace(knobs, select_interval=0)  # selections are counted apart
         key = (knobs, tuple(constants[lane] for lane in LANES))
         if key not in self._known:
-            done = simulate(
-                self._corrected(constants),
-                self.strategy(knobs),
-                keeps_spans=False,
-                num_steps=self._windows * knobs.update_interval,
-                settling_windows=_SETTLING,
-                longest_settling=_LONGEST_SETTLING,
-            )
-            self._known[key] = Forecast(
-                done.step_seconds - done.selection_seconds,
-                done.stall_seconds - done.selection_seconds,
-                done.busy_seconds,
-            )
+            self._known[key] = self._simulated(knobs, constants)
         return self._known[key]
 
     def selection_seconds(self, knobs: Knobs, constants: Constants = NEUTRAL) -> float:
         """Return what one selection takes."""
-        strategy = self.strategy(replace(knobs, select_interval=100))
-        return (
-            100
-            * simulate(self._corrected(constants), strategy, keeps_spans=False).selection_seconds
+        every = 100
+        done = self._simulate(replace(knobs, select_interval=every), constants)
+        return every * done.selection_seconds
+
+    def _simulated(self, knobs: Knobs, constants: Constants) -> Forecast:
+        done = self._simulate(knobs, constants)
+        step, stall = done.step_seconds, done.stall_seconds
+        if effective_lag(knobs) > 1:
+            # Where a lane can't keep up, a long lag puts its stall off for longer than this saw.
+            prompt = self.forecast(replace(knobs, lag=1), constants)
+            late = max(0.0, max(prompt.busy_seconds.values()) - step)
+            step, stall = step + late, stall + late
+        return Forecast(step, stall, done.busy_seconds)
+
+    def _simulate(self, knobs: Knobs, constants: Constants) -> Prediction:
+        return simulate(
+            self._corrected(constants),
+            self.strategy(knobs),
+            keeps_spans=False,
+            num_steps=self._windows * knobs.update_interval,
+            settling_windows=_SETTLING,
+            longest_settling=_LONGEST_SETTLING,
         )
 
     def _corrected(self, constants: Constants) -> StepCosts:

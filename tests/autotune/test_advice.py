@@ -244,3 +244,29 @@ def test_the_start_is_what_was_wanted_or_the_nearest_that_is_allowed():
     assert near == replace(HERE, update_interval=2)
     with pytest.raises(ConfigError, match="staleness"):
         adviser(largest_staleness=1).start(HERE)
+
+
+def test_s_alone_is_left_to_the_controller_that_moves_it():
+    """Else the two would undo one another's choice without end."""
+    truth, space = Truth(), replace(SPACE, lags=(1,))
+    for here in (knobs for knobs in space.grid() if knobs.topk_ratio == HERE.topk_ratio):
+        stretches = [truth.stretch(0, here)]
+        asked = question(stretches, here, leaves_interval=True)
+        advice = adviser(space).advise(asked)
+        low, high = advice.intervals
+        assert low <= here.update_interval <= high
+        if advice.best is not None and advice.best.knobs.topk_ratio == here.topk_ratio:
+            moved = replace(advice.best.knobs, update_interval=here.update_interval)
+            if moved == here:
+                assert advice.best.gain > 0.01
+                assert not low <= advice.best.knobs.update_interval <= high
+
+
+def test_windows_of_one_step_are_looked_at_once():
+    truth = Truth()
+    here = replace(HERE, update_interval=1)
+    peaks = {
+        adviser().advise(question([truth.stretch(0, here)], here, seed=seed)).peak.knobs
+        for seed in range(4)
+    }
+    assert all(knobs.rolling for knobs in peaks if knobs.update_interval == 1)

@@ -333,3 +333,18 @@ def test_a_tuned_training_changes_something_and_replays_bit_for_bit():
     again, same = trained(replay, None)
     assert again == decisions
     assert_equal(same, weights, "the replay")
+
+
+def test_an_answer_from_before_a_drift_is_dropped():
+    controller, handle = a_controller()
+    run = Run(Truth(h2d=2.5), controller)
+    asked = []
+    handle.ask = asked.append  # the answer takes its time
+    run.take(60)
+    assert asked
+    controller.tuner.drifts += 1
+    before = controller.tuner.here
+    handle._answers.append(handle._adviser.advise(asked[0]))
+    run.take(1)
+    assert controller.tuner.here == before
+    assert controller.tuner.home is None

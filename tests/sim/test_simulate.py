@@ -80,3 +80,11 @@ def test_every_strategy_has_a_name_and_refuses_options_that_are_not_its_own(name
 def test_an_unknown_strategy_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="'zenflw' is unknown; did you mean 'zenflow'"):
         Strategy.of("zenflw")
+
+
+def test_a_run_that_settles_late_is_cut_where_it_is_asked_to_be():
+    slow = costs(d2h=3.5)
+    strategy = Strategy.of("zenflow", update_interval=8, lag=4, select_interval=0)
+    cut = simulate(slow, strategy, num_steps=8, settling_windows=1, longest_settling=1)
+    assert cut.step_seconds < 3.1, "nothing waits for the copies yet"
+    assert simulate(slow, strategy, num_steps=8).step_seconds == pytest.approx(3.15, rel=0.002)
