@@ -39,34 +39,43 @@ class SearchBudget:
         self._share = share
         self._total_steps = total_steps
         self._run_seconds = 0.0
+        self._counted = 0
         self._recent: deque[float] = deque(maxlen=12)
         self._done = 0
         self.spent = 0.0
         self.seconds_per_trial: float | None = None
 
     def add_step(self, step: int, seconds: float) -> None:
-        """Count a step of the run."""
-        limit = _SPIKE * median(self._recent) if self._recent else math.inf
-        self._run_seconds += min(seconds, limit)
-        self._recent.append(seconds)
+        """Count a step of the run; the first one's time has the run's own start in it."""
+        if self._done:
+            limit = _SPIKE * median(self._recent) if self._recent else math.inf
+            self._run_seconds += min(seconds, limit)
+            self._counted += 1
+            self._recent.append(seconds)
         self._done = step
 
     def num_trials(self) -> int:
         """Return how many trials may be paid for now; 0 if too few to be worth asking."""
-        if self.seconds_per_trial is None or not self._done:
+        if self.seconds_per_trial is None or not self._counted:
             return 0
         progress = self._done / self._total_steps
-        budget = self._share * self._run_seconds / progress
+        budget = self._share * self._total_steps * self._run_seconds / self._counted
         room = budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
         trials = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
         return 0 if trials < _FEWEST_TRIALS else min(_MOST_TRIALS, trials)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been counted, JSON-ready."""
-        return {"run_seconds": self._run_seconds, "spent": self.spent, "done": self._done}
+        return {
+            "run_seconds": self._run_seconds,
+            "counted": self._counted,
+            "spent": self.spent,
+            "done": self._done,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what ``state_dict`` returned."""
         self._run_seconds = float(state["run_seconds"])
+        self._counted = int(state["counted"])
         self.spent = float(state["spent"])
         self._done = int(state["done"])

@@ -38,6 +38,7 @@ class Recorder:
         self._seconds_of = seconds_of
         self._origin = time.perf_counter()
         self._lock = threading.Lock()
+        self._oldest = 0
         self._spans: deque[tuple[str, str, Any, Any, int, int]] = deque()
 
     def add(
@@ -59,15 +60,16 @@ class Recorder:
     def forget_before(self, step: int) -> None:
         """Drop the spans of steps that are too long ago, counted from this step."""
         if self.num_steps:
-            oldest = step - self.num_steps + 1
             with self._lock:
-                if self._spans and self._spans[0][4] < oldest:
-                    self._spans = deque(span for span in self._spans if span[4] >= oldest)
+                self._oldest = step - self.num_steps + 1
+                # A lane that was late left its spans behind newer ones: `timeline` sees to those.
+                while self._spans and self._spans[0][4] < self._oldest:
+                    self._spans.popleft()
 
     def timeline(self, metadata: dict[str, Any]) -> Timeline:
         """Return the spans kept, in order of start, seconds counted from the recorder's birth."""
         with self._lock:
-            kept = list(self._spans)
+            kept = [span for span in self._spans if span[4] >= self._oldest]
         spans = [
             Span(lane, name, self._relative(start), self._relative(end), step, num_bytes)
             for lane, name, start, end, step, num_bytes in kept

@@ -18,8 +18,9 @@ def running(share=0.01, total=1000, steps=100, seconds=0.1, per_trial=0.01):
 def test_nothing_may_be_spent_before_a_trial_and_a_step_are_known():
     assert SearchBudget(0.01, 100).num_trials() == 0
     budget = SearchBudget(0.01, 100)
-    budget.add_step(1, 100.0)
-    assert budget.num_trials() == 0
+    for step in (1, 2):
+        budget.add_step(step, 100.0)
+        assert budget.num_trials() == 0
 
 
 def test_trials_fit_what_is_left_of_the_share():
@@ -39,6 +40,17 @@ def test_what_is_spent_never_exceeds_the_share_when_trials_cost_what_they_are_sa
         trials = budget.num_trials()
         budget.spent += (trials + 6) * 0.004 if trials else 0.0
     assert 0.009 * 100 < budget.spent <= 0.01 * 100
+
+
+def test_what_comes_before_the_first_step_is_no_time_of_the_run():
+    plain, late = SearchBudget(0.01, 1000), SearchBudget(0.01, 1000)
+    for budget, first in ((plain, 0.1), (late, 300.0)):
+        budget.seconds_per_trial = 0.01
+        budget.add_step(1, first)
+        assert budget.num_trials() == 0
+        for step in range(2, 100):
+            budget.add_step(step, 0.1)
+    assert late.num_trials() == plain.num_trials() > 0
 
 
 def test_an_evaluation_between_two_steps_is_no_time_of_the_run():

@@ -29,10 +29,6 @@ def test_a_committed_table_is_what_its_record_says(path):
     assert (path.parent / "table.txt").read_text(encoding="utf-8") == table(record) + "\n"
 
 
-def test_there_is_a_record():
-    assert records()
-
-
 def test_the_grid_has_more_than_60_settings_each_once_and_changes_k_seldom():
     for seed in range(3):
         grid = grid_of(seed)
