@@ -14,7 +14,7 @@ from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from autotune.prospects import Prospects
 from autotune.question import Advice, Outlook, Question
-from autotune.search import search
+from autotune.search import search, update_share
 from autotune.space import SearchSpace, effective_lag
 from autotune.twin import Twin
 from zenflow.knobs import Knobs
@@ -171,9 +171,9 @@ class _Scales:
         forecast = self.prospects.forecast(question.here)
         seconds = question.resize_seconds
         if seconds is None:  # every block's update at once, and its upload
-            busy = forecast.busy_seconds
-            whole = busy.get("host", 0.0) + busy.get("h2d", 0.0)
-            seconds = question.here.update_interval * whole
+            busy, interval = forecast.busy_seconds, question.here.update_interval
+            share = update_share(question.here, self.prospects.twin.config)
+            seconds = interval * (share * busy.get("host", 0.0) + busy.get("h2d", 0.0))
         stretch = question.steps_per_stretch * forecast.step_seconds
         return (2 if comes_back else 1) * seconds / stretch
 

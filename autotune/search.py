@@ -13,6 +13,7 @@ from autotune.constraints import Feasibility
 from autotune.prospects import Prospects
 from autotune.question import Outlook
 from autotune.space import SearchSpace
+from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 _RANKED_SHARE = 2 / 3
@@ -54,7 +55,7 @@ def promising(
     """
     here = prospects.question.here
     busy = prospects.forecast(here).busy_seconds
-    load = _loads(sees_each=prospects.twin.config.deferred_moments == "step")
+    load = _loads(prospects.twin.config)
 
     def bound(knobs: Knobs) -> float:
         alike = replace(knobs, select_interval=here.select_interval)
@@ -76,17 +77,27 @@ def _canonical(knobs: Knobs, select_interval: int, space: SearchSpace) -> Knobs:
     return replace(knobs, rolling=rolling, select_interval=select_interval)
 
 
-def _loads(*, sees_each: bool) -> dict[str, Callable[[Knobs], float]]:
-    """Return what each lane carries per step and parameter, in units of its own.
+_UPDATE_BYTES, _STEP_INTAKE_BYTES, _WINDOW_INTAKE_BYTES = 28.0, 18.0, 10.0
+"""Host traffic of a deferred parameter in a step that ends its window, and in any other one with
+moments that see each gradient, or its sum; see docs/design.md."""
 
-    Args:
-        sees_each: Whether the host's moments see every gradient; bytes as in docs/design.md.
-    """
-    each = 18.0 if sees_each else 10.0
+
+def update_share(knobs: Knobs, config: ZenFlowConfig) -> float:
+    """Return the share of the host's traffic that updates are, not the intake of gradients."""
+    return _UPDATE_BYTES / (knobs.update_interval * _host_bytes(knobs, config))
+
+
+def _host_bytes(knobs: Knobs, config: ZenFlowConfig) -> float:
+    """Return the host's traffic per deferred parameter and step."""
+    each = _STEP_INTAKE_BYTES if config.deferred_moments == "step" else _WINDOW_INTAKE_BYTES
+    interval = knobs.update_interval
+    return (each * (interval - 1) + _UPDATE_BYTES) / interval
+
+
+def _loads(config: ZenFlowConfig) -> dict[str, Callable[[Knobs], float]]:
+    """Return what each lane carries per step and parameter, in units of its own."""
     return {
         "d2h": lambda k: 1.0 - k.topk_ratio,
         "h2d": lambda k: (1.0 - k.topk_ratio) / k.update_interval,
-        "host": lambda k: (
-            (1.0 - k.topk_ratio) * (each * (k.update_interval - 1) + 28.0) / k.update_interval
-        ),
+        "host": lambda k: (1.0 - k.topk_ratio) * _host_bytes(k, config),
     }
