@@ -58,9 +58,7 @@ class Surface(AbstractBackend):
         if self._log is not None:
             with open(self._log, "a", encoding="utf-8") as file:
                 file.write(f"{os.getpid()} {knobs}\n")
-            if self._hang_at is not None and len(evaluated(self._log)) == self._hang_at:
-                Path(f"{self._log}.hung").write_text(str(os.getpid()), encoding="utf-8")
-                time.sleep(600)
+            self._hang_once(len(evaluated(self._log)))
         time.sleep(self._seconds)
         need = self.need(knobs)
         step = (
@@ -76,6 +74,18 @@ class Surface(AbstractBackend):
             tokens_per_step=1000,
         )
 
+    def _hang_once(self, num_evaluated):
+        """Hang where there are enough evaluations; two workers may see the same number."""
+        if self._hang_at is None or num_evaluated < self._hang_at:
+            return
+        hung = Path(f"{self._log}.hung")
+        try:
+            hung.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        hung.write_text(str(os.getpid()), encoding="utf-8")
+        time.sleep(600)
+
     def describe(self):
         return {"backend": self.kind, "surface": self._label}
 
@@ -84,3 +94,11 @@ def evaluated(log):
     """Return the settings that were measured, as text, one for each time."""
     lines = Path(log).read_text(encoding="utf-8").splitlines() if Path(log).exists() else []
     return [line.partition(" ")[2] for line in lines]
+
+
+def last_of(log, pid):
+    """Return the last setting that a process began to measure, as text."""
+    lines = Path(log).read_text(encoding="utf-8").splitlines()
+    return [setting for own, _, setting in (line.partition(" ") for line in lines) if own == pid][
+        -1
+    ]
