@@ -227,7 +227,7 @@ def test_an_aim_that_is_missed_is_said_to_be(slowdown, final, worst, failed):
 
 @pytest.mark.parametrize(
     ("late", "needed"),
-    [([0.0, 0.0], 0), ([0.2, 0.05], 1), ([0.0, 0.2, 0.04], 2), ([0.0, 0.06], math.inf)],
+    [([0.0, 0.0], 0), ([0.2, 0.05], 1), ([0.2, 0.0, 0.2, 0.04], 3), ([0.0, 0.06], math.inf)],
 )
 def test_a_way_back_counts_when_it_lasts(late, needed):
     assert recovery([0.9, 0.9, *late], 2) == needed
