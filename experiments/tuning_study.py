@@ -37,6 +37,7 @@ PICTURE = "study.png"
 DRIFTING = ("twin", "default")
 """Methods that are also shown a machine that changes; the others have no answer to it."""
 _FORMAT = 1
+_DIGITS = 6
 
 Row = dict[str, Any]
 
@@ -71,8 +72,12 @@ class Study:
             )
 
     def header(self) -> dict[str, Any]:
-        """Return the first line of a record: rows under another one are not comparable."""
-        return {"format": _FORMAT, **json.loads(json.dumps(asdict(self)))}
+        """Return the first line of a record: rows under another one are not comparable.
+
+        ``knobs`` names the values of a setting in the rows.
+        """
+        settings = json.loads(json.dumps(asdict(self)))
+        return {"format": _FORMAT, "knobs": list(START.to_dict()), **settings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +148,15 @@ def _row(
         "case": str(case_of(seed)),
         "method": name,
         "drifts": drifts,
-        "knobs": [knobs.to_dict() for knobs in played.knobs],
-        "regrets": [max(truth.values()) / truth[knobs] - 1 for knobs, truth in pairs],
-        "over_default": [truth[START] / truth[knobs] for knobs, truth in pairs],
-        "final": played.final.to_dict(),
-        "final_regret": last[best] / last[played.final] - 1,
-        "best": best.to_dict(),
-        "search_seconds": played.search_seconds,
+        "knobs": [list(knobs.to_dict().values()) for knobs in played.knobs],
+        "regrets": [
+            round(max(truth.values()) / truth[knobs] - 1, _DIGITS) for knobs, truth in pairs
+        ],
+        "over_default": [round(truth[START] / truth[knobs], _DIGITS) for knobs, truth in pairs],
+        "final": list(played.final.to_dict().values()),
+        "final_regret": round(last[best] / last[played.final] - 1, _DIGITS),
+        "best": list(best.to_dict().values()),
+        "search_seconds": round(played.search_seconds, _DIGITS),
     }
 
 
