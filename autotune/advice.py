@@ -77,12 +77,15 @@ class Adviser:
 
     def seconds_per_forecast(self) -> float:
         """Return the CPU time of one simulation, with an S in the middle of those to choose."""
-        started = time.process_time()
         intervals = self.space.update_intervals
         middle = intervals[len(intervals) // 2]
         settings = [knobs for knobs in self.space.grid() if knobs.update_interval == middle]
-        self.twin.forecast(settings[len(settings) // 2])
-        return time.process_time() - started
+        seconds = 0.0
+        for knobs in settings[len(settings) // 2 :][:2]:  # the first one's has loading in it
+            started = time.process_time()
+            self.twin.forecast(knobs)
+            seconds = time.process_time() - started
+        return seconds
 
     def advise(self, question: Question) -> Advice:
         """Refit, search, and weigh what was found.

@@ -14,11 +14,12 @@ step's time."""
 _FEWEST_TRIALS, _MOST_TRIALS = 6, 60
 _BESIDE_TRIALS = 6
 """Simulations of a question that are no trials: those that refit and compare."""
-_AT_ONCE = 0.6
+_AT_ONCE = 0.8
 """Share of the budget that may be spent from the start; the rest comes as the run goes on, for
 what may change."""
 _OF_ROOM = 0.5
-"""Share of what may be spent now that one question takes: there will be others."""
+"""Share of what may be spent now that one question takes, if that is enough for the fewest trials:
+there will be others."""
 
 
 class SearchBudget:
@@ -61,8 +62,11 @@ class SearchBudget:
         progress = self._done / self._total_steps
         budget = self._share * self._total_steps * self._run_seconds / self._counted
         room = budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
-        trials = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
-        return 0 if trials < _FEWEST_TRIALS else min(_MOST_TRIALS, trials)
+        affordable = int(room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
+        if affordable < _FEWEST_TRIALS:
+            return 0
+        spared = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
+        return min(_MOST_TRIALS, max(_FEWEST_TRIALS, spared))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been counted, JSON-ready."""

@@ -17,6 +17,8 @@ from autotune.twin import LANES, Constants, Twin
 from zenflow.knobs import Knobs
 
 _STEPS = 3
+_CLOSE = 0.005
+"""Log of a constant that is not worth another step: a sixth of `_LANE_NOISE`."""
 _SETTINGS = 3
 """Measured settings that count, the most recent ones."""
 _LEAST_SHARE = 0.02
@@ -53,6 +55,7 @@ def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, f
         return {lane: math.exp(value) for lane, value in found.items()}
     newest = evidence[-1].index
     for _ in range(_STEPS):
+        former = dict(found)
         constants = {lane: math.exp(value) for lane, value in found.items()}
         ratios = _log_ratios(twin, evidence, constants)
         for lane in LANES:
@@ -63,6 +66,8 @@ def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, f
             centre = math.log(prior.centre[lane])
             moved = _mode(wanted, centre, prior.sigma)
             found[lane] = min(centre + _BOUND, max(centre - _BOUND, moved))
+        if max(abs(found[lane] - former[lane]) for lane in LANES) < _CLOSE:
+            break
     return {lane: math.exp(value) for lane, value in found.items()}
 
 
