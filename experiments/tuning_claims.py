@@ -46,6 +46,8 @@ LEAST_OF_BEST, LEAST_OF_DEFAULT = 0.97, 1.0
 DRIFT = 4.0
 DRIFT_STEPS = 600
 """Before and after the link slows down."""
+DRIFT_TOTAL = 20_000
+"""Of the run that these steps are the beginning of: what may be spent on searching goes by it."""
 WITHIN = 0.05
 LOSS_STEPS = 500
 MOST_EXCESS = 0.01
@@ -163,7 +165,7 @@ def drift(
 ) -> dict[str, Any]:
     """Slow the link in mid-run; return when goodput is back near the new link's best."""
     with ExitStack() as stack:
-        total = replace(settings, controller="both", steps=2 * DRIFT_STEPS)
+        total = replace(settings, controller="both", steps=DRIFT_TOTAL)
         controller = _tuner(total, folder, stack)
         tuned = stack.enter_context(side(settings, controller))
         before = tuned.take(DRIFT_STEPS)
@@ -179,6 +181,8 @@ def drift(
         "steps_per_window": _WINDOW,
         "windows_until_back": back,
         "final": str(tuned.knobs),
+        "search_seconds": float(getattr(controller, "search_seconds", 0.0)),
+        "total_steps": DRIFT_TOTAL,
     }
 
 
