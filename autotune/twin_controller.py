@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.advice import Advice, Adviser
 from autotune.background import AbstractAdviserHandle, BackgroundAdviser, Ready
 from autotune.budget import SearchBudget
 from autotune.constraints import Constraints
-from autotune.decision_records import Deciders, Decision, WindowRecord
+from autotune.decision_records import Deciders
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from autotune.energy_guard import EnergyGuard
 from autotune.gathering import StretchGatherer, settling_steps, stretch_steps
-from autotune.measured import Stretch
+from autotune.minutes import Minutes, RecordSink
 from autotune.refit import Prior
 from autotune.space import SearchSpace, effective_lag
 from autotune.tuner import Move, Tuner
@@ -41,17 +41,13 @@ SIGMAS: Mapping[str, float] = {"calibrated": 0.1, "table": 0.35, "generic": 1.0}
 
 _CURVE_INTERVAL = 20
 _FEWEST_TRIALS = 6
+_LOOK_EVERY, _LOOK_WINDOWS, _LOOK_STEPS = 8, 4, 32
+"""Of so many spans of steps windows' norms are measured in one; a span's windows and steps, at
+least. Norms take a few per cent of a small model's step, and S follows slow changes."""
 _LEAST_LEFT = 2.0
 """Stretches that must be left for a change to pay."""
 
 MakeHandle = Callable[[Adviser], AbstractAdviserHandle]
-
-
-class RecordSink(Protocol):
-    """Where decisions are written."""
-
-    def append(self, record: WindowRecord | Decision) -> None:
-        """Write a record."""
 
 
 class TwinController(AbstractController):
@@ -126,15 +122,12 @@ class TwinController(AbstractController):
             curve=EnergyCurve.default(),
             efficiency=cost.of,
         )
-        self._cost = cost
-        self._tokens = workload.tokens_per_step
         self._total_steps = total_steps
-        self._log = log
+        self._minutes = Minutes(log, cost, workload.tokens_per_step)
         self._zen = zen_auto
         self.budget = SearchBudget(budget, total_steps)
         self._seed = seed
         self._advice: Advice | None = None
-        self._predicted: float | None = None
         self._last_reported = 0
         self._bounds: tuple[int, int] | None = None
         """Least and largest S that are as good as the one in force; None while that is unknown."""
@@ -156,6 +149,13 @@ class TwinController(AbstractController):
     def search_seconds(self) -> float:
         """CPU time of searching, loading included."""
         return self.budget.spent
+
+    @property
+    def looks_at_windows(self) -> bool:  # type: ignore[override]
+        """Whether Zen-auto could move S, and it is time to look."""
+        now = self.tuner.here.update_interval
+        span = max(_LOOK_STEPS, _LOOK_WINDOWS * now)
+        return self._movable(now) != (now, now) and self._last_reported // span % _LOOK_EVERY == 0
 
     # ---- after every step -------------------------------------------------------------------
 
@@ -179,7 +179,8 @@ class TwinController(AbstractController):
     def _end_stretch(self, step: int, knobs: Knobs) -> Move | None:
         """Hand the measured stretch to the tuner; return what follows at once."""
         stretch, curve = self._gatherer.finish(step, knobs, sees_spans=self._may_ask(step))
-        self._write_window(stretch)
+        constants = {} if self._advice is None else self._advice.constants
+        self._minutes.window(stretch, constants, self.search_seconds)
         self._guard.see(stretch)
         return self.tuner.record(stretch, curve)
 
@@ -247,7 +248,7 @@ class TwinController(AbstractController):
         if advice.num_simulated:
             self.budget.seconds_per_trial = advice.seconds / advice.num_simulated
         if advice.here.knobs == self.tuner.here:
-            self._predicted = advice.here.step_seconds
+            self._minutes.predicted = advice.here.step_seconds
         if self.tuner.drifts != self._asked_after:
             return None  # it is about a machine that is no more
         is_about_here = advice.here.knobs == self.tuner.here
@@ -257,15 +258,20 @@ class TwinController(AbstractController):
 
     # ---- changes ----------------------------------------------------------------------------
 
+    def _movable(self, now: int) -> tuple[int, int]:
+        """Return the least and the largest S that Zen-auto may choose."""
+        if self._zen is None or self._bounds is None:
+            return now, now
+        if self._is_asking or not self.tuner.is_settled:
+            return now, now
+        return min(now, self._bounds[0]), max(now, self._bounds[1])
+
     def _follow_training(self, step: int, report: StepReport, knobs: Knobs) -> Knobs:
         """Let Zen-auto move S within what is as good, while nothing is on trial."""
         assert self._zen is not None
         now = knobs.update_interval
-        least, largest = now, now
-        if self._bounds is not None and self.tuner.is_settled and not self._is_asking:
-            least, largest = min(now, self._bounds[0]), max(now, self._bounds[1])
-        self._zen.set_bounds(least, largest)
-        interval = self._zen.next_interval(report)
+        self._zen.set_bounds(*self._movable(now))
+        interval = self._zen.next_interval(report) if report.windows else now
         if interval == now:
             return knobs
         new = replace(knobs, update_interval=interval, lag=min(effective_lag(knobs), interval))
@@ -275,43 +281,11 @@ class TwinController(AbstractController):
 
     def _carry_out(self, step: int, knobs: Knobs, move: Move, *, by: Deciders) -> Knobs:
         """Write a change down and begin to measure anew."""
-        last = self.tuner.stretches[-1] if self.tuner.stretches else None
-        measured = [s.step_seconds for s in self.tuner.stretches if s.knobs == knobs]
-        self._log.append(
-            Decision(
-                step=step,
-                window=self._gatherer.num_stretches,
-                by=by,
-                old=knobs,
-                new=move.new,
-                predicted_step_seconds=move.predicted_step_seconds,
-                measured_step_seconds=measured[-1] if measured else None,
-                gain=move.gain,
-                error=move.error,
-                rho=None if last is None else last.rho,
-                reason=move.reason,
-            )
+        self._minutes.change(
+            step, self._gatherer.num_stretches, knobs, move, self.tuner.stretches, by=by
         )
-        self._predicted = move.predicted_step_seconds
         self._gatherer.restart(knobs, move.new)
         return move.new
-
-    def _write_window(self, stretch: Stretch) -> None:
-        worth = self._cost.of(stretch.knobs, stretch.rho)
-        self._log.append(
-            WindowRecord(
-                step=stretch.last_step,
-                window=stretch.index,
-                knobs=stretch.knobs,
-                step_seconds=stretch.step_seconds,
-                stall_seconds=max(0.0, stretch.stall_seconds),
-                predicted_step_seconds=self._predicted,
-                goodput=self._tokens / stretch.step_seconds * worth,
-                rho=stretch.rho,
-                constants={} if self._advice is None else dict(self._advice.constants),
-                search_seconds=self.search_seconds,
-            )
-        )
 
     # ---- state ------------------------------------------------------------------------------
 

@@ -38,11 +38,16 @@ class AbstractController(ABC):
     that depends on seconds makes two runs differ. A controller that remembers anything
     overrides ``state_dict`` and ``load_state_dict``, else a resumed run decides differently.
 
-    The attributes are read once, when the optimizer is made.
+    The attributes are read once, when the optimizer is made; ``looks_at_windows`` is read before
+    every step.
     """
 
     measures_windows: bool = False
     """Whether reports have ``windows``: norms of the gradients that wait on the host."""
+
+    looks_at_windows: bool = True
+    """Whether they have them in the step to come, of windows that began while this was so: for
+    controllers that need not look at all times. What is not looked at costs nothing."""
 
     curve_interval: int = 0
     """Steps between two reports with an ``energy_curve``; 0 for none."""

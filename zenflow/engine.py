@@ -148,7 +148,7 @@ class Engine:
             resident_grads,
             max_norm=max_norm,
             inverse_scale=inverse_scale,
-            sketch=self.gauges.sketch,
+            sketch=self.gauges.watching,
         )
         if self.device.is_synchronous:
             check_finite(measured.values.get()[1], step, self.device)
@@ -177,6 +177,7 @@ class Engine:
         self.intake.discard()
         self.step = step
         self._control(step)
+        self.gauges.follow()
 
     def _run_host(
         self, gradients: StepGradients, hypers: Sequence[Hyper], measured: Measured, step: int

@@ -33,6 +33,7 @@ class Gauges:
         self, controller: AbstractController, layout: Layout, device: AbstractDevice
     ) -> None:
         """Make what is asked for; a layout without columns has nothing to measure."""
+        self._controller = controller
         self._device = device
         self._scores = layout.columns.scores
         self._curve_interval = controller.curve_interval
@@ -40,8 +41,19 @@ class Gauges:
         self._curve: ScoreCurve | None = None
         if controller.measures_windows and layout.splits:
             self.sketch = WindowSketch(layout, device)
+            self.follow()
         if controller.curve_interval and layout.splits:
             self._curve = ScoreCurve(layout.widths, device.torch_device)
+
+    @property
+    def watching(self) -> WindowSketch | None:
+        """The sketch, while it takes gradients."""
+        return self.sketch if self.sketch is not None and self.sketch.is_watching else None
+
+    def follow(self) -> None:
+        """Between two steps, begin or cease to watch windows as the controller wants it."""
+        if self.sketch is not None:
+            self.sketch.watch(self._controller.looks_at_windows)
 
     def read(self, present: Sequence[SplitParam], next_due: Sequence[int], step: int) -> Gauged:
         """Measure a step whose gradients are good, before any window ends with it.
@@ -52,9 +64,9 @@ class Gauges:
             step: The step's number.
         """
         ages: list[int] = []
-        if self.sketch is not None:
-            ages = self.sketch.ages(present)
-            self.sketch.close(next_due, step)
+        if self.watching is not None:
+            ages = self.watching.ages(present)
+            self.watching.close(next_due, step)
         if self._curve is None or step % self._curve_interval:
             return Gauged(ages, None)
         return Gauged(ages, self._device.to_host(self._curve.read(self._scores)))

@@ -8,7 +8,8 @@ squares is an unbiased estimate of the column's squared norm.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class WindowSketch:
 
     Attributes:
         sums: Of clipped gradients since the window began, (NUM_SIGNS, all columns), float32.
+        is_watching: Whether gradients are sketched; a window that began unwatched has no norms.
+        is_whole: Of each block, whether the sums hold all that its window holds.
     """
 
     def __init__(self, layout: Layout, device: AbstractDevice) -> None:
@@ -42,6 +45,8 @@ class WindowSketch:
             split: _signs(index, split).to(where) for index, split in enumerate(layout.splits)
         }
         self._blocks = [block for split in layout.splits for block in split.blocks]
+        self.is_watching = True
+        self.is_whole = [True] * len(self._blocks)
         lengths = torch.tensor([block.shape.num_columns for block in self._blocks])
         self._lengths = lengths.to(where)
         self._block_of = torch.arange(len(self._blocks)).repeat_interleave(lengths).to(where)
@@ -54,9 +59,14 @@ class WindowSketch:
 
     def take(self, split: SplitParam, grad_OI: Tensor) -> None:
         """Sketch one parameter's gradient of the step under way."""
+        if not self.is_watching:
+            return
         if grad_OI.dtype == torch.float16:  # a sum of scaled gradients may overflow
             grad_OI = grad_OI.float()
-        self._parts[split].copy_(self._signs[split].to(grad_OI.dtype) @ grad_OI)
+        if grad_OI.dtype == torch.float32:
+            torch.mm(self._signs[split], grad_OI, out=self._parts[split])
+        else:
+            self._parts[split].copy_(self._signs[split].to(grad_OI.dtype) @ grad_OI)
 
     def leave_out(self, split: SplitParam) -> None:
         """Note that a parameter has no gradient in the step under way."""
@@ -84,29 +94,44 @@ class WindowSketch:
 
     def close(self, next_due: Sequence[int], step: int) -> None:
         """Let the windows take the step's gradients, and begin anew those that end with it."""
-        goes_on = [float(next_due[block.index] != step) for block in self._blocks]
+        ends = [next_due[block.index] == step for block in self._blocks]
+        goes_on = [
+            float(whole and not end) for whole, end in zip(self.is_whole, ends, strict=True)
+        ]
         keep = self._device.to_device(goes_on).index_select(0, self._block_of)
         torch.mul(self._step, keep, out=self.sums)
+        self.is_whole = [whole or end for whole, end in zip(self.is_whole, ends, strict=True)]
 
-    def load(self, sums: Tensor | None) -> None:
-        """Take up saved sums; None leaves out what open windows hold already."""
-        if sums is None:
+    def watch(self, wanted: bool) -> None:
+        """Sketch gradients from the next step on, or no longer; the step before has ended."""
+        if wanted and not self.is_watching:
             self.sums.zero_()
-        else:
-            self.sums.copy_(sums)
+            self.is_whole = [block.count == 0 for block in self._blocks]
+        self.is_watching = wanted
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the open windows' sums; None where nothing is watched."""
+        return {"sums": self.sums, "is_whole": self.is_whole} if self.is_watching else None
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Take up what ``state_dict`` returned; after None open windows have no norms."""
+        self.is_watching = state is not None
+        if state is not None:
+            self.sums.copy_(state["sums"])
+            self.is_whole = list(state["is_whole"])
 
     def ages(self, present: Sequence[SplitParam]) -> list[int]:
         """Return how many gradients each block's window holds with this step's.
 
-        0 for blocks that took none in this step, or have no deferred columns.
+        0 for blocks that took none in this step, have no deferred columns, or are not whole.
 
         Args:
             present: Parameters with a gradient in this step, whose blocks haven't counted it.
         """
         counted = set(present)
         return [
-            block.count + 1 if block.split in counted and block.shape.num_deferred else 0
-            for block in self._blocks
+            block.count + 1 if whole and block.split in counted and block.shape.num_deferred else 0
+            for block, whole in zip(self._blocks, self.is_whole, strict=True)
         ]
 
 

@@ -93,7 +93,7 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "num_accumulators": engine.layout.num_accumulators,
         "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decision_log],
         "report": engine.reporter.state_dict(),
-        "sketch": None if engine.gauges.sketch is None else engine.gauges.sketch.sums,
+        "sketch": None if engine.gauges.sketch is None else engine.gauges.sketch.state_dict(),
         "controller": engine.controller.state_dict(),
         "landings": [
             {
@@ -200,9 +200,9 @@ def load_engine_state(
         (int(step), Knobs.from_dict(knobs)) for step, knobs in saved["decision_log"]
     ]
     engine.reporter.load_state_dict(saved["report"])
-    if engine.gauges.sketch is not None:
-        engine.gauges.sketch.load(saved["sketch"])
     _load_blocks(engine, saved)
+    if engine.gauges.sketch is not None:
+        engine.gauges.sketch.load_state_dict(saved["sketch"])
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True

@@ -9,7 +9,10 @@ from tests.autotune.test_decisions import header
 from tests.autotune.worlds import CONFIG, HERE, SMALL, machine, workload
 from tests.zenflow.test_report import a_report
 from zenflow.errors import WorkerError
+from zenflow.report import WindowNorms
 from zenflow.timeline import Span, Timeline
+
+SOME_NORMS = (WindowNorms(1, 1.0, 1.0),)
 
 
 class Priced(AbstractAdviserHandle):
@@ -54,8 +57,12 @@ class Notes:
 def a_controller(
     *, log=None, total_steps=1500, space=SMALL, prices=None, advises=None, **settings
 ):
-    """Return a controller and its handle, with a stand-in ``advises`` for its adviser or not."""
+    """Return a controller and its handle, with a stand-in ``advises`` for its adviser or not.
+
+    What the controller wrote is in the handle's ``notes``.
+    """
     made = []
+    log = Notes() if log is None else log
 
     def make_handle(adviser):
         made.append(Priced(advises or adviser, **(prices or {})))
@@ -67,12 +74,14 @@ def a_controller(
         config=settings.pop("config", CONFIG),
         releases=True,
         total_steps=total_steps,
-        log=Notes() if log is None else log,
+        log=log,
         space=space,
         make_handle=make_handle,
         **settings,
     )
-    return controller, made[0]
+    handle = made[0]
+    handle.notes = log
+    return controller, handle
 
 
 class Run:
@@ -98,7 +107,7 @@ class Run:
         first = self.step - self._kept + 1
         return Timeline(span for span in self._spans if span.step >= first)
 
-    def take(self, num_steps, norms=lambda knobs: ()):
+    def take(self, num_steps, norms=lambda knobs: SOME_NORMS):
         for _ in range(num_steps):
             self._take(norms)
         return self
@@ -106,6 +115,7 @@ class Run:
     def _take(self, norms):
         self.step += 1
         found, knobs = self.truth.forecast(self.knobs), self.knobs
+        is_looking = self._controller.measures_windows and self._controller.looks_at_windows
         if self.step < self._settled_from:  # queues fill
             found = replace(found, step_seconds=1.2 * found.step_seconds)
         self._record(found)
@@ -121,7 +131,7 @@ class Run:
             topk_ratio=knobs.topk_ratio,
             rolling=knobs.rolling,
             select_interval=knobs.select_interval,
-            windows=norms(knobs),
+            windows=norms(knobs) if is_looking else (),
             energy_curve=dict(self.truth.curve.points[1:-1]) if self.step % 50 == 0 else None,
         )
         self._reports.append(report)

@@ -92,9 +92,12 @@ def test_searching_stays_within_its_budget(forecast):
     controller, handle = a_controller(
         prices={"start": 0.2, "forecast": forecast}, total_steps=1000, budget=0.02
     )
-    run = Run(Truth(h2d=2.5), controller).take(1000)
-    assert controller.search_seconds <= 0.02 * run.seconds
+    truth = Truth(h2d=2.5)
+    run = Run(truth, controller).take(1000)
+    assert handle.asked
+    assert controller.search_seconds <= 0.02 * 1000 * truth.forecast(HERE).step_seconds
     assert all(question.num_trials >= 6 for question in handle.asked)
+    assert run.seconds < 900 * truth.forecast(HERE).step_seconds
 
 
 def test_the_budget_is_used_where_searching_is_cheap_enough():
@@ -123,7 +126,7 @@ def test_without_its_process_training_goes_on_as_it_is(caplog):
         run = Run(Truth(h2d=2.5), controller).take(400)
     assert len(handle.asked) == 2
     assert [record.message for record in caplog.records if "training goes on" in record.message]
-    windows = [r for r in controller._log.records if isinstance(r, WindowRecord)]
+    windows = [r for r in handle.notes.records if isinstance(r, WindowRecord)]
     assert windows[-1].step > 350, "it is measured all the same"
     assert run.step == 400
 
@@ -137,9 +140,9 @@ def test_what_turns_out_worse_is_undone_after_one_stretch():
             worse = 1.0 if knobs == HERE else 3.0
             return replace(found, step_seconds=worse * found.step_seconds)
 
-    controller, _ = a_controller()
+    controller, handle = a_controller()
     run = Run(Trap(h2d=2.5), controller).take(300)
-    decisions = [r for r in controller._log.records if isinstance(r, Decision)]
+    decisions = [r for r in handle.notes.records if isinstance(r, Decision)]
     assert run.knobs == HERE
     assert {d.new for d in decisions[1::2]} == {HERE}
     assert all("worse" in d.reason for d in decisions[1::2])
@@ -177,24 +180,42 @@ class Scripted(ZenAuto):
 @pytest.mark.parametrize(("wish", "reached"), [(1, 2), (4, 4), (16, 8)])
 def test_zen_auto_moves_s_only_within_what_is_as_good(wish, reached):
     advises = StandIn(intervals=(2, 8))
-    controller, _ = a_controller(zen_auto=Scripted(wish), advises=advises)
+    controller, handle = a_controller(zen_auto=Scripted(wish), advises=advises)
     assert controller.measures_windows
     run = Run(Truth(), controller).take(200)
     assert run.knobs == replace(HERE, update_interval=reached)
-    records = [r for r in controller._log.records if isinstance(r, Decision)]
+    records = [r for r in handle.notes.records if isinstance(r, Decision)]
     assert [r.by for r in records] == ["zen-auto"] * (wish != HERE.update_interval)
 
 
 def test_zen_auto_moves_nothing_before_an_answer_or_while_something_is_on_trial():
     tried = knobs_at(topk_ratio=0.3)
     advises = StandIn(intervals=(2, 8), bests=[tried])
-    controller, _ = a_controller(zen_auto=Scripted(8), advises=advises)
-    Run(Truth(), controller).take(200)
-    kinds = [getattr(record, "by", "window") for record in controller._log.records]
-    assert kinds[:4] == ["window", "twin", "window", "zen-auto"]
-    assert set(kinds[4:]) == {"window"}
-    final = [r for r in controller._log.records if isinstance(r, Decision)][-1]
+    controller, handle = a_controller(zen_auto=Scripted(8), advises=advises)
+    Run(Truth(), controller).take(600)
+    kinds = [getattr(record, "by", "window") for record in handle.notes.records]
+    assert kinds[:3] == ["window", "twin", "window"]
+    assert [kind for kind in kinds if kind != "window"] == ["twin", "zen-auto"]
+    final = [r for r in handle.notes.records if isinstance(r, Decision)][-1]
     assert final.new == replace(tried, update_interval=8)
+
+
+def test_it_looks_at_windows_now_and_then_and_only_where_zen_auto_could_move_s():
+    controller, _ = a_controller(zen_auto=Scripted(4), advises=StandIn(intervals=(2, 8)))
+    run = Run(Truth(), controller)
+    assert not controller.looks_at_windows, "nothing is known of other S yet"
+    looks = []
+    for _ in range(1023):
+        run.take(1)
+        looks.append(controller.looks_at_windows)
+    spans = "".join("x" if look else " " for look in looks[128:]).split()
+    assert {len(span) for span in spans} == {32}
+    assert sum(looks[128:]) == pytest.approx(len(looks[128:]) / 8, abs=32)
+    alone, _ = a_controller(zen_auto=Scripted(4), advises=StandIn(intervals=(4, 4)))
+    run = Run(Truth(), alone)
+    for _ in range(600):
+        run.take(1)
+        assert not alone.looks_at_windows
 
 
 def test_s_that_zen_auto_moved_is_what_the_twin_goes_on_from():
@@ -206,10 +227,10 @@ def test_s_that_zen_auto_moved_is_what_the_twin_goes_on_from():
 
 
 def test_zen_auto_stays_where_another_s_would_be_worse():
-    controller, _ = a_controller(zen_auto=Scripted(1))
+    controller, handle = a_controller(zen_auto=Scripted(1))
     run = Run(Truth(h2d=2.5), controller).take(300)
     assert run.knobs.update_interval == 8
-    assert [r for r in controller._log.records if getattr(r, "by", None) == "zen-auto"] == []
+    assert [r for r in handle.notes.records if getattr(r, "by", None) == "zen-auto"] == []
 
 
 def test_zen_auto_that_can_not_follow_everywhere_is_refused():

@@ -15,14 +15,18 @@ def flags(tmp_path):
     return [*FAST, "--data", text, "--warmup", "0", "--auto"]
 
 
-MEASURED = {"optimizer/zenflow/sketch"}
+MEASURED = "optimizer/zenflow/sketch"
 """What only a run whose controller asks for measurements has."""
 
 
 def equal(first, second):
     """Return whether two runs ended with the same bits in weights and optimizer state."""
     ours, theirs = (
-        {name: tensor for name, tensor in saved_tensors(out).items() if name not in MEASURED}
+        {
+            name: tensor
+            for name, tensor in saved_tensors(out).items()
+            if not name.startswith(MEASURED)
+        }
         for out in (first, second)
     )
     return ours.keys() == theirs.keys() and all(
@@ -51,7 +55,7 @@ def test_a_replay_ends_with_the_same_bits(tmp_path, flags, clock):
     assert [row["loss"] for row in steps(again)] == [row["loss"] for row in steps(out)]
     record = json.loads((again / "config.json").read_text())
     assert record["settings"]["replay"] == str(out / "decisions.jsonl")
-    assert saved_tensors(out).keys() >= MEASURED
+    assert any(name.startswith(MEASURED) for name in saved_tensors(out))
     assert len(clock.controllers) == 2  # and no controller was asked
 
 

@@ -154,6 +154,98 @@ def test_opposite_gradients_cancel_and_equal_ones_add_up():
         assert second.important == first.important > 0
 
 
+class NowAndThen(Watching):
+    """Looks at windows in given steps alone."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks, self.step = looks, 0
+
+    @property
+    def looks_at_windows(self):
+        return self.step + 1 in self.looks
+
+    def next_knobs(self, step, report, knobs):
+        self.step = step
+        return knobs
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+LOOKS = {1, 2, *range(6, 13), *range(16, 22)}
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("rolling", [True, False])
+def test_windows_that_began_while_they_were_looked_at_have_the_norms_that_they_always_have(
+    rolling, mode
+):
+    changes = {"num_steps": 24, "rolling": rolling, "update_interval": 4, "block_elements": 150}
+    always, weights = run(Watching(), mode, **changes)
+    at_times, same = run(NowAndThen(LOOKS), mode, **changes)
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+    begun = 0
+    for step, (whole, seen) in enumerate(zip(always, at_times, strict=True), start=1):
+        begun = begun + 1 if step in LOOKS else 0
+        whole_windows = {norms.age: norms for norms in whole.windows}
+        ages = {norms.age for norms in seen.windows}
+        if step > 2:  # from the first steps on, all windows have been looked at
+            assert all(age <= begun for age in ages)
+        assert ages == {age for age in whole_windows if age <= begun}
+        for norms in seen.windows:
+            expected = whole_windows[norms.age]
+            assert norms.accumulated == pytest.approx(expected.accumulated, rel=1e-5)
+            assert norms.important == pytest.approx(expected.important, rel=1e-5)
+    assert any(norms.age == 4 for report in at_times for norms in report.windows)
+
+
+def test_nothing_is_sketched_in_steps_that_nobody_looks_at(monkeypatch):
+    taken = []
+    for name in ("take", "read", "close"):
+        whole = getattr(gauges.WindowSketch, name)
+
+        def counted(self, *args, whole=whole):
+            taken.append(self.is_watching)
+            return whole(self, *args)
+
+        monkeypatch.setattr(gauges.WindowSketch, name, counted)
+    monkeypatch.setattr(torch, "mm", None)  # a call would fail
+    run(NowAndThen(set()))
+    assert not any(taken)
+
+
+@pytest.mark.parametrize("cut", [4, 7, 14, 18])
+def test_a_resumed_run_looks_at_the_same_windows(cut):
+    config = config_of(update_interval=4, block_elements=150)
+    model = GivenGradients(SHAPES)
+    controller = NowAndThen(LOOKS)
+    with closing(
+        ZenFlowAdamW(model.parameters(), config=config, controller=controller)
+    ) as optimizer:
+        expected = []
+        for step in range(1, 24):
+            if step == cut + 1:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            feed(model, optimizer, model.draw_gradients(step), "keep")
+            if step > cut:
+                expected.append(optimizer.report.windows)
+    twin = GivenGradients(SHAPES, seed=5)
+    with closing(
+        ZenFlowAdamW(twin.parameters(), config=config, controller=NowAndThen(LOOKS))
+    ) as optimizer:
+        twin.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        found = []
+        for step in range(cut + 1, 24):
+            feed(twin, optimizer, model.draw_gradients(step), "keep")
+            found.append(optimizer.report.windows)
+    assert found == expected
+
+
 def run(controller, mode="keep", *, num_steps=8, accumulation_steps=1, **changes):
     """Train a tiny stack and return its reports and last weights."""
     model = TinyStack(num_layers=4, width=24)

@@ -1,0 +1,104 @@
+"""Minutes: what a tuner measured and decided, as records with their predictions. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from autotune.decision_records import Deciders, Decision, WindowRecord
+from autotune.efficiency import DelayCost
+from autotune.measured import Stretch
+from autotune.tuner import Move
+from zenflow.knobs import Knobs
+
+
+class RecordSink(Protocol):
+    """Where decisions are written."""
+
+    def append(self, record: WindowRecord | Decision) -> None:
+        """Write a record."""
+
+
+class Minutes:
+    """Writes a record of each measured stretch and of each change.
+
+    Attributes:
+        predicted: Step seconds foretold for the knobs in force; None where nothing was.
+    """
+
+    def __init__(self, log: RecordSink, cost: DelayCost, tokens_per_step: int) -> None:
+        """Write to a log.
+
+        Args:
+            log: Takes the records.
+            cost: How a delay counts in goodput.
+            tokens_per_step: Of each device.
+        """
+        self.predicted: float | None = None
+        self._log = log
+        self._cost = cost
+        self._tokens = tokens_per_step
+
+    def window(
+        self, stretch: Stretch, constants: Mapping[str, float], search_seconds: float
+    ) -> None:
+        """Write a measured stretch down.
+
+        Args:
+            stretch: The newest.
+            constants: The twin's, as last refitted.
+            search_seconds: CPU time of searching so far.
+        """
+        worth = self._cost.of(stretch.knobs, stretch.rho)
+        self._log.append(
+            WindowRecord(
+                step=stretch.last_step,
+                window=stretch.index,
+                knobs=stretch.knobs,
+                step_seconds=stretch.step_seconds,
+                stall_seconds=max(0.0, stretch.stall_seconds),
+                predicted_step_seconds=self.predicted,
+                goodput=self._tokens / stretch.step_seconds * worth,
+                rho=stretch.rho,
+                constants=dict(constants),
+                search_seconds=search_seconds,
+            )
+        )
+
+    def change(
+        self,
+        step: int,
+        window: int,
+        old: Knobs,
+        move: Move,
+        stretches: Sequence[Stretch],
+        *,
+        by: Deciders,
+    ) -> None:
+        """Write a change of knobs down.
+
+        Args:
+            step: After which the new knobs hold.
+            window: Stretches measured so far.
+            old: Knobs until now.
+            move: What follows, and why.
+            stretches: What is known.
+            by: Who decided.
+        """
+        measured = [s.step_seconds for s in stretches if s.knobs == old]
+        self._log.append(
+            Decision(
+                step=step,
+                window=window,
+                by=by,
+                old=old,
+                new=move.new,
+                predicted_step_seconds=move.predicted_step_seconds,
+                measured_step_seconds=measured[-1] if measured else None,
+                gain=move.gain,
+                error=move.error,
+                rho=stretches[-1].rho if stretches else None,
+                reason=move.reason,
+            )
+        )
+        self.predicted = move.predicted_step_seconds
