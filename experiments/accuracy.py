@@ -22,8 +22,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from experiments.figures import draw_excess, save_figure
 from experiments.interrupt import StopRequest
+from experiments.plots import draw_excess, save_figure
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import (

@@ -202,7 +202,7 @@ def _validate(flags: dict[str, Any]) -> str:
 
 
 def _draw(runs: Sequence[Validated], profile: HardwareProfile, path: Path) -> None:
-    from experiments.figures import save_figure
+    from experiments.plots import save_figure
     from experiments.validation_plot import draw_validation
 
     link = ", emulated links" if profile.device.is_cpu else ""

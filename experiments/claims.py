@@ -25,8 +25,8 @@ from experiments.compare import (
     started,
     with_link,
 )
-from experiments.figures import RunRecord
 from experiments.interrupt import StopRequest
+from experiments.plots import RunRecord
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text

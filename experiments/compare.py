@@ -13,8 +13,8 @@ from rich.table import Table
 from experiments.build import build_workbench, choose_device
 from experiments.checkpoint import latest_checkpoint
 from experiments.emulation import choose_link
-from experiments.figures import RunRecord, draw_comparison, save_figure
 from experiments.interrupt import StopRequest
+from experiments.plots import RunRecord, draw_comparison, save_figure
 from experiments.pretrained import find_model, has_weights
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from experiments.compare_traces import Side
-from experiments.figures import SPAN_COLOURS, STALL_COLOUR
+from experiments.plots import SPAN_COLOURS, STALL_COLOUR
 from zenflow.timeline import Span, Timeline
 
 MOST_STEPS = 8

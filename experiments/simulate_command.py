@@ -88,7 +88,7 @@ def _interval(
 
 
 def _draw(prediction: Prediction, hardware: HardwareProfile, path: Path) -> None:
-    from experiments.figures import draw_timeline, save_figure  # slow to load
+    from experiments.plots import draw_timeline, save_figure  # slow to load
 
     summary = {
         "strategy": f"{prediction.strategy}, simulated on {hardware.name}",

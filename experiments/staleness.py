@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from experiments.accuracy import BASELINE, PRETRAINING, Task, measure, regimes, train
-from experiments.figures import save_figure
+from experiments.plots import save_figure
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text

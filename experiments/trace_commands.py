@@ -135,8 +135,8 @@ def _number(value: float | None, factor: float, sign: str = "") -> str:
 
 
 def _draw(a: Side, b: Side, path: Path) -> None:
-    from experiments.figures import save_figure
     from experiments.overlay import draw_overlay
+    from experiments.plots import save_figure
 
     try:
         save_figure(draw_overlay(a, b), path)

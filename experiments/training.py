@@ -274,7 +274,7 @@ class Training:
 
     def _write_results(self, summary: Mapping[str, Any], timeline: Timeline) -> None:
         # Imported late: drawing is slow to load, and no business of the loop.
-        from experiments.figures import draw_timeline, save_figure
+        from experiments.plots import draw_timeline, save_figure
         from experiments.tuning_figures import draw_tuning, read_tuning
 
         write_json(self.folder / "summary.json", summary)

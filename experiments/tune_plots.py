@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from autotune.objective import OBJECTIVES
 from autotune.result import Candidate, TuneResult
-from experiments.figures import STALL_COLOUR, STRATEGY_COLOURS
+from experiments.plots import STALL_COLOUR, STRATEGY_COLOURS
 
 _FOUND = STRATEGY_COLOURS["zenflow"]
 _DEFAULT = STRATEGY_COLOURS["zero_offload"]

@@ -19,7 +19,7 @@ from autotune.objective import OBJECTIVES, goodput
 from autotune.result import Candidate, TuneResult
 from autotune.study import tune
 from autotune.trial_loop import Task
-from experiments.figures import save_figure
+from experiments.plots import save_figure
 from experiments.records import provenance, write_json, write_text
 from experiments.tune_plots import draw_found, draw_importance
 

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from autotune.decisions import DECISIONS, DecisionFile, read_decisions
-from experiments.figures import SPAN_COLOURS, STALL_COLOUR, STRATEGY_COLOURS
+from experiments.plots import SPAN_COLOURS, STALL_COLOUR, STRATEGY_COLOURS
 from experiments.records import read_steps
 from zenflow.knobs import Knobs
 

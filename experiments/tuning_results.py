@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from experiments.figures import STRATEGY_COLOURS
+from experiments.plots import STRATEGY_COLOURS
 from experiments.records import percentile
 
 MOST_SLOWDOWN = 0.05

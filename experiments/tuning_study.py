@@ -22,8 +22,8 @@ import optuna
 
 from autotune.samplers import check_sampler
 from autotune.space import SearchSpace
-from experiments.figures import save_figure
 from experiments.hidden_truth import HiddenMachine, case_of
+from experiments.plots import save_figure
 from experiments.progress import Reporter
 from experiments.records import provenance, results_folder, write_json, write_text
 from experiments.tuning_methods import METHODS, START, AbstractMethod, Problem

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from experiments.figures import STRATEGY_COLOURS
+from experiments.plots import STRATEGY_COLOURS
 from experiments.validation import Validated, errors_of
 
 _BAND = 0.1

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from experiments.compare import comparison, read_run, run_comparison, stall_removed, table
-from experiments.figures import draw_comparison, draw_timeline, last_steps
 from experiments.interrupt import StopRequest
+from experiments.plots import draw_comparison, draw_timeline, last_steps
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, START_SHARE, TrainSettings
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text

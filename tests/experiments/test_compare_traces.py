@@ -6,8 +6,8 @@ from matplotlib.colors import to_hex
 
 from experiments.cli import main
 from experiments.compare_traces import Trace, align, compare_sides, load, whole_steps
-from experiments.figures import SPAN_COLOURS, STALL_COLOUR
 from experiments.overlay import MOST_STEPS, draw_overlay
+from experiments.plots import SPAN_COLOURS, STALL_COLOUR
 from zenflow.errors import ConfigError
 from zenflow.timeline import Span, Timeline
 

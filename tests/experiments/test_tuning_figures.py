@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.decisions import DecisionFile, End
-from experiments.figures import save_figure
+from experiments.plots import save_figure
 from experiments.tuning_figures import draw_tuning, tuning_series
 from tests.autotune.test_decisions import SECOND, START, THIRD, decision, header, window
 from tests.experiments.runs import FAST, trained, write_text
