@@ -12,6 +12,7 @@ import click
 
 from experiments import calibration_commands, trace_commands
 from experiments.configfile import read_config_file, settle_auto
+from experiments.figures_command import figures_command
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
@@ -35,6 +36,7 @@ main.add_command(simulate_command)
 main.add_command(calibration_commands.calibrate)
 main.add_command(calibration_commands.validate)
 main.add_command(tune_command)
+main.add_command(figures_command)
 
 
 @main.command()
