@@ -160,7 +160,7 @@ class _Session:
     def _make(self, figure: PaperFigure, place: str) -> Record | None:
         """Return a figure's record, made or found; None where it failed or lacks its input."""
         from experiments.reproduction import records
-        from experiments.reproduction.figure import NeedsInput
+        from experiments.reproduction.figure import NeedsInputError
 
         label = f"{place} {figure.name}".strip()
         before = None if self.force else records.done(self.out, figure, self.job)
@@ -171,7 +171,7 @@ class _Session:
                 self._say(f"{label}: done already")
                 return before
             return self._made(figure, label)
-        except NeedsInput as error:
+        except NeedsInputError as error:
             return self._stand_in(figure, label, error)
         except (ZenFlowError, OSError) as error:
             self._fail(figure, label, str(error))

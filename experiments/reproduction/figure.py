@@ -24,7 +24,7 @@ Progress = Callable[[float, str], None]
 Option = Literal["data_dir", "model"]
 
 
-class NeedsInput(ConfigError):
+class NeedsInputError(ConfigError):
     """A figure can't be made without --data-dir or --model; the message says what it needs.
 
     Raised by `PaperFigure.make`. The committed record then stands in, if there is one.
@@ -60,7 +60,7 @@ class PaperFigure:
     """Its module's name in this package, and what a person types."""
     title: str
     make: Callable[[Job], Data]
-    """Raises NeedsInput; KeyboardInterrupt or click.Abort where it was stopped and has kept what
+    """Raises NeedsInputError; KeyboardInterrupt or click.Abort where it was stopped and has kept what
     it had in the job's folder; a ZenFlowError or OSError with a message for the person."""
     findings: Callable[[Data], Sequence[Finding]]
     draw: Callable[[Data], Figure]
