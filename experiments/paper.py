@@ -51,7 +51,7 @@ UTILISATION_PERIOD = Published(
 UTILISATION_BUSY = Published(
     value=Range(low=2.5, high=3.0),
     unit="s",
-    source=f"{_BLOG}, figure 2: 90 to 100 % for that long",
+    source=f"{_BLOG}, figure 2: 90 to 100 % so long",
 )
 UTILISATION_IDLE = Published(
     value=Range(low=4.0, high=4.5), unit="s", source=f"{_BLOG}, figure 2: 0 % for that long"
@@ -105,7 +105,7 @@ MACHINES = ("a100-epyc-7742", "h100-xeon-8462y")
 TOPK_RATIO = 0.1
 UPDATE_INTERVAL = 4
 SET_UPS = {"qwen2.5-3b": (1, 64), "llama-2-7b": (2, 64), "llama-2-13b": (4, 48)}
-"""Devices and global batch of its throughput runs, where they are known; sequence length is not."""
+"""Devices and global batch of its throughput runs, where known; the sequence length is not."""
 
 CONCENTRATION_ENTRIES = Published(
     value=0.889, unit="", source=f"{_BLOG}, figure 5; {_SECONDARY}: the top 1 % of entries"

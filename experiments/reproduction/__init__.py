@@ -1,1 +1,1 @@
-"""The paper's figures made again: each is a function from a record, with a verdict on its claims."""
+"""The paper's figures made again: functions of a record, with verdicts on claims."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments import paper
 from experiments.reproduction.figure import Data, Job, PaperFigure
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FROM_PHASES = (
-    "From the published phases: this checks the schedule, not the machine's figures. Each phase is "
-    "spread evenly over 32 layers, and the last layer's copy follows backward."
+    "From the published phases: this checks the schedule, not the machine's figures. Each phase "
+    "is spread evenly over 32 layers, and the last layer's copy follows backward."
 )
 _FROM_TABLE = (
-    "From the table of hardware: the update at DRAM's bandwidth, copies at what one PCIe 4 x16 link "
-    "measures, for 6.74 G parameters on one link as published. DeepSpeed's CPU step is far below "
+    "From the table of hardware: the update at DRAM's bandwidth, copies at what one PCIe 4 x16 "
+    "link measures, for 6.74 G parameters on one link as published. DeepSpeed's CPU step is far below "
     "its roofline, which is why the update here is so much shorter."
 )
 
@@ -103,7 +103,7 @@ def _draw(data: Data) -> Figure:
     }  # fmt: skip
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     axes = figure.subplots()
-    labels = dict.fromkeys(("forward", "backward", "grads", "adam", "params"))
+    labels: dict[str, Any] = {}
     for place, (forward, backward, d2h, update, h2d) in enumerate(rows.values()):
         computed = forward + backward
         # Gradients leave inside backward, so they are drawn below it.

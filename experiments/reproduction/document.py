@@ -1,4 +1,7 @@
-"""Make docs/reproduction.md from committed records: ``python -m experiments.reproduction.document``."""
+"""Make docs/reproduction.md from committed records.
+
+``python -m experiments.reproduction.document``
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ _INTRODUCTION = """\
 # Reproduction
 
 What ZenFlow's paper and its independent users published, beside what this project finds. Made by
-`python -m experiments.reproduction.document` from the records that `zenflow figures` wrote and that
-are committed in `experiments/results`; a test compares them.
+`python -m experiments.reproduction.document` from the records that `zenflow figures` wrote and
+that are committed in `experiments/results`; a test compares them.
 
-*Simulated* numbers are predicted, or computed by a closed form, for the published hardware unless a
-note says otherwise. *Emulated* ones are of the real engine on a CPU over a link that really waits but
-is not a real one. *Measured* ones are of the real engine with nothing emulated, or counted. The
-verdict is computed: from the measured number if there is one, else the emulated, else the simulated,
-and the tolerance. It is unknown where the published number or ours is."""
+*Simulated* numbers are predicted, or computed by a closed form, for the published hardware unless
+a note says otherwise. *Emulated* ones are of the real engine on a CPU over a link that really
+waits but is not a real one. *Measured* ones are of the real engine with nothing emulated, or
+counted. The verdict is computed: from the measured number if there is one, else the emulated, else
+the simulated, and the tolerance. It is unknown where the published number or ours is."""
 
 
 def document(results: Path = RESULTS) -> str:

@@ -60,8 +60,8 @@ class PaperFigure:
     """Its module's name in this package, and what a person types."""
     title: str
     make: Callable[[Job], Data]
-    """Raises NeedsInputError; KeyboardInterrupt or click.Abort where it was stopped and has kept what
-    it had in the job's folder; a ZenFlowError or OSError with a message for the person."""
+    """Raises NeedsInputError; KeyboardInterrupt or click.Abort where it was stopped and has kept
+    what it had in the job's folder; a ZenFlowError or OSError with a message for the person."""
     findings: Callable[[Data], Sequence[Finding]]
     draw: Callable[[Data], Figure]
     minutes: float
@@ -71,8 +71,8 @@ class PaperFigure:
     exact: bool = False
     """Nothing is measured: the same on every machine, but for the last digits."""
     tolerance: float | None = None
-    """How far a number made again may be off the record's, as a share of it; None compares verdicts
-    only. Of figures that are not exact."""
+    """How far a number made again may be off the record's, as a share of it; None compares
+    verdicts only. Of figures that are not exact."""
     unchecked: frozenset[str] = field(default_factory=frozenset)
     """Keys of the data, at any depth, that are never compared: a clock's seconds, say."""
     uses: frozenset[Option] = field(default_factory=frozenset)
