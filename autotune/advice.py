@@ -1,4 +1,4 @@
-"""Advice: refit the twin, search it, and say what is worth trying. A pure function. No torch.
+"""Advice: refit the twin, search it, and say what is worth trying. No torch.
 
 It runs in a process of its own (`autotune.background`).
 """
@@ -44,6 +44,8 @@ class Adviser:
     constraints: Constraints = field(default_factory=Constraints)
     cost: DelayCost = FITTED
     _need: Callable[[Knobs], Need] | None = None
+    _seen: tuple[Prospects, tuple[Knobs, ...]] | None = None
+    """Of the last search: by what it was made, and the settings that it looked at."""
 
     def start(self, wanted: Knobs) -> Knobs:
         """Return the setting to start from: the wanted one, or the nearest that is allowed.
@@ -97,8 +99,7 @@ class Adviser:
         before = self.twin.num_simulated
         feasibility = self.feasibility(question.curve if question.has_curve else None)
         feasibility.check()
-        prospects = Prospects.of(question, self.twin, self.cost, self.space.select_intervals)
-        found = search(prospects, self.space, feasibility)
+        prospects, found = self._looked_at(question, feasibility)
         must_move = not feasibility.allows(question.here)
         advice = _Scales(prospects).weigh(found, must_move=must_move)
         return replace(
@@ -106,6 +107,27 @@ class Adviser:
             num_simulated=self.twin.num_simulated - before,
             seconds=time.process_time() - started,
         )
+
+    def _looked_at(
+        self, question: Question, feasibility: Feasibility
+    ) -> tuple[Prospects, list[Outlook]]:
+        """Search, or take what the last search saw; what was measured is always looked at."""
+        if question.num_trials:
+            prospects = Prospects.of(question, self.twin, self.cost, self.space.select_intervals)
+            found = search(prospects, self.space, feasibility)
+            self._seen = (prospects, tuple(outlook.knobs for outlook in found))
+        elif self._seen is None:
+            raise ValueError("there is nothing to weigh anew: the first question needs trials")
+        else:
+            former, settings = self._seen
+            prospects = former.weighed_anew(question)
+            found = [prospects.outlook(k) for k in settings if feasibility.allows(k)]
+        known = {outlook.knobs for outlook in found}
+        measured = dict.fromkeys(stretch.knobs for stretch in question.stretches)
+        found += [
+            prospects.as_it_is(k) for k in measured if k not in known and feasibility.allows(k)
+        ]
+        return prospects, found
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,16 +57,26 @@ class SearchBudget:
 
     def num_trials(self) -> int:
         """Return how many trials may be paid for now; 0 if too few to be worth asking."""
-        if self.seconds_per_trial is None or not self._counted:
+        room = self._room()
+        if self.seconds_per_trial is None:
             return 0
-        progress = self._done / self._total_steps
-        budget = self._share * self._total_steps * self._run_seconds / self._counted
-        room = budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
         affordable = int(room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
         if affordable < _FEWEST_TRIALS:
             return 0
         spared = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
         return min(_MOST_TRIALS, max(_FEWEST_TRIALS, spared))
+
+    def allows(self, seconds: float) -> bool:
+        """Return whether so much CPU time may be spent now."""
+        return self._room() >= seconds
+
+    def _room(self) -> float:
+        """Return the CPU seconds that may be spent now; 0 before the first steps."""
+        if not self._counted:
+            return 0.0
+        progress = self._done / self._total_steps
+        budget = self._share * self._total_steps * self._run_seconds / self._counted
+        return budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been counted, JSON-ready."""

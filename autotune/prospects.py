@@ -62,6 +62,11 @@ class Prospects:
             _select_seconds=seconds,
         )
 
+    def weighed_anew(self, question: Question) -> Prospects:
+        """Return the prospects by newer evidence, with the constants as they are."""
+        evidence = _evidence(self.twin, question.stretches, self.constants)
+        return replace(self, question=question, _residual=Residual(evidence))
+
     def forecast(self, knobs: Knobs) -> Forecast:
         """Return what the refitted twin says by itself."""
         return self.twin.forecast(knobs, self.constants)

@@ -42,6 +42,7 @@ class Question:
     may_probe: bool = True
     """Whether a setting may be tried whose gain the prediction's error exceeds."""
     num_trials: int = 40
+    """0 simulates nothing: what the last search saw is weighed anew by what has been measured."""
     seed: int = 0
 
 

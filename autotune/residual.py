@@ -25,8 +25,9 @@ _STRUCTURE_WEIGHT = 4.0
 _OFFSET = 0.3
 """Standard deviation of an error that all settings share: it never decides between two."""
 _LEAST_NOISE = 0.005
-_MEMORY = 8.0
-"""Stretches after which the variance of one's noise has grown by a factor of e."""
+_WANDER, _WANDER_TIME = 0.03, 8.0
+"""Standard deviation of the machine's own speed, which all settings share, and the stretches in
+which it moves: what was measured long ago still tells settings apart that were measured then."""
 
 Array = NDArray[np.float64]
 
@@ -39,7 +40,7 @@ class Evidence:
     log_ratio: float
     """Log of measured over predicted step time."""
     noise: float
-    """Standard error of that, without the drift of the machine."""
+    """Standard error of that, beside what the machine's speed does meanwhile."""
     age: int
     """Stretches since."""
 
@@ -53,14 +54,12 @@ class Residual:
         values = np.array([item.log_ratio for item in evidence])
         self._structure = _structure(evidence)
         self._mean = float(np.median(values)) if len(values) else 0.0
-        noise = np.array(
-            [
-                max(item.noise, _LEAST_NOISE) ** 2 * math.exp(item.age / _MEMORY)
-                for item in evidence
-            ]
-        )
         if evidence:
-            gram = self._covariance(self._knobs, self._knobs) + np.diag(noise)
+            noise = np.array([max(item.noise, _LEAST_NOISE) ** 2 for item in evidence])
+            ages = np.array([item.age for item in evidence], float)
+            apart = np.abs(ages[:, None] - ages[None, :])
+            wander = _WANDER**2 * np.exp(-apart / _WANDER_TIME)
+            gram = self._covariance(self._knobs, self._knobs) + wander + np.diag(noise)
             self._factor: Array = np.linalg.cholesky(gram).astype(float)
             self._solved = _solve(self._factor, values - self._mean)
 

@@ -51,7 +51,9 @@ def promising(
     """Return settings by an optimistic bound on their goodput, the best first.
 
     No step is shorter than its busiest lane, and what a lane carries is known in proportion: so a
-    few simulations, of those with the best bounds, do the work of many.
+    few simulations, of those with the best bounds, do the work of many. Next to the first come the
+    one in force and the first itself with windows of the other kind: of these the bound knows
+    least.
     """
     here = prospects.question.here
     busy = prospects.forecast(here).busy_seconds
@@ -68,7 +70,16 @@ def promising(
     every = space.select_intervals[0]  # any one: how often to select is worked out for each
     settings = [knobs for knobs in space.grid() if knobs == _canonical(knobs, every, space)]
     ranked = sorted(settings, key=lambda knobs: (-bound(knobs), str(knobs)))
+    first = next((knobs for knobs in ranked if feasibility.allows(knobs)), None)
+    if first is not None:
+        others = [_of_other_kind(knobs, every) for knobs in (here, first)]
+        known = set(settings)
+        ranked = list(dict.fromkeys([first, *(o for o in others if o in known), *ranked]))
     return list(islice((knobs for knobs in ranked if feasibility.allows(knobs)), count))
+
+
+def _of_other_kind(knobs: Knobs, select_interval: int) -> Knobs:
+    return replace(knobs, rolling=not knobs.rolling, select_interval=select_interval)
 
 
 def _canonical(knobs: Knobs, select_interval: int, space: SearchSpace) -> Knobs:

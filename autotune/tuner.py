@@ -7,6 +7,7 @@ engine is `autotune.twin_controller`'s. No torch.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -26,13 +27,14 @@ _SUDDEN = 0.3
 _DRIFTED_SIGMA = 0.35
 """Spread of the constants once they have been seen to move."""
 _LEAST_NOISE = 0.005
-_MOST_FAILURES = 3
+_MOST_FAILURES = 6
 """After so many failed trials in a row only what promises more than its error is tried."""
 _MOST_LOOKS = 3
 """Stretches after which a trial is judged whatever the noise."""
 _MOST_COMPARED = 6
 _KEPT = 24
-"""Stretches that are remembered."""
+"""Stretches that are remembered; the oldest of the setting that has most of them goes first, so
+that a long rest at one does not make the others strange."""
 
 Efficiency = Callable[[Knobs, float], float]
 
@@ -105,7 +107,7 @@ class Tuner:
         if former and self._has_drifted(stretch, former):
             self._forget(stretch)
             return None
-        self.stretches = [*self.stretches, stretch][-_KEPT:]
+        self.stretches = _bounded([*self.stretches, stretch])
         return self._judge() if self.home is not None else None
 
     def _judge(self) -> Move | None:
@@ -265,6 +267,15 @@ class Tuner:
         self._patience = int(state["patience"])
         self._failures = int(state["failures"])
         self._suspicious = bool(state["suspicious"])
+
+
+def _bounded(stretches: list[Stretch]) -> list[Stretch]:
+    while len(stretches) > _KEPT:
+        counts = Counter(s.knobs for s in stretches)
+        most = max(counts.values())
+        oldest = next(s for s in stretches if counts[s.knobs] == most)
+        stretches = [s for s in stretches if s is not oldest]
+    return stretches
 
 
 def _mean_error(stretches: Sequence[Stretch], between: float) -> float:

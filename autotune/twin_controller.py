@@ -44,6 +44,8 @@ _FEWEST_TRIALS = 6
 _LOOK_EVERY, _LOOK_WINDOWS, _LOOK_STEPS = 8, 4, 32
 """Of so many spans of steps windows' norms are measured in one; a span's windows and steps, at
 least. Norms take a few per cent of a small model's step, and S follows slow changes."""
+_WEIGHING_SECONDS = 0.01
+"""CPU time of weighing settings anew, before it is known."""
 _LEAST_LEFT = 2.0
 """Stretches that must be left for a change to pay."""
 
@@ -128,6 +130,7 @@ class TwinController(AbstractController):
         self.budget = SearchBudget(budget, total_steps)
         self._seed = seed
         self._advice: Advice | None = None
+        self._weighing_seconds = _WEIGHING_SECONDS
         self._last_reported = 0
         self._bounds: tuple[int, int] | None = None
         """Least and largest S that are as good as the one in force; None while that is unknown."""
@@ -178,7 +181,7 @@ class TwinController(AbstractController):
 
     def _end_stretch(self, step: int, knobs: Knobs) -> Move | None:
         """Hand the measured stretch to the tuner; return what follows at once."""
-        stretch, curve = self._gatherer.finish(step, knobs, sees_spans=self._may_ask(step))
+        stretch, curve = self._gatherer.finish(step, knobs, sees_spans=self._may_search(step))
         constants = {} if self._advice is None else self._advice.constants
         self._minutes.window(stretch, constants, self.search_seconds)
         self._guard.see(stretch)
@@ -186,17 +189,32 @@ class TwinController(AbstractController):
 
     # ---- advice -----------------------------------------------------------------------------
 
-    def _may_ask(self, step: int) -> bool:
+    def _may_search(self, step: int) -> bool:
         if self._is_asking or self._has_failed or self.budget.seconds_per_trial is None:
             return False
-        if self._guard.is_urgent and self.tuner.has_curve:
+        if self._is_urgent:
             return True
         return self._left(step) >= _LEAST_LEFT and self.budget.num_trials() > 0
+
+    def _may_weigh(self, step: int) -> bool:
+        """Whether what the last search saw may be weighed anew: it is about the same machine."""
+        if self._is_asking or self._has_failed or self._advice is None:
+            return False
+        is_about_now = self.tuner.drifts == self._asked_after
+        return (
+            is_about_now
+            and self._left(step) >= _LEAST_LEFT
+            and self.budget.allows(self._weighing_seconds)
+        )
+
+    @property
+    def _is_urgent(self) -> bool:
+        return self._guard.is_urgent and self.tuner.has_curve
 
     @property
     def _has_news(self) -> bool:
         """Whether there is something to ask about."""
-        return self.tuner.wants_advice or (self._guard.is_urgent and self.tuner.has_curve)
+        return self.tuner.wants_advice or self._is_urgent
 
     def _left(self, step: int) -> float:
         """Return for how many stretches a change could still pay."""
@@ -212,8 +230,11 @@ class TwinController(AbstractController):
                 self.budget.seconds_per_trial = answer.seconds_per_forecast
             elif answer is not None:
                 return self._consider(answer)
-            if self.tuner.stretches and self._may_ask(step) and self._has_news:
-                self._ask(step)
+            if self.tuner.stretches and self._has_news:
+                if self._may_search(step):
+                    self._ask(step, max(_FEWEST_TRIALS, self.budget.num_trials()))
+                elif self._may_weigh(step):
+                    self._ask(step, 0)
         except ConfigError:
             if not self._guard.was_met:  # what is asked for can't be had
                 raise
@@ -225,7 +246,7 @@ class TwinController(AbstractController):
             self._has_failed = True
         return None
 
-    def _ask(self, step: int) -> None:
+    def _ask(self, step: int, num_trials: int) -> None:
         question = self.tuner.question(
             select_seconds=self._gatherer.selections.seconds,
             energy_decay=self._gatherer.selections.decay,
@@ -233,7 +254,7 @@ class TwinController(AbstractController):
             steps_per_stretch=stretch_steps(self.tuner.here),
             resize_seconds=self._gatherer.resize_seconds,
             leaves_interval=self._zen is not None,
-            num_trials=max(_FEWEST_TRIALS, self.budget.num_trials()),
+            num_trials=num_trials,
             seed=self._seed,
         )
         self._guard.asked()
@@ -247,6 +268,8 @@ class TwinController(AbstractController):
         self.budget.spent += advice.seconds
         if advice.num_simulated:
             self.budget.seconds_per_trial = advice.seconds / advice.num_simulated
+        else:
+            self._weighing_seconds = advice.seconds
         if advice.here.knobs == self.tuner.here:
             self._minutes.predicted = advice.here.step_seconds
         if self.tuner.drifts != self._asked_after:

@@ -38,7 +38,7 @@ from zenflow.transfer import PacedLink
 LINKS: Mapping[str, float] = {"slow": 0.035e9, "medium": 0.07e9, "fast": 0.14e9}
 """Bytes/s each way. Over the slow one the model's gradients take twice as long as their step."""
 SEEDS = (0, 1, 2)
-TURNS, TUNED_TURN, FIXED_TURN = 3, 800, 60
+TURNS, TUNED_TURN, FIXED_TURN = 12, 200, 30
 """Steps of a tuned run between two turns of the fixed settings, and of those."""
 WARM = 6
 """Steps of a fixed setting's turn that are not counted: its caches were another side's."""

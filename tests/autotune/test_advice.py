@@ -200,6 +200,39 @@ def test_the_same_question_has_the_same_answer_by_the_same_way():
     assert ways[0] == ways[1]
 
 
+def test_what_a_search_saw_is_weighed_anew_without_simulating():
+    truth, advises = Truth(h2d=2.5), adviser()
+    first = truth.stretch(0, HERE)
+    searched = advises.advise(question([first]))
+    assert searched.num_simulated > 0
+    best = searched.best.knobs
+    again = advises.advise(question([first], num_trials=0))
+    assert replace(again, seconds=0.0) == replace(searched, num_simulated=0, seconds=0.0)
+    # What looked best turns out to be slow: another setting is next, at no simulation's cost.
+    slow = truth.stretch(1, best, slower=3.0)
+    back = truth.stretch(2, HERE)
+    other = advises.advise(question([first, slow, back], num_trials=0))
+    assert other.num_simulated == 0
+    assert other.constants == searched.constants
+    assert other.best is None or other.best.knobs != best
+    assert other.peak.knobs != best
+
+
+def test_what_was_measured_can_be_returned_to_though_no_search_saw_it():
+    near = replace(SPACE, topk_ratios=(0.1,), update_intervals=(4, 8), rollings=(True,))
+    truth, advises = Truth(h2d=2.5), adviser(near)
+    strange = knobs_at(topk_ratio=0.3, update_interval=2)
+    stretches = [truth.stretch(0, strange, slower=0.5), truth.stretch(1, HERE)]
+    for num_trials in (6, 0):
+        advice = advises.advise(question(stretches, num_trials=num_trials))
+        assert advice.best.knobs == strange
+
+
+def test_nothing_can_be_weighed_anew_before_a_search():
+    with pytest.raises(ValueError, match="first question needs trials"):
+        adviser().advise(question([Truth().stretch(0, HERE)], num_trials=0))
+
+
 def test_what_is_as_good_about_here_is_a_range_of_s_with_here_in_it():
     truth = Truth()
     for here in (HERE, truth.best(SPACE.grid())):

@@ -13,7 +13,8 @@ from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 START = Knobs.of(ZenFlowConfig())
-STRUCTURE, WEIGHT, OFFSET, LEAST_NOISE, MEMORY = 0.06, 4.0, 0.3, 0.005, 8.0
+STRUCTURE, WEIGHT, OFFSET, LEAST_NOISE = 0.06, 4.0, 0.3, 0.005
+WANDER, WANDER_TIME = 0.03, 8.0
 
 settings_of_knobs = st.builds(
     lambda k, interval, lag, rolling: replace(
@@ -58,8 +59,10 @@ def dense(evidence, one, other):
     values = np.array([item.log_ratio for item in evidence])
     middle = np.median(values)
     gram = np.array([[kernel(a.knobs, b.knobs) for b in evidence] for a in evidence])
-    noise = [max(e.noise, LEAST_NOISE) ** 2 * math.exp(e.age / MEMORY) for e in evidence]
-    inverse = np.linalg.inv(gram + np.diag(noise))
+    times = np.array([e.age for e in evidence])
+    wander = WANDER**2 * np.exp(-abs(times[:, None] - times) / WANDER_TIME)
+    noise = [max(e.noise, LEAST_NOISE) ** 2 for e in evidence]
+    inverse = np.linalg.inv(gram + wander + np.diag(noise))
     cross = np.array([[kernel(e.knobs, knobs) for e in evidence] for knobs in (one, other)])
     means = middle + cross @ inverse @ (values - middle)
     prior = np.array([[kernel(a, b) for b in (one, other)] for a in (one, other)])
@@ -120,16 +123,29 @@ def test_neighbours_are_told_apart_with_less_error_than_strangers():
     assert far < math.sqrt(2) * STRUCTURE
 
 
-def test_old_news_is_less_certain():
+def test_what_was_measured_together_is_told_apart_better_than_what_was_not():
     other = replace(START, update_interval=16)
 
-    def error(age):
+    def error(age, other_age):
         evidence = [
-            Evidence(knobs=knobs, log_ratio=0.0, noise=0.02, age=age) for knobs in (START, other)
+            Evidence(knobs=START, log_ratio=0.0, noise=0.01, age=age),
+            Evidence(knobs=other, log_ratio=0.0, noise=0.01, age=other_age),
         ]
         return Residual(evidence).error(START, other)
 
-    assert error(0) < error(8) < error(24)
+    assert error(0, 0) == pytest.approx(error(20, 20))
+    assert error(0, 0) < error(0, 4) < error(0, 24)
+
+
+def test_a_machine_that_has_become_slower_for_all_settings_says_nothing_of_one():
+    """The newer setting is as good as the older one, if the older one is slower by now too."""
+    other = replace(START, update_interval=16)
+    once = Evidence(knobs=START, log_ratio=0.0, noise=0.005, age=30)
+    slow = [replace(once, knobs=knobs, log_ratio=0.05, age=1) for knobs in (other, START)]
+    residual = Residual([once, *slow])
+    alone = Residual([once, slow[0]])
+    believed = residual.mean(other) - residual.mean(START)
+    assert believed < 0.6 * (alone.mean(other) - alone.mean(START))
 
 
 def test_before_anything_is_measured_the_prediction_stands():

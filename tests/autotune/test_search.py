@@ -1,4 +1,4 @@
-"""What the search ranks by: bytes per lane, in proportion."""
+"""What the search ranks by: bytes per lane, in proportion; and what it looks at first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.search import update_share
-from tests.autotune.worlds import CONFIG, HERE
+from autotune.advice import Adviser
+from autotune.efficiency import FITTED
+from autotune.prospects import Prospects
+from autotune.search import promising, update_share
+from tests.autotune.test_advice import question
+from tests.autotune.worlds import CONFIG, HERE, SPACE, Truth, twin
 
 
 @pytest.mark.parametrize(
@@ -19,3 +23,17 @@ def test_updates_are_the_hosts_whole_traffic_only_where_every_step_ends_a_window
 ):
     config = replace(CONFIG, deferred_moments=moments)
     assert update_share(replace(HERE, update_interval=interval), config) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("rolling", [True, False])
+def test_windows_of_the_other_kind_are_looked_at_first(rolling):
+    """Of what they do to a step the bound that ranks settings knows nothing."""
+    here = replace(HERE, rolling=rolling)
+    truth = Truth(h2d=2.0)
+    asked = question([truth.stretch(0, here)], here, num_trials=6)
+    prospects = Prospects.of(asked, twin(), FITTED, (100,))
+    feasibility = Adviser(twin(), SPACE).feasibility(None)
+    first, *others = promising(prospects, SPACE, feasibility, 4)
+    assert others[0] == replace(here, rolling=not rolling)
+    assert replace(first, rolling=not first.rolling) in others
+    assert len(dict.fromkeys([first, *others])) == 4

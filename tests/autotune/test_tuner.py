@@ -233,9 +233,9 @@ def fail(script, times):
         assert script.measure(1.2).new == START
 
 
-def test_three_failed_trials_end_probing_and_a_success_begins_it_again():
+def test_six_failed_trials_end_probing_and_a_success_begins_it_again():
     script = Script()
-    fail(script, 2)
+    fail(script, 5)
     assert script.tuner.question().may_probe
     fail(script, 1)
     assert not script.tuner.question().may_probe
@@ -246,7 +246,7 @@ def test_three_failed_trials_end_probing_and_a_success_begins_it_again():
 
 def test_failed_trials_are_not_forgotten_over_a_resume():
     script = Script()
-    fail(script, 3)
+    fail(script, 6)
     resumed = a_tuner()
     resumed.load_state_dict(json.loads(json.dumps(script.tuner.state_dict())))
     assert not resumed.question().may_probe
@@ -254,7 +254,7 @@ def test_failed_trials_are_not_forgotten_over_a_resume():
 
 def test_drift_forgives_failed_trials():
     script = Script()
-    fail(script, 3)
+    fail(script, 6)
     script.measure(3.0)
     assert script.tuner.drifts == 1
     assert script.tuner.question().may_probe
@@ -274,6 +274,17 @@ def test_what_is_remembered_is_bounded():
     kept = [s.index for s in script.tuner.stretches]
     assert len(kept) == 24
     assert kept[-1] == 59
+
+
+def test_a_long_rest_at_one_setting_does_not_make_the_others_strange():
+    script = Script()
+    script.measure(1.0)
+    script.tuner.question()
+    script.answer(OTHER)
+    for _ in range(60):
+        script.measure(0.8)
+    assert [s.index for s in script.tuner.stretches if s.knobs == START] == [0]
+    assert len(script.tuner.stretches) == 24
 
 
 def a_life(script, from_step, to_step):

@@ -96,7 +96,7 @@ def test_searching_stays_within_its_budget(forecast):
     run = Run(truth, controller).take(1000)
     assert handle.asked
     assert controller.search_seconds <= 0.02 * 1000 * truth.forecast(HERE).step_seconds
-    assert all(question.num_trials >= 6 for question in handle.asked)
+    assert all(question.num_trials >= 6 or not question.num_trials for question in handle.asked)
     assert run.seconds < 900 * truth.forecast(HERE).step_seconds
 
 
@@ -105,6 +105,29 @@ def test_the_budget_is_used_where_searching_is_cheap_enough():
     Run(Truth(h2d=2.5), controller).take(400)
     assert handle.asked
     assert controller.search_seconds > 0.2
+
+
+def test_when_the_budget_is_spent_what_was_seen_is_weighed_anew_until_a_drift():
+    class Disappointing(Truth):
+        """All that is promised turns out slow, so that there is always something else to try."""
+
+        def forecast(self, knobs):
+            found = super().forecast(knobs)
+            return replace(
+                found, step_seconds=found.step_seconds * (1.0 if knobs == HERE else 1.5)
+            )
+
+    controller, handle = a_controller(prices={"start": 0.05, "forecast": 0.012}, total_steps=600)
+    run = Run(Disappointing(h2d=1.5), controller).take(400)
+    trials = [question.num_trials for question in handle.asked]
+    assert trials[0] >= 6
+    assert 0 in trials, "and then it costs nothing"
+    assert run.knobs == HERE
+    before = len(trials)
+    run.truth.constants = {**run.truth.constants, "device": 3.0}
+    run.take(100)
+    assert controller.tuner.drifts == 1
+    assert 0 not in [question.num_trials for question in handle.asked[before:]][:1]
 
 
 def test_where_starting_has_used_the_budget_up_nothing_is_asked():
