@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experiments.published_data import BREAKDOWN
-from experiments.reproduction.finding import Range
+from experiments.reproduction.finding import Finding, Range, Tolerance
 
 _PAPER = "ZenFlow paper (arXiv 2505.12242)"
 _SECONDARY = f"{_PAPER}, per a secondary summary"
@@ -23,6 +23,29 @@ class Published:
     value: Range | float
     unit: str
     source: str
+
+    def beside(
+        self,
+        claim: str,
+        tolerance: Tolerance,
+        *,
+        simulated: float | None = None,
+        emulated: float | None = None,
+        measured: float | None = None,
+        note: str = "",
+    ) -> Finding:
+        """Return the claim with ours beside the published number."""
+        return Finding(
+            claim=claim,
+            source=self.source,
+            published=self.value,
+            unit=self.unit,
+            tolerance=tolerance,
+            simulated=simulated,
+            emulated=emulated,
+            measured=measured,
+            note=note,
+        )
 
 
 def _ms(value: float, source: str) -> Published:

@@ -73,8 +73,8 @@ def draw_timeline(timeline: Timeline, summary: Mapping[str, Any]) -> Figure:
     shown = last_steps(timeline, _window_steps(summary))
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots()
-    _draw_lanes(axes, shown)
-    _mark_steps(axes, shown)
+    draw_lanes(axes, shown)
+    mark_steps(axes, shown)
     axes.set_xlim(0, shown.makespan)
     axes.set_xlabel("seconds")
     stalled = summary["stall_fraction"] or 0.0
@@ -83,7 +83,7 @@ def draw_timeline(timeline: Timeline, summary: Mapping[str, Any]) -> Figure:
         f"{stalled:.0%} of the run stalled"
     )
     figure.suptitle(title + _link_note(summary), fontsize=12)
-    _legend(figure, [shown])
+    lane_legend(figure, [shown])
     return figure
 
 
@@ -96,8 +96,8 @@ def draw_comparison(runs: Sequence[RunRecord], num_steps: int = 8) -> Figure:
     widest = max(timeline.makespan for timeline in cut)
     panels = top.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, run, timeline in zip(panels, runs, cut, strict=True):
-        _draw_lanes(axes, timeline)
-        _mark_steps(axes, timeline)
+        draw_lanes(axes, timeline)
+        mark_steps(axes, timeline)
         axes.set_xlim(0, widest)
         per_step = timeline.makespan / num_steps * 1e3
         stalled = sum(timeline.stalls().values()) / timeline.makespan
@@ -106,7 +106,7 @@ def draw_comparison(runs: Sequence[RunRecord], num_steps: int = 8) -> Figure:
             loc="left", fontsize=10, pad=14,
         )  # fmt: skip
     panels[-1].set_xlabel(f"seconds from the start of the last {num_steps} steps")
-    _legend(top, cut)
+    lane_legend(top, cut)
     left, middle, right = bottom.subplots(1, 3)
     _draw_losses(left, runs, "step")
     _draw_losses(middle, runs, "seconds")
@@ -185,7 +185,7 @@ def _window_steps(summary: Mapping[str, Any]) -> int:
     return max(window * max(2, _MOST_STEPS // window) if window <= _MOST_STEPS else window, 4)
 
 
-def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
+def draw_lanes(axes: Axes, timeline: Timeline) -> None:
     origin = timeline.start
     for row, lane in enumerate(LANES):
         bars: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -203,7 +203,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _mark_steps(axes: Axes, timeline: Timeline) -> None:
+def mark_steps(axes: Axes, timeline: Timeline) -> None:
     """Draw a line where a step starts, with its number above."""
     starts = _step_starts(timeline)
     room = timeline.makespan / 200
@@ -219,7 +219,7 @@ def _colour(span: Span) -> str:
     return STALL_COLOUR if span.is_stall else SPAN_COLOURS.get(span.name, _OTHER_COLOUR)
 
 
-def _legend(figure: Any, timelines: Sequence[Timeline]) -> None:
+def lane_legend(figure: Any, timelines: Sequence[Timeline]) -> None:
     names = {span.name for line in timelines for span in line.spans if not span.is_stall}
     known = [name for name in SPAN_COLOURS if name in names]
     patches = [Patch(color=SPAN_COLOURS[name], label=name) for name in known]

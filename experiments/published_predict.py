@@ -110,6 +110,20 @@ def predict(
     return _simulated(machine, costs, Strategy.of(setup.strategy, **setup.options), quantity)
 
 
+def predict_costs(
+    costs: StepCosts, strategy: Strategy, quantity: Quantity, rate: float = math.inf
+) -> float:
+    """Return the seconds that a strategy takes on the costs' machine.
+
+    Args:
+        costs: Of one step.
+        strategy: What runs.
+        quantity: Which of its times.
+        rate: Bytes/s that CPU code reaches on the host; infinite where DRAM bounds it.
+    """
+    return _simulated(_StepMachine(costs.hardware, rate), costs, strategy, quantity)
+
+
 def _phase_costs(setup: Phases) -> StepCosts:
     return costs_of_phases(
         forward=setup.forward,

@@ -18,8 +18,8 @@ _FROM_PHASES = (
 )
 _FROM_TABLE = (
     "From the table of hardware: the update at DRAM's bandwidth, copies at what one PCIe 4 x16 "
-    "link measures, for 6.74 G parameters on one link as published. DeepSpeed's CPU step is far below "
-    "its roofline, which is why the update here is so much shorter."
+    "link measures, for 6.74 G parameters on one link as published. DeepSpeed's CPU step is far "
+    "below its roofline, which is why the update here is so much shorter."
 )
 
 
@@ -60,30 +60,32 @@ def _make(job: Job) -> Data:
 def _findings(data: Data) -> Sequence[Finding]:
     ours, table = data["from_phases"], data["from_table"]
     share = ours["idle_seconds"] / ours["step_seconds"]
-    within = Tolerance.relative(0.05)
+    schedule, part = Tolerance.relative(0.05), Tolerance.relative(0.15)
     return [
-        _finding("A ZeRO-Offload step of Llama-2-7B leaves the GPU idle for 5100 ms",
-                 paper.OFFLOAD_IDLE, ours["idle_seconds"] * 1e3, within, _FROM_PHASES),
-        _finding("... and takes 7145 ms", paper.OFFLOAD_STEP, ours["step_seconds"] * 1e3, within,
-                 _FROM_PHASES),
-        _finding("The GPU is idle for more than 60 % of the step", paper.IDLE_SHARE, share,
-                 Tolerance.at_least(), _FROM_PHASES),
-        _finding("Gradients take 500 ms to the host", paper.D2H, table["d2h"] * 1e3,
-                 Tolerance.relative(0.15), _FROM_TABLE),
-        _finding("Weights take 500 ms back", paper.H2D, table["h2d"] * 1e3,
-                 Tolerance.relative(0.15), _FROM_TABLE),
-        _finding("The CPU's update takes 4600 ms", paper.UPDATE, table["host"] * 1e3,
-                 Tolerance.relative(0.15), _FROM_TABLE),
+        paper.OFFLOAD_IDLE.beside(
+            "A ZeRO-Offload step of Llama-2-7B leaves the GPU idle for 5100 ms",
+            schedule, simulated=ours["idle_seconds"] * 1e3, note=_FROM_PHASES,
+        ),
+        paper.OFFLOAD_STEP.beside(
+            "The step takes 7145 ms",
+            schedule, simulated=ours["step_seconds"] * 1e3, note=_FROM_PHASES,
+        ),
+        paper.IDLE_SHARE.beside(
+            "The GPU is idle for more than 60 % of the step",
+            Tolerance.at_least(), simulated=share, note=_FROM_PHASES,
+        ),
+        paper.D2H.beside(
+            "Gradients take 500 ms to the host",
+            part, simulated=table["d2h"] * 1e3, note=_FROM_TABLE,
+        ),
+        paper.H2D.beside(
+            "Weights take 500 ms back", part, simulated=table["h2d"] * 1e3, note=_FROM_TABLE
+        ),
+        paper.UPDATE.beside(
+            "The CPU's update takes 4600 ms",
+            part, simulated=table["host"] * 1e3, note=_FROM_TABLE,
+        ),
     ]  # fmt: skip
-
-
-def _finding(
-    claim: str, published: paper.Published, simulated: float, tolerance: Tolerance, note: str
-) -> Finding:
-    return Finding(
-        claim=claim, source=published.source, published=published.value, unit=published.unit,
-        simulated=simulated, tolerance=tolerance, note=note,
-    )  # fmt: skip
 
 
 def _draw(data: Data) -> Figure:
@@ -94,8 +96,8 @@ def _draw(data: Data) -> Figure:
     ours, table, phases = data["from_phases"], data["from_table"], paper.PHASES
     rows = {
         "published": (phases.forward, phases.backward, phases.d2h, phases.update, phases.h2d),
-        "simulated from\nthe published phases": tuple(
-            ours[name] for name in ("forward", "backward", "d2h", "host", "h2d")
+        "simulated from\nthe published phases": (
+            *(ours[name] for name in ("forward", "backward", "d2h", "host", "h2d")),
         ),
         "simulated from\nhardware's figures": (
             ours["forward"], ours["backward"], table["d2h"], table["host"], table["h2d"],
