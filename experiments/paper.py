@@ -84,6 +84,9 @@ NAIVE_IDLE = _ms(2555, f"{_BLOG}, figure 4; {_SECONDARY}")
 NAIVE_IDLE_SHARE = Published(
     value=0.56, unit="", source=f"{_BLOG}, figure 4; {_SECONDARY}: 56 % of a step"
 )
+NO_IDLE = _ms(0, f"{_BLOG}: zero-stall")
+NO_IDLE_SHARE = Published(value=0.0, unit="", source=f"{_BLOG}: zero-stall")
+STALL_FREE = Published(value=1.0, unit="", source=f"{_BLOG}: zero-stall")
 STALL_FREE_STEP = _ms(2045, f"{_PHASES}: 45 + 2000, nothing waited for")
 LEAST_INTERVAL_128 = Published(
     value=3, unit="steps", source=f"{_SECONDARY}: (4600 + 500) / 2045, rounded up"
