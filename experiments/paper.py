@@ -97,6 +97,11 @@ CUTS = Published(
 )
 MEAN_OVER_OFFLOAD = Published(value=4.3, unit="x", source=f"{_SECONDARY}, figures 11 to 13")
 MEAN_OVER_INFINITY = Published(value=6.3, unit="x", source=f"{_SECONDARY}, figures 11 to 13")
+RELEASED_3B = Published(
+    value=2497 / 1116,
+    unit="x",
+    source="DeepSpeed blog zenflow-corebinding: 2497 and 1116 ms with cores bound",
+)
 STALL_REDUCTION = Published(value=0.85, unit="", source=f"{_BLOG}: more than 85 %")
 
 ZENFLOW_BYTES = Published(

@@ -26,9 +26,11 @@ def _make(job: Job) -> Data:
     del job
     found: Data = {}
     for strategy in _STRATEGIES:
-        prediction = simulated(strategy, num_steps=8)
+        prediction = simulated(strategy, num_steps=16)
         timeline = prediction.timeline
-        shown = timeline.between(timeline.start, timeline.start + _SHOWN_SECONDS)
+        # A window later what the steps before have set off is in the picture as well.
+        start = timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
+        shown = timeline.between(start, start + _SHOWN_SECONDS)
         found[strategy] = {
             "step_seconds": prediction.step_seconds,
             "idle_seconds": prediction.stall_seconds,

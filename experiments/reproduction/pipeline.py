@@ -13,9 +13,13 @@ from experiments.reproduction.paper_phases import NOTE, packed, simulated, unpac
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from zenflow.timeline import Timeline
+
 _WINDOWS = 3
-_RULES = {"zenflow_paper": "as published: windows end together, an update lands a window later",
-          "zenflow": "this project's default: rolling windows, an update lands a step later"}  # fmt: skip
+_RULES = {
+    "zenflow_paper": "as published: windows end together, an update lands a window later",
+    "zenflow": "this project's default: rolling windows, an update lands a step later",
+}
 _INTERVALS = range(1, 9)
 _FREE = 0.01
 """Share of a step that counts as no stall."""
@@ -23,17 +27,17 @@ _FREE = 0.01
 
 def _make(job: Job) -> Data:
     del job
-    shown = {
-        name: packed(simulated(name, num_steps=_WINDOWS * paper.UPDATE_INTERVAL).timeline)
-        for name in _RULES
-    }
-    stalls = {
-        name: {
-            str(interval): _stall(name, interval) for interval in _INTERVALS
-        }
-        for name in _RULES
-    }  # fmt: skip
-    return {"spans_ms": shown, "stall_share": stalls}
+    stalls = {name: {str(s): _stall(name, s) for s in _INTERVALS} for name in _RULES}
+    return {"spans_ms": {name: packed(_windows(name)) for name in _RULES}, "stall_share": stalls}
+
+
+def _windows(name: str) -> Timeline:
+    """Return three windows of the steady state."""
+    prediction = simulated(name, num_steps=(_WINDOWS + 1) * paper.UPDATE_INTERVAL)
+    # A window later what the steps before have set off is in the picture as well.
+    start = prediction.timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
+    length = _WINDOWS * paper.UPDATE_INTERVAL * prediction.step_seconds
+    return prediction.timeline.between(start, start + length)
 
 
 def _stall(name: str, interval: int) -> float:
