@@ -113,6 +113,9 @@ BYTES_CUT = Published(value=0.44, unit="", source=f"{_SECONDARY}: 44 % less")
 SELECTION_RATIO = Published(
     value=Range(low=4000, high=6000), unit="x", source=f"{_BLOG}: 4,000 and 6,000 times less"
 )
+SELECTION_SHAPE = Published(
+    value=1.0, unit="", source=f"{_SECONDARY}: column norms, O(m), in place of gradients, O(n m)"
+)
 PROJECTION_BYTES = Published(
     value=16_384, unit="B", source=f"{_SECONDARY}: norms of one 4096 x 4096 projection, 16 KB"
 )

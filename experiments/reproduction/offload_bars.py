@@ -15,9 +15,13 @@ _TITLES = {"a100-epyc-7742": "4x A100, EPYC 7742", "h100-xeon-8462y": "4x H100, 
 
 
 def draw_bars(
-    axes: Axes, rows: Sequence[dict[str, Any]], machine: str, value: Callable[[Any], float]
+    axes: Axes,
+    rows: Sequence[dict[str, Any]],
+    machine: str,
+    value: Callable[[Any], float],
+    form: str,
 ) -> None:
-    """Draw one machine's bars: models side by side, a colour for each sequence length."""
+    """Draw one machine's bars: a colour for each sequence length, values in ``form``."""
     for place, model in enumerate(paper.MODELS):
         for shift, (sequence, colour) in enumerate(zip(SEQUENCES, _COLOURS, strict=True)):
             chosen = [
@@ -28,7 +32,7 @@ def draw_bars(
             for height in chosen:
                 axes.bar(at, height, width=0.25, color=colour,
                          label=f"{sequence} tokens" if place == 0 else None)  # fmt: skip
-                axes.text(at, height, f"{height:.2g}", ha="center", va="bottom", fontsize=7)
+                axes.text(at, height, format(height, form), ha="center", va="bottom", fontsize=7)
     axes.set_xticks(
         range(len(paper.MODELS)), [_named(model) for model in paper.MODELS], fontsize=8
     )

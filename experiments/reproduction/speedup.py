@@ -85,7 +85,7 @@ def _draw(data: Data) -> Figure:
     for axes, machine in zip(panels, paper.MACHINES, strict=True):
         assert isinstance(paper.CUTS.value, Range)
         band = axes.axhspan(paper.CUTS.value.low, paper.CUTS.value.high, color="#eeeeee", zorder=0)
-        draw_bars(axes, data["rows"], machine, speedup)
+        draw_bars(axes, data["rows"], machine, speedup, ".1f")
         line = axes.axhline(float(_mean()), color="#555555", linestyle="--", linewidth=1)
         axes.axhline(1, color="#999999", linewidth=0.8)
         axes.set_ylabel("ZeRO-Offload's step over ZenFlow's")

@@ -64,12 +64,12 @@ def _findings(data: Data) -> Sequence[Finding]:
             Tolerance.at_least(), simulated=fmean(shares), note=_NOTE,
         ),
         published.beside(
-            "ZenFlow removes more than 85 % of it for every model on every machine", Tolerance.at_least(),
-            simulated=min(shares), note=_NOTE,
+            "ZenFlow removes more than 85 % of it for every model on every machine",
+            Tolerance.at_least(), simulated=min(shares), note=_NOTE,
         ),
         published.beside(
-            "ZenFlow removes more than 85 % of it for every one of them with longer sequences", Tolerance.at_least(),
-            simulated=min(longer), note=_NOTE,
+            "ZenFlow removes more than 85 % of it for every one of them with longer sequences",
+            Tolerance.at_least(), simulated=min(longer), note=_NOTE,
         ),
     ]  # fmt: skip
     if emulated is not None:
@@ -94,7 +94,7 @@ def _draw(data: Data) -> Figure:
     grid = figure.add_gridspec(2, 2, width_ratios=[5, 1])
     for row, machine in enumerate(paper.MACHINES):
         axes = figure.add_subplot(grid[row, 0])
-        draw_bars(axes, data["rows"], machine, lambda item: 100 * stall_removed(item))
+        draw_bars(axes, data["rows"], machine, lambda item: 100 * stall_removed(item), ".0f")
         axes.axhline(
             85, color="#555555", linestyle="--", linewidth=1, label="published: over 85 %"
         )
