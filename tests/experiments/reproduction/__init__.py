@@ -1,0 +1,1 @@
+"""Tests of the paper's figures and of their frame."""
