@@ -173,6 +173,8 @@ class _Session:
             return self._made(figure, label)
         except NeedsInputError as error:
             return self._stand_in(figure, label, error)
+        except click.Abort:  # an Exception to Python, but it stops all figures
+            raise
         except (ZenFlowError, OSError) as error:
             self._fail(figure, label, str(error))
         except Exception as error:  # noqa: BLE001  (others are made; the exit code tells of it)

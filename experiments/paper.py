@@ -92,9 +92,8 @@ LEAST_INTERVAL_128 = Published(
     value=3, unit="steps", source=f"{_SECONDARY}: (4600 + 500) / 2045, rounded up"
 )
 
-CUTS = Published(
-    value=Range(low=2.9, high=5.0), unit="x", source=f"{_SECONDARY}: per machine and model"
-)
+SMALLEST_CUT = Published(value=2.9, unit="x", source=f"{_SECONDARY}: per machine and model")
+LARGEST_CUT = Published(value=5.0, unit="x", source=f"{_SECONDARY}: per machine and model")
 MEAN_OVER_OFFLOAD = Published(value=4.3, unit="x", source=f"{_SECONDARY}, figures 11 to 13")
 MEAN_OVER_INFINITY = Published(value=6.3, unit="x", source=f"{_SECONDARY}, figures 11 to 13")
 RELEASED_3B = Published(

@@ -41,7 +41,15 @@ def test_using_settings_and_timelines_from_the_package_does_not_load_torch():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["compare", "--help"], ["plan", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["compare", "--help"],
+        ["plan", "--help"],
+        ["figures", "--help"],
+        ["figures", "--list"],
+    ],
 )
 def test_the_command_lines_help_loads_neither_torch_nor_matplotlib(arguments):
     loaded = modules_after(

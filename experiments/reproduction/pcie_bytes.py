@@ -100,7 +100,9 @@ def _counted(config: ZenFlowConfig, seed: int) -> float:
             (model(x) - x).float().square().mean().backward()
             optimizer.step()
             optimizer.synchronize()
-            moved.append(optimizer.report.d2h_bytes + optimizer.report.h2d_bytes)
+            report = optimizer.report
+            assert report is not None
+            moved.append(report.d2h_bytes + report.h2d_bytes)
     finally:
         optimizer.close()
     counted = moved[_SETTLING * config.update_interval :]

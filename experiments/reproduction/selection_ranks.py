@@ -1,7 +1,7 @@
 """One rank of a data-parallel run that counts what a selection of columns has to exchange.
 
-``python -m experiments.reproduction.selection_ranks RANK RANKS MEETING SEED WIDTH`` prints what it
-counted as JSON. Every collective is a real one over gloo, counted where it is called.
+``python -m experiments.reproduction.selection_ranks RANK RANKS MEETING SEED WIDTH STEPS``
+prints what it counted as JSON. Every collective is a real one over gloo, counted at its call.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class _Counter:
         return total
 
 
-def measure(rank: int, seed: int, width: int) -> dict[str, Any]:
+def measure(rank: int, seed: int, width: int, steps: int) -> dict[str, Any]:
     """Select columns once by whole gradients and once by their norms, and count both.
 
     The gradients are of this rank's own half of a batch, in bfloat16; norms are float32. Norms of
     ranks' own gradients, summed, are not the norm of the sum: how many columns both ways choose
-    alike is said as well. Then the engine takes steps under DistributedDataParallel: its own
-    collectives are counted.
+    alike is said as well. Then the engine takes so many steps under DistributedDataParallel, and
+    its own collectives are counted; None without steps.
     """
     torch.manual_seed(seed)
     shapes = ((width, width), (4 * width, width), (width, 4 * width))
@@ -48,9 +48,9 @@ def measure(rank: int, seed: int, width: int) -> dict[str, Any]:
     (model(x) - x).float().square().mean().backward()
     whole, norms = _Counter(), _Counter()
     same = chosen = 0
-    for layer in model:
-        gradient = layer.weight.grad
-        assert gradient is not None
+    for weight in model.parameters():
+        gradient = weight.grad
+        assert isinstance(gradient, Tensor)
         exact = whole.summed(gradient).float().square().sum(dim=0)
         cheap = norms.summed(gradient.float().square().sum(dim=0))
         count = max(1, round(_TOPK * exact.numel()))
@@ -61,11 +61,11 @@ def measure(rank: int, seed: int, width: int) -> dict[str, Any]:
         "gradient_bytes": whole.num_bytes,
         "norm_bytes": norms.num_bytes,
         "chosen_alike": same / chosen,
-        "engine_collectives": _engine_collectives(model, x),
+        "engine_collectives": _engine_collectives(model, x, steps) if steps else None,
     }
 
 
-def _engine_collectives(model: nn.Module, x: Tensor) -> int:
+def _engine_collectives(model: nn.Module, x: Tensor, steps: int) -> int:
     """Return how many collectives the optimizer itself calls in steps with selections."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -89,7 +89,7 @@ def _engine_collectives(model: nn.Module, x: Tensor) -> int:
     try:
         for name in names:
             setattr(distributed, name, counting(name))
-        for _ in range(6):
+        for _ in range(steps):
             (parallel(x) - x).float().square().mean().backward()
             optimizer.step()
         optimizer.synchronize()
@@ -102,11 +102,11 @@ def _engine_collectives(model: nn.Module, x: Tensor) -> int:
 
 def main(arguments: list[str]) -> None:
     """Join the other ranks, measure and print."""
-    rank, ranks, meeting, seed, width = arguments
+    rank, ranks, meeting, seed, width, steps = arguments
     distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(ranks)
     )
-    found = measure(int(rank), int(seed), int(width))
+    found = measure(int(rank), int(seed), int(width), int(steps))
     distributed.destroy_process_group()
     print(json.dumps(found))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from experiments import paper
 from experiments.reproduction import offload_runs
 from experiments.reproduction.figure import Data, Job, PaperFigure
-from experiments.reproduction.finding import Finding, Range, Tolerance
+from experiments.reproduction.finding import Finding, Tolerance
 from experiments.reproduction.offload_runs import judged, over_infinity, speedup
 
 if TYPE_CHECKING:
@@ -45,21 +45,14 @@ def _make(job: Job) -> Data:
 def _findings(data: Data) -> Sequence[Finding]:
     rows = judged(data["rows"])
     gains = [speedup(row) for row in rows]
-    assert isinstance(paper.CUTS.value, Range)
-    cut = (paper.CUTS, offload_runs.NOTE)
-    low, high = (
-        Finding(
-            claim=claim, source=cut[0].source, unit=cut[0].unit, tolerance=_NEAR, published=bound,
-            simulated=ours, note=cut[1],
-        )
-        for claim, bound, ours in (
-            ("The smallest speed-up over ZeRO-Offload is 2.9x", cut[0].value.low, min(gains)),
-            ("The largest is 5x", cut[0].value.high, max(gains)),
-        )
-    )  # fmt: skip
     return [
-        low,
-        high,
+        paper.SMALLEST_CUT.beside(
+            "The smallest speed-up over ZeRO-Offload is 2.9x", _NEAR, simulated=min(gains),
+            note=offload_runs.NOTE,
+        ),
+        paper.LARGEST_CUT.beside(
+            "The largest is 5x", _NEAR, simulated=max(gains), note=offload_runs.NOTE
+        ),
         paper.MEAN_OVER_OFFLOAD.beside(
             "The mean over models and machines is 4.3x", _NEAR, simulated=fmean(gains),
             note=offload_runs.NOTE,
@@ -82,11 +75,12 @@ def _draw(data: Data) -> Figure:
 
     figure = Figure(figsize=(12, 7), layout="constrained")
     panels = figure.subplots(len(paper.MACHINES), 1, sharey=True)
+    published = (paper.SMALLEST_CUT, paper.LARGEST_CUT, paper.MEAN_OVER_OFFLOAD)
+    low, high, mean = (cast(float, number.value) for number in published)
     for axes, machine in zip(panels, paper.MACHINES, strict=True):
-        assert isinstance(paper.CUTS.value, Range)
-        band = axes.axhspan(paper.CUTS.value.low, paper.CUTS.value.high, color="#eeeeee", zorder=0)
+        band = axes.axhspan(low, high, color="#eeeeee", zorder=0)
         draw_bars(axes, data["rows"], machine, speedup, ".1f")
-        line = axes.axhline(float(_mean()), color="#555555", linestyle="--", linewidth=1)
+        line = axes.axhline(mean, color="#555555", linestyle="--", linewidth=1)
         axes.axhline(1, color="#999999", linewidth=0.8)
         axes.set_ylabel("ZeRO-Offload's step over ZenFlow's")
     bars, labels = panels[0].get_legend_handles_labels()
@@ -102,11 +96,6 @@ def _draw(data: Data) -> Figure:
         fontsize=11,
     )
     return figure
-
-
-def _mean() -> float:
-    assert isinstance(paper.MEAN_OVER_OFFLOAD.value, float)
-    return paper.MEAN_OVER_OFFLOAD.value
 
 
 FIGURE = PaperFigure(

@@ -100,5 +100,5 @@ def test_a_written_verdict_is_not_believed():
 def test_numbers_that_can_t_be_are_refused():
     with pytest.raises(ValueError, match="low <= high, got 2 and 1"):
         Range(low=2, high=1)
-    with pytest.raises(ValueError, match="at least 0, got -0.1"):
+    with pytest.raises(ValueError, match="at least 0, got -"):
         Tolerance.relative(-0.1)

@@ -144,7 +144,7 @@ def test_bad_input_is_refused_before_work_starts(tmp_path):
     for arguments, message in (
         (["brakdown"], "no figure is called 'brakdown': did you mean breakdown"),
         (["naive-overlapp"], "did you mean naive_overlap"),
-        (["zzzz"], "known: breakdown"),
+        (["zzzz"], "there are breakdown"),
         (["--smoke", "--check"], "leave out --smoke"),
         (["--data-dir", str(tmp_path / "nowhere")], "is no directory"),
     ):
