@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,14 @@ class Workbench:
         )
 
 
-def build_workbench(settings: TrainSettings) -> Workbench:
+def build_workbench(
+    settings: TrainSettings, make_data: Callable[[TextTokenizer], TrainingData] | None = None
+) -> Workbench:
     """Return the run's device, model and data.
+
+    Args:
+        settings: What to do.
+        make_data: Makes the batches, in place of those that the settings name.
 
     Raises:
         ConfigError: The settings name something that is not there or does not fit together.
@@ -67,7 +74,10 @@ def build_workbench(settings: TrainSettings) -> Workbench:
     found = find_model(settings.model)
     use_threads(settings, device)
     tokenizer = load_tokenizer(found)
-    data = make_batches(read_source(settings), tokenizer, settings)
+    if make_data is None:
+        data = make_batches(read_source(settings), tokenizer, settings)
+    else:
+        data = make_data(tokenizer)
     model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(device=device, dtype=DTYPES[settings.dtype])
     model.train()

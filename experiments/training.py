@@ -145,8 +145,7 @@ class Training:
         evaluation = {}
         if self._is_done:
             evaluation = self.evaluate()
-            with self._true_weights():
-                save_model_folder(self.bench.model, self.bench.tokenizer, self.folder / "model")
+            self.export()
         self.save()
         self.reporter.finish()
         summary = summarize(
@@ -157,12 +156,12 @@ class Training:
         self._write_results(summary, timeline)
         return Outcome(summary=summary, steps=self.step, stopped=self.step < total)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, Any]:
         """Return loss (and accuracy) on held-out batches, with the true weights."""
         settings, data = self.bench.settings, self.bench.data
         count = min(settings.eval_batches, data.held_out.per_epoch)
         losses = correct = targets = 0.0
-        with self._true_weights(), torch.no_grad():
+        with self.true_weights(), torch.no_grad():
             for index in range(count):
                 batch = data.held_out.batch(index).to(self.bench.device)
                 logits = forward(self.bench.model, batch)
@@ -175,8 +174,13 @@ class Training:
             result["eval_accuracy"] = correct / targets
         return result
 
+    def export(self) -> None:
+        """Write the true weights as a folder that ``--model`` loads."""
+        with self.true_weights():
+            save_model_folder(self.bench.model, self.bench.tokenizer, self.folder / "model")
+
     @contextmanager
-    def _true_weights(self) -> Iterator[None]:
+    def true_weights(self) -> Iterator[None]:
         """Evaluate and export the weights as the optimizer knows them, without prediction."""
         self.optimizer.eval()
         self.bench.model.eval()

@@ -1,0 +1,88 @@
+"""The strategies by name: a preset, with its share k, its interval S or its lag changed.
+
+``zenflow k=0.01 S=16`` is the preset ``zenflow`` with these two; ``auto`` is ``zenflow`` under
+the tuner. Does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zenflow.config import PRESETS, unknown_name
+from zenflow.errors import ConfigError
+
+BASELINE = "on_device"
+AUTO = "auto"
+STRATEGIES = (
+    "zero_offload",
+    "zenflow_paper",
+    "zenflow_paper S=16",
+    "zenflow",
+    "zenflow S=16",
+    "zenflow k=0.02",
+    AUTO,
+)
+"""Compared with the baseline where nothing else is asked for."""
+
+_KNOBS: Mapping[str, tuple[str, type]] = {
+    "k": ("topk_ratio", float),
+    "S": ("update_interval", int),
+    "lag": ("lag", int),
+}
+_CHANGEABLE = ("zenflow", "zenflow_paper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A strategy to train under."""
+
+    name: str
+    strategy: str
+    """The preset."""
+    knobs: Mapping[str, Any]
+    """What differs from it."""
+    controller: str | None = None
+    """Who changes knobs while the run goes on."""
+
+
+def parse_variants(text: str) -> list[Variant]:
+    """Return the variants that a list with commas names, the baseline first in any case.
+
+    Raises:
+        ConfigError: A name or a knob is unknown, or has an impossible value.
+    """
+    names = [" ".join(part.split()) for part in text.split(",")]
+    wanted = dict.fromkeys([BASELINE, *(name for name in names if name)])
+    return [parse_variant(name) for name in wanted]
+
+
+def parse_variant(name: str) -> Variant:
+    """Return the variant of this name.
+
+    Raises:
+        ConfigError: It is unknown, or a knob has an impossible value.
+    """
+    preset, *changes = name.split(" ")
+    if preset not in (*PRESETS, AUTO):
+        raise ConfigError(f"strategy {unknown_name(preset, (*PRESETS, AUTO))}")
+    if changes and preset not in _CHANGEABLE:
+        raise ConfigError(
+            f"k, S and lag can be changed of {' and '.join(_CHANGEABLE)}, but not of {preset!r}"
+        )
+    if preset == AUTO:
+        return Variant(name=name, strategy="zenflow", knobs={}, controller="twin")
+    return Variant(name=name, strategy=preset, knobs=dict(map(_knob, changes)))
+
+
+def _knob(change: str) -> tuple[str, Any]:
+    short, equals, value = change.partition("=")
+    if not equals or short not in _KNOBS:
+        known = ", ".join(f"{key}=" for key in _KNOBS)
+        raise ConfigError(f"a strategy is followed by {known} and a number, but got {change!r}")
+    field, kind = _KNOBS[short]
+    try:
+        return field, kind(value)
+    except ValueError as error:
+        raise ConfigError(f"{short} must be {kind.__name__}, but is {value!r}") from error
