@@ -66,9 +66,7 @@ def read_folder(folder: Path) -> Sentences:
             f"the data directory {folder} must hold {TRAIN} and {TEST}, but has no "
             f"{' and no '.join(missing)}: check --data-dir"
         )
-    return without_leakage(
-        folder.name, _read_rows(folder / TRAIN), _read_rows(folder / TEST)
-    )
+    return without_leakage(folder.name, _read_rows(folder / TRAIN), _read_rows(folder / TEST))
 
 
 def read_hub(name: str) -> Sentences:

@@ -113,17 +113,14 @@ def complete(study: Study, folder: Path, workers: int) -> Iterator[dict[str, Any
     Raises:
         ConfigError: The folder holds runs of another study, or a run can't be made.
     """
-    tasks = study.tasks(folder, None)
-    known = [row for task in tasks if (row := result_of(task)) is not None]
-    yield from known
-    missing = [task for task in tasks if result_of(task) is None]
-    if not missing:
+    found = {task.folder: result_of(task) for task in study.tasks(folder, None)}
+    yield from (row for row in found.values() if row is not None)
+    if all(found.values()):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    is_tuned = any(task.settings.controller for task in missing)
-    link = _link(study, folder) if is_tuned else None
-    wanted = {task.folder for task in missing}
-    yield from _made([task for task in study.tasks(folder, link) if task.folder in wanted], workers)
+    is_tuned = any(variant.controller for variant in study.variants)
+    tasks = study.tasks(folder, _link(study, folder) if is_tuned else None)
+    yield from _made([task for task in tasks if found[task.folder] is None], workers)
 
 
 def _link(study: Study, folder: Path) -> float | None:
