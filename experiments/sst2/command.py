@@ -63,8 +63,7 @@ def main(
 ) -> None:
     """Fine-tune an encoder on SST-2 under every strategy and compare accuracies.
 
-    A run that --runs holds already is not repeated: after an interruption the same command goes
-    on.
+    A run that --runs holds is not repeated: after an interruption the same command goes on.
     """
     kept = runs or RUNS / ("sst2-smoke" if smoke else "sst2")
     origin = provenance()
@@ -86,6 +85,8 @@ def main(
     folder = out or (kept / "record" if smoke else results_folder("sst2"))
     click.echo("\n" + write_record(folder, study.header(), origin, in_order(study, rows)))
     click.echo(f"\nrecord: {folder}")
+    if smoke:
+        click.echo("A smoke run: that it works, not what it shows.")
 
 
 def full_study(

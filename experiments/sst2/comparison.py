@@ -70,7 +70,7 @@ class Comparison:
     def is_equivalent(self) -> bool:
         """Whether the accuracy is neither lower nor higher than the baseline's by the margin."""
         low, high = self.interval
-        return -MARGIN < low and high < MARGIN
+        return low > -MARGIN and high < MARGIN
 
 
 def compare(rows: Sequence[Mapping[str, Any]], num_test: int) -> list[Comparison]:

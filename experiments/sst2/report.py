@@ -84,38 +84,32 @@ def report(
     counts = {verdict: 0 for verdict in (HOLDS, FAILS, UNKNOWN)}
     for comparison in found[1:]:
         counts[comparison.verdict] += 1
-    return (
-        "\n".join(
-            [
-                "# Accuracy on SST-2",
-                "",
-                f"Made by `python -m experiments.sst2`, commit {origin['commit']}, on "
-                f"{origin['hardware']['cpu']}. {title(header)}. AdamW, learning rate "
-                f"{header['lr']:g} with a warm-up over {header['warmup']:.0%} of the steps and a "
-                f"linear decay, batches of {header['batch_size']}, clipped at "
-                f"{header['max_grad_norm']:g}. A seed gives every strategy the same head, batches and "
-                "dropout; the test is looked at once, when a run has ended, and nothing was chosen "
-                "by it.",
-                "",
-                f"The claim is that a strategy loses no more than {_POINTS * MARGIN:g} point of the "
-                f"accuracy that {BASELINE} has, a margin set beforehand. It *holds* where the "
-                f"{CONFIDENCE:.0%} interval of the difference lies above that loss, *does not hold* "
-                "where it lies below, and else these runs *can't tell*. The interval is the wider of "
-                "two: over the seeds (Student's t of the paired differences) and over the test "
-                "sentences (normal, each with its mean difference over the seeds). p is the paired "
-                "t-test's; a large one shows nothing by itself. Each strategy is judged at 5% by "
-                "itself.",
-                "",
-                "![accuracies and differences](accuracy.png)",
-                "",
-                *table(found),
-                "",
-                ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
-                *_notes(found),
-            ]
-        )
-        + "\n"
-    )
+    lines = [
+        "# Accuracy on SST-2",
+        "",
+        f"Made by `python -m experiments.sst2`, commit {origin['commit']}, on "
+        f"{origin['hardware']['cpu']}. {title(header)}. AdamW, learning rate {header['lr']:g} "
+        f"with a warm-up over {header['warmup']:.0%} of the steps and a linear decay, batches of "
+        f"{header['batch_size']}, clipped at {header['max_grad_norm']:g}. A seed gives every "
+        "strategy the same head, batches and dropout; the test is looked at once, when a run has "
+        "ended, and nothing was chosen by it.",
+        "",
+        f"The claim is that a strategy loses no more than {_POINTS * MARGIN:g} point of the "
+        f"accuracy that {BASELINE} has, a margin set beforehand. It *holds* where the "
+        f"{CONFIDENCE:.0%} interval of the difference lies above that loss, *does not hold* where "
+        "it lies below, and else these runs *can't tell*. The interval is the wider of two: over "
+        "the seeds (Student's t of the paired differences) and over the test sentences (normal, "
+        "each with its mean difference over the seeds). p is the paired t-test's; a large one "
+        "shows nothing by itself. Each strategy is judged at 5% by itself.",
+        "",
+        f"![accuracies and differences]({PICTURE})",
+        "",
+        *table(found),
+        "",
+        ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
+        *_notes(found),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def table(found: Sequence[Comparison]) -> list[str]:

@@ -37,6 +37,11 @@ PROTOCOL = TrainSettings(
 SMOKE = replace(PROTOCOL, model="own:tiny", batch_size=8, epochs=3, lr=3e-3, sequence=48)
 """The same for a model made on the spot from random weights, which takes larger steps."""
 
+_SHARED = (
+    "epochs", "lr", "schedule", "warmup", "max_grad_norm", "batch_size", "sequence", "betas", "eps",
+    "weight_decay", "dtype",
+)  # fmt: skip
+"""What a record says of the protocol."""
 _LINK = "link.json"
 
 
@@ -83,8 +88,6 @@ class Study:
     def header(self) -> dict[str, Any]:
         """Return what all runs share, as plain JSON values."""
         protocol = self.protocol.to_dict()
-        fixed = ("strategy", "knobs", "controller", "seed", "model", "link", "replay")
-        shared = {name: value for name, value in protocol.items() if name not in fixed}
         return {
             "model": self.model,
             "model_sha256": self.model_digest,
@@ -93,7 +96,7 @@ class Study:
             "num_train": len(self.sentences.train),
             "num_test": len(self.sentences.test),
             "num_dropped": self.sentences.num_dropped,
-            **json.loads(json.dumps(shared)),
+            **{name: protocol[name] for name in _SHARED},
         }
 
     def identity(self, variant: Variant, seed: int) -> dict[str, Any]:
