@@ -40,7 +40,7 @@ _STOPPED = 130
 @click.option("--test", type=int, default=0, show_default=True, help="To test on; 0 is all.")
 @click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True)
 @click.option("--strategies", default=",".join(STRATEGIES), show_default=True,
-              help="A preset each, with k=, S= or lag= behind it; on_device always runs.")  # fmt: skip
+              help="Presets, with k=, S= or lag= behind them; on_device always runs.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True,
               help="Runs at a time.")  # fmt: skip
 @click.option(

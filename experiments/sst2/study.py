@@ -38,8 +38,8 @@ SMOKE = replace(PROTOCOL, model="own:tiny", batch_size=8, epochs=3, lr=3e-3, seq
 """The same for a model made on the spot from random weights, which takes larger steps."""
 
 _SHARED = (
-    "epochs", "lr", "schedule", "warmup", "max_grad_norm", "batch_size", "sequence", "betas", "eps",
-    "weight_decay", "dtype",
+    "epochs", "lr", "schedule", "warmup", "max_grad_norm", "batch_size", "sequence", "betas",
+    "eps", "weight_decay", "dtype",
 )  # fmt: skip
 """What a record says of the protocol."""
 _LINK = "link.json"
