@@ -106,15 +106,12 @@ def result_of(task: Task) -> dict[str, Any] | None:
 
 
 def carry_out(task: Task) -> dict[str, Any]:
-    """Return the row of a run, made now unless its folder has it.
+    """Make a run and return its row, which its folder keeps.
 
     Raises:
-        ConfigError: The model can't be loaded or tuned, or the folder holds another run.
+        ConfigError: The model can't be loaded or tuned.
         KeyboardInterrupt: A signal ended the run early; nothing is left of it.
     """
-    known = result_of(task)
-    if known is not None:
-        return known
     quiet = Reporter(Console(quiet=True))
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())

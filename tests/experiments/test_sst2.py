@@ -100,6 +100,7 @@ def test_the_study_goes_on_where_it_was_stopped(tmp_path):
     before = written(tmp_path)
     assert len(before) == 2
     found = list(complete(study, tmp_path, 1))
+    assert len(found) == 4
     assert {(row["variant"], row["seed"]) for row in found} == {
         (name, seed) for name in (BASELINE, "zero_offload") for seed in (0, 1)
     }
