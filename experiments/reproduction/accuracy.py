@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import paper
-from experiments.reproduction.figure import Data, Job, NeedsInput, PaperFigure
+from experiments.reproduction.figure import Data, Job, NeedsInputError, PaperFigure
 from experiments.reproduction.finding import Finding, Tolerance
 from experiments.sst2.comparison import CONFIDENCE, MARGIN, UNKNOWN, Comparison, compare
 from experiments.sst2.variants import AUTO, BASELINE
@@ -60,13 +60,13 @@ def _recorded(job: Job) -> Data:
     """Return the committed study's numbers.
 
     Raises:
-        NeedsInput: There are none, or others are asked for.
+        NeedsInputError: There are none, or others are asked for.
     """
     from experiments.sst2.report import ROWS, read_record
 
     newest = max(_RESULTS.glob(f"*_sst2_*/{ROWS}"), default=None)
     if newest is None or job.model is not None or job.seed:
-        raise NeedsInput(
+        raise NeedsInputError(
             "the accuracy figure trains on SST-2: give --data-dir FOLDER, with train.tsv and "
             "test.tsv (lines of sentence, tab, 0 or 1)"
         )

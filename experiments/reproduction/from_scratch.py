@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from experiments.reproduction.figure import Data, Job, NeedsInput, PaperFigure
+from experiments.reproduction.figure import Data, Job, NeedsInputError, PaperFigure
 from experiments.reproduction.finding import Finding, Tolerance
 from experiments.sst2.comparison import CONFIDENCE, half_width_over_seeds
 from experiments.sst2.variants import BASELINE
@@ -29,7 +29,7 @@ _KEPT = ("regime", "variant", "lr", "seed", "eval_loss")
 def _make(job: Job) -> Data:
     newest = max(_RESULTS.glob("*_accuracy_*/record.jsonl"), default=None)
     if newest is None:
-        raise NeedsInput(
+        raise NeedsInputError(
             "this figure reads the record of python -m experiments.accuracy, and there is none in "
             f"{_RESULTS}: make it first"
         )

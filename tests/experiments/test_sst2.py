@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from experiments.reproduction import accuracy
-from experiments.reproduction.figure import Job, NeedsInput
+from experiments.reproduction.figure import Job, NeedsInputError
 from experiments.reproduction.finding import Verdict
 from experiments.sst2.command import main, smoke_study
 from experiments.sst2.comparison import packed
@@ -274,7 +274,7 @@ def test_the_figure_without_data_reads_the_committed_study_or_says_what_it_needs
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(accuracy, "_RESULTS", tmp_path)
-    with pytest.raises(NeedsInput, match="--data-dir FOLDER"):
+    with pytest.raises(NeedsInputError, match="--data-dir FOLDER"):
         accuracy.FIGURE.make(Job(folder=tmp_path))
     study = small_study()
     rows = list(complete(study, tmp_path / "runs", 1))
@@ -286,5 +286,5 @@ def test_the_figure_without_data_reads_the_committed_study_or_says_what_it_needs
     (finding,) = accuracy.FIGURE.findings(data)
     assert finding.verdict is Verdict.HOLDS  # two runs that are the same to the bit
     json.dumps(data, allow_nan=False)
-    with pytest.raises(NeedsInput):
+    with pytest.raises(NeedsInputError):
         accuracy.FIGURE.make(Job(folder=tmp_path, seed=1))
