@@ -1,14 +1,16 @@
-# make run    installs into .venv and trains a model under four strategies, side by side
-# make test   installs what tests need and checks everything: lint, types, imports, tests
-# make gpu    the tests that need a CUDA device, and a benchmark on it
-# make bench  the benchmarks of the host's side and of the simulator
+# make run      installs into .venv and trains a model under four strategies, side by side
+# make test     installs what tests need and checks everything: lint, types, imports, tests
+# make figures  makes the paper's figures again and says which of its claims hold
+# make gpu      the tests that need a CUDA device, and a benchmark on it
+# make bench    the benchmarks of the host's side and of the simulator
 #
 # Settings, as in `make run PYTHON=python3.12 ARGS="--steps 50"`:
 #   PYTHON       interpreter that makes the virtual environment
 #   VENV         where that is; a torch that it has already is kept
 #   EXTRAS       optional dependencies of `make run`
 #   TORCH_INDEX  package index for torch alone, such as https://download.pytorch.org/whl/cpu
-#   OUT, ARGS    where `make run` writes, and more arguments for it
+#   OUT          where `make run` writes
+#   ARGS         more arguments for `make run` or `make figures`
 #   PYTEST_ARGS  more arguments for pytest
 #   PY           an interpreter with all dependencies: nothing is installed, no .venv is made
 
@@ -41,7 +43,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/_host_kern
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 
-.PHONY: help venv install inplace run test lint types imports unit gpu bench clean
+.PHONY: help venv install inplace run figures test lint types imports unit gpu bench clean
 
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
@@ -85,6 +87,10 @@ inplace:
 
 run: $(READY_RUN)
 	$(ZENFLOW) train --compare --out $(OUT) $(ARGS)
+
+# What is done already is left alone, so an interrupted or a second run goes on.
+figures: $(READY_RUN)
+	$(ZENFLOW) figures $(ARGS)
 
 test: lint types imports unit
 
