@@ -233,7 +233,7 @@ def _draw_losses(axes: Axes, runs: Sequence[RunRecord], against: str) -> None:
     for run in runs:
         colour = STRATEGY_COLOURS.get(run.strategy, _OTHER_COLOUR)
         at = _positions(run.rows, against)
-        axes.plot(at, _smoothed([row["loss"] for row in run.rows]), color=colour, linewidth=1,
+        axes.plot(at, smoothed([row["loss"] for row in run.rows]), color=colour, linewidth=1,
                   alpha=0.5)  # fmt: skip
         points = [
             (place, row["eval_loss"])
@@ -263,7 +263,7 @@ def _positions(rows: Sequence[Mapping[str, Any]], against: str) -> list[float]:
     return positions
 
 
-def _smoothed(values: Sequence[float]) -> list[float]:
+def smoothed(values: Sequence[float]) -> list[float]:
     """Return a running mean over about a thirtieth of the run, and 5 steps at least."""
     weight = 1 - 1 / max(5.0, len(values) / 30)
     smooth: list[float] = []

@@ -194,9 +194,8 @@ def _draw_shares(axes: Axes, data: Data, kind: str) -> None:
                   label=f"top {float(share):.0%}")  # fmt: skip
     published = paper.CONCENTRATION_ENTRIES if kind == "entries" else paper.CONCENTRATION_COLUMNS
     assert isinstance(published.value, float)
-    axes.axhline(100 * published.value, color=_COLOURS["0.01"], linestyle="--", linewidth=1)
-    axes.text(steps[-1], 100 * published.value + 1, f"published, top 1 %: {published.value:.1%}",
-              ha="right", va="bottom", fontsize=8, color=_COLOURS["0.01"])  # fmt: skip
+    axes.axhline(100 * published.value, color=_COLOURS["0.01"], linestyle="--", linewidth=1,
+                 label=f"published, top 1 %: {published.value:.1%}")  # fmt: skip
     axes.set_ylim(0, 100)
     axes.set_xlabel("step of fine-tuning")
     axes.set_ylabel("% of the squared norm")
@@ -219,12 +218,12 @@ def _draw_kept(axes: Axes, data: Data) -> None:
     axes.set_xscale("log", base=2)
     shifts = [int(shift) for shift in averaged]
     axes.set_xticks(shifts, [str(shift) for shift in shifts])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.45 * axes.get_ylim()[1])  # room for the legend
     axes.set_xlabel("steps later (dotted: columns chosen at random)")
     axes.set_ylabel("% of that step's squared norm")
     axes.set_title("Kept by columns that were chosen before", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
 
 
 FIGURE = PaperFigure(
