@@ -106,11 +106,15 @@ def _group(
 
 def _ladder(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rungs that were trained, each with its mean excess."""
-    rungs = [
-        {"text": text, "name": name, "excess": group["variants"][name]["excess"]}
-        for text, name in zip(LADDER_TEXTS, LADDER_NAMES, strict=True)
-        if name in group["variants"]
-    ]
+    rungs: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    for text, name in zip(LADDER_TEXTS, LADDER_NAMES, strict=True):
+        if name not in group["variants"]:
+            skipped.append(text)
+            continue
+        whole = f"{skipped[0]} ... {text}" if skipped else text
+        rungs.append({"text": whole, "name": name, "excess": group["variants"][name]["excess"]})
+        skipped = []
     return {"regime": group["regime"], "lr": group["lr"], "rungs": rungs}
 
 
