@@ -266,7 +266,7 @@ def _draw_released(axes: Axes, released: Mapping[str, float]) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel("ms per step")
-    axes.set_title("The released code: Qwen2.5-3B on 2x A100", fontsize=11)
+    axes.set_title("The released code:\nQwen2.5-3B on 2x A100", fontsize=11)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
 
