@@ -102,7 +102,5 @@ def averaged(history: Sequence[Norms], decay: float) -> list[NDArray[np.float64]
     """Return the moving average of norms, as the engine scores columns."""
     scores = [np.zeros_like(own) for own in history[0]]
     for norms in history:
-        scores = [
-            decay * s + (1 - decay) * own for s, own in zip(scores, norms, strict=True)
-        ]
+        scores = [decay * s + (1 - decay) * own for s, own in zip(scores, norms, strict=True)]
     return scores

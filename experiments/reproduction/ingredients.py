@@ -38,7 +38,8 @@ class Rung:
 
 RUNGS: tuple[Rung, ...] = (
     Rung(name="ZeRO-Offload", strategy="zero_offload"),
-    Rung(name="selection alone", strategy="zero_offload", knobs={"topk_ratio": 0.1}, is_alone=True),
+    Rung(name="selection alone", strategy="zero_offload", knobs={"topk_ratio": 0.1},
+         is_alone=True),
     Rung(name="interval alone", strategy="zero_offload", knobs={"update_interval": 4},
          is_alone=True),
     Rung(name="overlap alone", strategy="delayed", is_alone=True),
@@ -78,7 +79,7 @@ def _simulated() -> dict[str, dict[str, float]]:
 
 
 def _released() -> dict[str, float]:
-    """Return predicted steps of the released code where overlap was measured, cores bound or not."""
+    """Return predicted steps of the released code where overlap was measured."""
     from experiments.published_data import MEASUREMENTS
     from experiments.published_predict import predict
 
@@ -143,8 +144,11 @@ def _findings(data: Data) -> Sequence[Finding]:
     found = [
         Finding(
             claim=f"Overlap alone shortens the released code's step by 9 to 12 % ({text})",
-            source=_ISSUE, unit="of the step", published=_OVERLAP,
-            tolerance=Tolerance.absolute(0.03), note=note,
+            source=_ISSUE,
+            unit="of the step",
+            published=_OVERLAP,
+            tolerance=Tolerance.absolute(0.03),
+            note=note,
             simulated=1 - released[f"overlap{key}"] / released[f"in turn{key}"],
         )
         for text, key in (("cores not bound", ""), ("cores bound", ", bound"))
@@ -153,8 +157,11 @@ def _findings(data: Data) -> Sequence[Finding]:
         Finding(
             claim="Most of the released code's gain comes without overlap",
             source=f"{_ISSUE}; DeepSpeed blog zenflow-corebinding: ZeRO-Offload 2887 ms",
-            unit="of the gain", published=without, tolerance=Tolerance.absolute(0.1),
-            simulated=(released["offload"] - released["in turn"]) / saved, note=note,
+            unit="of the gain",
+            published=without,
+            tolerance=Tolerance.absolute(0.1),
+            simulated=(released["offload"] - released["in turn"]) / saved,
+            note=note,
         )
     )
     place = 1 - released["offload, bound"] / released["offload"]
@@ -162,8 +169,11 @@ def _findings(data: Data) -> Sequence[Finding]:
         Finding(
             claim="Binding cores to the nearest memory shortens ZeRO-Offload's step",
             source="DeepSpeed blog zenflow-corebinding: 2887 to 2497 ms, Qwen2.5-3B on 2 A100",
-            unit="of the step", published=1 - 2497 / 2887, tolerance=Tolerance.absolute(0.05),
-            simulated=place, note="Placement: only where memory lies is simulated.",
+            unit="of the step",
+            published=1 - 2497 / 2887,
+            tolerance=Tolerance.absolute(0.05),
+            simulated=place,
+            note="Placement: only where memory lies is simulated.",
         )
     )
     return [*found, *_engine_findings(here, paper)]
@@ -177,7 +187,9 @@ def _engine_findings(
         Finding(
             claim="With the engine overlap brings more than the released code's 12 %, on top of "
             "updating less often",
-            source=_ISSUE, unit="of the step", published=_OVERLAP.high,
+            source=_ISSUE,
+            unit="of the step",
+            published=_OVERLAP.high,
             tolerance=Tolerance.at_least(),
             simulated=_cut(paper, less_often, "+ overlap"),
             emulated=_cut(here, less_often, "+ overlap"),
@@ -185,8 +197,10 @@ def _engine_findings(
         ),
         Finding(
             claim="Updating less often brings more than overlap alone does",
-            source=f"{_ISSUE}: most of the gain is updating less often", unit="x of the cut",
-            published=1.0, tolerance=Tolerance.at_least(),
+            source=f"{_ISSUE}: most of the gain is updating less often",
+            unit="x of the cut",
+            published=1.0,
+            tolerance=Tolerance.at_least(),
             simulated=_over(paper, "interval alone", "overlap alone"),
             emulated=_over(here, "interval alone", "overlap alone"),
             note="Cut of ZeRO-Offload's step by either alone.",

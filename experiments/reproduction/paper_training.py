@@ -25,7 +25,7 @@ _START_STEPS = 800
 _START_LR = 2e-3
 _SMOKE_STEPS = 8
 LR = 1e-3
-"""Peak learning rate of fine-tuning: in the accuracy record the device's loss is lowest with it."""
+"""Peak learning rate of fine-tuning: in the accuracy record the device learns most with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

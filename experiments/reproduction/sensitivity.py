@@ -86,7 +86,9 @@ def at(data: Data, rule: str, interval: int, ratio: float) -> Mapping[str, Any] 
     return None
 
 
-def _ratio(data: Data, key: str, one: tuple[str, int, float], other: tuple[str, int, float]) -> Any:
+def _ratio(
+    data: Data, key: str, one: tuple[str, int, float], other: tuple[str, int, float]
+) -> Any:
     """Return a figure of one setting over another's; None where either is absent."""
     first, second = at(data, *one), at(data, *other)
     return None if first is None or second is None else first[key] / second[key]
@@ -94,9 +96,7 @@ def _ratio(data: Data, key: str, one: tuple[str, int, float], other: tuple[str, 
 
 def _findings(data: Data) -> Sequence[Finding]:
     stale = [p["staleness"] / (2 * p["interval"]) for p in data["points"]]
-    loss = {
-        rule: _ratio(data, "eval_loss", (rule, 16, 0.1), (rule, 4, 0.1)) for rule in _RULES
-    }
+    loss = {rule: _ratio(data, "eval_loss", (rule, 16, 0.1), (rule, 4, 0.1)) for rule in _RULES}
     return [
         Finding(
             claim="S = 16 learns less than S = 4 (loss, the published rule)",

@@ -93,7 +93,7 @@ def _default_finding(data: Data, group: Mapping[str, Any], where: str) -> Findin
     names = ", ".join(f"{c['name']} ({c['difference']:+.1%})" for c in better) or "none"
     return Finding(
         claim=f"No change of one knob beats the default rule in all seeds ({where})",
-        source=_PUBLISHED_RULE, unit="changes", 
+        source=_PUBLISHED_RULE, unit="changes",
         published=0.0 if len(changes) >= _LEAST_CHANGES else None,
         tolerance=Tolerance.at_most(), measured=float(len(better)),
         note=f"Of {len(changes)} changes tried; better: {names}.",
@@ -147,7 +147,7 @@ def _draw_ladder(axes: Axes, ladder: Mapping[str, Any]) -> None:
 
 
 def _draw_changes(axes: Axes, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Draw each change's difference with its seeds' range; far ones are cut and say their number."""
+    """Draw each change's difference with its seeds' range; far ones are cut, not their number."""
     for place, change in enumerate(changes):
         low, mean, high = (100 * change[key] for key in ("least", "difference", "most"))
         bound = 100 * _MOST_SHOWN

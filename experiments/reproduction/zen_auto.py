@@ -66,7 +66,7 @@ def _findings(data: Data) -> Sequence[Finding]:
             published=1.5,
             measured=lengthening(run["intervals"]),
             note=f"S from {min(run['intervals'])} to {max(run['intervals'])}, "
-            f"{run['intervals'][-1]} at the end; it starts at 1. \"Longer\" is taken as half as "
+            f'{run["intervals"][-1]} at the end; it starts at 1. "Longer" is taken as half as '
             f"long again. Held-out loss {run['eval_loss'] / run['device_eval_loss'] - 1:+.1%} "
             "against the device alone.",
         )
