@@ -27,7 +27,9 @@ _SOURCE = (
 )
 _EMULATED = "Emulated link on a CPU."
 _SAME = 0.005
-"""Relative difference of losses that counts as none."""
+"""Relative difference of final losses that counts as none."""
+_NEAR = 0.01
+"""Of a loss that counts as reached: curves are flat at a run's end."""
 
 
 def _make(job: Job) -> Data:
@@ -85,13 +87,12 @@ def reached(curve: Mapping[str, Any], loss: float, against: str = "seconds") -> 
 def speedup(data: Data, name: str) -> float | None:
     """Return how many times sooner a strategy has zero_offload's final loss than it itself.
 
-    The mean over rounds; None where a round does not get there.
+    That is, or is near it by `_NEAR`. The mean over rounds; None where one does not get there.
     """
     ratios = []
     for base, own in zip(data["curves"]["zero_offload"], data["curves"][name], strict=True):
-        # At the end of a run each curve is flat: within the tolerance counts as there.
-        when = reached(own, base["eval_loss"][-1] * (1 + _SAME))
-        before = reached(base, base["eval_loss"][-1] * (1 + _SAME))
+        goal = base["eval_loss"][-1] * (1 + _NEAR)
+        when, before = reached(own, goal), reached(base, goal)
         if when is None or before is None:
             return None
         ratios.append(before / when)
@@ -111,7 +112,7 @@ def _findings(data: Data) -> Sequence[Finding]:
         ("auto", "the tuned run"),
     ):  # fmt: skip
         sooner, least = speedup(data, name), final(data, name)
-        missed = "It does not get there." if sooner is None else ""
+        missed = "It does not get there: 0." if sooner is None else ""
         found += [
             Finding(
                 claim=f"After as many steps the loss is ZeRO-Offload's ({text})",
@@ -122,7 +123,7 @@ def _findings(data: Data) -> Sequence[Finding]:
                 f"seeds; {_SAME:.1%} counts as none.",
             ),
             Finding(
-                claim=f"ZeRO-Offload's final loss is reached sooner ({text})",
+                claim=f"ZeRO-Offload's final loss, but for {_NEAR:.0%}, is reached sooner ({text})",
                 source=_SOURCE, unit="x", published=1.0, tolerance=Tolerance.at_least(),
                 emulated=0.0 if sooner is None else sooner, note=f"{_EMULATED} {missed}".strip(),
             ),
@@ -143,7 +144,7 @@ def _draw(data: Data) -> Figure:
     right.legend(fontsize=9, frameon=False)
     figure.suptitle(
         f"Convergence: fine-tuning a 0.8 M parameter decoder on a CPU over an emulated link, "
-        f"{len(data['curves']['zenflow'])} seeds",
+        f"runs of {len(data['curves']['zenflow'])} seeds",
         fontsize=12,
     )
     return figure
