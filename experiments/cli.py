@@ -18,6 +18,7 @@ from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
 from experiments.records import remove_results
 from experiments.simulate_command import simulate_command
+from experiments.sweep_command import sweep_command
 from experiments.tune_command import tune_command
 from zenflow.errors import ConfigError, ZenFlowError
 
@@ -33,6 +34,7 @@ def main() -> None:
 main.add_command(trace_commands.compare)
 main.add_command(plan_command)
 main.add_command(simulate_command)
+main.add_command(sweep_command)
 main.add_command(calibration_commands.calibrate)
 main.add_command(calibration_commands.validate)
 main.add_command(tune_command)

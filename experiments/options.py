@@ -192,6 +192,8 @@ def _name(flag: str) -> str:
 
 SETTING_NAMES = tuple("link" if flag == "--link-gbps" else _name(flag) for flag, _ in _RUN_FLAGS)
 KNOB_NAMES = tuple(_name(flag) for flag, _ in _KNOB_FLAGS)
+KNOB_TYPES = {_name(flag): options.get("type", bool) for flag, options in _KNOB_FLAGS}
+"""Click's type of each knob."""
 TUNING_NAMES = tuple(_name(flag) for flag, _ in _TUNING_FLAGS)
 
 

@@ -1,0 +1,361 @@
+"""Axes: what a sweep may vary, and how their values are written. No torch.
+
+An axis is a part of the machine by name, one figure of it, a number of the workload, or a setting
+of the update rule. Values are a list ``a,b,c`` of names or numbers; of numbers also ranges:
+``lo:hi:step``, or ``lo:hi:xN``, which multiplies by N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+from experiments.options import KNOB_NAMES, KNOB_TYPES
+from experiments.recipes import DTYPES, MODEL_SIZES
+from sim.names import fold, nearest
+from zenflow.config import ZenFlowConfig, unknown_name
+from zenflow.errors import ConfigError
+
+Value = str | int | float | bool | None
+Place = Literal["flag", "strategy", "knob", "figure", "machine"]
+
+GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
+MOST_VALUES = 100_000
+"""Of one axis."""
+_ROUNDING = 1e-9
+"""Share of a step by which a range's end may be missed and still be its last value."""
+_UNLIMITED = "S"
+"""What stands for a lag of S, whatever S is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisKind:
+    """What one axis means."""
+
+    name: str
+    place: Place
+    """Where a value goes: a flag of `zenflow simulate`, a knob, or a figure of the machine."""
+    target: str
+    """Name of the flag or knob, or dotted name of the figure."""
+    parse: Callable[[str], Value]
+    """From a word to a value; raises ``ConfigError``."""
+    scale: float = 1.0
+    """SI units in one of its own."""
+    unit: str = ""
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a sweep and its values, in its own unit and in the order given."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    @property
+    def kind(self) -> AxisKind:
+        """What it means."""
+        return kind_of(self.name)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values are numbers."""
+        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+
+    @property
+    def label(self) -> str:
+        """Its name and unit, for a picture."""
+        unit = self.kind.unit
+        return f"{self.name} ({unit})" if unit else self.name
+
+
+# ---- words to values --------------------------------------------------------------------------
+
+
+def _number(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"values must be positive numbers, got {word!r}")
+    return value
+
+
+def _count(word: str) -> int:
+    value = _number(word)
+    if value != int(value):
+        raise ConfigError(f"values must be whole numbers of at least 1, got {word!r}")
+    return int(value)
+
+
+def _switch(word: str) -> bool:
+    switches = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+    if word.casefold() not in switches:
+        raise ConfigError(f"values must be yes or no, got {word!r}")
+    return switches[word.casefold()]
+
+
+def _choice(known: Iterable[str]) -> Callable[[str], str]:
+    names = tuple(known)
+
+    def parse(word: str) -> str:
+        if word not in names:
+            raise ConfigError(unknown_name(word, names))
+        return word
+
+    return parse
+
+
+def _part(kind: str) -> Callable[[str], str]:
+    """Return the parser of a part's name, which gives it as the table spells it."""
+
+    def parse(word: str) -> str:
+        from sim import catalog
+
+        found: str = getattr(catalog, f"find_{kind}")(word).name
+        return found
+
+    return parse
+
+
+def _drives(word: str) -> str:
+    return word if word == "none" else str(_part("nvme")(word))
+
+
+def _machine(word: str) -> str:
+    from sim.profile_file import read_profile
+
+    if word.endswith(".json"):
+        read_profile(word)
+        return word
+    return str(_part("machine")(word))
+
+
+def _model(word: str) -> str:
+    from sim.models import find_model
+
+    if word not in MODEL_SIZES:
+        find_model(word)
+    return word
+
+
+def _strategy(word: str) -> str:
+    from sim.simulate import STRATEGIES
+
+    return _choice(STRATEGIES)(word)
+
+
+def _knob(name: str) -> Callable[[str], Value]:
+    """Return the parser of a setting of the update rule, which the rule itself checks."""
+
+    def parse(word: str) -> Value:
+        if name in ("rolling", "overlap_step"):
+            return _switch(word)
+        try:
+            value: Value = click.types.convert_type(KNOB_TYPES[name]).convert(word, None, None)
+        except click.BadParameter as error:
+            raise ConfigError(error.message) from None
+        # Beside a value that suits it: what two axes are together is for the points to say.
+        beside = {"update_interval": value} if name == "lag" and value is not None else {}
+        ZenFlowConfig.preset("zenflow", **{**beside, name: value})
+        return _UNLIMITED if value is None else value
+
+    return parse
+
+
+# ---- all axes ---------------------------------------------------------------------------------
+
+_SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
+
+
+def _flag(name: str, parse: Callable[[str], Value], help_: str, **more: Any) -> AxisKind:
+    return AxisKind(
+        name=name, place="flag", target=more.pop("target", name), parse=parse, help=help_, **more
+    )
+
+
+def _figure(name: str, target: str, scale: float, unit: str, help_: str) -> AxisKind:
+    return AxisKind(
+        name=name, place="figure", target=target, parse=_number, scale=scale, unit=unit, help=help_
+    )
+
+
+def _knobs() -> Iterable[AxisKind]:
+    for name in (*_SHORT, *KNOB_NAMES):
+        target = _SHORT.get(name, name)
+        yield AxisKind(
+            name=name, place="knob", target=target, parse=_knob(target),
+            help=target if name in _SHORT else "as the flag of zenflow simulate",
+        )  # fmt: skip
+
+
+KINDS: Mapping[str, AxisKind] = {
+    kind.name: kind
+    for kind in (
+        _flag("model", _model, "named model, config.json or directory"),
+        _flag("gpu", _part("device"), "device, with the rest of its usual machine"),
+        _flag("machine", _machine, "whole machine, or a profile's JSON file"),
+        _flag("host", _part("host"), "host"),
+        _flag("link", _part("link"), "link to the host"),
+        _flag("fabric", _part("fabric"), "between devices"),
+        _flag("nvme", _drives, "drives, or none"),
+        _flag("num_gpus", _count, "devices"),
+        _flag("host_ram", _number, "host memory", scale=GIB, unit="GiB"),
+        _flag("batch", _count, "sequences of a micro-batch", target="batch_size"),
+        _flag("sequence", _count, "tokens of a sequence"),
+        _flag("grad_accum", _count, "micro-batches of a step"),
+        _flag("dtype", _choice(DTYPES), "of parameters"),
+        _flag("checkpointing", _switch, "recomputation: yes, no"),
+        AxisKind(name="strategy", place="strategy", target="strategy", parse=_strategy,
+                 help="strategy"),
+        *_knobs(),
+        AxisKind(name="cores", place="machine", target="cores", parse=_count,
+                 help="cores of the whole host"),
+        AxisKind(name="host_threads", place="machine", target="host_threads", parse=_count,
+                 help="threads of the host's update for each device"),
+        AxisKind(name="link_rate", place="machine", target="link_rate", parse=_number,
+                 scale=GIGA, unit="GB/s", help="of the link, each way"),
+        _figure("d2h", "link.d2h", GIGA, "GB/s", "of copies to the host"),
+        _figure("h2d", "link.h2d", GIGA, "GB/s", "of copies to the device"),
+        _figure("duplex", "link.duplex", 1.0, "", "both ways together over their sum, to 1"),
+        _figure("dram", "host.dram", GIGA, "GB/s", "of one socket's memory"),
+        _figure("core_rate", "host.core_bandwidth", GIGA, "GB/s", "that one core moves"),
+        _figure("device_memory", "device.memory", GIB, "GiB", "of one device"),
+        _figure("device_rate", "device.bandwidth", GIGA, "GB/s", "of device memory"),
+        AxisKind(name="tflops", place="machine", target="tflops", parse=_number, scale=TERA,
+                 unit="TFLOP/s", help="dense peak of one device in the workload's dtype"),
+    )
+}  # fmt: skip
+"""Every axis by name; beside these any figure of a profile by its dotted name, in SI units."""
+
+
+def kind_of(name: str) -> AxisKind:
+    """Return what an axis means.
+
+    Raises:
+        ConfigError: There is no such axis; the nearest names are given.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    figures = _figure_names()
+    if name in figures:
+        return _figure(name, name, 1.0, "", "figure of the profile, in SI units")
+    known = {fold(known): known for known in (*KINDS, *KNOB_NAMES, *figures)}
+    known = {**known, "accumulation": "grad_accum", "ram": "host_ram", "bandwidth": "dram"}
+    found = known.get(fold(name))
+    hint = f"did you mean {found!r}?" if found else nearest(name, known)
+    raise ConfigError(f"there is no axis {name!r}: {hint}")
+
+
+def _figure_names() -> tuple[str, ...]:
+    from sim.catalog import find_machine
+
+    return tuple(find_machine("dgx-a100-80").figures())
+
+
+# ---- axes from the command line ---------------------------------------------------------------
+
+
+def parse_axis(text: str) -> Axis:
+    """Return the axis of ``name=values``.
+
+    >>> parse_axis("S=1:16:x2").values
+    (1, 2, 4, 8, 16)
+    >>> parse_axis("dram=50,100:200:50").values
+    (50.0, 100.0, 150.0, 200.0)
+
+    Raises:
+        ConfigError: There is no such axis or value, or a range makes no sense.
+    """
+    name, equals, values = text.partition("=")
+    name = name.strip()
+    if not equals or not values.strip():
+        raise ConfigError(
+            f"--vary takes an axis and its values, got {text!r}: write --vary S=1,2,4 or "
+            "--vary dram=50:400:x2"
+        )
+    kind = kind_of(name)
+    found: list[Value] = []
+    for word in (word.strip() for word in values.split(",")):
+        try:
+            found += _range(word, kind) if _is_range(word) else [kind.parse(word)]
+        except ConfigError as error:
+            raise ConfigError(f"--vary {text}: {error}") from None
+        if len(found) > MOST_VALUES:
+            raise ConfigError(f"--vary {text}: more than {MOST_VALUES} values")
+    return Axis(name=name, values=tuple(dict.fromkeys(found)))
+
+
+def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
+    """Return all axes, each once.
+
+    Raises:
+        ConfigError: One is wrong, or two vary the same thing.
+    """
+    axes = tuple(parse_axis(text) for text in texts)
+    seen: dict[tuple[str, str], str] = {}
+    for axis in axes:
+        place = (axis.kind.place, axis.kind.target)
+        if place in seen:
+            raise ConfigError(f"{seen[place]} and {axis.name} vary the same: give one --vary")
+        seen[place] = axis.name
+    if {"gpu", "machine"} <= {axis.name for axis in axes}:
+        raise ConfigError("gpu and machine both say what the machine is: vary one of them")
+    return axes
+
+
+def _is_range(word: str) -> bool:
+    """Whether a word is a range; a path of Windows has a colon too, and is none."""
+    parts = word.split(":")
+    return len(parts) > 1 and parts[0][:1] in "0123456789.-+"
+
+
+def _range(word: str, kind: AxisKind) -> list[Value]:
+    """Return the values of ``lo:hi:step`` or ``lo:hi:xN``, ends included where they are met."""
+    parts = word.split(":")
+    if len(parts) != 3:
+        raise ConfigError(f"ranges are lo:hi:step or lo:hi:xN, got {word!r}")
+    is_factor = parts[2].startswith("x")
+    low, high, by = (_finite(part, word) for part in (*parts[:2], parts[2].removeprefix("x")))
+    if low > high or (by <= 1 or low <= 0 if is_factor else by <= 0):
+        raise ConfigError(
+            f"range {word!r} never ends or never begins: lo must be at most hi, and the step "
+            "positive, or a factor above 1 on a positive lo"
+        )
+    steps = math.log(high / low) / math.log(by) if is_factor else (high - low) / by
+    if steps > MOST_VALUES:
+        raise ConfigError(f"range {word!r} has more than {MOST_VALUES} values")
+    numbers = [
+        low * by**step if is_factor else low + by * step
+        for step in range(int(steps * (1 + _ROUNDING) + _ROUNDING) + 1)
+    ]
+    # Exact where they can be: 0.1 + 2 * 0.1 is meant to be 0.3.
+    numbers = [float(f"{min(number, high):.12g}") for number in numbers]
+    if is_factor and _takes_whole(kind, low):
+        numbers = [float(round(number)) for number in numbers]
+    return [kind.parse(f"{number:.12g}") for number in numbers]
+
+
+def _finite(part: str, word: str) -> float:
+    try:
+        value = float(part)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"range {word!r} needs numbers, got {part!r}")
+    return value
+
+
+def _takes_whole(kind: AxisKind, low: float) -> bool:
+    """Whether an axis takes whole numbers only, so that a factor's values are rounded."""
+    if low != int(low):
+        return False
+    try:
+        return isinstance(kind.parse(f"{low:.12g}"), int)
+    except ConfigError:
+        return False

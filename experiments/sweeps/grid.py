@@ -1,0 +1,242 @@
+"""Grid: a sweep's settings and axes, and the machine, workload and strategy of each point.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from experiments.sim_options import hardware_of, workload_of
+from experiments.sweeps.axes import Axis, Value
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sim.hardware import HardwareProfile
+    from sim.simulate import Strategy
+    from sim.workload import Workload
+
+METHODS = ("auto", "simulate", "closed-form")
+MOST_POINTS = 1_000_000
+TOLERANCE = 0.002
+"""Relative error of a step that is accepted of a closed form, unless another is given."""
+
+FLAGS: Mapping[str, Any] = {
+    "model": None, "gpu": None, "machine": None, "profile": None, "num_gpus": None, "host": None,
+    "host_ram": None, "link": None, "fabric": None, "nvme": None, "batch_size": 4,
+    "sequence": 1024, "grad_accum": 1, "dtype": None, "checkpointing": False,
+}  # fmt: skip
+"""Of `zenflow simulate` with their defaults: what a point has unless an axis says otherwise."""
+
+_WHOLE_WINDOW = "S"
+"""A lag of S, whatever S is."""
+_TRIED = 500
+"""Points among which one must make sense before a sweep begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One point, ready to be predicted."""
+
+    workload: Workload
+    hardware: HardwareProfile
+    strategy: Strategy
+
+    def check(self) -> None:
+        """Refuse what only a schedule knows to be wrong.
+
+        Raises:
+            ConfigError: The strategy has no such option, or the device no peak for the dtype.
+        """
+        from sim.costs import costs_of
+        from sim.machine import Machine
+
+        self.strategy.schedule(Machine(self.hardware), costs_of(self.workload, self.hardware))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What is predicted for every point of a grid.
+
+    Raises:
+        ConfigError: A name is unknown, or the grid is too large.
+    """
+
+    axes: tuple[Axis, ...]
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """Of `FLAGS`, where they are not the default; bytes and names."""
+    strategy: str = "zenflow"
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the update rule that no axis varies."""
+    releases: bool = True
+    """Whether gradients leave during backward."""
+    method: str = "auto"
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        """Check names and size."""
+        strange = sorted(self.flags.keys() - FLAGS.keys())
+        if strange:
+            raise ConfigError(f"a sweep has no setting {', '.join(strange)}")
+        if self.method not in METHODS:
+            raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if not 0 <= self.tolerance < 1:
+            raise ConfigError(f"tolerance is a share of a step in [0, 1), got {self.tolerance}")
+        if self.num_points > MOST_POINTS:
+            counts = " x ".join(f"{len(axis.values)} {axis.name}" for axis in self.axes)
+            raise ConfigError(
+                f"{counts} are {self.num_points:,} points, more than {MOST_POINTS:,}: make steps "
+                "larger, or leave an axis out"
+            )
+
+    @property
+    def num_points(self) -> int:
+        """Points of the grid."""
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    def values(self, index: int) -> dict[str, Value]:
+        """Return a point's value on every axis; the last axis varies fastest."""
+        found: dict[str, Value] = {}
+        for axis in reversed(self.axes):
+            index, place = divmod(index, len(axis.values))
+            found[axis.name] = axis.values[place]
+        return {axis.name: found[axis.name] for axis in self.axes}
+
+    def case(self, index: int) -> Case:
+        """Return a point's machine, workload and strategy.
+
+        Raises:
+            ConfigError: Its values don't go together.
+        """
+        from sim.simulate import Strategy
+
+        flags, knobs = {**FLAGS, **self.flags}, dict(self.knobs)
+        figures: dict[str, float] = {}
+        parts: dict[str, float] = {}
+        name = self.strategy
+        for axis in self.axes:
+            kind, value = axis.kind, self.values(index)[axis.name]
+            scaled = value if kind.scale == 1 else float(value or 0.0) * kind.scale
+            if kind.place == "flag":
+                flags[kind.target] = scaled
+            elif kind.place == "knob":
+                knobs[kind.target] = None if value == _WHOLE_WINDOW else value
+            elif kind.place == "strategy":
+                name = str(value)
+            elif kind.place == "figure":
+                figures[kind.target] = float(scaled)  # type: ignore[arg-type]
+            else:
+                parts[kind.target] = float(scaled)  # type: ignore[arg-type]
+        hardware = _machine(tuple(flags.items()))
+        workload = _workload(tuple(flags.items()))
+        hardware = _changed(hardware, parts, figures, workload.dtype)
+        strategy = Strategy.of(name, releases=self.releases, **self._knobs_of(name, knobs))
+        return Case(workload=workload, hardware=hardware, strategy=strategy)
+
+    def _knobs_of(self, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
+        """Return the knobs that a strategy has: baselines and other systems keep their own.
+
+        With strategies on an axis the rule's settings are those of ``zenflow*``; of a strategy
+        that stands alone every setting that is given is taken, or refused.
+        """
+        is_varied = any(axis.kind.place == "strategy" for axis in self.axes)
+        return knobs if not is_varied or name in ("zenflow", "zenflow_paper") else {}
+
+    def check(self) -> None:
+        """Refuse a sweep in which no point makes sense, as the first one says why.
+
+        Raises:
+            ConfigError: None of the first points does.
+        """
+        first: ConfigError | None = None
+        for index in range(min(self.num_points, _TRIED)):
+            try:
+                self.case(index).check()
+            except ConfigError as error:
+                first = first or error
+            else:
+                return
+        if first is not None:
+            raise first
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what decides every row, JSON-ready: another sweep has another."""
+        settings = {key: value for key, value in {**FLAGS, **self.flags}.items()}
+        return json.loads(  # type: ignore[no-any-return]
+            json.dumps(
+                {
+                    "axes": {axis.name: list(axis.values) for axis in self.axes},
+                    "settings": {k: v for k, v in settings.items() if v is not None},
+                    "strategy": self.strategy,
+                    "knobs": dict(self.knobs),
+                    "gradients": "release" if self.releases else "keep",
+                    "method": self.method,
+                    "tolerance": self.tolerance,
+                },
+                default=str,
+            )
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _machine(flags: tuple[tuple[str, Any], ...]) -> HardwareProfile:
+    return hardware_of(dict(flags))[0]
+
+
+def notes_of(sweep: Sweep) -> list[str]:
+    """Return what was assumed of the machines, each once.
+
+    Only parts of the machine that axes name decide it, so no more combinations are looked at.
+    """
+    axes = [axis for axis in sweep.axes if axis.kind.place == "flag"]
+    notes: dict[str, None] = {}
+    for values in itertools.islice(itertools.product(*(a.values for a in axes)), _TRIED):
+        flags = {**FLAGS, **sweep.flags}
+        flags |= {axis.kind.target: value for axis, value in zip(axes, values, strict=True)}
+        try:
+            notes |= dict.fromkeys(hardware_of(flags)[1])
+        except ConfigError:
+            continue  # such points are rows that say so
+    return list(notes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _workload(flags: tuple[tuple[str, Any], ...]) -> Workload:
+    return workload_of(dict(flags), _machine(flags))
+
+
+def _changed(
+    hardware: HardwareProfile,
+    parts: Mapping[str, float],
+    figures: Mapping[str, float],
+    dtype: str,
+) -> HardwareProfile:
+    """Return the machine with the point's own figures.
+
+    Raises:
+        ConfigError: It has no such figure, or a value breaks a rule.
+    """
+    values = dict(figures)
+    if "link_rate" in parts:
+        values = {"link.d2h": parts["link_rate"], "link.h2d": parts["link_rate"], **values}
+    if "tflops" in parts:
+        values[f"device.flops.{dtype}"] = parts["tflops"]
+    if "cores" in parts:
+        hardware = _with_cores(hardware, int(parts["cores"]))
+    if "host_threads" in parts:
+        hardware = replace(hardware, host_threads=int(parts["host_threads"]))
+    return hardware.with_values(values) if values else hardware
+
+
+def _with_cores(hardware: HardwareProfile, cores: int) -> HardwareProfile:
+    sockets = hardware.host.sockets
+    if cores % sockets:
+        raise ConfigError(f"{cores} cores can't be shared out to {sockets} sockets")
+    host = replace(hardware.host, cores=cores // sockets)
+    return replace(hardware, host=host, host_threads=None)

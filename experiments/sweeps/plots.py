@@ -1,0 +1,252 @@
+"""Pictures of a sweep's table: lines over one axis, a heat map over two, a Pareto front.
+
+Nothing here predicts; every picture says that its numbers are predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from experiments.plots import STALL_COLOUR, STRATEGY_COLOURS
+from experiments.sweeps.axes import Axis
+from experiments.sweeps.points import OK
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FRONT, _POINTS = STRATEGY_COLOURS["zenflow"], "#bbbbbb"
+_NO_PREDICTION = "#f0dede"
+_MOST_PANELS = 6
+_MOST_NUMBERS = 150
+"""Cells of a heat map up to which each shows its number."""
+_IN_GIB = {"device_bytes": "device memory (GiB)", "host_bytes": "host memory (GiB)"}
+_LARGER_IS_BETTER = ("tokens_per_second",)
+_COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#b8860b")
+_SPREAD = 20.0
+"""Largest over smallest value from which on a scale of numbers is logarithmic."""
+
+
+def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure | None:
+    """Return a picture of one column over the axes; None where nothing varies or is predicted.
+
+    With three axes the shortest makes panels; of any others the best value is shown.
+    """
+    varied = [axis for axis in axes if len(axis.values) > 1]
+    if not varied or not _predicted(frame)[value].notna().any():
+        return None
+    if len(varied) == 1:
+        return draw_lines(frame, varied[0], [value])
+    panel = None
+    if len(varied) > 2:
+        shortest = min(varied, key=lambda axis: len(axis.values))
+        panel = shortest if len(shortest.values) <= _MOST_PANELS else None
+    first, second, *others = [axis for axis in varied if axis is not panel]
+    note = f", best over {', '.join(axis.name for axis in others)}" if others else ""
+    return draw_heat_maps(frame, first, second, value, panel=panel, note=note)
+
+
+def draw_lines(
+    frame: pd.DataFrame, x: Axis, values: Sequence[str], *, by: Axis | None = None
+) -> Figure:
+    """Return columns over one axis; with ``by`` a line for each value of another."""
+    figure = Figure(figsize=(6.4 * len(values), 4), layout="constrained")
+    for panel, value in zip(
+        figure.subplots(1, len(values), squeeze=False)[0], values, strict=True
+    ):
+        for place, (label, own) in enumerate(_groups(frame, by)):
+            best = _best(_predicted(own), [x], value).reindex(list(x.values))
+            colour = STRATEGY_COLOURS.get(str(label), _COLOURS[place % len(_COLOURS)])
+            panel.plot(_places(x), best.to_numpy(), marker="o", markersize=4, color=colour,
+                       label=str(label))  # fmt: skip
+        _scale_x(panel, x)
+        panel.set_ylim(bottom=0)
+        panel.set_ylabel(value)
+        panel.spines[["top", "right"]].set_visible(False)
+        if by is not None:
+            panel.legend(fontsize=8, frameon=False, title=by.name)
+    figure.suptitle(f"{' and '.join(values)}, predicted", fontsize=11)
+    return figure
+
+
+def draw_heat_maps(
+    frame: pd.DataFrame,
+    first: Axis,
+    second: Axis,
+    value: str,
+    *,
+    panel: Axis | None = None,
+    note: str = "",
+    levels: Sequence[float] = (),
+) -> Figure:
+    """Return a column over two axes, with a map for each value of a third.
+
+    Args:
+        frame: The table.
+        first: From bottom to top.
+        second: From left to right.
+        value: The column.
+        panel: A third axis.
+        note: For the title.
+        levels: At which lines are drawn.
+    """
+    groups = _groups(frame, panel)
+    maps = [_matrix(own, first, second, value) for _, own in groups]
+    finite = np.concatenate([grid[np.isfinite(grid)] for grid in maps])
+    columns = min(len(maps), 3)
+    rows = -(-len(maps) // columns)
+    figure = Figure(figsize=(5.4 * columns + 0.8, 4.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    image = None
+    for axes, grid, (label, _) in zip(panels, maps, groups, strict=False):
+        axes.set_facecolor(_NO_PREDICTION)
+        image = axes.imshow(
+            np.ma.masked_invalid(grid), origin="lower", aspect="auto", cmap="viridis",
+            norm=_norm(finite),
+        )  # fmt: skip
+        _label_cells(axes, grid)
+        _draw_levels(axes, grid, levels)
+        axes.set_xticks(range(len(second.values)), _ticks(second), rotation=45, fontsize=8)
+        axes.set_yticks(range(len(first.values)), _ticks(first), fontsize=8)
+        axes.set_xlabel(second.label)
+        axes.set_ylabel(first.label)
+        if panel is not None:
+            axes.set_title(f"{panel.name} = {label}", fontsize=10)
+    for axes in panels[len(maps) :]:
+        axes.set_axis_off()
+    if image is not None and len(finite):
+        figure.colorbar(image, ax=list(panels[: len(maps)]), label=value, shrink=0.8)
+    empty = any(not np.isfinite(grid).all() for grid in maps)
+    figure.suptitle(
+        f"{value}, predicted{note}" + ("; shaded: no prediction (see reason)" if empty else ""),
+        fontsize=11,
+    )
+    return figure
+
+
+def draw_pareto(frame: pd.DataFrame, against: Sequence[str]) -> Figure | None:
+    """Return step time against other columns with the points that nothing beats in both."""
+    known = _predicted(frame)
+    shown = [name for name in against if name in known and known[name].nunique() > 1]
+    if not shown or len(known) < 2:
+        return None
+    figure = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        own = known[known[name].notna()]
+        if name in _IN_GIB:
+            own = own.assign(**{name: own[name] / 2**30})
+        best = front(own, name, "step_seconds")
+        axes.scatter(own[name], own["step_seconds"], s=12, color=_POINTS, label="all points")
+        axes.step(best[name], best["step_seconds"], where="post", color=_FRONT, marker="o",
+                  markersize=4, label="Pareto front")  # fmt: skip
+        axes.set_xlabel(_IN_GIB.get(name, name))
+        axes.set_ylabel("step_seconds")
+        for set_scale, column in ((axes.set_xscale, name), (axes.set_yscale, "step_seconds")):
+            low, high = own[column].min(), own[column].max()
+            if low > 0 and high / low >= _SPREAD:
+                set_scale("log")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    figure.suptitle("step time against what it costs, predicted", fontsize=11)
+    return figure
+
+
+def front(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+    """Return the rows than which no other is as small in one column and smaller in the other."""
+    ordered = frame.sort_values([first, second], kind="stable")
+    least = ordered[second].cummin().shift(fill_value=math.inf)
+    return ordered[ordered[second] < least]
+
+
+def best_is_largest(value: str) -> bool:
+    """Whether more of a column is better."""
+    return value in _LARGER_IS_BETTER
+
+
+# ---- parts ------------------------------------------------------------------------------------
+
+
+def _predicted(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["status"] == OK]
+
+
+def _groups(frame: pd.DataFrame, by: Axis | None) -> list[tuple[Any, pd.DataFrame]]:
+    if by is None:
+        return [("", frame)]
+    keys = _keys(by)
+    return [(key, frame[frame[by.name] == key]) for key in keys]
+
+
+def _keys(axis: Axis) -> list[Any]:
+    """Return an axis's values as the table has them."""
+    return list(axis.values) if axis.is_number else [str(value) for value in axis.values]
+
+
+def _best(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Any:
+    grouped = frame.groupby([axis.name for axis in axes])[value]
+    return grouped.max() if best_is_largest(value) else grouped.min()
+
+
+def _matrix(frame: pd.DataFrame, first: Axis, second: Axis, value: str) -> NDArray[np.float64]:
+    best = _best(_predicted(frame), [first, second], value).unstack(second.name)
+    found: NDArray[np.float64] = best.reindex(index=_keys(first), columns=_keys(second)).to_numpy(
+        float
+    )
+    return found
+
+
+def _norm(finite: NDArray[np.float64]) -> Any:
+    from matplotlib.colors import LogNorm, Normalize
+
+    if not len(finite):
+        return Normalize(0, 1)
+    low, high = float(finite.min()), float(finite.max())
+    if low > 0 and high / low >= _SPREAD:
+        return LogNorm(low, high)
+    return Normalize(low, high if high > low else low + 1)
+
+
+def _label_cells(axes: Axes, grid: NDArray[np.float64]) -> None:
+    if grid.size > _MOST_NUMBERS:
+        return
+    for (row, column), number in np.ndenumerate(grid):
+        text = f"{number:.3g}" if math.isfinite(number) else "-"
+        axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white",
+                  bbox={"boxstyle": "round,pad=0.1", "fc": "#00000055", "ec": "none"})  # fmt: skip
+
+
+def _draw_levels(axes: Axes, grid: NDArray[np.float64], levels: Sequence[float]) -> None:
+    finite = grid[np.isfinite(grid)]
+    crossed = [level for level in levels if len(finite) and finite.min() < level < finite.max()]
+    if crossed and min(grid.shape) > 1:
+        lines = axes.contour(
+            np.ma.masked_invalid(grid), levels=sorted(crossed), colors=STALL_COLOUR, linewidths=2
+        )
+        axes.clabel(lines, fontsize=9)
+
+
+def _ticks(axis: Axis) -> list[str]:
+    return [f"{v:.4g}" if isinstance(v, float) else str(v) for v in axis.values]
+
+
+def _places(axis: Axis) -> list[float]:
+    if axis.is_number:
+        return [float(v) for v in axis.values]  # type: ignore[arg-type]
+    return [float(place) for place in range(len(axis.values))]
+
+
+def _scale_x(axes: Axes, axis: Axis) -> None:
+    axes.set_xlabel(axis.label)
+    places = _places(axis)
+    if not axis.is_number:
+        axes.set_xticks(places, _ticks(axis), rotation=30, ha="right", fontsize=8)
+    elif min(places) > 0 and max(places) / min(places) >= _SPREAD / 2:
+        axes.set_xscale("log")
+        axes.set_xticks(places, _ticks(axis), minor=False, fontsize=8)
+        axes.minorticks_off()

@@ -1,0 +1,197 @@
+"""Pool: processes that work through points, and go on when one of them is killed.
+
+Every row comes back as soon as it is known, so a killed process costs what it was at. Points it
+had not answered are given to another one by one; a point that kills its process twice more is
+reported as failed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.points import FAILED, Row, rows_of
+from zenflow.errors import ZenFlowError
+
+MOST_TRIES = 3
+"""Of a point whose process is killed."""
+_MOST_LOST = 50
+"""Processes, after which it is no accident."""
+_LARGEST_TASK = 64
+"""Points; formulas answer as many at once."""
+_TASKS_PER_WORKER = 8
+"""At least, so that all are busy to the end."""
+_PATIENCE = 0.2
+"""Seconds between two looks at whether to stop."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+LOST = "its worker process was killed, again and again"
+
+
+@dataclass(slots=True)
+class Task:
+    """Points that one process answers."""
+
+    points: list[int]
+    tries: int = 0
+    """So far, that ended with the process."""
+
+
+def tasks_of(points: Sequence[int], workers: int) -> list[list[int]]:
+    """Return points in tasks that are short enough to share out, and neighbours together."""
+    size = max(1, min(_LARGEST_TASK, len(points) // (workers * _TASKS_PER_WORKER)))
+    return [list(points[at : at + size]) for at in range(0, len(points), size)]
+
+
+def local_rows(
+    sweep: Sweep, points: Sequence[int], workers: int, must_stop: Callable[[], bool]
+) -> Iterator[tuple[int, Row]]:
+    """Yield every point's row from processes of this machine, until it is asked to stop.
+
+    Args:
+        sweep: What is predicted.
+        points: Indices.
+        workers: Processes; one is this process itself.
+        must_stop: Asked before each row.
+
+    Raises:
+        ZenFlowError: Processes keep dying.
+    """
+    tasks = tasks_of(points, workers)
+    if workers == 1:
+        for task in tasks:
+            for found in rows_of(sweep, task):
+                yield found
+                if must_stop():
+                    return
+        return
+    with _one_thread_each():
+        crew = _Crew(sweep, min(workers, len(points)))
+        try:
+            yield from crew.rows(deque(Task(task) for task in tasks), must_stop)
+        finally:
+            crew.dismiss()
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One process and what it is at."""
+
+    process: SpawnProcess
+    pipe: Connection
+    task: Task | None = None
+    left: list[int] = field(default_factory=list)
+    """Points of the task without a row."""
+
+    def begin(self, task: Task) -> None:
+        self.task, self.left = task, list(task.points)
+        self.pipe.send(task.points)
+
+
+class _Crew:
+    """Processes that stay while there is work."""
+
+    def __init__(self, sweep: Sweep, size: int) -> None:
+        self._sweep = sweep
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker] = []
+        self._lost = 0
+        for _ in range(size):
+            self._hire()
+
+    def _hire(self) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(self._sweep, theirs), daemon=True)
+        process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self._workers.append(_Worker(process, ours))
+
+    def rows(self, tasks: deque[Task], must_stop: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
+        while True:
+            for worker in self._workers:
+                if worker.task is None and tasks:
+                    with suppress(OSError):  # where it is dead its pipe says so below
+                        worker.begin(tasks.popleft())
+            busy = [worker for worker in self._workers if worker.task is not None]
+            if not busy:
+                return
+            ready = wait([worker.pipe for worker in busy], _PATIENCE)
+            for worker in busy:
+                if worker.pipe in ready:
+                    yield from self._received(worker, tasks)
+            if must_stop():
+                return
+
+    def _received(self, worker: _Worker, tasks: deque[Task]) -> Iterator[tuple[int, Row]]:
+        """Yield the rows that lie in a pipe; where the process is gone another takes its place."""
+        try:
+            while worker.task is not None and worker.pipe.poll():
+                index, row = worker.pipe.recv()
+                worker.left.remove(index)
+                if not worker.left:
+                    worker.task = None
+                yield index, row
+        except (EOFError, OSError):
+            yield from self._replaced(worker, tasks)
+
+    def _replaced(self, worker: _Worker, tasks: deque[Task]) -> Iterator[tuple[int, Row]]:
+        assert worker.task is not None
+        self._lost += 1
+        worker.process.join()
+        if self._lost > _MOST_LOST:
+            raise ZenFlowError(
+                f"{self._lost} worker processes have died, the last with exit code "
+                f"{worker.process.exitcode}: is memory short? The same command goes on, "
+                "with fewer --workers too"
+            )
+        tries = worker.task.tries + 1
+        self._workers.remove(worker)
+        worker.pipe.close()
+        if len(worker.task.points) == 1 and tries >= MOST_TRIES:
+            yield worker.left[0], {"status": FAILED, "reason": LOST}
+        else:
+            tasks.extendleft(Task([index], tries) for index in reversed(worker.left))
+        self._hire()
+
+    def dismiss(self) -> None:
+        """End all processes, whatever they are at."""
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+
+
+def _work(sweep: Sweep, pipe: Connection) -> None:
+    """Answer points until the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent decides
+    while True:
+        try:
+            points = pipe.recv()
+        except EOFError:
+            return
+        for found in rows_of(sweep, points):
+            pipe.send(found)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Let processes that start meanwhile compute on one thread: there are as many as cores."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,63 @@
+"""Prices: what a machine's parts cost, where they are given. None are shipped: they change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sim.names import fold, nearest
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMN = "price"
+
+
+def parse_prices(texts: Sequence[str]) -> dict[str, float]:
+    """Return the price of each named part from words like ``rtx4090=1600``.
+
+    Raises:
+        ConfigError: There is no such part, or the price is no positive number.
+    """
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, word = text.partition("=")
+        try:
+            price = float(word)
+        except ValueError:
+            price = math.nan
+        if not (math.isfinite(price) and price > 0):
+            raise ConfigError(f"--price takes a part and its price, got {text!r}: rtx4090=1600")
+        prices[_part(name)] = price
+    return prices
+
+
+def _part(name: str) -> str:
+    from sim import catalog
+
+    for find in (catalog.find_device, catalog.find_host, catalog.find_link):
+        try:
+            return find(name).name
+        except ConfigError:
+            continue
+    names = [*catalog.device_names(), *catalog.host_names(), *catalog.link_names()]
+    known = {fold(known): known for known in names}
+    raise ConfigError(
+        f"--price: there is no device, host or link {name!r}: {nearest(name, known)}"
+    )
+
+
+def add_prices(frame: pd.DataFrame, prices: Mapping[str, float]) -> pd.DataFrame:
+    """Return the table with a column `COLUMN`: of the parts that have a price.
+
+    A row has none where a device, host or link has no price though another one of its kind has.
+    """
+    total = frame["num_devices"] * 0.0
+    for column, count in (("device_name", frame["num_devices"]), ("host_name", 1),
+                          ("link_name", frame["num_devices"])):  # fmt: skip
+        own = frame[column].map(prices)
+        if own.notna().any():
+            total = total + own * count
+    return frame.assign(**{COLUMN: total.where(total > 0)})

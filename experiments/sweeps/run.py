@@ -1,0 +1,134 @@
+"""Run: works through a sweep with a bar, keeps every point, and leaves its table. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from experiments.interrupt import StopRequest
+from experiments.records import available_cores, provenance
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.journal import Journal
+from experiments.sweeps.points import Row
+from experiments.sweeps.pool import local_rows
+from experiments.sweeps.table import write_table
+from zenflow.errors import ConfigError
+
+ENGINES = ("local", "dask")
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Who works through the points.
+
+    Raises:
+        ConfigError: A scheduler is given to an engine without one.
+    """
+
+    name: str = "local"
+    workers: int | None = None
+    """Processes; None is one for each core."""
+    scheduler: str | None = None
+    """Address of a Dask cluster; None makes one on this machine."""
+
+    def __post_init__(self) -> None:
+        """Check that the options belong together."""
+        if self.name not in ENGINES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {self.name!r}")
+        if self.scheduler is not None and self.name != "dask":
+            raise ConfigError("--scheduler is for --engine dask: leave it out, or change --engine")
+        if self.scheduler is not None and self.workers is not None:
+            raise ConfigError(
+                "the cluster at --scheduler has its own workers: leave out --workers"
+            )
+        if self.name == "dask":
+            from experiments.sweeps.cluster import check_cluster
+
+            check_cluster()
+
+    def rows(
+        self, sweep: Sweep, points: Sequence[int], must_stop: Callable[[], bool]
+    ) -> Iterator[tuple[int, Row]]:
+        """Yield every point's row as it is found."""
+        workers = self.workers or available_cores()
+        if self.name == "local":
+            return local_rows(sweep, points, workers, must_stop)
+        from experiments.sweeps.cluster import cluster_rows
+
+        return cluster_rows(
+            sweep, points, workers=workers, scheduler=self.scheduler, must_stop=must_stop
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a call of `run_sweep` came to."""
+
+    rows: dict[int, Row]
+    """Of every point that has one, by index."""
+    files: list[Path]
+    exit_code: int
+    """128 + the signal's number where it was interrupted, else 0."""
+
+
+def run_sweep(
+    sweep: Sweep, folder: Path, engine: Engine, console: Console | None = None
+) -> Outcome:
+    """Predict every point that the folder does not hold yet, and write the table of all.
+
+    Args:
+        sweep: What is predicted.
+        folder: New, empty, or of an earlier call with the same sweep.
+        engine: Who does it.
+        console: For the bar; None is standard output.
+
+    Raises:
+        ConfigError: No point makes sense, or the folder is another sweep's.
+        ZenFlowError: Workers can't be kept alive.
+    """
+    console = console or Console(highlight=False)
+    sweep.check()
+    journal = Journal(folder, sweep.to_dict())
+    rows = dict(journal.rows)
+    missing = [index for index in range(sweep.num_points) if index not in rows]
+    if rows:
+        console.print(f"{len(rows)} of {sweep.num_points} points are there already", style="dim")
+    with StopRequest() as stop, journal.open(provenance()):
+        bar = _Bar(console, done=len(rows), total=sweep.num_points)
+        with bar.progress:
+            for index, row in engine.rows(sweep, missing, lambda: stop.requested):
+                journal.add(index, row)
+                rows[index] = row
+                bar.advance()
+        files = write_table(sweep, rows, journal.sessions, folder) if rows else []
+    return Outcome(
+        rows=rows, files=files, exit_code=stop.exit_code if len(rows) < sweep.num_points else 0
+    )
+
+
+class _Bar:
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, console: Console, *, done: int, total: int) -> None:
+        self._console, self._done, self._total = console, done, total
+        self._last = time.monotonic()
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self.progress.add_task("points", total=total, completed=done)
+
+    def advance(self) -> None:
+        """Count one point."""
+        self._done += 1
+        self.progress.update(self._task, completed=self._done)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            self._console.print(f"{self._done}/{self._total} points")
