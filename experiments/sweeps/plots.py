@@ -6,7 +6,7 @@ Nothing here predicts; every picture says that its numbers are predictions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,6 +154,27 @@ def draw_pareto(frame: pd.DataFrame, against: Sequence[str]) -> Figure | None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(fontsize=8, frameon=False)
     figure.suptitle("step time against what it costs, predicted", fontsize=11)
+    return figure
+
+
+def draw_bars(
+    names: Sequence[str], bars: Mapping[str, Sequence[float | None]], label: str
+) -> Figure:
+    """Return bars side by side for each name; a value that is None is said to be missing."""
+    figure = Figure(figsize=(1.3 * len(names) + 2, 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(bars)
+    for place, (kind, values) in enumerate(bars.items()):
+        left = [at + (place - (len(bars) - 1) / 2) * width for at in range(len(names))]
+        drawn = axes.bar(left, [v or 0.0 for v in values], width, label=kind,
+                         color=_COLOURS[place % len(_COLOURS)])  # fmt: skip
+        labels = ["none" if v is None else f"{v:.0f}" for v in values]
+        axes.bar_label(drawn, labels, fontsize=8)
+    axes.set_xticks(range(len(names)), names, rotation=20, fontsize=9)
+    axes.set_ylabel(label, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    figure.suptitle("predicted", fontsize=11)
     return figure
 
 
