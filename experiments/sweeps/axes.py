@@ -171,6 +171,11 @@ def _knob(name: str) -> Callable[[str], Value]:
 # ---- all axes ---------------------------------------------------------------------------------
 
 _SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
+_WITHOUT_EFFECT = (
+    "deferred_lr_scale", "prediction", "full_warm_up_rounds", "importance_decay", "hysteresis",
+    "select_strategy",
+)  # fmt: skip
+"""Knobs that no steady step's time or memory depends on."""
 
 
 def _flag(name: str, parse: Callable[[str], Value], help_: str, **more: Any) -> AxisKind:
@@ -186,7 +191,7 @@ def _figure(name: str, target: str, scale: float, unit: str, help_: str) -> Axis
 
 
 def _knobs() -> Iterable[AxisKind]:
-    for name in (*_SHORT, *KNOB_NAMES):
+    for name in (*_SHORT, *(name for name in KNOB_NAMES if name not in _WITHOUT_EFFECT)):
         target = _SHORT.get(name, name)
         yield AxisKind(
             name=name, place="knob", target=target, parse=_knob(target),
@@ -242,10 +247,15 @@ def kind_of(name: str) -> AxisKind:
     """
     if name in KINDS:
         return KINDS[name]
+    if name in _WITHOUT_EFFECT:
+        raise ConfigError(
+            f"no steady step's time or memory depends on {name}, so there is nothing to vary: it "
+            "decides accuracy, which `zenflow train` shows"
+        )
     figures = _figure_names()
     if name in figures:
         return _figure(name, name, 1.0, "", "figure of the profile, in SI units")
-    known = {fold(known): known for known in (*KINDS, *KNOB_NAMES, *figures)}
+    known = {fold(known): known for known in (*KINDS, *figures)}
     known = {**known, "accumulation": "grad_accum", "ram": "host_ram", "bandwidth": "dram"}
     found = known.get(fold(name))
     hint = f"did you mean {found!r}?" if found else nearest(name, known)

@@ -133,6 +133,8 @@ class Sweep:
                 figures[kind.target] = float(scaled)  # type: ignore[arg-type]
             else:
                 parts[kind.target] = float(scaled)  # type: ignore[arg-type]
+        if knobs.get("overlap_step") is False:
+            knobs.setdefault("prediction", 0.0)  # which it needs, and no time depends on
         hardware = _machine(tuple(flags.items()))
         workload = _workload(tuple(flags.items()))
         hardware = _changed(hardware, parts, figures, workload.dtype)

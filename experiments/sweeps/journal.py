@@ -71,7 +71,8 @@ class Journal:
             elif item["row"]["status"] != FAILED:
                 self.rows[item["point"]] = item["row"]
             self._whole += len(line)
-        if header is not None and header != self._header:
+        # As text: the order of the axes is the order of the points, and dicts don't compare it.
+        if header is not None and json.dumps(header) != json.dumps(self._header):
             raise ConfigError(
                 f"{self.path.parent} holds another sweep; it differs in "
                 f"{_difference(header, self._header)}: give the same command to go on, or another "

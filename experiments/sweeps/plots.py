@@ -181,7 +181,7 @@ def draw_bars(
 def front(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
     """Return the rows than which no other is as small in one column and smaller in the other."""
     ordered = frame.sort_values([first, second], kind="stable")
-    least = ordered[second].cummin().shift(fill_value=math.inf)
+    least = ordered[second].astype(float).cummin().shift(fill_value=math.inf)
     return ordered[ordered[second] < least]
 
 
@@ -236,8 +236,11 @@ def _norm(finite: NDArray[np.float64]) -> Any:
 def _label_cells(axes: Axes, grid: NDArray[np.float64]) -> None:
     if grid.size > _MOST_NUMBERS:
         return
+    largest = np.nanmax(np.abs(grid), initial=0.0)
+    # Three digits of the largest: more of a small one would not fit its cell.
+    digits = 2 - math.floor(math.log10(largest)) if largest > 0 else 0
     for (row, column), number in np.ndenumerate(grid):
-        text = f"{number:.3g}" if math.isfinite(number) else "-"
+        text = f"{round(float(number), digits):g}" if math.isfinite(number) else "-"
         axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white",
                   bbox={"boxstyle": "round,pad=0.1", "fc": "#00000055", "ec": "none"})  # fmt: skip
 
@@ -246,10 +249,9 @@ def _draw_levels(axes: Axes, grid: NDArray[np.float64], levels: Sequence[float])
     finite = grid[np.isfinite(grid)]
     crossed = [level for level in levels if len(finite) and finite.min() < level < finite.max()]
     if crossed and min(grid.shape) > 1:
-        lines = axes.contour(
+        axes.contour(
             np.ma.masked_invalid(grid), levels=sorted(crossed), colors=STALL_COLOUR, linewidths=2
         )
-        axes.clabel(lines, fontsize=9)
 
 
 def _ticks(axis: Axis) -> list[str]:

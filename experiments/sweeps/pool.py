@@ -74,7 +74,7 @@ def local_rows(
                     return
         return
     with _one_thread_each():
-        crew = _Crew(sweep, min(workers, len(points)))
+        crew = _Crew(sweep, min(workers, len(tasks)))
         try:
             yield from crew.rows(deque(Task(task) for task in tasks), must_stop)
         finally:
@@ -159,7 +159,8 @@ class _Crew:
             yield worker.left[0], {"status": FAILED, "reason": LOST}
         else:
             tasks.extendleft(Task([index], tries) for index in reversed(worker.left))
-        self._hire()
+        if tasks:
+            self._hire()
 
     def dismiss(self) -> None:
         """End all processes, whatever they are at."""

@@ -95,9 +95,9 @@ def _draw_cores(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     from experiments.sweeps.plots import draw_heat_maps
 
     return draw_heat_maps(
-        frame.assign(waiting=answers.waiting(frame)), _axis(sweep, "S"), _axis(sweep, "cores"),
-        "waiting", panel=_axis(sweep, "deferred_moments"),
-        note=" share of a step, selections aside; red: free of stall",
+        frame.assign(**{"share of a step waited": answers.waiting(frame)}), _axis(sweep, "S"), _axis(sweep, "cores"),
+        "share of a step waited", panel=_axis(sweep, "deferred_moments"),
+        note=" (selections aside; red: free of stall)",
         levels=[answers.STALL_FREE],
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def _read(folder: Path, study: Study) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if record.get("sweep") != study.sweep.to_dict():
+    if json.dumps(record.get("sweep")) != json.dumps(study.sweep.to_dict()):
         raise ConfigError(
             f"{folder} holds a study with other axes or settings, of an earlier version: remove "
             "it, or choose another --out"
