@@ -17,6 +17,7 @@ from experiments.options import given_flags, given_tuning, train_flags, tuning_f
 from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
 from experiments.records import remove_results
+from experiments.report_command import report_command
 from experiments.simulate_command import simulate_command
 from experiments.sweep_command import sweep_command
 from experiments.tune_command import tune_command
@@ -39,6 +40,7 @@ main.add_command(calibration_commands.calibrate)
 main.add_command(calibration_commands.validate)
 main.add_command(tune_command)
 main.add_command(figures_command)
+main.add_command(report_command)
 
 
 @main.command()

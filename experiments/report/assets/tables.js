@@ -1,0 +1,126 @@
+// A sweep: its table (sorted, searched, page by page) and its heat map.
+
+const ROWS_PER_PAGE = 25;
+
+const cellsOf = (column) => (column.levels ? column.index.map((at) => column.levels[at]) : column.values);
+const shownCell = (value) => (value === null ? "" : typeof value === "number" ? digits(value, 6) : String(value));
+const natural = new Intl.Collator("en", { numeric: true });
+
+function ordered(a, b) {
+  if (a === null || b === null) return a === b ? 0 : null; // empty cells go last either way
+  return typeof a === "number" && typeof b === "number" ? a - b : natural.compare(String(a), String(b));
+}
+
+class SweepTable {
+  constructor(table) {
+    this.table = table;
+    this.columns = table.columns.map((column) => ({ ...column, cells: cellsOf(column) }));
+    this.rows = Array.from({ length: table.num_shown }, (_, row) => row);
+    this.sorted = { column: null, down: false };
+    this.page = 0;
+    this.body = el("tbody");
+    this.heads = this.columns.map((column, at) => el("th", { scope: "col", class: column.number ? null : "text", "aria-sort": "none" },
+      el("button", { type: "button", title: `Sort by ${column.name}`, onclick: () => this.sort(at) }, column.name, el("span", {}, ""))));
+    this.where = el("span", { "aria-live": "polite" });
+    this.search = el("input", { type: "search", placeholder: "filter rows", "aria-label": "Show only rows that contain this text", oninput: () => { this.page = 0; this.refresh(); } });
+    this.back = el("button", { type: "button", onclick: () => { this.page -= 1; this.refresh(); } }, "before");
+    this.next = el("button", { type: "button", onclick: () => { this.page += 1; this.refresh(); } }, "next");
+  }
+
+  sort(at) {
+    this.sorted = { column: at, down: this.sorted.column === at && !this.sorted.down };
+    const { cells } = this.columns[at];
+    const sign = this.sorted.down ? -1 : 1;
+    this.rows.sort((a, b) => {
+      const order = ordered(cells[a], cells[b]);
+      return order === null ? (cells[a] === null ? 1 : -1) : sign * order || a - b;
+    });
+    this.heads.forEach((head, place) => {
+      head.setAttribute("aria-sort", place === at ? (this.sorted.down ? "descending" : "ascending") : "none");
+      head.querySelector("span").textContent = place === at ? (this.sorted.down ? " ▼" : " ▲") : "";
+    });
+    this.page = 0;
+    this.refresh();
+  }
+
+  refresh() {
+    const wanted = this.search.value.toLowerCase();
+    const rows = !wanted ? this.rows : this.rows.filter((row) =>
+      this.columns.some(({ cells }) => shownCell(cells[row]).toLowerCase().includes(wanted)));
+    const pages = Math.max(1, Math.ceil(rows.length / ROWS_PER_PAGE));
+    this.page = Math.max(0, Math.min(pages - 1, this.page));
+    const first = this.page * ROWS_PER_PAGE;
+    const shown = rows.slice(first, first + ROWS_PER_PAGE);
+    this.body.replaceChildren(...shown.map((row) => el("tr", {}, this.columns.map((column) =>
+      el("td", { class: column.number ? null : "text" }, shownCell(column.cells[row]))))));
+    this.where.textContent = rows.length ? `rows ${first + 1} to ${first + shown.length} of ${rows.length.toLocaleString("en")}` : "no row contains that";
+    this.back.disabled = this.page === 0;
+    this.next.disabled = this.page === pages - 1;
+  }
+
+  node() {
+    this.refresh();
+    const { constants, path, num_rows: all } = this.table;
+    const fixed = Object.entries(constants).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${shownCell(value)}`);
+    return el("article", { class: "sweep" },
+      this.heat(),
+      el("div", { class: "card" },
+        el("div", { class: "bar" }, el("h3", { class: "grow" }, path), this.search),
+        fixed.length ? el("p", { class: "keys" }, `The same in all ${all.toLocaleString("en")} rows: ${fixed.join(", ")}`) : null,
+        el("div", { class: "scroll" }, el("table", { class: "sortable" }, el("thead", {}, el("tr", {}, this.heads)), this.body)),
+        el("div", { class: "pages" }, this.back, this.next, this.where)));
+  }
+
+  // ---- heat map --------------------------------------------------------------------------------
+
+  heat() {
+    const axes = this.columns.filter((column) => column.axis);
+    const values = this.columns.filter((column) => column.number && !column.axis);
+    if (axes.length < 2 || !values.length) return null;
+    const best = values.find((column) => /goodput|tokens/.test(column.name)) && !values.some((column) => column.name === "step_seconds")
+      ? values.find((column) => /goodput|tokens/.test(column.name)) : values.find((column) => column.name === "step_seconds") || values[0];
+    const picker = (label, from, chosen) => {
+      const select = el("select", { "aria-label": label, onchange: () => this.drawHeat() },
+        from.map((column) => el("option", {}, column.name)));
+      select.selectedIndex = Math.max(0, from.indexOf(chosen));
+      return { select, column: () => from[select.selectedIndex], node: el("label", {}, label, select) };
+    };
+    this.pick = {
+      value: picker("value", values, best), x: picker("across", axes, axes[0]), y: picker("up", axes, axes[1]),
+      how: el("select", { "aria-label": "of several rows", onchange: () => this.drawHeat() },
+        ["least", "largest", "mean"].map((name) => el("option", {}, name))),
+    };
+    this.map = el("div", { class: "scroll" });
+    this.told = el("p", { class: "keys" });
+    this.drawHeat();
+    return el("div", { class: "card trace" }, el("div", { class: "bar" }, el("h3", { class: "grow" }, "Heat map"),
+      this.pick.value.node, this.pick.x.node, this.pick.y.node, el("label", {}, "of several rows, the", this.pick.how)),
+    this.told, this.map);
+  }
+
+  drawHeat() {
+    const [x, y, value] = [this.pick.x.column(), this.pick.y.column(), this.pick.value.column()];
+    if (x === y) {
+      this.told.textContent = "Choose two different axes.";
+      this.map.replaceChildren();
+      return;
+    }
+    const levels = (column) => [...new Set(column.cells)].sort((a, b) => ordered(a, b) ?? (a === null ? 1 : -1));
+    const [xs, ys] = [levels(x), levels(y).reverse()];
+    const [xAt, yAt] = [xs, ys].map((list) => new Map(list.map((level, at) => [level, at])));
+    const groups = new Map();
+    value.cells.forEach((cell, row) => {
+      const key = `${xAt.get(x.cells[row])},${yAt.get(y.cells[row])}`;
+      if (!groups.has(key)) groups.set(key, []);
+      if (cell !== null) groups.get(key).push(cell);
+    });
+    const how = this.pick.how.value;
+    const one = { least: (list) => Math.min(...list), largest: (list) => Math.max(...list), mean: (list) => list.reduce((sum, cell) => sum + cell, 0) / list.length }[how];
+    const cells = new Map([...groups].map(([key, list]) => [key, { value: list.length ? one(list) : null, count: list.length }]));
+    const most = Math.max(...[...cells.values()].map((cell) => cell.count));
+    const text = most > 1 ? `each cell is the ${how} of up to ${most} rows` : "each cell is one row";
+    const others = this.columns.filter((column) => column.axis && column !== x && column !== y).map((column) => column.name);
+    this.told.textContent = `${value.name}: ${text}` + (most > 1 && others.length ? `, which differ in ${others.join(", ")}.` : ".") + " Grey: no value.";
+    this.map.replaceChildren(heatMap({ x: x.name, y: y.name, value: value.name, xs: xs.map(shownCell), ys: ys.map(shownCell), cells, how: text }));
+  }
+}

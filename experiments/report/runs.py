@@ -1,0 +1,187 @@
+"""A run, from its folder to what the page shows of it, finished or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.compare_traces import TRACE_FILES
+from experiments.records import read_steps
+from experiments.report.trace_view import TraceView, read_view
+from experiments.report.tuning import TuningStory, read_story
+from experiments.summary import step_figures
+from zenflow.errors import ConfigError
+
+MOST_POINTS = 1200
+"""Of a curve; a longer run's are means over as many equal parts."""
+DECISIONS = "decisions.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run's files say."""
+
+    name: str
+    """On the page; one that no other has is made from this and the path."""
+    path: str
+    summary: Mapping[str, Any]
+    """As in summary.json, or of the steps so far."""
+    rows: Sequence[Mapping[str, Any]]
+    """The lines of steps.jsonl."""
+    trace: TraceView | None
+    story: TuningStory | None
+    """None of a run that nobody tuned."""
+    settings: Mapping[str, Any]
+    notes: Sequence[str]
+    """What is missing, in sentences."""
+
+    @property
+    def source(self) -> str:
+        """What its figures are."""
+        return "measured, emulated link" if self.summary.get("emulated_link") else "measured"
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run in a folder.
+
+    Raises:
+        ConfigError: A file of it can't be read, or neither steps nor a summary are there.
+    """
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    rows, notes = _rows(folder / "steps.jsonl"), []
+    if (folder / "summary.json").is_file():
+        summary = read_json(folder / "summary.json")
+    elif rows:
+        summary = _so_far(config, rows)
+        planned = summary.get("planned_steps")
+        notes.append(
+            f"{folder} has no summary.json: the run has taken {len(rows)} steps"
+            + (f" of {planned}" if planned else "")
+            + ", and its figures are of those"
+        )
+    else:
+        raise ConfigError(
+            f"{folder} has neither summary.json nor a step in steps.jsonl, so there is nothing "
+            f"to show: let the run take a step (zenflow train --resume {folder})"
+        )
+    trace = next((folder / name for name in TRACE_FILES if (folder / name).is_file()), None)
+    if trace is None:
+        notes.append(f"{folder} has no trace, so no lanes of it are drawn")
+    if not rows:
+        notes.append(f"{folder} has no steps.jsonl, so no curves of it are drawn")
+    decisions = folder / DECISIONS
+    return Run(
+        name=str(summary.get("strategy", folder.name)),
+        path=str(folder),
+        summary=summary,
+        rows=rows,
+        trace=None if trace is None else read_view(trace),
+        story=read_story(decisions) if decisions.is_file() else None,
+        settings=config.get("settings") or {},
+        notes=notes,
+    )
+
+
+def run_of_summary(summary: Mapping[str, Any], path: str) -> Run:
+    """Return a run of which a record has kept the summary alone."""
+    return Run(
+        name=str(summary.get("strategy", "run")),
+        path=path,
+        summary=summary,
+        rows=[],
+        trace=None,
+        story=None,
+        settings={},
+        notes=[],
+    )
+
+
+def curves(run: Run) -> dict[str, list[Any]]:
+    """Return the run's curves for the page, each point the mean over an equal share of steps.
+
+    Held-out losses and knobs stay at their steps. ``seconds`` count training alone, from 0 at
+    the run's start, as everywhere in this project.
+    """
+    rows, elapsed, total = run.rows, [], 0.0
+    for row in rows:
+        total += row["seconds"]
+        elapsed.append(total)
+    size = -(-len(rows) // MOST_POINTS) or 1
+    parts = [range(at, min(at + size, len(rows))) for at in range(0, len(rows), size)]
+    held_out = [
+        (row["step"], elapsed[place], row["eval_loss"])
+        for place, row in enumerate(rows)
+        if row.get("eval_loss") is not None
+    ]
+    final = run.summary.get("eval_loss")
+    if final is not None and rows and (not held_out or held_out[-1][0] < rows[-1]["step"]):
+        held_out.append((rows[-1]["step"], elapsed[-1], final))
+    return {
+        "step": [rows[part[-1]]["step"] for part in parts],
+        "elapsed": [elapsed[part[-1]] for part in parts],
+        "loss": [_mean(rows, part, "loss") for part in parts],
+        "seconds": [_mean(rows, part, "seconds") for part in parts],
+        "stalled": [_mean(rows, part, "stall_seconds") for part in parts],
+        "interval": [rows[part[-1]].get("update_interval") for part in parts],
+        "held_out": [list(point) for point in held_out],
+        "steps_per_point": [size],
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        ConfigError: It can't be read, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} can't be read as JSON ({error}): restore it, or run again"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold an object, but holds {type(content).__name__}")
+    return content
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of steps.jsonl, each with what the page needs."""
+    try:
+        rows = read_steps(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read ({error}): check the file") from error
+    needed = ("step", "loss", "seconds", "stall_seconds", "tokens")
+    for number, row in enumerate(rows, start=1):
+        missing = [n for n in needed if not isinstance(row, dict) or n not in row]
+        if missing:
+            raise ConfigError(
+                f"{path}, line {number}: a step needs {', '.join(needed)}, but "
+                f"{', '.join(missing)} is missing: is it the log of `zenflow train`?"
+            )
+    # A loss that was not finite is null in the file; its curve has a gap there.
+    return rows
+
+
+def _so_far(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    settings, rule = config.get("settings") or {}, config.get("config") or {}
+    link = settings.get("link")
+    told = [row for row in rows if row["loss"] is not None]
+    return {
+        "strategy": settings.get("strategy", "run"),
+        "emulated_link": None
+        if not link
+        else {"d2h_bytes_per_second": link[0], "h2d_bytes_per_second": link[1]},
+        **step_figures(told, int(rule.get("update_interval") or 1), 0),
+        "planned_steps": settings.get("steps"),
+        "seed": settings.get("seed"),
+        **{name: config[name] for name in ("hardware", "versions", "commit") if name in config},
+    }
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], part: range, name: str) -> float | None:
+    found = [rows[place][name] for place in part if rows[place][name] is not None]
+    return sum(found) / len(found) if found else None

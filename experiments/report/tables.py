@@ -1,0 +1,157 @@
+"""A sweep's table, from CSV to columns that a page can sort and draw as a heat map."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zenflow.errors import ConfigError
+
+TABLES = ("table.csv", "trials.csv")
+"""What `zenflow sweep` and `zenflow tune` leave."""
+_RECORDS = ("sweep.json", "study.json", "summary.json")
+"""Beside them: axes and provenance."""
+_MOST_CELLS = 120_000
+_MOST_LEVELS = 40
+_DIGITS = 6
+
+Cell = str | float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    values: Sequence[Cell]
+    """Numbers, or texts; None where the cell is empty."""
+    is_axis: bool
+    """Whether the sweep varied it."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all cells that are not empty are numbers."""
+        return all(isinstance(value, float) for value in self.values if value is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTable:
+    """A table, and what is known of it."""
+
+    path: str
+    columns: Sequence[Column]
+    """Those whose cells differ."""
+    constants: Mapping[str, Cell]
+    """The value of each column that has one alone."""
+    num_rows: int
+    """In the file."""
+    record: Mapping[str, Any]
+    """The JSON beside the table; empty without one."""
+
+    @property
+    def num_shown(self) -> int:
+        """Rows that the page gets."""
+        return len(self.columns[0].values) if self.columns else 0
+
+
+def find_table(folder: Path) -> Path | None:
+    """Return the table in a folder, None if there is none."""
+    return next((folder / name for name in TABLES if (folder / name).is_file()), None)
+
+
+def read_table(path: Path, record: Mapping[str, Any]) -> SweepTable:
+    """Return the table of a CSV file.
+
+    Args:
+        path: The file.
+        record: The JSON beside it, with ``axes`` (a sweep's) or ``space`` (a search's).
+
+    Raises:
+        ConfigError: The file can't be read, has no rows, or one of another length.
+    """
+    names, rows = _read(path)
+    step = max(1, -(-len(rows) * len(names) // _MOST_CELLS))
+    axes = _axes(record)
+    columns, constants = [], {}
+    for place, name in enumerate(names):
+        values = _typed([row[place] for row in rows])
+        if len(rows) > 1 and len(set(values)) == 1:
+            constants[name] = values[0]
+            continue
+        columns.append(
+            Column(
+                name=name,
+                values=values[::step],
+                is_axis=name in axes if axes & set(names) else _looks_like_axis(values),
+            )
+        )
+    return SweepTable(
+        path=str(path),
+        columns=columns,
+        constants=constants,
+        num_rows=len(rows),
+        record=record,
+    )
+
+
+def record_beside(table: Path) -> Path | None:
+    """Return the JSON file that tells of a table, None if there is none."""
+    return next((table.parent / n for n in _RECORDS if (table.parent / n).is_file()), None)
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            lines = list(csv.reader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{path} can't be read as CSV ({error}): check the file") from error
+    lines = [line for line in lines if line]
+    if len(lines) < 2:
+        raise ConfigError(
+            f"{path} needs a line of names and a row at least, but has {len(lines)} lines: let "
+            "`zenflow sweep` finish a point"
+        )
+    names, *rows = lines
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise ConfigError(
+                f"{path}, row {number}: {len(row)} cells under {len(names)} names: the file was "
+                "cut off or changed; write it anew"
+            )
+    return names, rows
+
+
+def _typed(cells: Sequence[str]) -> list[Cell]:
+    """Return numbers if all cells that aren't empty are numbers, else texts."""
+    numbers: list[Cell] = []
+    for cell in cells:
+        if not cell:
+            numbers.append(None)
+            continue
+        try:
+            number = float(cell)
+        except ValueError:
+            return [cell or None for cell in cells]
+        # JSON has neither infinity nor nan; a page of SI values needs no more digits.
+        numbers.append(float(f"{number:.{_DIGITS}g}") if math.isfinite(number) else None)
+    return numbers
+
+
+def _axes(record: Mapping[str, Any]) -> set[str]:
+    """Return the names of what was varied, however a record lists them."""
+    told = record.get("axes", record.get("space"))
+    if isinstance(told, Mapping):
+        return set(told)
+    if isinstance(told, list):
+        return {str(item.get("name") if isinstance(item, Mapping) else item) for item in told}
+    return set()
+
+
+def _looks_like_axis(values: Sequence[Cell]) -> bool:
+    """Return whether a column has few values that come again and again."""
+    levels = set(values)
+    return 1 < len(levels) <= _MOST_LEVELS and 2 * len(levels) <= len(values)

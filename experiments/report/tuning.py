@@ -1,0 +1,119 @@
+"""What a tuned run's decisions file says, also while the run goes on.
+
+``autotune.decisions`` reads such a file to repeat a run, so it refuses one without an end. The
+page shows a run as far as it has come: the records are the same, a torn last line is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from autotune.decision_records import Decision, End, Header, WindowRecord, record_of
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningStory:
+    """Who changed what in a run, and what came of it."""
+
+    header: Header
+    windows: Sequence[WindowRecord]
+    decisions: Sequence[Decision]
+    end: End | None
+    """None of a run that has not finished."""
+
+
+def read_story(path: Path) -> TuningStory:
+    """Return what a decisions file says so far.
+
+    Raises:
+        ConfigError: It can't be read, is empty, or a line but the last is not what was written.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read ({error}): check the file") from error
+    records = []
+    for number, line in enumerate(text.splitlines(keepends=True)):
+        try:
+            records.append(record_of(number, line))
+        except ConfigError as error:
+            if not line.endswith("\n"):
+                break  # a killed run's last line
+            raise ConfigError(
+                f"{path}, line {number + 1}: {error}; restore the file from a copy, or run again"
+            ) from error
+    if not records or not isinstance(records[0], Header):
+        raise ConfigError(f"{path} does not begin with a header: it is no decisions file")
+    return TuningStory(
+        header=records[0],
+        windows=[record for record in records if isinstance(record, WindowRecord)],
+        decisions=[record for record in records if isinstance(record, Decision)],
+        end=next((record for record in records if isinstance(record, End)), None),
+    )
+
+
+def story_data(story: TuningStory) -> dict[str, Any]:
+    """Return the story for the page: knobs over steps, windows, and each decision's outcome."""
+    first = story.header.knobs
+    return {
+        "knobs": [[0, _shown(first)], *([d.step, _shown(d.new)] for d in story.decisions)],
+        "windows": [
+            {
+                "step": window.step,
+                "measured": window.step_seconds,
+                "stalled": window.stall_seconds,
+                "predicted": window.predicted_step_seconds,
+                "goodput": window.goodput,
+            }
+            for window in story.windows
+        ],
+        "decisions": [
+            {
+                "step": decision.step,
+                "by": decision.by,
+                "change": _change(decision.old, decision.new),
+                "before": decision.measured_step_seconds,
+                "predicted": decision.predicted_step_seconds,
+                "after": measured_after(story, place),
+                "gain": decision.gain,
+                "error": decision.error,
+                "reason": decision.reason,
+            }
+            for place, decision in enumerate(story.decisions)
+        ],
+        "search_seconds": story.windows[-1].search_seconds if story.windows else None,
+        "finished": story.end is not None,
+    }
+
+
+def measured_after(story: TuningStory, place: int) -> float | None:
+    """Return the mean measured step of the windows in which a decision's knobs were in force."""
+    decision = story.decisions[place]
+    later = story.decisions[place + 1 : place + 2]
+    until = later[0].step if later else float("inf")
+    found = [
+        window.step_seconds
+        for window in story.windows
+        if decision.step < window.step <= until and window.knobs == decision.new
+    ]
+    return fmean(found) if found else None
+
+
+def _shown(knobs: Knobs) -> dict[str, Any]:
+    values = knobs.to_dict()
+    return {**values, "lag": knobs.update_interval if knobs.lag is None else knobs.lag}
+
+
+def _change(old: Knobs, new: Knobs) -> Mapping[str, list[Any]]:
+    before, after = old.to_dict(), new.to_dict()
+    return {
+        name: ["S" if value is None else value for value in (before[name], after[name])]
+        for name in before
+        if before[name] != after[name]
+    }
