@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ MOST_SPANS = 60_000
 """Of all traces on one page: about 2 MB."""
 _LEAST_SPANS = 2_000
 _NANO = 1e9
-_SPARE_COLOURS = ("#1f77b4", "#bcbd22", "#17becf", "#8c564b", "#9467bd", "#e377c2")
+_SPARE_COLOURS = ("#1f77b4", "#bcbd22", "#17becf", "#8c564b", "#9467bd", "#2f4b7c")
 _FIGURES = (
     "steps", "planned_steps", "run_seconds", "mean_step_seconds", "median_step_seconds",
     "p95_step_seconds", "stall_seconds", "stall_fraction", "d2h_bytes_per_step",
@@ -260,13 +261,11 @@ def _trace_figures(title: str, view: TraceView) -> dict[str, Any]:
 
 def _run_colours(runs: Sequence[Run], known: Mapping[str, str]) -> list[str]:
     """Return a colour for each run: its strategy's, unless an earlier run has that."""
-    spare, taken, found = list(_SPARE_COLOURS), set(), []
+    spare = itertools.cycle(_SPARE_COLOURS)
+    found: list[str] = []
     for run in runs:
         colour = known.get(run.name)
-        if colour is None or colour in taken:
-            colour = spare[len(taken) % len(spare)]
-        taken.add(colour)
-        found.append(colour)
+        found.append(next(spare) if colour is None or colour in found else colour)
     return found
 
 

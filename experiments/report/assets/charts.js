@@ -39,7 +39,8 @@ function lineChart(options) {
   const height = options.height || 280;
   const box = { left: 62, right: 14, top: 14, bottom: 42 };
   const all = options.series.flatMap((one) => one.points);
-  const [left, right] = extent(all.map(([x]) => x));
+  let [left, right] = extent(all.map(([x]) => x));
+  if (left === right) [left, right] = [left - 1, right + 1];
   const [low, high] = options.range || padded(extent(all.map(([, y]) => y)), options.fromZero);
   const x = within(left, right, box.left, WIDE - box.right);
   const y = within(low, high, height - box.bottom, box.top);
@@ -69,7 +70,7 @@ function lineChart(options) {
     if (!one.onlyDots) {
       inside.append(draw("path", {
         d: path(placed, one.step), fill: "none", stroke: one.colour,
-        "stroke-width": one.faint ? 1 : 1.8, "stroke-opacity": one.faint ? 0.45 : 1,
+        "stroke-width": one.faint ? 1 : 1.8, "stroke-opacity": one.faint ? 0.6 : 1,
         "stroke-dasharray": one.dashed ? "5 4" : null, "stroke-linejoin": "round" }));
     }
     if (one.dots || one.onlyDots) {

@@ -12,7 +12,7 @@ function fill(node, attributes, children) {
     else if (key === "back") node.style.background = value;
     else node.setAttribute(key, value === true ? "" : value);
   }
-  for (const child of children.flat(3)) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined) node.append(child);
   }
   return node;
@@ -71,7 +71,7 @@ function labels(values, scales) {
   if (!scales) return values.map((value) => digits(value, 6));
   const largest = Math.max(...values.map(Math.abs));
   const [factor, unit] = scales.find(([least]) => largest >= least) || scales[scales.length - 1];
-  return values.map((value) => `${digits(value / factor, 7)} ${unit}`);
+  return values.map((value) => (value === 0 ? "0" : `${digits(value / factor, 7)} ${unit}`));
 }
 
 // ---- colours ---------------------------------------------------------------------------------

@@ -102,38 +102,61 @@ function smooth(values) {
   });
 }
 
+// One chart for all, unless figures of one kind would make those of another too small to see.
+function kinds(all, value) {
+  const sizes = all.map(value).filter((size) => size > 0);
+  if (Math.max(...sizes) <= 12 * Math.min(...sizes)) return all.length ? [all] : [];
+  const groups = new Map();
+  for (const one of all) groups.set(one.source, [...(groups.get(one.source) || []), one]);
+  return [...groups.values()];
+}
+
+function kindOf(group, title) {
+  const sources = new Set(group.map((one) => one.source));
+  if (sources.size === 1) return { title: `${title}, ${group[0].source}`, tag: () => null, note: null };
+  const note = "The figures are not all of one kind: each bar says where its own are from.";
+  return { title, tag: (one) => one.source, note };
+}
+
+function stepChart(group) {
+  const { title, tag, note } = kindOf(group, "Time of a step");
+  return barChart({
+    title, note, scale: TIMES, legend: [["stalled", "var(--stall)"], ["not stalled", "#4a90c4"]],
+    rows: group.map((one) => {
+      const isKnown = one.stall !== null && one.stall !== undefined;
+      return { name: one.name, source: one.source, tag: tag(one), parts: [
+        [one.step * (1 - (one.stall || 0)), isKnown ? "#4a90c4" : "#8a93a3", isKnown ? "not stalled" : "stall unknown"],
+        [one.step * (one.stall || 0), "var(--stall)", "stalled"]],
+      text: `${time(one.step, 3)}, ${isKnown ? `${share(one.stall, 0)} stalled` : "stall unknown"}` };
+    }),
+  });
+}
+
+function bytesChart(group) {
+  const { title, tag, note } = kindOf(group, "Bytes over the link in a step");
+  const { grads, params } = DATA.colours.spans;
+  return barChart({
+    title, note, scale: SIZES, legend: [["to the host", grads], ["to the device", params]],
+    rows: group.map((one) => ({ name: one.name, source: one.source, tag: tag(one),
+      parts: [[one.down, grads, "to the host"], [one.up, params, "to the device"]],
+      text: bytes((one.down || 0) + (one.up || 0)) })),
+  });
+}
+
 function comparisonSection() {
   const all = compared();
   const charts = [];
-  const bars = all.filter((one) => one.step);
-  const mixedSources = new Set(bars.map((one) => one.source)).size > 1;
-  const note = mixedSources ? "The figures are not all of one kind: each bar says where its own are from." : null;
-  const tag = (one) => (mixedSources ? one.source : null);
-  charts.push(barChart({
-    title: "Time of a step", scale: TIMES, note,
-    legend: [["stalled", "var(--stall)"], ["not stalled", "#4a90c4"]],
-    rows: bars.map((one) => ({ name: one.name, source: one.source, tag: tag(one), parts: [
-      [one.step * (1 - (one.stall || 0)), one.stall === null ? "#8a93a3" : "#4a90c4", "not stalled"],
-      [one.step * (one.stall || 0), "var(--stall)", "stalled"]],
-    text: `${time(one.step, 3)}, ${one.stall === null || one.stall === undefined ? "stall unknown" : `${share(one.stall, 0)} stalled`}` })),
-  }));
+  for (const group of kinds(all.filter((one) => one.step), (one) => one.step)) charts.push(stepChart(group));
   const moving = all.filter((one) => one.down !== null && one.down !== undefined);
-  if (moving.length) {
-    charts.push(barChart({
-      title: "Bytes over the link in a step", scale: SIZES, note,
-      legend: [["to the host", DATA.colours.spans.grads], ["to the device", DATA.colours.spans.params]],
-      rows: moving.map((one) => ({ name: one.name, source: one.source, tag: tag(one), parts: [
-        [one.down, DATA.colours.spans.grads, "to the host"], [one.up, DATA.colours.spans.params, "to the device"]],
-      text: bytes((one.down || 0) + (one.up || 0)) })),
-    }));
-  }
+  for (const group of kinds(moving, (one) => one.down + one.up)) charts.push(bytesChart(group));
   if (DATA.runs.some((run) => run.curves)) charts.push(lossChart("time"), lossChart("steps"));
-  const slowest = Math.max(...bars.map((one) => one.step));
+  // Speeds of different kinds of figures are not compared.
+  const slowest = (source) => Math.max(...all.filter((one) => one.source === source).map((one) => one.step || 0));
   const rows = all.map((one) => [one.name, one.source, time(one.step, 4), time(one.figures.p95_step_seconds ?? null, 4), share(one.stall),
-    one.step ? `${digits(slowest / one.step)}×` : "–", bytes(one.down), bytes(one.up), digits(one.figures.tokens_per_second, 5),
+    one.step ? `${digits(slowest(one.source) / one.step)}×` : "–", bytes(one.down), bytes(one.up), digits(one.figures.tokens_per_second, 5),
     digits(one.figures.final_train_loss, 5), digits(one.figures.eval_loss, 5)]);
   return el("div", {}, el("div", { class: "charts" }, charts), el("div", { class: "card", id: "comparison-table" }, tableOf(
-    [{ name: "name", text: true }, { name: "figures are", text: true }, "mean step", "95% of steps within", "stalled", "speed, slowest = 1", "down/step", "up/step", "tokens/s", "training loss", "held-out loss"], rows)));
+    [{ name: "name", text: true }, { name: "figures are", text: true }, "mean step", "95% of steps within", "stalled", "speed, slowest of its kind = 1", "down/step", "up/step", "tokens/s", "training loss", "held-out loss"], rows)));
 }
 
 // ---- tuning ------------------------------------------------------------------------------------
@@ -191,14 +214,21 @@ function provenanceSection() {
   const machine = (hardware) => !hardware ? "–" : typeof hardware === "string" ? hardware
     : [hardware.gpu, hardware.cpu, hardware.cores ? plural(hardware.cores, "core") : null, hardware.memory_bytes ? bytes(hardware.memory_bytes) : null, hardware.system].filter(Boolean).join(", ");
   const named = (versions) => !versions ? "–" : Object.entries(versions).map(([name, version]) => `${name} ${version}`).join(", ");
-  const row = (path, origin) => [path, origin.commit || "–", { long: machine(origin.hardware) }, { long: named(origin.versions) }, origin.seed === null || origin.seed === undefined ? "–" : String(origin.seed)];
-  const rows = DATA.origins.map((origin) => row(origin.path, origin));
-  for (const trace of DATA.traces) rows.push([trace.path, "–", { long: `a trace keeps no more than: ${trace.source}` }, "–", "–"]);
-  rows.push(row("this page", DATA.made));
+  const groups = new Map();
+  for (const origin of [...DATA.origins, { path: "this page", ...DATA.made }]) {
+    const known = [origin.commit || "–", machine(origin.hardware), named(origin.versions), origin.seed === null || origin.seed === undefined ? "–" : String(origin.seed)];
+    const key = JSON.stringify(known);
+    if (!groups.has(key)) groups.set(key, { paths: [], known });
+    groups.get(key).paths.push(origin.path);
+  }
+  const rows = [...groups.values()].map(({ paths, known: [commit, hardware, versions, seed] }) =>
+    [{ long: paths.map((path) => el("div", {}, path)) }, commit, { long: hardware }, { long: versions }, seed]);
+  for (const trace of DATA.traces) rows.push([{ long: trace.path }, "–", { long: `a trace keeps no more than: ${trace.source}` }, "–", "–"]);
   const left = [{ name: "what", text: true }, { name: "commit", text: true }, { name: "hardware", text: true }, { name: "versions", text: true }, "seed"];
   return el("div", { class: "card" }, tableOf(left, rows),
     DATA.runs.filter((run) => Object.keys(run.settings).length).map((run) => el("details", {}, el("summary", {}, `Settings of ${run.name}`),
-      el("pre", { class: "scroll" }, el("code", {}, JSON.stringify({ ...run.settings, rule: run.rule }, null, 1))))),
+      el("p", {}, el("code", {}, Object.entries({ ...run.settings, ...run.rule }).filter(([, value]) => value !== null)
+        .map(([name, value]) => `${name}=${JSON.stringify(value)}`).join("  "))))),
     el("p", { class: "keys" }, "Made by ", el("code", {}, DATA.made.command), ` on ${DATA.made.at}.`));
 }
 

@@ -105,7 +105,11 @@ class SweepTable {
       this.map.replaceChildren();
       return;
     }
-    const levels = (column) => [...new Set(column.cells)].sort((a, b) => ordered(a, b) ?? (a === null ? 1 : -1));
+    // Numbers ascend; names keep the order in which the sweep had them.
+    const levels = (column) => {
+      const found = [...new Set(column.cells)];
+      return column.number ? found.sort((a, b) => ordered(a, b) ?? (a === null ? 1 : -1)) : found;
+    };
     const [xs, ys] = [levels(x), levels(y).reverse()];
     const [xAt, yAt] = [xs, ys].map((list) => new Map(list.map((level, at) => [level, at])));
     const groups = new Map();
