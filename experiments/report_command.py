@@ -51,7 +51,9 @@ def report_command(
     try:
         write_text(out, page)
     except OSError as error:
-        raise click.ClickException(f"{out} can't be written ({error.strerror or error})") from error
+        raise click.ClickException(
+            f"{out} can't be written ({error.strerror or error})"
+        ) from error
     size = len(page.encode())
     for note in contents.notes:
         click.echo(f"Note: {note}", err=True)

@@ -116,7 +116,7 @@ def _load_table(path: Path, contents: Contents) -> None:
     record = {} if beside is None else read_json(beside)
     if beside is None:
         contents.notes.append(
-            f"{path} has no sweep.json beside it: which columns are axes is guessed from their "
+            f"{path} has no provenance.json beside it: which columns are axes is guessed from their "
             "values, and where it was made is unknown"
         )
     table = read_table(path, record)
@@ -126,8 +126,7 @@ def _load_table(path: Path, contents: Contents) -> None:
             f"{path}: {table.num_shown:,} of {table.num_rows:,} rows are on this page, taken at "
             "equal distances; the file has all"
         )
-    if record:
-        contents.records.append((str(path), record))
+    contents.records += [(str(path), session) for session in table.sessions]
 
 
 def _is_run(folder: Path) -> bool:

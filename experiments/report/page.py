@@ -30,6 +30,8 @@ SCRIPTS = ("dom.js", "charts.js", "lanes.js", "timelines.js", "tables.js", "sect
 MOST_SPANS = 60_000
 """Of all traces on one page: about 2 MB."""
 _LEAST_SPANS = 2_000
+_MOST_NAMES = 12
+"""Of a lane's spans in the table of its figures."""
 _NANO = 1e9
 _SPARE_COLOURS = ("#1f77b4", "#bcbd22", "#17becf", "#8c564b", "#9467bd", "#2f4b7c")
 _FIGURES = (
@@ -208,24 +210,22 @@ def _by_name(lane: Lane) -> list[list[Any]]:
     found: dict[str, list[Bar]] = {}
     for bar in lane.bars:
         found.setdefault(bar.name, []).append(bar)
-    rows = [
-        [name, len(bars), sum(bar.seconds for bar in bars), sum(bar.num_bytes for bar in bars)]
-        for name, bars in found.items()
-    ]
-    rows.sort(key=lambda row: -row[2])
-    most = 12
-    rest = rows[most:]
+    ordered = sorted(found.items(), key=lambda item: -sum(bar.seconds for bar in item[1]))
+    shown, rest = ordered[:_MOST_NAMES], ordered[_MOST_NAMES:]
     if rest:
-        rows[most:] = [
-            [f"{len(rest)} other names", *(sum(row[place] for row in rest) for place in (1, 2, 3))]
-        ]
-    return rows
+        others = [bar for _, bars in rest for bar in bars]
+        shown.append((f"{len(rest)} other names", others))
+    return [
+        [name, len(bars), sum(bar.seconds for bar in bars), sum(bar.num_bytes for bar in bars)]
+        for name, bars in shown
+    ]
 
 
 def table_data(table: SweepTable) -> dict[str, Any]:
     """Return a table for the page, column by column."""
     return {
         "path": table.path,
+        "source": table.source,
         "num_rows": table.num_rows,
         "num_shown": table.num_shown,
         "constants": table.constants,
@@ -236,6 +236,7 @@ def table_data(table: SweepTable) -> dict[str, Any]:
 def _column_data(column: Column) -> dict[str, Any]:
     data: dict[str, Any] = {
         "name": column.name, "number": column.is_number, "axis": column.is_axis,
+        "meaning": column.meaning,
     }  # fmt: skip
     levels = list(dict.fromkeys(column.values))
     if not column.is_number and 2 * len(levels) < len(column.values):

@@ -13,8 +13,8 @@ from zenflow.errors import ConfigError
 
 TABLES = ("table.csv", "trials.csv")
 """What `zenflow sweep` and `zenflow tune` leave."""
-_RECORDS = ("sweep.json", "study.json", "summary.json")
-"""Beside them: axes and provenance."""
+_RECORDS = ("provenance.json", "summary.json", "study.json", "sweep.json")
+"""Beside them: axes, what the figures are, and where they were made."""
 _MOST_CELLS = 120_000
 _MOST_LEVELS = 40
 _DIGITS = 6
@@ -31,6 +31,8 @@ class Column:
     """Numbers, or texts; None where the cell is empty."""
     is_axis: bool
     """Whether the sweep varied it."""
+    meaning: str
+    """Empty where the record says nothing of it."""
 
     @property
     def is_number(self) -> bool:
@@ -53,6 +55,20 @@ class SweepTable:
     """The JSON beside the table; empty without one."""
 
     @property
+    def source(self) -> str:
+        """What the figures are: measured, simulated, predicted."""
+        told = self.record.get("figures_are") or self.record.get("kind")
+        return str(told).partition(":")[0] if told else "source unknown"
+
+    @property
+    def sessions(self) -> Sequence[Mapping[str, Any]]:
+        """Where and with what the rows were made: of a sweep, each time it was taken up."""
+        found = self.record.get("sessions")
+        if isinstance(found, list):
+            return [session for session in found if isinstance(session, Mapping)]
+        return [self.record] if self.record else []
+
+    @property
     def num_shown(self) -> int:
         """Rows that the page gets."""
         return len(self.columns[0].values) if self.columns else 0
@@ -68,14 +84,16 @@ def read_table(path: Path, record: Mapping[str, Any]) -> SweepTable:
 
     Args:
         path: The file.
-        record: The JSON beside it, with ``axes`` (a sweep's) or ``space`` (a search's).
+        record: The JSON beside it: ``axes``, also inside ``sweep``, or a search's ``space`` name
+            what was varied, and ``columns`` says what each column means.
 
     Raises:
         ConfigError: The file can't be read, has no rows, or one of another length.
     """
     names, rows = _read(path)
     step = max(1, -(-len(rows) * len(names) // _MOST_CELLS))
-    axes = _axes(record)
+    axes, meanings = _axes(record), record.get("columns")
+    meanings = meanings if isinstance(meanings, Mapping) else {}
     columns, constants = [], {}
     for place, name in enumerate(names):
         values = _typed([row[place] for row in rows])
@@ -87,6 +105,7 @@ def read_table(path: Path, record: Mapping[str, Any]) -> SweepTable:
                 name=name,
                 values=values[::step],
                 is_axis=name in axes if axes & set(names) else _looks_like_axis(values),
+                meaning=str(meanings.get(name, "")),
             )
         )
     return SweepTable(
@@ -143,7 +162,9 @@ def _typed(cells: Sequence[str]) -> list[Cell]:
 
 def _axes(record: Mapping[str, Any]) -> set[str]:
     """Return the names of what was varied, however a record lists them."""
-    told = record.get("axes", record.get("space"))
+    sweep = record.get("sweep")
+    places = (record, sweep if isinstance(sweep, Mapping) else {})
+    told = next((p[key] for p in places for key in ("axes", "space") if key in p), None)
     if isinstance(told, Mapping):
         return set(told)
     if isinstance(told, list):

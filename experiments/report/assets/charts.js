@@ -124,7 +124,7 @@ function barChart(options) {
   const height = options.rows.length * (row + 4) + gap;
   const sums = options.rows.map((one) => one.parts.reduce((sum, [value]) => sum + (value || 0), 0));
   const most = Math.max(...sums, 1e-12);
-  const x = within(0, most, name, WIDE - 112);
+  const x = within(0, most, name, WIDE - 134);
   const chart = draw("svg", {
     class: "chart", viewBox: `0 0 ${WIDE} ${height}`, role: "img", "aria-label":
       `${options.title}. ` + options.rows.map((one) => `${one.name}: ${one.text}`).join("; "),

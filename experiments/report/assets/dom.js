@@ -143,7 +143,7 @@ const Tip = {
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
 const sourceBadge = (source) =>
-  el("span", { class: /^measured$|profiler/.test(source) ? "badge" : "badge made-up" }, source);
+  el("span", { class: /^measured$|profiler/i.test(source) ? "badge" : "badge made-up" }, source);
 
 function tableOf(heads, rows, caption) {
   // A head is a name, or {name, text: true}; a cell is what is shown, or {long: text}.

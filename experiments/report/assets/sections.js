@@ -7,14 +7,15 @@ function fact(name, value) {
     : [el("dt", {}, name), el("dd", {}, value)];
 }
 
-function card(place, name, path, source, big, small, stalled, facts) {
+function card(place, name, path, source, big, small, stalled, facts, about = []) {
   const node = el("div", { class: "card run" },
     el("div", { class: "name" }, name), el("div", { class: "path" }, path), sourceBadge(source),
     el("div", { class: "big" }, big, " ", el("small", {}, small)),
     stalled === null || stalled === undefined ? null : [
       el("div", { class: "keys" }, `${share(stalled)} stalled`),
       el("div", { class: "meter", role: "img", "aria-label": `${share(stalled)} of the time stalled` }, el("div"))],
-    el("dl", { class: "facts" }, facts));
+    el("dl", { class: "facts" }, facts),
+    about.some(Boolean) ? el("p", { class: "about" }, about.filter(Boolean).join(" · ")) : null);
   if (place !== null) node.style.setProperty("--mark", runColour(place));
   const meter = node.querySelector(".meter > div");
   if (meter) meter.style.width = share(stalled);
@@ -28,15 +29,15 @@ function summarySection() {
     return card(place, run.name, run.path, run.source, time(f.mean_step_seconds, 3), "per step", f.stall_fraction, [
       fact("steps", f.planned_steps && f.planned_steps > f.steps ? `${f.steps} of ${f.planned_steps}` : digits(f.steps, 7)),
       fact("tokens/s", digits(f.tokens_per_second, 4)),
-      fact("down, up per step", f.d2h_bytes_per_step === null || f.d2h_bytes_per_step === undefined ? "–" : `${bytes(f.d2h_bytes_per_step)}, ${bytes(f.h2d_bytes_per_step)}`),
+      fact("to the host, a step", bytes(f.d2h_bytes_per_step)), fact("to the device, a step", bytes(f.h2d_bytes_per_step)),
       fact("loss, training", digits(f.final_train_loss, 4)), fact("loss, held-out", digits(loss, 4)),
       fact("accuracy", f.eval_accuracy === null || f.eval_accuracy === undefined ? "–" : share(f.eval_accuracy)),
       fact("host bytes/parameter", digits(f.host_bytes_per_param)),
       fact("captured energy", share(f.captured_energy)), fact("largest staleness", f.max_staleness === null || f.max_staleness === undefined ? "–" : plural(f.max_staleness, "step")),
-      fact("model", f.model ? `${f.model}${f.num_params ? `, ${digits(f.num_params)}` : ""}` : null),
-      fact("data, device", [f.data, f.device].filter(Boolean).join(", ")),
-      fact("link", run.link ? `${rate(run.link.d2h_bytes_per_second)} down, ${rate(run.link.h2d_bytes_per_second)} up` : null),
-      fact("seed", f.seed === null || f.seed === undefined ? null : String(f.seed)),
+    ], [
+      f.model, f.num_params ? `${digits(f.num_params / 1e6)}M parameters` : null, f.data, f.device, f.dtype,
+      f.seed === null || f.seed === undefined ? null : `seed ${f.seed}`,
+      run.link ? `emulated link ${rate(run.link.d2h_bytes_per_second)} down, ${rate(run.link.h2d_bytes_per_second)} up` : null,
     ]);
   });
   for (const trace of DATA.traces) {
@@ -49,7 +50,7 @@ function summarySection() {
       ]));
   }
   for (const table of DATA.tables) {
-    cards.push(card(null, table.path, "", "table", table.num_rows.toLocaleString("en"), table.num_rows === 1 ? "row" : "rows", null, [
+    cards.push(card(null, table.path.split("/").slice(-2).join("/"), table.path, table.source, table.num_rows.toLocaleString("en"), table.num_rows === 1 ? "row" : "rows", null, [
       fact("axes", table.columns.filter((column) => column.axis).map((column) => column.name).join(", ")),
       fact("columns", String(table.columns.length + Object.keys(table.constants).length))]));
   }
@@ -108,7 +109,8 @@ function kinds(all, value) {
   if (Math.max(...sizes) <= 12 * Math.min(...sizes)) return all.length ? [all] : [];
   const groups = new Map();
   for (const one of all) groups.set(one.source, [...(groups.get(one.source) || []), one]);
-  return [...groups.values()];
+  // A single bar says no more than the table.
+  return [...groups.values()].filter((group) => group.length > 1);
 }
 
 function kindOf(group, title) {

@@ -20,7 +20,7 @@ class SweepTable {
     this.page = 0;
     this.body = el("tbody");
     this.heads = this.columns.map((column, at) => el("th", { scope: "col", class: column.number ? null : "text", "aria-sort": "none" },
-      el("button", { type: "button", title: `Sort by ${column.name}`, onclick: () => this.sort(at) }, column.name, el("span", {}, ""))));
+      el("button", { type: "button", title: column.meaning ? `${column.meaning}\nClick to sort` : "Click to sort", onclick: () => this.sort(at) }, column.name, el("span", {}, ""))));
     this.where = el("span", { "aria-live": "polite" });
     this.search = el("input", { type: "search", placeholder: "filter rows", "aria-label": "Show only rows that contain this text", oninput: () => { this.page = 0; this.refresh(); } });
     this.back = el("button", { type: "button", onclick: () => { this.page -= 1; this.refresh(); } }, "before");
