@@ -116,8 +116,8 @@ def _load_table(path: Path, contents: Contents) -> None:
     record = {} if beside is None else read_json(beside)
     if beside is None:
         contents.notes.append(
-            f"{path} has no provenance.json beside it: which columns are axes is guessed from their "
-            "values, and where it was made is unknown"
+            f"{path} has no provenance.json beside it: which columns are axes is guessed from "
+            "their values, and where it was made is unknown"
         )
     table = read_table(path, record)
     contents.tables.append(table)
