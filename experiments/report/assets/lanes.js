@@ -83,9 +83,9 @@ class LaneCanvas {
     }
     this.paintSteps(soft);
     for (const lane of this.lanes) {
-      for (const span of lane.spans) if (!span.isStall) this.paintSpan(lane, span);
+      this.paintSpans(lane, lane.spans.filter((span) => !span.isStall));
       // Waits lie inside forward and step spans, so they are drawn over them.
-      for (const span of lane.spans) if (span.isStall) this.paintSpan(lane, span);
+      this.paintSpans(lane, lane.spans.filter((span) => span.isStall));
     }
     this.paintAxis(soft, grid);
     if (this.chosen) this.outline(this.chosen, text);
@@ -98,12 +98,40 @@ class LaneCanvas {
     return { from, wide: this.x(span.to) - from, top: lane.top + row * LANES.row, tall };
   }
 
-  paintSpan(lane, span) {
-    const { from, wide, top, tall } = this.box(lane, span);
-    if (from > this.width || from + wide < 0) return;
+  // Spans too narrow to tell apart become one rectangle, as long as nothing lies between them:
+  // edges inside a pixel would show as stripes that are not there.
+  paintSpans(lane, spans) {
+    const open = new Map();
+    const close = ({ colour, left, right, top, tall }) => {
+      this.pen.fillStyle = colour;
+      this.pen.fillRect(left, top, Math.max(right - left, 0.35), tall);
+    };
+    for (const span of spans) {
+      const { from, wide, top, tall } = this.box(lane, span);
+      if (from > this.width || from + wide < 0) continue;
+      const before = open.get(top);
+      if (wide < 4 && span.count === 1) {
+        if (before && before.colour === span.colour && from - before.right < 0.05) {
+          before.right = Math.max(before.right, from + wide);
+          continue;
+        }
+        if (before) close(before);
+        // What is thinner than a pixel covers a part of it, so a busy stretch and a sparse one differ.
+        open.set(top, { colour: span.colour, left: from, right: from + wide, top, tall });
+        continue;
+      }
+      if (before) {
+        close(before);
+        open.delete(top);
+      }
+      this.paintSpan(lane, span, { from, wide, top, tall });
+    }
+    open.forEach(close);
+  }
+
+  paintSpan(lane, span, { from, wide, top, tall }) {
     const pen = this.pen;
     pen.fillStyle = span.colour;
-    // What is thinner than a pixel covers a part of it, so a busy stretch and a sparse one differ.
     const left = Math.max(-2, from);
     const right = Math.min(this.width + 2, from + Math.max(wide, 0.35));
     const merged = span.count > 1;
