@@ -226,6 +226,8 @@ def table_data(table: SweepTable) -> dict[str, Any]:
     return {
         "path": table.path,
         "source": table.source,
+        "question": table.question,
+        "answer": table.answer,
         "num_rows": table.num_rows,
         "num_shown": table.num_shown,
         "constants": table.constants,

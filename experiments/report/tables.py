@@ -61,6 +61,17 @@ class SweepTable:
         return str(told).partition(":")[0] if told else "source unknown"
 
     @property
+    def question(self) -> str:
+        """What a study asks; empty of a sweep that asks nothing."""
+        return str(self.record.get("question") or "")
+
+    @property
+    def answer(self) -> Sequence[str]:
+        """What the study's record says of it, in sentences."""
+        found = self.record.get("answer")
+        return [str(sentence) for sentence in found] if isinstance(found, list) else []
+
+    @property
     def sessions(self) -> Sequence[Mapping[str, Any]]:
         """Where and with what the rows were made: of a sweep, each time it was taken up."""
         found = self.record.get("sessions")

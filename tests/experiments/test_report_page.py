@@ -117,6 +117,7 @@ def test_every_section_shows_what_it_is_of(page):
     assert "30.0% stalled" in cards[0]
     assert page.locator(".badge", has_text="simulated").count() == 2  # its card, its lanes
     assert "c0ffee" in page.locator("#provenance").inner_text()
+    assert "What helps most?" in page.locator("#sweeps").inner_text()
     assert "deadbeef" in page.locator("#provenance").inner_text()
 
 
@@ -267,6 +268,9 @@ def test_a_sweep_is_sorted_filtered_and_mapped(page):
     assert label.startswith("step_seconds by S and k")
     # The fastest of three machines in each cell: 1/2 + 0.1 and so on.
     assert {"0.6", "0.7", "0.2", "0.3"} <= set(heat.locator("text").all_text_contents())
+    page.get_by_label("gpu held at").select_option("a100")
+    assert {"1.1", "1.2", "0.3", "0.4"} <= set(heat.locator("text").all_text_contents())
+    assert "each cell is one row" in heat.get_attribute("aria-label")
 
 
 def test_a_decision_stands_with_what_was_predicted_and_measured(page):
