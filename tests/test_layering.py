@@ -44,10 +44,7 @@ def test_using_settings_and_timelines_from_the_package_does_not_load_torch():
     "arguments",
     [
         ["--help"],
-        ["train", "--help"],
-        ["compare", "--help"],
-        ["plan", "--help"],
-        ["figures", "--help"],
+        *([name, "--help"] for name in ("train", "compare", "plan", "figures", "report", "sweep")),
         ["figures", "--list"],
     ],
 )

@@ -16,6 +16,9 @@ from experiments.report.trace_view import Bar, TraceView
 MOST_ROWS = 8
 """Of calls inside calls in one lane; deeper ones are left out, and counted."""
 
+_FINEST = 1e-9
+"""Seconds; the page counts nanoseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -63,7 +66,7 @@ def decimate(view: TraceView, most: int) -> DrawnTrace:
     if total <= most:
         drawn = [[_alone(bar) for bar in bars] for bars in lanes]
         return DrawnTrace(lanes=drawn, resolution=0.0, num_hidden=hidden)
-    resolution = view.seconds / most
+    resolution = max(view.seconds / most, _FINEST)  # spans without length take no time at all
     while True:
         drawn = [_merged(bars, resolution) for bars in lanes]
         # Once all lies in one interval, no coarser resolution makes it fewer.

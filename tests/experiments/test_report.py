@@ -115,6 +115,13 @@ def test_merging_loses_no_span_no_second_and_no_byte(times, most):
             assert block.end - block.start <= 2 * drawn.resolution * (1 + 1e-9)
 
 
+@pytest.mark.timeout(20)
+def test_spans_without_length_are_merged_too():
+    view = view_of(Timeline((Span("device", "mark", 1.0, 1.0, 1),) * 50), "t")
+    drawn = decimate(view, 10)
+    assert [block.count for lane in drawn.lanes for block in lane] == [50]
+
+
 def test_a_long_trace_becomes_few_blocks_whose_long_spans_stay():
     short = [Span("device", "forward", n * 1e-3, n * 1e-3 + 5e-4, 1) for n in range(20_000)]
     long = Span("h2d", "params", 3.0, 9.0, 1, 77)
