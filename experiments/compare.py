@@ -25,6 +25,9 @@ from zenflow.timeline import Timeline
 START = "start"
 """Directory of the run whose weights the strategies start from."""
 
+COMPARISON = "compare.json"
+"""A comparison's figures, every run's summary among them."""
+
 SHOWN_STEPS = 8
 """Steps of each strategy in the picture."""
 
@@ -105,7 +108,7 @@ def run_comparison(
         if outcome.stopped or (stop.requested and number < len(names)):
             return replace(outcome, stopped=True)
     runs = [read_run(folder / strategy) for strategy in names]
-    write_json(folder / "compare.json", comparison(runs))
+    write_json(folder / COMPARISON, comparison(runs))
     save_figure(draw_comparison(runs, SHOWN_STEPS), folder / "compare.png")
     reporter.console.print(table(runs))
     reporter.say(verdict(runs))
@@ -122,6 +125,15 @@ def read_run(folder: Path) -> RunRecord:
         rows=read_steps(folder / "steps.jsonl"),
         timeline=Timeline.read(trace) if trace.is_file() else Timeline(),
     )
+
+
+def read_comparison(folder: Path) -> list[RunRecord]:
+    """Return a comparison's runs from its compare.json alone, which has no rows and no spans."""
+    found = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+    return [
+        RunRecord(strategy=name, summary=summary, rows=(), timeline=Timeline())
+        for name, summary in found["runs"].items()
+    ]
 
 
 def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _print(plan: Plan, notes: list[str], model: str) -> None:
     for note in notes:
         say(f"({note})")
     say()
-    console.print(_table(plan))
+    console.print(plan_table(plan))
     chosen = plan.recommended
     say("Predicted, not measured. Memory: of one device, of the host for all of them.")
     say()
@@ -93,7 +93,8 @@ def _print(plan: Plan, notes: list[str], model: str) -> None:
     _print_improvements(plan, say)
 
 
-def _table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> Table:
+    """Return every strategy with its predicted step and its memory; a notebook shows it too."""
     from rich.table import Table
 
     from sim.memory_parts import gib

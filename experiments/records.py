@@ -23,6 +23,10 @@ from typing import Any, TextIO
 import psutil
 
 from zenflow.config import PRESETS
+from zenflow.errors import ConfigError
+
+RESULTS = Path(__file__).resolve().parent / "results"
+"""Where records are committed."""
 
 _PACKAGES = (
     "zenflow-offload", "torch", "numpy", "safetensors", "transformers", "datasets", "matplotlib",
@@ -123,9 +127,27 @@ def provenance() -> dict[str, Any]:
 def results_folder(name: str) -> Path:
     """Return where a record of today, made on this CPU, is committed."""
     cpu = re.sub(r"[^a-z0-9]+", "-", _cpu_name().lower()).strip("-")
-    return (
-        Path(__file__).resolve().parent / "results" / f"{time.strftime('%Y-%m-%d')}_{name}_{cpu}"
-    )
+    return RESULTS / f"{time.strftime('%Y-%m-%d')}_{name}_{cpu}"
+
+
+def newest(results: Path, name: str, file: str) -> Path | None:
+    """Return the newest record of this name that holds a file; None if there is none."""
+    return max((path.parent for path in results.glob(f"*_{name}_*/{file}")), default=None)
+
+
+def newest_record(name: str, file: str) -> Path:
+    """Return the folder of the newest committed record of this name that holds a file.
+
+    Raises:
+        ConfigError: This installation has none, since records come with a clone only.
+    """
+    found = newest(RESULTS, name, file)
+    if found is None:
+        raise ConfigError(
+            f"{RESULTS} must have a record *_{name}_*/{file}, and has none: install from a clone "
+            'of the repository, with pip install -e "."'
+        )
+    return found
 
 
 def hardware() -> dict[str, Any]:

@@ -103,10 +103,11 @@ def _print(a: Side, b: Side, rows: Sequence[Row]) -> None:
         console.print(text, soft_wrap=True)
     if not a.starts.keys() & b.starts.keys():
         console.print("The traces share no step numbers, so all whole steps of each count.")
-    console.print(_table(rows))
+    console.print(figures_table(rows))
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def figures_table(rows: Sequence[Row]) -> Table:
+    """Return both traces' figures per step side by side; a notebook shows it too."""
     from rich.table import Table
 
     table = Table()

@@ -13,7 +13,7 @@ from experiments.published import AIM, FORMAT
 from experiments.published import RECORD as PUBLISHED
 from experiments.published_data import GROUPS, NOT_PREDICTED
 from experiments.published_predict import RATE_SIGMA
-from experiments.records import write_text
+from experiments.records import RESULTS, newest, write_text
 from experiments.validation import (
     PROFILE,
     RECORD,
@@ -26,7 +26,6 @@ from sim.profile_file import read_profile
 from zenflow.errors import ConfigError
 
 _ROOT = Path(__file__).resolve().parent
-RESULTS = _ROOT / "results"
 DOCUMENT = _ROOT.parent / "docs" / "validation.md"
 
 
@@ -52,11 +51,6 @@ def document(results: Path = RESULTS) -> str:
         *_gpu(_newest_on(results, is_cpu=False)),
     ]
     return "\n".join(parts) + "\n"
-
-
-def newest(results: Path, name: str, file: str) -> Path | None:
-    """Return the newest record of this name that holds a file; None if there is none."""
-    return max((path.parent for path in results.glob(f"*_{name}_*/{file}")), default=None)
 
 
 def _newest_on(results: Path, *, is_cpu: bool) -> Path | None:

@@ -23,9 +23,10 @@ from experiments.published_predict import (
 )
 from experiments.published_setups import HostPass, Measurement, Phases, Setup
 from experiments.recipes import TrainSettings
+from experiments.records import RESULTS, newest
 from experiments.validation import PROFILE, record_of
 from experiments.validation import RECORD as RUNS
-from experiments.validation_docs import DOCUMENT, RESULTS, document, newest
+from experiments.validation_docs import DOCUMENT, document
 from sim.catalog import find_machine
 from sim.profile_file import write_profile
 from sim.refine import Observation
