@@ -33,6 +33,7 @@ KERNEL = "python3"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _STYLE = re.compile(r"<style.*?</style>\s*", re.DOTALL)
 _LINE_END = re.compile(r"\s*\n\s*")
+_CODE = re.compile(r"(^```python\n.*?\n```$)", re.DOTALL | re.MULTILINE)
 _MANY_LINES = re.compile(r"(\n[ \t]*){3,}")
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)]+?)\)")
 _WARNINGS = "ignore:IProgress not found"
@@ -98,7 +99,9 @@ def markdown(
             cell.source = _LINK.sub(_moved, cell.source)
     resources = {"output_files_dir": f"{name}_files"}
     body, found = MarkdownExporter().from_notebook_node(notebook, resources)
-    title, _, rest = _MANY_LINES.sub("\n\n", body).partition("\n\n")
+    parts = _CODE.split(body)  # code at the odd places
+    parts[::2] = [_MANY_LINES.sub("\n\n", part) for part in parts[::2]]
+    title, _, rest = "".join(parts).partition("\n\n")
     return f"{title.strip()}\n\n{_origin_line(name, origin)}\n\n{rest.strip()}\n", found["outputs"]
 
 
