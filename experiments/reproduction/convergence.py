@@ -123,7 +123,7 @@ def _findings(data: Data) -> Sequence[Finding]:
                 f"seeds; {_SAME:.1%} counts as none.",
             ),
             Finding(
-                claim=f"ZeRO-Offload's final loss, but for {_NEAR:.0%}, is reached sooner ({text})",
+                claim=f"ZeRO-Offload's loss, but for {_NEAR:.0%}, is reached sooner ({text})",
                 source=_SOURCE, unit="x", published=1.0, tolerance=Tolerance.at_least(),
                 emulated=0.0 if sooner is None else sooner, note=f"{_EMULATED} {missed}".strip(),
             ),
