@@ -27,9 +27,7 @@ _SOURCE = (
 )
 _EMULATED = "Emulated link on a CPU."
 _SAME = 0.005
-"""Relative difference of final losses that counts as none."""
-_NEAR = 0.01
-"""Of a loss that counts as reached: curves are flat at a run's end."""
+"""Relative difference of losses that counts as none."""
 
 
 def _make(job: Job) -> Data:
@@ -87,11 +85,11 @@ def reached(curve: Mapping[str, Any], loss: float, against: str = "seconds") -> 
 def speedup(data: Data, name: str) -> float | None:
     """Return how many times sooner a strategy has zero_offload's final loss than it itself.
 
-    That is, or is near it by `_NEAR`. The mean over rounds; None where one does not get there.
+    That is, or is near it by `_SAME`. The mean over rounds; None where one does not get there.
     """
     ratios = []
     for base, own in zip(data["curves"]["zero_offload"], data["curves"][name], strict=True):
-        goal = base["eval_loss"][-1] * (1 + _NEAR)
+        goal = base["eval_loss"][-1] * (1 + _SAME)
         when, before = reached(own, goal), reached(base, goal)
         if when is None or before is None:
             return None
@@ -123,7 +121,7 @@ def _findings(data: Data) -> Sequence[Finding]:
                 f"seeds; {_SAME:.1%} counts as none.",
             ),
             Finding(
-                claim=f"ZeRO-Offload's loss, but for {_NEAR:.0%}, is reached sooner ({text})",
+                claim=f"ZeRO-Offload's loss, but for {_SAME:.1%}, is reached sooner ({text})",
                 source=_SOURCE, unit="x", published=1.0, tolerance=Tolerance.at_least(),
                 emulated=0.0 if sooner is None else sooner, note=f"{_EMULATED} {missed}".strip(),
             ),
