@@ -230,7 +230,7 @@ class _Session:
             for line in check.claims(findings):
                 self._say(line)
             counts = {v: sum(f.verdict is v for f in findings) for v in Verdict}
-            self._say(", ".join(f"{count} {v.value}" for v, count in counts.items()))
+            self._say(", ".join(f"{count} {v.plural}" for v, count in counts.items()))
         if self.failed:
             self._say(f"Failed: {', '.join(self.failed)}")
 

@@ -95,18 +95,23 @@ def _draw(data: Data) -> Figure:
 
     ours, table, phases = data["from_phases"], data["from_table"], paper.PHASES
     rows = {
-        "published": (phases.forward, phases.backward, phases.d2h, phases.update, phases.h2d),
+        "published": (
+            phases.forward, phases.backward, phases.d2h, phases.update, phases.h2d,
+            phases.update + phases.h2d,
+        ),
         "simulated from\nthe published phases": (
             *(ours[name] for name in ("forward", "backward", "d2h", "host", "h2d")),
+            ours["idle_seconds"],
         ),
-        "simulated from\nhardware's figures": (
+        "published compute,\nsimulated copies and update\nfrom hardware's figures": (
             ours["forward"], ours["backward"], table["d2h"], table["host"], table["h2d"],
+            table["host"] + table["h2d"],
         ),
     }  # fmt: skip
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     axes = figure.subplots()
     labels: dict[str, Any] = {}
-    for place, (forward, backward, d2h, update, h2d) in enumerate(rows.values()):
+    for place, (forward, backward, d2h, update, h2d, idle) in enumerate(rows.values()):
         computed = forward + backward
         # Gradients leave inside backward, so they are drawn below it.
         bars = [
@@ -121,7 +126,6 @@ def _draw(data: Data) -> Figure:
             if length > 0.1:
                 axes.text(start + length / 2, place + shift, f"{length * 1e3:.0f}",
                           ha="center", va="center", fontsize=9)  # fmt: skip
-        idle = update + h2d
         axes.barh(place - 0.18, idle, left=computed, height=0.32, color=STALL_COLOUR, alpha=0.25)
         axes.text(computed + idle / 2, place - 0.18, f"GPU idle {idle * 1e3:.0f} ms", ha="center",
                   va="center", fontsize=9, color=STALL_COLOUR)  # fmt: skip

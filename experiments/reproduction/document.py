@@ -41,7 +41,7 @@ def document(results: Path = RESULTS) -> str:
     counts = Counter(finding.verdict for finding in findings)
     parts = [_INTRODUCTION, ""]
     if findings:
-        parts += [", ".join(f"{counts[v]} {v.value}" for v in Verdict) + ".", ""]
+        parts += [", ".join(f"{counts[v]} {v.plural}" for v in Verdict) + ".", ""]
     parts += [line for figure, record in records for line in _section(figure, record)]
     missing = [figure.name for figure, record in found if record is None]
     if missing:

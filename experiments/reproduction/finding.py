@@ -20,6 +20,11 @@ class Verdict(enum.Enum):
     FAILS = "does not hold"
     UNKNOWN = "unknown"
 
+    @property
+    def plural(self) -> str:
+        """What several claims do."""
+        return {"holds": "hold", "does not hold": "do not hold"}.get(self.value, self.value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:

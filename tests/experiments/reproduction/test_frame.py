@@ -239,7 +239,7 @@ def test_the_document_takes_the_newest_record_and_shows_each_kind_of_number_in_i
         counting.value = value
         run("plain", "--out", tmp_path / f"2026-01-{day}_figures_cpu")
     text = document.document(tmp_path)
-    assert "0 holds, 1 does not hold, 0 unknown." in text
+    assert "0 hold, 1 do not hold, 0 unknown." in text
     assert "| the value is 2 | a test | 2 | within 5% |  |  | 5 | **does not hold** |" in text
     assert "2026-01-02_figures_cpu/plain/picture.png" in text
     assert "No record yet: other." in text
