@@ -19,7 +19,7 @@ STALL = (0.6, 0.9)
 
 
 def timeline(num_steps: int = NUM_STEPS, source: str = "measured") -> Timeline:
-    """Return steps of a second: 0.2 forward, 0.4 backward, 0.3 stalled, 0.1 step."""
+    """Return steps of a second: 0.2 forward, 0.4 backward, 0.4 step, of that 0.3 stalled."""
     spans = []
     for step in range(1, num_steps + 1):
         at = (step - 1) * STEP_SECONDS
@@ -27,7 +27,7 @@ def timeline(num_steps: int = NUM_STEPS, source: str = "measured") -> Timeline:
             Span("device", "forward", at, at + 0.2, step),
             Span("device", "backward", at + 0.2, at + 0.6, step),
             Span("device", "stall:h2d", at + STALL[0], at + STALL[1], step),
-            Span("device", "step", at + 0.9, at + 1.0, step),
+            Span("device", "step", at + 0.6, at + 1.0, step),
             Span("d2h", "grads", at + 0.3, at + 0.6, step, 3_000_000),
             Span("host", "adam", at + 0.6, at + 0.7, step),
             Span("h2d", "params", at + 0.7, at + 0.9, step, 1_000_000),

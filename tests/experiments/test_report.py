@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from experiments.report.loading import Contents, load
 from experiments.report.page import page_data, render, timeline_data, unique_names
 from experiments.report.runs import MOST_POINTS, curves, read_run
 from experiments.report.trace_view import read_view, view_of
+from experiments.report.tuning import measured_after, read_story
 from tests.experiments.reported import (
     timeline,
     write_decisions,
@@ -185,6 +187,16 @@ def test_a_decision_is_shown_with_what_came_of_it(tmp_path):
     assert [step for step, _ in tuning["knobs"]] == [0, 3]
 
 
+def test_what_came_of_a_decision_was_measured_after_it_and_before_the_next(tmp_path):
+    write_decisions(write_run(tmp_path / "run", "auto"))
+    story = read_story(tmp_path / "run" / "decisions.jsonl")
+    (first,), (before, after) = story.decisions, story.windows
+    back = replace(first, step=6, old=first.new, new=first.old)
+    late = replace(before, step=9, window=2, step_seconds=1.2)
+    story = replace(story, decisions=[first, back], windows=[before, after, late])
+    assert [measured_after(story, place) for place in (0, 1)] == [0.9, 1.2]
+
+
 def test_a_tuned_run_in_progress_is_shown_too(tmp_path):
     folder = write_run(tmp_path / "run", "auto")
     write_decisions(folder)
@@ -211,6 +223,12 @@ def test_a_comparison_is_its_runs_and_says_which_are_missing(tmp_path):
     data = data_of(tmp_path / "cmp")
     assert [run["name"] for run in data["runs"]] == ["zero_offload", "zenflow"]
     assert any("auto has no run yet" in note for note in data["notes"])
+
+
+def test_a_comparison_of_which_no_run_has_begun_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"compare": ["zenflow", "auto"]}))
+    with pytest.raises(ConfigError, match="comparison of zenflow, auto, but no run"):
+        load([tmp_path])
 
 
 def test_a_committed_comparison_without_its_runs_is_shown_from_its_record(tmp_path):
