@@ -85,7 +85,7 @@ class Timeline {
 
   zoom(factor, around) {
     const [from, to] = this.lanes.view;
-    const fixed = (from + to) / 2;
+    const fixed = around === undefined ? (from + to) / 2 : around;
     this.show([fixed - (fixed - from) * factor, fixed + (to - fixed) * factor]);
   }
 

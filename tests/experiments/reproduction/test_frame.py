@@ -15,6 +15,11 @@ def run(*arguments):
     return CliRunner().invoke(main, ["figures", *map(str, arguments)])
 
 
+def test_every_figure_has_a_module_of_its_name():
+    for name in catalogue.names():
+        assert catalogue.load(name).name == name
+
+
 def test_a_figure_is_made_once_and_again_when_it_is_forced_or_its_settings_differ(
     tmp_path, monkeypatch
 ):
