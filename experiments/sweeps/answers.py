@@ -202,8 +202,9 @@ def dram_for_gpu(frame: pd.DataFrame) -> list[str]:
         said = f"With {what} a step is free of stall from"
         said += f" these GB/s of host memory on: {_listed(enough)}" if enough else " none"
         if short:
-            said += f"; {_listed(short)} would need more than {largest:.0f}, or faster links"
+            said += f"; up to {largest:.0f} is not enough on {_listed(short)}"
         sentences.append(said + ".")
+    sentences += _not_the_memory(frame, {gpu for (_, gpu), rate in least.items() if rate is None})
     both = [
         (least["step", gpu], least["window", gpu])
         for kind, gpu in least
@@ -216,6 +217,23 @@ def dram_for_gpu(frame: pd.DataFrame) -> list[str]:
             "that bandwidth: the host then reads its moments once a window, not every step."
         )
     return sentences
+
+
+def _not_the_memory(frame: pd.DataFrame, gpus: set[str]) -> list[str]:
+    """Say which GPUs still wait where twice the bandwidth has stopped to help."""
+    known = _predicted(frame).assign(waits=waiting)
+    found = []
+    for gpu, part in known[known["gpu"].isin(gpus)].groupby("gpu", sort=False):
+        fastest = part[part["dram"] == part["dram"].max()]["waits"].min()
+        slower = part[part["dram"] <= part["dram"].max() / 2]
+        before = slower[slower["dram"] == slower["dram"].max()]["waits"].min()
+        if fastest > 0.95 * before:
+            found.append(
+                f"{gpu} ({part['link_name'].iloc[0]}) still waits {fastest:.0%} of a step"
+            )
+    if not found:
+        return []
+    return [f"{_listed(found)} where more bandwidth has stopped to help: not for host memory."]
 
 
 # ---- cores against S --------------------------------------------------------------------------

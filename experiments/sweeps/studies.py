@@ -94,8 +94,9 @@ def _draw_dram(frame: pd.DataFrame, sweep: Sweep) -> Figure:
 def _draw_cores(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     from experiments.sweeps.plots import draw_heat_maps
 
+    waits = frame.assign(**{"share of a step waited": answers.waiting(frame)})
     return draw_heat_maps(
-        frame.assign(**{"share of a step waited": answers.waiting(frame)}), _axis(sweep, "S"), _axis(sweep, "cores"),
+        waits, _axis(sweep, "S"), _axis(sweep, "cores"),
         "share of a step waited", panel=_axis(sweep, "deferred_moments"),
         note=" (selections aside; red: free of stall)",
         levels=[answers.STALL_FREE],

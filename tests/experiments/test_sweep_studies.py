@@ -120,3 +120,17 @@ def test_least_dram_is_where_the_wait_ends_for_good():
 def test_selections_do_not_count_as_waiting():
     frame = table(step_seconds=[2.0], stall_seconds=[0.5]).assign(selection_seconds=0.5)
     assert answers.waiting(frame).tolist() == [0.0]
+
+
+def test_what_more_memory_bandwidth_does_not_help_is_said():
+    rates = [20.0, 40.0, 80.0]
+    frame = table(
+        deferred_moments=["step"] * 6, gpu=["a"] * 3 + ["b"] * 3, dram=rates * 2,
+        link_name=["pcie"] * 6, step_seconds=[1.0] * 6,
+        stall_seconds=[0.8, 0.6, 0.2, 0.9, 0.3, 0.3],
+    )  # fmt: skip
+    frame = pd.concat([frame, frame.assign(deferred_moments="window")])
+    said = " ".join(answers.dram_for_gpu(frame))
+    assert "up to 80 is not enough on a and b" in said
+    assert "b (pcie) still waits 30% of a step" in said
+    assert "a (pcie)" not in said
