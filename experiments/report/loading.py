@@ -151,4 +151,5 @@ def _nothing_in(folder: Path) -> str:
 
 def _shows(folder: Path) -> bool:
     has_trace = any((folder / name).is_file() for name in TRACE_FILES)
-    return _is_run(folder) or has_trace or find_table(folder) is not None
+    is_run = _is_run(folder) or (folder / "config.json").is_file()
+    return is_run or has_trace or find_table(folder) is not None
