@@ -179,6 +179,7 @@ class _Scales:
         if question.leaves_interval and _differ_in_interval(outlook.knobs, question.here):
             least, may_probe = _AS_GOOD, False
         is_adopted = outlook.gain > max(outlook.error, least)
+        may_probe = may_probe and replace(outlook.knobs, select_interval=0) not in question.barred
         if not is_adopted and not (may_probe and question.stretches):
             return 0.0
         improvement = _expected_improvement(outlook.gain, outlook.error)

@@ -23,7 +23,7 @@ there will be others."""
 
 
 class SearchBudget:
-    """CPU time of searching as a share of the run's time.
+    """CPU time of searching as a share of the run's time, stalls left out.
 
     Attributes:
         spent: CPU seconds so far, loading included.
@@ -47,7 +47,13 @@ class SearchBudget:
         self.seconds_per_trial: float | None = None
 
     def add_step(self, step: int, seconds: float) -> None:
-        """Count a step of the run; the first one's time has the run's own start in it."""
+        """Count a step of the run; the first one's time has the run's own start in it.
+
+        Args:
+            step: Its number.
+            seconds: What it took without its stalls. Those may be what tuning wins: a share of
+                what is left of the run then must not count them.
+        """
         if self._done:
             limit = _SPIKE * median(self._recent) if self._recent else math.inf
             self._run_seconds += min(seconds, limit)

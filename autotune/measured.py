@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean, median, median_low, pvariance
+from typing import Any
 
 from zenflow.knobs import Knobs
 
@@ -32,6 +33,18 @@ class Stretch:
     """Share of gradient energy in the deferred columns."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
     """Of each lane, per step; empty where spans were not looked at."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, JSON-ready."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return values | {
+            "knobs": self.knobs.to_dict(), "busy_seconds": dict(self.busy_seconds),
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Stretch:
+        """Return what `to_dict` returned."""
+        return cls(**{**values, "knobs": Knobs.from_dict(values["knobs"])})
 
 
 def robust_mean(seconds: Sequence[float], interval: int) -> tuple[float, float]:

@@ -41,6 +41,9 @@ class Question:
     """Whether another controller moves S within what is as good: S alone is then left to it."""
     may_probe: bool = True
     """Whether a setting may be tried whose gain the prediction's error exceeds."""
+    barred: frozenset[Knobs] = frozenset()
+    """Settings that were tried and lost of late, ``select_interval`` aside as 0: they are not
+    tried again but for a gain that exceeds its error."""
     num_trials: int = 40
     """0 simulates nothing: what the last search saw is weighed anew by what has been measured."""
     seed: int = 0

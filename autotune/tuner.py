@@ -29,6 +29,8 @@ _DRIFTED_SIGMA = 0.35
 _LEAST_NOISE = 0.005
 _MOST_FAILURES = 6
 """After so many failed trials in a row only what promises more than its error is tried."""
+_BARRED = 8
+"""Stretches for which a setting that lost is not tried again; twice as many after each loss."""
 _MOST_LOOKS = 3
 """Stretches after which a trial is judged whatever the noise."""
 _MOST_COMPARED = 6
@@ -90,6 +92,8 @@ class Tuner:
         self._patience = 2
         self._failures = 0
         """Trials in a row that ended with going back."""
+        self._losses: dict[Knobs, tuple[int, int]] = {}
+        """Of settings, ``select_interval`` aside: lost trials, and when their bar ends."""
         self._suspicious = False
 
     # ---- evidence ---------------------------------------------------------------------------
@@ -124,6 +128,7 @@ class Tuner:
             self._failures = 0
             return None
         self._failures += 1
+        self._bar(self.here)
         return self._move(
             Move(
                 new=home,
@@ -133,6 +138,12 @@ class Tuner:
                 error=error,
             )
         )
+
+    def _bar(self, knobs: Knobs) -> None:
+        """Leave a setting that has lost alone for a while: one stretch more would tell little."""
+        setting = replace(knobs, select_interval=0)
+        lost = self._losses.get(setting, (0, 0))[0]
+        self._losses[setting] = (lost + 1, self._newest + _BARRED * 2**lost)
 
     def _at(self, knobs: Knobs) -> list[Stretch]:
         """Return the newest stretches with these knobs."""
@@ -160,6 +171,7 @@ class Tuner:
         self._prior = Prior(self._constants, _DRIFTED_SIGMA)
         self._asked_at, self._next_check, self._patience = -1, stretch.index, 2
         self._failures = 0
+        self._losses = {}
 
     # ---- advice -----------------------------------------------------------------------------
 
@@ -197,6 +209,7 @@ class Tuner:
             has_curve=self.has_curve,
             prior=self._prior,
             may_probe=self._failures < _MOST_FAILURES,
+            barred=frozenset(k for k, (_, end) in self._losses.items() if end > self._newest),
             **extras,
         )
 
@@ -238,7 +251,7 @@ class Tuner:
         return {
             "here": self.here.to_dict(),
             "home": None if self.home is None else self.home.to_dict(),
-            "stretches": [_stretch_to_dict(s) for s in self.stretches],
+            "stretches": [s.to_dict() for s in self.stretches],
             "drifts": self.drifts,
             "has_curve": self.has_curve,
             "prior": {"centre": dict(self._prior.centre), "sigma": self._prior.sigma},
@@ -248,6 +261,7 @@ class Tuner:
             "next_check": self._next_check,
             "patience": self._patience,
             "failures": self._failures,
+            "losses": [[k.to_dict(), *told] for k, told in self._losses.items()],
             "suspicious": self._suspicious,
         }
 
@@ -256,7 +270,7 @@ class Tuner:
         home = state["home"]
         self.here = Knobs.from_dict(state["here"])
         self.home = None if home is None else Knobs.from_dict(home)
-        self.stretches = [_stretch_of(item) for item in state["stretches"]]
+        self.stretches = [Stretch.from_dict(item) for item in state["stretches"]]
         self.drifts = int(state["drifts"])
         self.has_curve = bool(state["has_curve"])
         self._prior = Prior(dict(state["prior"]["centre"]), float(state["prior"]["sigma"]))
@@ -266,6 +280,9 @@ class Tuner:
         self._next_check = int(state["next_check"])
         self._patience = int(state["patience"])
         self._failures = int(state["failures"])
+        self._losses = {
+            Knobs.from_dict(knobs): (int(lost), int(end)) for knobs, lost, end in state["losses"]
+        }
         self._suspicious = bool(state["suspicious"])
 
 
@@ -292,20 +309,3 @@ def _adoption(best: Outlook, why: str) -> Move:
         gain=math.expm1(best.gain),
         error=best.error,
     )
-
-
-def _stretch_to_dict(stretch: Stretch) -> dict[str, Any]:
-    return {
-        "index": stretch.index,
-        "last_step": stretch.last_step,
-        "knobs": stretch.knobs.to_dict(),
-        "step_seconds": stretch.step_seconds,
-        "noise": stretch.noise,
-        "stall_seconds": stretch.stall_seconds,
-        "rho": stretch.rho,
-        "busy_seconds": dict(stretch.busy_seconds),
-    }
-
-
-def _stretch_of(values: Mapping[str, Any]) -> Stretch:
-    return Stretch(**{**values, "knobs": Knobs.from_dict(values["knobs"])})

@@ -166,7 +166,7 @@ class TwinController(AbstractController):
         """Measure; at the end of a stretch, or when advice has come, decide."""
         if report is not None and report.step > self._last_reported:
             self._last_reported = report.step
-            self.budget.add_step(report.step, report.seconds)
+            self.budget.add_step(report.step, report.seconds - report.stall_seconds)
             self._gatherer.take(report)
         move = None
         if self._gatherer.is_complete(knobs):

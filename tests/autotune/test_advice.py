@@ -200,6 +200,25 @@ def test_the_same_question_has_the_same_answer_by_the_same_way():
     assert ways[0] == ways[1]
 
 
+def test_what_is_barred_is_tried_only_where_the_gain_exceeds_its_error():
+    truth, advises = Truth(h2d=2.5), adviser()
+    first = truth.stretch(0, HERE)
+    told = advises.advise(question([first]))
+    assert told.best.gain > told.best.error
+    barred = frozenset([replace(told.best.knobs, select_interval=0)])
+    assert advises.advise(question([first], barred=barred)).best == told.best
+    # At the best there are only settings left of which nobody can tell.
+    here = told.best.knobs
+    stretches = [first, truth.stretch(1, here)]
+    probe = advises.advise(question(stretches, here)).best
+    if probe is None:
+        pytest.skip("nothing is left to probe")
+    assert probe.gain < probe.error
+    barred = frozenset([replace(probe.knobs, select_interval=0)])
+    other = advises.advise(question(stretches, here, barred=barred)).best
+    assert other is None or other.knobs != probe.knobs
+
+
 def test_what_a_search_saw_is_weighed_anew_without_simulating():
     truth, advises = Truth(h2d=2.5), adviser()
     first = truth.stretch(0, HERE)

@@ -287,6 +287,32 @@ def test_a_long_rest_at_one_setting_does_not_make_the_others_strange():
     assert len(script.tuner.stretches) == 24
 
 
+def test_what_has_lost_is_left_alone_for_longer_each_time():
+    script = Script()
+    waited = []
+    for _ in range(3):
+        fail(script, 1)
+        setting = replace(OTHER, select_interval=0)
+        assert setting in script.tuner.question().barred
+        count = 0
+        while setting in script.tuner.question().barred:
+            script.measure(1.0)
+            count += 1
+        waited.append(count)
+        resumed = a_tuner()
+        resumed.load_state_dict(json.loads(json.dumps(script.tuner.state_dict())))
+        assert resumed.state_dict() == script.tuner.state_dict()
+    assert waited == [8, 16, 32]
+
+
+def test_a_drift_lifts_all_bars():
+    script = Script()
+    fail(script, 1)
+    script.measure(3.0)
+    assert script.tuner.drifts == 1
+    assert script.tuner.question().barred == frozenset()
+
+
 def a_life(script, from_step, to_step):
     """Do what happens in these steps of a script, and return all moves and questions."""
     seen = []
