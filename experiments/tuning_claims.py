@@ -11,78 +11,31 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import click
 
-from autotune.decisions import DecisionLog, Header
-from experiments.build import build_workbench
 from experiments.compare import START, started
-from experiments.controllers import make_controller
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
 from experiments.training import run
-from experiments.tuned_sides import GridPoint, Scripted, Taken, measure_grid, side
-from zenflow.controller import AbstractController
+from experiments.tuned_sides import GridPoint, champion, measure_grid
+from experiments.tuning_contests import DRIFT, WITHIN, Contest, contest, drift
 from zenflow.knobs import Knobs
-from zenflow.transfer import PacedLink
 
 LINKS: Mapping[str, float] = {"slow": 0.035e9, "medium": 0.07e9, "fast": 0.14e9}
 """Bytes/s each way. Over the slow one the model's gradients take twice as long as their step."""
 SEEDS = (0, 1, 2)
-TURNS, TUNED_TURN, FIXED_TURN = 12, 200, 30
-"""Steps of a tuned run between two turns of the fixed settings, and of those."""
-WARM = 6
-"""Steps of a fixed setting's turn that are not counted: its caches were another side's."""
 LEAST_OF_BEST, LEAST_OF_DEFAULT = 0.97, 1.0
-DRIFT = 4.0
-DRIFT_STEPS = 600
-"""Before and after the link slows down."""
-DRIFT_TOTAL = 20_000
-"""Of the run that these steps are the beginning of: what may be spent on searching goes by it."""
-WITHIN = 0.05
 LOSS_STEPS = 500
 MOST_EXCESS = 0.01
 """Of the held-out loss over AdamW's."""
-
-Grid = Mapping[str, Sequence[GridPoint]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """One tuned run beside two fixed settings."""
-
-    link: str
-    seed: int
-    best: str
-    """The grid's best setting."""
-    final: str
-    """Where the tuned run ended."""
-    tuned: float
-    """Progress: steps of AdamW's worth per second, over the whole run."""
-    fixed_best: float
-    default: float
-    num_decisions: int
-    search_seconds: float
-    run_seconds: float
-
-    @property
-    def of_best(self) -> float:
-        """Goodput over the best fixed setting's."""
-        return self.tuned / self.fixed_best
-
-    @property
-    def of_default(self) -> float:
-        """Goodput over the defaults'."""
-        return self.tuned / self.default
 
 
 def grid_of(seed: int) -> list[Knobs]:
@@ -107,38 +60,6 @@ def grid_of(seed: int) -> list[Knobs]:
     return found
 
 
-def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Contest:
-    """Let a tuned run, the best fixed setting and the defaults take turns."""
-    start = Knobs.of(settings.config(None))
-    total = TURNS * TUNED_TURN
-    with ExitStack() as stack:
-        controller = _tuner(replace(settings, controller="both", steps=total), folder, stack)
-        tuned = stack.enter_context(side(settings, controller))
-        sides = [stack.enter_context(side(settings, Scripted(knobs))) for knobs in (best, start)]
-        for fixed in sides:
-            fixed.take(4 * WARM)  # queues fill, and the first selection is over
-        results = [Taken(), Taken()]
-        own = Taken()
-        for turn in range(TURNS + 1):
-            for index in (0, 1) if turn % 2 else (1, 0):
-                sides[index].take(WARM)
-                results[index].extend(sides[index].take(FIXED_TURN))
-            if turn < TURNS:
-                own.extend(tuned.take(TUNED_TURN))
-        return Contest(
-            link=link,
-            seed=settings.seed,
-            best=str(best),
-            final=str(tuned.knobs),
-            tuned=own.progress,
-            fixed_best=results[0].progress,
-            default=results[1].progress,
-            num_decisions=len(tuned.optimizer.decision_log),
-            search_seconds=float(getattr(controller, "search_seconds", 0.0)),
-            run_seconds=sum(own.seconds),
-        )
-
-
 def losses(
     settings: TrainSettings, seeds: Sequence[int], folder: Path, reporter: Reporter
 ) -> list[dict[str, Any]]:
@@ -160,53 +81,6 @@ def losses(
     return found
 
 
-def drift(
-    settings: TrainSettings, best: GridPoint, best_after: GridPoint, folder: Path
-) -> dict[str, Any]:
-    """Slow the link in mid-run; return when goodput is back near the new link's best."""
-    with ExitStack() as stack:
-        total = replace(settings, controller="both", steps=DRIFT_TOTAL)
-        controller = _tuner(total, folder, stack)
-        tuned = stack.enter_context(side(settings, controller))
-        before = tuned.take(DRIFT_STEPS)
-        assert settings.link is not None
-        tuned.optimizer.change_link(PacedLink(*(rate / DRIFT for rate in settings.link)))
-        windows = [tuned.take(_WINDOW) for _ in range(DRIFT_STEPS // _WINDOW)]
-    regrets = [best_after.progress / taken.progress - 1 for taken in windows]
-    back = next((i for i, _ in enumerate(regrets) if fmean(regrets[i : i + 5]) <= WITHIN), None)
-    late = Taken(before.seconds[-200:], before.worth[-200:], before.captured[-200:])
-    return {
-        "regret_before": best.progress / late.progress - 1,
-        "regrets_by_window": regrets,
-        "steps_per_window": _WINDOW,
-        "windows_until_back": back,
-        "final": str(tuned.knobs),
-        "search_seconds": float(getattr(controller, "search_seconds", 0.0)),
-        "total_steps": DRIFT_TOTAL,
-    }
-
-
-_WINDOW = 20
-
-
-def _tuner(settings: TrainSettings, folder: Path, stack: ExitStack) -> AbstractController:
-    """Return the controller that ``zenflow train --auto`` has, with its decisions file open."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log = DecisionLog(folder / f"{time.time_ns()}.jsonl")
-    controller = make_controller(build_workbench(settings), log)
-    stack.callback(log.close)
-    stack.callback(getattr(controller, "close", lambda: None))
-    log.start(
-        Header(
-            settings=settings.to_dict(),
-            knobs=Knobs.of(settings.config(None)),
-            largest_interval=controller.largest_interval,
-            **provenance(),
-        )
-    )
-    return controller
-
-
 def run_all(
     settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
 ) -> dict[str, Any]:
@@ -215,11 +89,13 @@ def run_all(
         settings, _ = started(settings, folder / START, reporter=reporter, stop=stop)
     grids: dict[str, list[GridPoint]] = {}
     contests: list[Contest] = []
+    bests: dict[str, Knobs] = {}
     for number, (link, rate) in enumerate(LINKS.items()):
         own = replace(settings, link=(rate, rate))
         reporter.say(f"{link} link: {len(grid_of(0))} fixed settings")
         grids[link] = measure_grid(own, grid_of(number))
-        best = max(grids[link], key=lambda point: point.progress)
+        best = champion(own, grids[link])
+        bests[link] = best.knobs
         reporter.say(f"best of them: {best.knobs}")
         for seed in seeds:
             found = contest(replace(own, seed=seed), link, best.knobs, folder / "decisions")
@@ -229,7 +105,6 @@ def run_all(
                 f"the defaults, {found.final}"
             )
     fast = replace(settings, link=(LINKS["fast"], LINKS["fast"]))
-    best, after = (max(grids[k], key=lambda point: point.progress) for k in ("fast", "slow"))
     return {
         "losses": losses(settings, seeds, folder, reporter),
         "grids": {
@@ -237,7 +112,7 @@ def run_all(
             for link, grid in grids.items()
         },
         "contests": [asdict(item) for item in contests],
-        "drift": drift(fast, best, after, folder / "decisions"),
+        "drift": drift(fast, bests["fast"], bests["slow"], folder / "decisions"),
     }
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments import tuning_claims
+from experiments import tuned_sides, tuning_contests
 from experiments.recipes import TrainSettings
-from experiments.tuned_sides import Scripted, measure_grid, side
-from experiments.tuning_claims import LEAST_OF_BEST, Contest, contest, grid_of, table
+from experiments.tuned_sides import GridPoint, Scripted, champion, measure_grid, side
+from experiments.tuning_claims import LEAST_OF_BEST, grid_of, table
+from experiments.tuning_contests import Contest, contest, drift
 from zenflow.knobs import Knobs
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
@@ -59,8 +60,9 @@ def test_longer_windows_are_worth_less_per_step_in_a_measured_grid():
 
 
 def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning_claims, "TUNED_TURN", 40)
-    monkeypatch.setattr(tuning_claims, "FIXED_TURN", 6)
+    monkeypatch.setattr(tuning_contests, "TUNED_TURN", 40)
+    monkeypatch.setattr(tuning_contests, "FIXED_TURN", 6)
+    monkeypatch.setattr(tuning_contests, "TURNS", 3)
     start = Knobs.of(SMALL.config(None))
     found = contest(SMALL, "slow", replace(start, update_interval=2), tmp_path)
     assert isinstance(found, Contest)
@@ -70,3 +72,23 @@ def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
     assert found.run_seconds > 0
     assert 0 < LEAST_OF_BEST < 1
     assert list(tmp_path.glob("*.jsonl"))
+
+
+def test_a_lucky_figure_makes_no_champion(monkeypatch):
+    """What looked best by far is measured again, and is what it is."""
+    monkeypatch.setattr(tuned_sides, "_ROUNDS", 2)
+    start = Knobs.of(SMALL.config(None))
+    lucky = GridPoint(knobs=start, step_seconds=1e-6, rho=0.5)
+    other = GridPoint(knobs=replace(start, update_interval=8), step_seconds=1.0, rho=0.5)
+    found = champion(SMALL, [other, lucky])
+    assert found.knobs in (start, other.knobs)
+    assert 1e-4 < found.step_seconds < 1.0
+
+
+def test_after_a_drift_the_best_setting_runs_beside_the_tuned_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning_contests, "DRIFT_STEPS", 80)
+    start = Knobs.of(SMALL.config(None))
+    settings = replace(SMALL, link=(0.1e9, 0.1e9))
+    found = drift(settings, start, replace(start, topk_ratio=0.5), tmp_path)
+    assert len(found["regrets_by_window"]) == 80 // found["steps_per_window"]
+    assert all(regret > -1 for regret in found["regrets_by_window"])
