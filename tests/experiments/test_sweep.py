@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from experiments.cli import main
 from experiments.sweeps import pool
 from experiments.sweeps.axes import KINDS, parse_axes, parse_axis
-from experiments.sweeps.grid import Sweep
+from experiments.sweeps.grid import TOLERANCE, Sweep
 from experiments.sweeps.journal import NAME, Journal
 from experiments.sweeps.plots import draw_pareto, draw_sweep, front
 from experiments.sweeps.points import rows_of
@@ -39,6 +39,8 @@ PROCESSES = 2
 def sweep_of(*axes, knobs=None, **more):
     flags = {**MODEL, "gpu": "rtx4090"}
     varied = parse_axes(axes)
+    if "model" in {axis.name for axis in varied}:
+        del flags["model"]
     if {"gpu", "machine"} & {axis.name for axis in varied}:
         del flags["gpu"]
     return Sweep(axes=varied, flags=flags, knobs=knobs or {}, **more)
@@ -165,18 +167,15 @@ def test_the_grid_names_every_combination_once():
 
 def test_a_closed_form_says_what_events_say_where_both_answer():
     axes = (
-        "S=1,4",
-        "link_rate=4:64:x2",
-        "duplex=1",
-        "dram=50,800",
-        "strategy=zenflow,zero_offload",
-    )
+        "model=qwen2.5-0.5b", "host=epyc-9654", "batch=4", "sequence=1024", "S=1,4", "d2h=12,30",
+        "h2d=9,50", "duplex=1", "dram=100,800", "strategy=zenflow,published_zero_offload",
+    )  # fmt: skip
     whole = {name: sweep_of(*axes, knobs={"select_interval": 0}, method=name, tolerance=0.0)
              for name in ("closed-form", "simulate")}  # fmt: skip
     formula, events = (all_rows(sweep) for sweep in whole.values())
     assert {row["method"] for row in events.values()} == {"simulated"}
     both = [index for index, row in formula.items() if row["status"] == "ok"]
-    assert len(both) >= 5
+    assert len({formula[index]["step_seconds"] for index in both}) >= 5
     for index in both:
         assert formula[index]["method"] == "closed form"
         for name in ("step_seconds", "stall_seconds"):
@@ -187,11 +186,30 @@ def test_a_closed_form_says_what_events_say_where_both_answer():
     assert all(row["status"] == "no formula" and "simulate" in row["reason"] for row in others)
 
 
+def test_a_closed_form_is_as_near_as_its_tolerance_says():
+    axes = (
+        "model=qwen2.5-0.5b", "host=epyc-9654", "batch=4", "sequence=1024", "S=2,4",
+        "link_rate=20:80:x2", "duplex=0.6,0.75",
+    )  # fmt: skip
+    knobs = {"select_interval": 0}
+    near = all_rows(sweep_of(*axes, knobs=knobs))
+    events = all_rows(sweep_of(*axes, knobs=knobs, method="simulate"))
+    found = [index for index, row in near.items() if row["method"] == "closed form"]
+    assert len(found) >= 3
+    for index in found:
+        assert near[index]["step_seconds"] == pytest.approx(
+            events[index]["step_seconds"], rel=TOLERANCE
+        )
+
+
 def test_points_solved_together_are_as_points_solved_alone():
-    sweep = sweep_of("link_rate=4:64:x2", "duplex=1", "dram=400,800",
-                     knobs={"select_interval": 0})  # fmt: skip
+    sweep = sweep_of(
+        "model=qwen2.5-0.5b", "host=epyc-9654", "batch=4", "sequence=1024", "link_rate=4:64:x2",
+        "duplex=1", "dram=400,800", "link.latency=1e-5,2e-3", knobs={"select_interval": 0},
+    )  # fmt: skip
     together = all_rows(sweep)
-    assert any(row["method"] == "closed form" for row in together.values())
+    solved = [row for row in together.values() if row["method"] == "closed form"]
+    assert len({row["step_seconds"] for row in solved}) >= 4
     alone = {index: dict(rows_of(sweep, [index]))[index] for index in range(sweep.num_points)}
     assert together == alone
 
