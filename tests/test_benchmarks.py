@@ -179,7 +179,7 @@ def test_the_simulators_speed_is_measured_beside_its_aims(tmp_path, capsys):
     record = json.loads((tmp_path / "sim_speed.json").read_text(encoding="utf-8"))
     assert set(record["rates"]) > {"events zenflow", "closed form zenflow"}
     assert all(rate["median"] > 0 for rate in record["rates"].values())
-    assert all(times["median"] > 1 for times in record["times_floor"].values())
+    assert all(times["median"] > 0 for times in record["times_floor"].values())
     shown = capsys.readouterr().out
     assert "100,000" in shown
     assert shown.strip() == (tmp_path / "sim_speed.txt").read_text(encoding="utf-8").strip()
