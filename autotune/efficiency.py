@@ -47,8 +47,9 @@ BOUND = DelayCost(scale=1.0, lag_weight=1.0, power=1.0)
 FITTED = DelayCost(scale=0.00112, lag_weight=4.01, power=2.19, aligned_weight=2.27)
 """What fine-tuning lost with step moments, linear scaling and prediction 1: the staleness record
 under `experiments/results`, at the learning rate with the device's lowest loss. At a third of that
-rate a delay costs a fifth as much, so this errs to the side of freshness. The ablation of the update
-rule (`experiments.update_rule`), half of whose runs are not those, is met within 4 % rms."""
+rate a delay costs a fifth as much, so this errs to the side of freshness. By the ablation
+of the update rule (`experiments.update_rule`), part of which are the same runs, it is off by 4 %
+rms."""
 
 
 def efficiency(knobs: Knobs, rho: float, cost: DelayCost = FITTED) -> float:
