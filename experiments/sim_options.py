@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from experiments.options import knob_flags
 from experiments.recipes import DTYPES, MODEL_SIZES
 from zenflow.errors import ConfigError
 
@@ -89,6 +90,21 @@ def simulation_flags(command: Command) -> Command:
         shown = {"show_default": True} if "default" in options else {"default": None}
         command = click.option(*names, **{**shown, **options})(command)
     return command
+
+
+def run_flags(command: Command) -> Command:
+    """Give a command the flags of how a simulated run goes: its knobs, and what it keeps."""
+    command = click.option(
+        "--gradients",
+        type=click.Choice(("release", "keep")),
+        default="release",
+        help="When gradients leave: in backward, or step().",
+    )(command)
+    return click.option(
+        "--checkpointing/--no-checkpointing",
+        default=False,
+        help="Whether backward recomputes a layer's activations.",
+    )(knob_flags(command))
 
 
 def hardware_of(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:

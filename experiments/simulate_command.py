@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.options import given_flags, knob_flags
-from experiments.sim_options import hardware_of, simulation_flags, workload_of
+from experiments.options import given_flags
+from experiments.sim_options import hardware_of, run_flags, simulation_flags, workload_of
 from sim.costs import costs_of
 from sim.hardware import HardwareProfile
 from sim.memory import MemoryNeed, gib, memory_of
@@ -29,18 +29,7 @@ _MOST_PARTS = 5
     "--strategy", default="zenflow", show_default=True, help=f"One of {', '.join(STRATEGIES)}."
 )
 @simulation_flags
-@click.option(
-    "--checkpointing/--no-checkpointing",
-    default=False,
-    help="Whether backward recomputes a layer's activations.",
-)
-@knob_flags
-@click.option(
-    "--gradients",
-    type=click.Choice(("release", "keep")),
-    default="release",
-    help="When gradients leave: in backward, or step().",
-)
+@run_flags
 @click.option("--pageable", is_flag=True, help="Copy buffers that are not pinned.")
 @click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")
 @click.option("--seed", type=int, default=0, help="Of the draws.")

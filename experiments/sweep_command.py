@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.options import given_flags, knob_flags
-from experiments.sim_options import simulation_flags
+from experiments.options import given_flags
+from experiments.sim_options import run_flags, simulation_flags
 from zenflow.errors import ConfigError, ZenFlowError
 
 if TYPE_CHECKING:
@@ -93,18 +93,7 @@ def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -
 )
 @click.option("--strategy", default="zenflow", show_default=True, help="As of zenflow simulate.")
 @simulation_flags
-@click.option(
-    "--checkpointing/--no-checkpointing",
-    default=False,
-    help="Whether backward recomputes a layer's activations.",
-)
-@knob_flags
-@click.option(
-    "--gradients",
-    type=click.Choice(("release", "keep")),
-    default="release",
-    help="When gradients leave: in backward, or step().",
-)
+@run_flags
 @click.pass_context
 def sweep_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step for every point of a grid: machines, workloads, settings, in any mixture.
