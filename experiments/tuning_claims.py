@@ -4,7 +4,8 @@
 For each it measures a grid of fixed settings, then lets a tuned run, the grid's best setting and
 the defaults take turns, and compares goodput, everything that tuning costs included. A further run
 has its link slowed four times in the middle. Run it alone: other work on the machine is noise.
-Writes ``experiments/results/<date>_tuning_<cpu>/``.
+Run again with the same ``--runs``, it goes on where it was interrupted. Writes
+``experiments/results/<date>_tuning_<cpu>/``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import click
 
 from experiments.compare import START, started
 from experiments.interrupt import StopRequest
+from experiments.parts import Parts
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
@@ -29,13 +31,15 @@ from experiments.tuned_sides import GridPoint, champion, measure_grid
 from experiments.tuning_contests import DRIFT, WITHIN, Contest, contest, drift
 from zenflow.knobs import Knobs
 
-LINKS: Mapping[str, float] = {"slow": 0.035e9, "medium": 0.07e9, "fast": 0.14e9}
+LINKS: Mapping[str, float] = {"fast": 0.14e9, "medium": 0.07e9, "slow": 0.035e9}
 """Bytes/s each way. Over the slow one the model's gradients take twice as long as their step."""
 SEEDS = (0, 1, 2)
 LEAST_OF_BEST, LEAST_OF_DEFAULT = 0.97, 1.0
 LOSS_STEPS = 500
 MOST_EXCESS = 0.01
 """Of the held-out loss over AdamW's."""
+DECISIONS = "decisions"
+"""Directory of decisions files."""
 
 
 def grid_of(seed: int) -> list[Knobs]:
@@ -84,36 +88,64 @@ def losses(
 def run_all(
     settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
 ) -> dict[str, Any]:
-    """Return everything that the record holds."""
+    """Return everything that the record holds, its parts kept in ``folder`` as they are made."""
+    parts = Parts(folder / "parts")
     with StopRequest() as stop:
         settings, _ = started(settings, folder / START, reporter=reporter, stop=stop)
-    grids: dict[str, list[GridPoint]] = {}
-    contests: list[Contest] = []
-    bests: dict[str, Knobs] = {}
-    for number, (link, rate) in enumerate(LINKS.items()):
-        own = replace(settings, link=(rate, rate))
+    grids, bests, contests = {}, {}, []
+    for number, link in enumerate(LINKS):
+        own = over(settings, link)
         reporter.say(f"{link} link: {len(grid_of(0))} fixed settings")
-        grids[link] = measure_grid(own, grid_of(number))
-        best = champion(own, grids[link])
-        bests[link] = best.knobs
-        reporter.say(f"best of them: {best.knobs}")
+        grids[link] = parts.get(f"grid-{link}", _grid, own, number)
+        best = Knobs.from_dict(parts.get(f"best-{link}", _best, own, grids[link])["knobs"])
+        bests[link] = best
+        reporter.say(f"best of them: {best}")
         for seed in seeds:
-            found = contest(replace(own, seed=seed), link, best.knobs, folder / "decisions")
+            seeded = replace(own, seed=seed)
+            found = Contest(
+                **parts.get(f"contest-{link}-{seed}", _contest, seeded, link, best, folder)
+            )
             contests.append(found)
             reporter.say(
                 f"seed {seed}: tuned {found.of_best:.3f} of the best, {found.of_default:.3f} of "
                 f"the defaults, {found.final}"
             )
-    fast = replace(settings, link=(LINKS["fast"], LINKS["fast"]))
+    before, after = bests["fast"], bests["slow"]
     return {
-        "losses": losses(settings, seeds, folder, reporter),
-        "grids": {
-            link: [{**asdict(p), "knobs": p.knobs.to_dict(), "progress": p.progress} for p in grid]
-            for link, grid in grids.items()
-        },
-        "contests": [asdict(item) for item in contests],
-        "drift": drift(fast, bests["fast"], bests["slow"], folder / "decisions"),
+        "drift": parts.get(
+            "drift", drift, over(settings, "fast"), before, after, folder / DECISIONS
+        ),
+        "losses": parts.get("losses", losses, settings, seeds, folder, reporter),
+        "grids": grids,
+        "contests": [asdict(found) for found in contests],
     }
+
+
+def over(settings: TrainSettings, link: str) -> TrainSettings:
+    """Return the settings over the link of this name."""
+    return replace(settings, link=(LINKS[link], LINKS[link]))
+
+
+def _grid(settings: TrainSettings, number: int) -> list[dict[str, Any]]:
+    return [_row(point) for point in measure_grid(settings, grid_of(number))]
+
+
+def _best(settings: TrainSettings, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    points = [
+        GridPoint(
+            knobs=Knobs.from_dict(row["knobs"]), step_seconds=row["step_seconds"], rho=row["rho"]
+        )
+        for row in rows
+    ]
+    return _row(champion(settings, points))
+
+
+def _row(point: GridPoint) -> dict[str, Any]:
+    return {**asdict(point), "progress": point.progress}
+
+
+def _contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> dict[str, Any]:
+    return asdict(contest(settings, link, best, folder / DECISIONS))
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -142,7 +174,7 @@ def table(record: Mapping[str, Any]) -> str:
             *lines,
             "",
             f"Tuned goodput at least {LEAST_OF_BEST:.2f} of the best of "
-            f"{len(record['grids']['slow'])} fixed settings on every link: "
+            f"{len(record['grids']['fast'])} fixed settings on every link: "
             f"{_verdict(worst >= LEAST_OF_BEST)} ({worst:.3f})",
             f"Tuned goodput at least that of the defaults on every link: "
             f"{_verdict(least >= LEAST_OF_DEFAULT)} ({least:.3f})",
@@ -169,7 +201,7 @@ def _verdict(holds: bool) -> str:
 @click.option("--seeds", default=len(SEEDS), show_default=True, help="Tuned runs on each link.")
 @click.option(
     "--runs", type=click.Path(path_type=Path), default=Path("runs/tuning"), show_default=True,
-    help="Directory of the common start and of decisions files, new or empty.",
+    help="Directory of the common start, of parts that are done and of decisions files.",
 )  # fmt: skip
 @click.option("--record", type=click.Path(path_type=Path), help="Directory of the record.")
 def main(seeds: int, runs: Path, record: Path | None) -> None:
