@@ -1,7 +1,8 @@
 # make run      installs into .venv and trains a model under four strategies, side by side
 # make test     installs what tests need and checks everything: lint, types, imports, tests
 # make figures  makes the paper's figures again and says which of its claims hold
-# make gpu      the tests that need a CUDA device, and a benchmark on it
+# make gpu      everything that needs a CUDA device: its tests, calibration, validation, benchmarks;
+#               one part alone with PART, as in `make gpu PART=presets-1b`
 # make bench    the benchmarks of the host's side and of the simulator
 #
 # Settings, as in `make run PYTHON=python3.12 ARGS="--steps 50"`:
@@ -10,7 +11,8 @@
 #   EXTRAS       optional dependencies of `make run`
 #   TORCH_INDEX  package index for torch alone, such as https://download.pytorch.org/whl/cpu
 #   OUT          where `make run` writes
-#   ARGS         more arguments for `make run` or `make figures`
+#   ARGS         more arguments for `make run`, `make figures` or `make gpu`
+#   PART         parts of `make gpu`
 #   PYTEST_ARGS  more arguments for pytest
 #   PY           an interpreter with all dependencies: nothing is installed, no .venv is made
 
@@ -19,6 +21,7 @@ VENV ?= .venv
 EXTRAS ?= hf
 TORCH_INDEX ?=
 ARGS ?=
+PART ?=
 PYTEST_ARGS ?=
 
 ifdef PY
@@ -108,8 +111,7 @@ unit: $(READY_DEV)
 	$(PY) -m pytest --timeout=300 $(PYTEST_ARGS)
 
 gpu: $(READY_DEV)
-	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
-	$(PY) -m benchmarks.gpu_step
+	$(PY) -m benchmarks.gpu_suite $(PART) $(ARGS)
 
 bench: $(READY_RUN)
 	$(PY) -m benchmarks.host_update

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from benchmarks.record import spread
@@ -40,6 +40,22 @@ def figures(reports: Sequence[StepReport], *, first: int, tokens: int) -> dict[s
         "captured_energy": sum(report.captured_energy for report in timed) / len(timed),
         "tokens_per_second": tokens * len(timed) / sum(seconds),
     }
+
+
+def slowest_position(reports: Sequence[StepReport], first: int, window: int) -> float:
+    """Return the median of the slowest position in the window over that of all steps.
+
+    Args:
+        reports: Of all steps.
+        first: Number of the first timed step.
+        window: Steps of a window.
+    """
+    timed = [report for report in reports if report.step >= first]
+    places = [
+        [report.seconds for report in timed if report.step % window == place]
+        for place in range(window)
+    ]
+    return max(median(own) for own in places if own) / median(r.seconds for r in timed)
 
 
 def lane_figures(timeline: Timeline) -> dict[str, Any]:
@@ -85,9 +101,9 @@ def floors(record: dict[str, Any], speeds: dict[str, Any]) -> dict[str, float]:
 def complete(record: dict[str, Any], speeds: dict[str, Any]) -> None:
     """Add what follows from a record and the machine's speeds."""
     record["floor_seconds"] = floors(record, speeds)
-    median = record["step_seconds"]["median"]
-    record["times_compute"] = median / record["floor_seconds"]["compute"]
-    record["times_floor"] = median / max(record["floor_seconds"].values())
+    step = record["step_seconds"]["median"]
+    record["times_compute"] = step / record["floor_seconds"]["compute"]
+    record["times_floor"] = step / max(record["floor_seconds"].values())
     host = record["lanes"].get("host")
     if host is not None and host["busy_seconds"] > 0:
         updated = record["deferred_params"] / record["config"]["update_interval"]
@@ -102,6 +118,15 @@ def _rate(record: dict[str, Any], lane: str) -> str:
     return "-" if rate is None else f"{rate / 1e9:.1f}"
 
 
+def _idle(record: dict[str, Any]) -> str:
+    profiled = record["profiled"]
+    return "-" if profiled is None else f"{100 * profiled['idle_share']:.1f}"
+
+
+def _gigabytes(num_bytes: float | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / 1e9:.1f}"
+
+
 def _host_params(record: dict[str, Any]) -> str:
     rate = record["lanes"].get("host", {}).get("updated_params_per_second")
     return "-" if rate is None else f"{rate / 1e6:.0f}"
@@ -110,10 +135,12 @@ def _host_params(record: dict[str, Any]) -> str:
 COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("ms/step", lambda r: f"{1e3 * r['step_seconds']['median']:.1f}"),
     ("p95", lambda r: f"{1e3 * r['step_seconds']['p95']:.1f}"),
+    ("slowest", lambda r: f"{r['slowest_position']:.2f}"),
     ("x compute", lambda r: f"{r['times_compute']:.2f}"),
     ("x floor", lambda r: f"{r['times_floor']:.2f}"),
     ("tokens/s", lambda r: f"{r['tokens_per_second']:.0f}"),
     ("stall %", lambda r: f"{100 * r['stall_fraction']:.1f}"),
+    ("idle %", _idle),
     ("MB down", lambda r: f"{r['d2h_bytes_per_step'] / 1e6:.0f}"),
     ("MB up", lambda r: f"{r['h2d_bytes_per_step'] / 1e6:.0f}"),
     ("GB/s down", lambda r: _rate(r, "d2h")),
@@ -121,7 +148,9 @@ COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("host GB/s", lambda r: _rate(r, "host")),
     ("Mparam/s", _host_params),
     ("host %", lambda r: f"{100 * r['lanes'].get('host', {}).get('busy_share', 0.0):.0f}"),
-    ("peak GB", lambda r: f"{(r['peak_device_bytes'] or math.nan) / 1e9:.1f}"),
+    ("peak GB", lambda r: _gigabytes(r["peak_device_bytes"])),
+    ("predicted", lambda r: _gigabytes(r["predicted_device_bytes"])),
+    ("host GB", lambda r: _gigabytes(r["peak_host_bytes"])),
     ("loss", lambda r: f"{r['losses'][-1]:.3f}"),
 )
 

@@ -1,11 +1,12 @@
-"""The GPU benchmark's model, data, machine and options."""
+"""The GPU benchmark's models, data, machine and options."""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +16,105 @@ from torch.nn import functional
 
 from benchmarks.record import copy_bandwidth, link_bandwidth, spread, usable_cores
 from experiments.models import INIT_STD, DecoderConfig, LanguageModel
+from experiments.sources import stdlib_documents
+from experiments.tokens import ByteTokenizer
+from sim.workload import Workload
 from zenflow.config import PRESETS
 
-DESCRIPTION = "A decoder of 1B parameters on a GPU under every preset."
-SMOKE = {
-    "layers": 2, "hidden": 64, "heads": 2, "ffn": 96, "vocab": 128, "sequence": 16, "batch": 2,
-    "steps": 12, "warm_steps": 4, "knobs": {"min_split_elements": 1},
-}  # fmt: skip
+DESCRIPTION = "Decoders of 1B and 3B parameters on a GPU under every preset."
+VOCAB = 32_000
+"""Rows of the embedding; the text's bytes use the first 257."""
+_NUM_BATCHES = 8
+
+
+def _decoder(layers: int, hidden: int, heads: int, ffn: int, vocab: int = VOCAB) -> DecoderConfig:
+    return DecoderConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=ffn,
+        tie_word_embeddings=False,
+    )
+
+
+MODELS: Mapping[str, DecoderConfig] = {
+    "1b": _decoder(18, 2048, 16, 5632),
+    "3b": _decoder(26, 3072, 24, 8192),
+    "tiny": _decoder(2, 64, 2, 96, vocab=257),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A model and its batch."""
+
+    model: str
+    batch: int
+    sequence: int
+    recomputes: bool = False
+    """Whether backward computes activations again."""
+
+    def __str__(self) -> str:
+        """Return the cell in a few words, as in '1b, 8 x 1024, recomputed'."""
+        again = ", recomputed" if self.recomputes else ""
+        return f"{self.model}, {self.batch} x {self.sequence}{again}"
+
+    def workload(self) -> Workload:
+        """Return what the simulator takes of it."""
+        return Workload.of_config(
+            self.model,
+            {"model_type": "llama", **MODELS[self.model].to_dict()},
+            batch_size=self.batch,
+            sequence=self.sequence,
+            checkpointing=self.recomputes,
+        )
+
+
+def _series(model: str, sequence: int, *batches: int) -> tuple[Cell, ...]:
+    """Return cells from link-bound to compute-bound, the largest with activations recomputed too.
+
+    The most telling come first, should time run out.
+    """
+    plain = [Cell(model=model, batch=batch, sequence=sequence) for batch in batches]
+    again = Cell(model=model, batch=max(batches), sequence=sequence, recomputes=True)
+    return (*plain, again)
+
+
+SERIES: Mapping[str, tuple[Cell, ...]] = {
+    "1b": _series("1b", 1024, 8, 1, 32),
+    "1b-long": _series("1b", 4096, 2, 8),
+    "3b": _series("3b", 1024, 8, 1),
+    "3b-long": _series("3b", 4096, 1, 4),
+    "smoke": (Cell(model="tiny", batch=2, sequence=16),),
+}
+SMOKE = {"steps": 16, "warm_steps": 4, "knobs": {"min_split_elements": 1}}
 
 
 class Bench:
-    """The model's shape, its data, and where it runs."""
+    """A cell's data, and where it runs."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, cell: Cell, options: argparse.Namespace, seconds: float) -> None:
+        """Put the cell's batches on the device.
+
+        Args:
+            cell: What to train.
+            options: Of the command.
+            seconds: For all runs of the cell together.
+        """
+        self.cell = cell
         self.options = options
         self.device = torch.device("cpu" if options.smoke else "cuda:0")
-        generator = torch.Generator().manual_seed(1)
-        shape = (8, options.batch, options.sequence + 1)
-        tokens = torch.randint(options.vocab, shape, generator=generator)
-        self.batches = list(tokens.to(self.device))
-        self.tokens = options.batch * options.sequence
-        self.deadline = time.monotonic() + options.limit
+        self._config = MODELS[cell.model]
+        self.batches = [batch.to(self.device) for batch in _real_text(cell)]
+        self.tokens = cell.batch * cell.sequence
+        self.deadline = time.monotonic() + seconds
 
     def model(self) -> nn.Module:
         """Return the decoder in bfloat16, with the same weights at every call."""
-        options = self.options
-        config = DecoderConfig(
-            vocab_size=options.vocab,
-            hidden_size=options.hidden,
-            num_hidden_layers=options.layers,
-            num_attention_heads=options.heads,
-            intermediate_size=options.ffn,
-            tie_word_embeddings=False,
-        )
         with self.device:
-            model = LanguageModel(config).to(torch.bfloat16)
+            model = LanguageModel(self._config).to(torch.bfloat16)
+        model.model.recomputes = self.cell.recomputes
         generator = torch.Generator(self.device).manual_seed(0)
         with torch.no_grad():
             for param in model.parameters():
@@ -64,6 +129,7 @@ class Bench:
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def synchronize(self) -> None:
+        """Wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -74,13 +140,40 @@ class Bench:
             torch.cuda.empty_cache()
 
     def forget_peak(self) -> None:
-        """Count peak memory from now on."""
+        """Count peak memory from now on, on the device and of this process."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError:  # not Linux, or not allowed: the host's peak is then the process's
+            return
 
     def peak_bytes(self) -> int | None:
+        """Return the peak of device memory; None on a CPU."""
         on_gpu = self.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.device) if on_gpu else None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the cell, JSON-ready."""
+        return {"name": str(self.cell), **asdict(self.cell), "decoder": self._config.to_dict()}
+
+
+def host_peak_bytes() -> int | None:
+    """Return the peak of this process's resident memory; None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return next(found, None)
+
+
+def _real_text(cell: Cell) -> list[Tensor]:
+    """Return batches of one token more than a sequence, (B, L + 1), of Python's own source."""
+    shape = (_NUM_BATCHES, cell.batch, cell.sequence + 1)
+    needed = _NUM_BATCHES * cell.batch * (cell.sequence + 1)
+    tokens = ByteTokenizer().stream(stdlib_documents().train)
+    return list(tokens[:needed].long().view(shape))
 
 
 def compute_seconds(bench: Bench) -> dict[str, Any]:
@@ -99,37 +192,35 @@ def compute_seconds(bench: Bench) -> dict[str, Any]:
     return spread(seconds[3:])
 
 
-def speeds_of(bench: Bench) -> dict[str, Any]:
-    """Return the speeds of this machine that bound a step."""
-    size = 1 << (20 if bench.options.smoke else 28)
+def speeds_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the speeds of this machine's link and host memory, which bound a step."""
+    size = 1 << (20 if options.smoke else 28)
     threads = torch.get_num_threads()
-    torch.set_num_threads(bench.options.host_threads)
+    torch.set_num_threads(options.host_threads)
     host = copy_bandwidth(4 * size)
     torch.set_num_threads(threads)
     return {
-        "link": link_bandwidth(bench.device, size),
+        "link": link_bandwidth(torch.device("cpu" if options.smoke else "cuda:0"), size),
         "host_copy_bytes_per_second": host,
-        "compute_seconds": compute_seconds(bench),
     }
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command's options."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
     add = parser.add_argument
+    series = [name for name in SERIES if name != "smoke"]
+    add("series", nargs="?", choices=series, default="1b", help="cells to measure")
     add("--out", type=Path, default=Path("runs/gpu_step"))
     add("--smoke", action="store_true", help="tiny, on the CPU: tests the script")
     add("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    add("--steps", type=int, default=32, help="timed steps of each run")
+    add("--steps", type=int, default=32, help="timed steps of each run, at most")
     add("--warm-steps", type=int, default=10)
     add("--compute-steps", type=int, default=10)
-    add("--limit", type=float, default=400, help="seconds for all runs together")
+    add("--limit", type=float, default=500, help="seconds for all cells together")
     add("--host-threads", type=int, default=max(1, usable_cores() - 1))
-    for name, value in (("layers", 18), ("hidden", 2048), ("heads", 16), ("ffn", 5632)):
-        add(f"--{name}", type=int, default=value)
-    for name, value in (("vocab", 32_000), ("sequence", 1024), ("batch", 8)):
-        add(f"--{name}", type=int, default=value)
     parser.set_defaults(knobs={})
     options = parser.parse_args(arguments)
     if options.smoke:
-        vars(options).update(SMOKE)
+        vars(options).update(SMOKE, series="smoke")
     return options

@@ -1,11 +1,13 @@
-"""A decoder of 1B parameters on a GPU under every preset: step times, stalls, traffic, memory.
+"""Decoders on a GPU under every preset: step times, stalls, traffic, memory, against their bounds.
 
-    python -m benchmarks.gpu_step [--out DIR] [--steps N] [--layers 18 --hidden 2048 ...]
+    python -m benchmarks.gpu_step 3b [--out DIR] [--steps N] [--limit SECONDS]
     python -m benchmarks.gpu_step --smoke        the same script on a tiny model and the CPU
 
-Runs take turns one after another in one process, `on_device` first and last, so that a drift of
-the machine shows. Tokens are random: losses say that the weights move, not how well. Each run
-writes its trace; record.json has every step. Ends with code 2 where there is no CUDA device.
+A series is a model with batches from link-bound to compute-bound. Runs of a cell take turns one
+after another in one process, `on_device` first and last, so that a drift of the machine shows.
+Weights are random, the text is Python's own source. Each run leaves a compressed trace;
+record.json has every step, and is written after each run. Ends with code 2 where there is no CUDA
+device.
 """
 
 from __future__ import annotations
@@ -13,32 +15,46 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
+from benchmarks.gpu_aims import shown_aims
 from benchmarks.gpu_figures import (
     TRACED_STEPS,
     complete,
     figures,
     host_bytes,
     lane_figures,
+    slowest_position,
     table,
 )
-from benchmarks.gpu_setup import Bench, compute_seconds, parse, speeds_of
+from benchmarks.gpu_idle import profiled_idle
+from benchmarks.gpu_setup import (
+    SERIES,
+    Bench,
+    compute_seconds,
+    host_peak_bytes,
+    parse,
+    speeds_of,
+)
 from benchmarks.record import setting
-from experiments.records import write_json
+from experiments.records import write_json, write_text
+from sim.generic import generic_gpu
+from sim.memory import memory_of
+from sim.simulate import Strategy
 from zenflow import StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig, kernel
 from zenflow.config import PRESETS
 
 RELEASE, KEEP = "release", "keep"
 CLIP_NORM, LR = 1.0, 1e-4
 DRIFT = "on_device again"
+_LEAST_SECONDS = 60.0
+"""That must be left for another cell to be begun."""
 
 
 @dataclass(frozen=True)
@@ -48,60 +64,97 @@ class Run:
     name: str
     preset: str
     mode: str = RELEASE
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self, knobs: Mapping[str, Any]) -> ZenFlowConfig:
+        """Return the configuration, with further knobs."""
+        return ZenFlowConfig.preset(self.preset, **self.knobs, **knobs)
 
 
 RUNS = (
     *(Run(preset, preset) for preset in PRESETS),
+    Run("zenflow, S 2", "zenflow", knobs={"update_interval": 2}),
+    Run("zenflow, S 16", "zenflow", knobs={"update_interval": 16}),
     Run("zenflow, keep", "zenflow", KEEP),
     Run(DRIFT, "on_device"),
 )
 
 
-@dataclass
-class Measured:
-    """What a run's steps gave; the warm-up's come first."""
+class Training:
+    """One run's steps. Nothing in them waits for the device: losses are read at the end.
 
-    reports: dict[int, StepReport] = field(default_factory=dict)
-    losses: list[Tensor] = field(default_factory=list)
+    Attributes:
+        reports: By step; the warm-up's come first.
+        losses: Of every step.
+    """
 
-    def note(self, optimizer: ZenFlowAdamW) -> None:
+    def __init__(self, bench: Bench, model: nn.Module, optimizer: ZenFlowAdamW) -> None:
+        """Begin with the first batch."""
+        self._bench, self._model, self._optimizer = bench, model, optimizer
+        self.reports: dict[int, StepReport] = {}
+        self.losses: list[Tensor] = []
+
+    def take(self, count: int) -> None:
+        """Take steps."""
+        for _ in range(count):
+            with self._optimizer.span("forward"):
+                loss = self._bench.loss(self._model, len(self.losses))
+            with self._optimizer.span("backward"):
+                loss.backward()
+            if not self._optimizer.releases_gradients:
+                self._optimizer.clip_grad_norm_(CLIP_NORM)
+            self._optimizer.step()
+            self.losses.append(loss.detach())
+            self._note()
+
+    def finish(self) -> None:
+        """Wait for all steps."""
+        self._optimizer.synchronize()
+        self._note()
+
+    def in_order(self) -> list[StepReport]:
+        """Return all reports by step."""
+        return [self.reports[step] for step in sorted(self.reports)]
+
+    def profiled(self, count: int) -> dict[str, Any] | None:
+        """Take steps under torch's profiler; return its idle share beside the reports' stalls."""
+        before = max(self.reports)
+
+        def steps() -> None:
+            self.take(count)
+            self.finish()
+
+        idle = profiled_idle(steps)
+        later = [report for report in self.in_order() if report.step > before]
+        seconds = sum(report.seconds for report in later)
+        if idle is None or not seconds:
+            return None
+        stalled = sum(report.stall_seconds for report in later)
+        return {**idle, "stall_share": stalled / seconds}
+
+    def _note(self) -> None:
         """Keep the last finished step's report; on a GPU that is the step before the last."""
-        if optimizer.report is not None:
-            self.reports[optimizer.report.step] = optimizer.report
+        report = self._optimizer.report
+        if report is not None:
+            self.reports[report.step] = report
 
 
-def train(
-    bench: Bench, model: nn.Module, optimizer: ZenFlowAdamW, budget: float
-) -> tuple[Measured, int]:
+def take_steps(training: Training, window: int, options: Namespace, budget: float) -> int:
     """Take the warm-up and the timed steps; fewer of them, whole windows, if time runs out.
 
-    Nothing here waits for the device: losses are read at the end.
-
     Returns:
-        What was measured, and the first timed step.
+        The first timed step.
     """
-    measured = Measured()
-    options = bench.options
-    started, taken = time.monotonic(), 0
-    last = options.warm_steps + options.steps
-    least = options.warm_steps + TRACED_STEPS
-    while taken < last:
-        with optimizer.span("forward"):
-            loss = bench.loss(model, taken)
-        with optimizer.span("backward"):
-            loss.backward()
-        if not optimizer.releases_gradients:
-            optimizer.clip_grad_norm_(CLIP_NORM)
-        optimizer.step()
-        measured.losses.append(loss.detach())
-        measured.note(optimizer)
-        taken += 1
-        is_late = time.monotonic() - started > budget
-        if is_late and taken >= least and (taken - least) % TRACED_STEPS == 0:
+    stretch = max(TRACED_STEPS, window)
+    started = time.monotonic()
+    warm = max(options.warm_steps, 2 * window)
+    training.take(warm)
+    for _ in range(max(1, options.steps // stretch)):
+        training.take(stretch)
+        if time.monotonic() - started > budget:
             break
-    optimizer.synchronize()
-    measured.note(optimizer)
-    return measured, options.warm_steps + 1
+    training.finish()
+    return warm + 1
 
 
 def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Timeline]:
@@ -109,10 +162,11 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
     bench.free()
     made = time.perf_counter()
     model = bench.model()
+    config = run.config(bench.options.knobs)
     optimizer = ZenFlowAdamW(
         model.named_parameters(),
         lr=LR,
-        config=ZenFlowConfig.preset(run.preset, **bench.options.knobs),
+        config=config,
         max_grad_norm=CLIP_NORM if run.mode == RELEASE else "keep",
         host_threads=bench.options.host_threads,
         timeline_steps=TRACED_STEPS,
@@ -121,57 +175,120 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
         bench.synchronize()
         bench.forget_peak()
         made = time.perf_counter() - made
+        training = Training(bench, model, optimizer)
         budget = (bench.deadline - time.monotonic()) / num_left - made
-        measured, first = train(bench, model, optimizer, budget)
+        first = take_steps(training, config.update_interval, bench.options, budget)
+        reports = training.in_order()
         timeline = optimizer.timeline
-        layout = optimizer._running.layout
-        deferred = sum(block.shape.deferred_elements for block in layout.blocks)
+        blocks = optimizer._running.layout.blocks
+        deferred = sum(block.shape.deferred_elements for block in blocks)
         record = {
             "name": run.name,
             "mode": run.mode,
-            "config": optimizer.config.to_dict(),
+            "config": config.to_dict(),
             "setup_seconds": made,
             "first_timed_step": first,
             "memory": optimizer.memory.to_dict(),
             "peak_device_bytes": bench.peak_bytes(),
-            "host_resident_bytes": psutil.Process().memory_info().rss,
+            "predicted_device_bytes": predicted_peak(bench, run),
+            "peak_host_bytes": host_peak_bytes(),
             "deferred_params": deferred,
-            "losses": [float(loss) for loss in measured.losses],
-            "reports": [report.to_dict() for report in measured.reports.values()],
-            **figures(list(measured.reports.values()), first=first, tokens=bench.tokens),
+            **figures(reports, first=first, tokens=bench.tokens),
+            "slowest_position": slowest_position(reports, first, config.update_interval),
             "lanes": lane_figures(timeline),
-            "host_bytes_per_step": host_bytes(optimizer.config, deferred),
+            "host_bytes_per_step": host_bytes(config, deferred),
+            "profiled": training.profiled(TRACED_STEPS),
+            "reports": [report.to_dict() for report in reports],
+            "losses": [float(loss) for loss in training.losses],
         }
     finally:
         optimizer.close()
     return record, timeline
 
 
-def run_all(bench: Bench, runs: Sequence[Run], whole: dict[str, Any]) -> bool:
-    """Measure one run after another; return whether all went well.
+def predicted_peak(bench: Bench, run: Run) -> float | None:
+    """Return the device memory that the simulator predicts, its context aside; None on a CPU."""
+    if bench.device.type == "cpu":
+        return None
+    strategy = Strategy(
+        name=run.preset, config=run.config(bench.options.knobs), releases=run.mode == RELEASE
+    )
+    need = memory_of(bench.cell.workload(), strategy, generic_gpu())
+    parts = (part for part in need.parts if part.place == "device" and part.name != "framework")
+    return float(sum(part.num_bytes for part in parts))
 
-    The record is written after each, and one that fails doesn't take the others with it.
+
+def run_cell(
+    bench: Bench, runs: Sequence[Run], cell: dict[str, Any], save: Callable[[], None]
+) -> None:
+    """Measure a cell's runs one after another into its record.
+
+    One that fails, or does not fit, doesn't take the others with it.
     """
-    out: Path = bench.options.out
     for index, run in enumerate(runs):
         try:
             record, timeline = measure(bench, run, len(runs) - index)
+        except torch.OutOfMemoryError:
+            cell["does_not_fit"].append(run.name)
+            print(f"{bench.cell}: {run.name} does not fit", flush=True)
         except Exception as error:  # noqa: BLE001 - named in the record and in the exit code
             traceback.print_exc()
-            whole["failures"][run.name] = f"{type(error).__name__}: {error}"
+            cell["failures"][run.name] = f"{type(error).__name__}: {error}"
         else:
-            complete(record, whole["speeds"])
-            whole["runs"].append(record)
-            file_name = run.name.replace(", ", "_").replace(" ", "_")
-            timeline.write(out / f"{file_name}.trace.json")
-            print(
-                f"{run.name}: {1e3 * record['step_seconds']['median']:.1f} ms a step", flush=True
-            )
-        write_json(out / "record.json", whole)
-    return not whole["failures"]
+            complete(record, cell["speeds"])
+            cell["runs"].append(record)
+            name = f"{bench.cell} {run.name}".replace(", ", "_").replace(" ", "_")
+            timeline.write(bench.options.out / f"{name}.trace.json.gz")
+            median = 1e3 * record["step_seconds"]["median"]
+            print(f"{bench.cell}: {run.name}: {median:.1f} ms a step", flush=True)
+        save()
+
+
+def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -> None:
+    """Measure cell after cell; those that time does not suffice for are named in the record."""
+    deadline = time.monotonic() + options.limit
+    cells = SERIES[options.series]
+
+    def save() -> None:
+        write_json(options.out / "record.json", whole)
+
+    for index, cell in enumerate(cells):
+        left = deadline - time.monotonic()
+        if index and left < _LEAST_SECONDS:
+            whole["not_reached"] = [str(cell) for cell in cells[index:]]
+            break
+        bench = Bench(cell, options, left / (len(cells) - index))
+        own: dict[str, Any] = {
+            "cell": bench.describe(), "runs": [], "failures": {}, "does_not_fit": [],
+        }  # fmt: skip
+        whole["cells"].append(own)
+        try:
+            own["speeds"] = {**whole["speeds"], "compute_seconds": compute_seconds(bench)}
+        except torch.OutOfMemoryError:  # no optimizer could train it here
+            own["does_not_fit"].append("forward and backward")
+            continue
+        run_cell(bench, runs, own, save)
+        own["compute_seconds_after"] = compute_seconds(bench)
+    save()
+
+
+def report_of(whole: Mapping[str, Any]) -> str:
+    """Return every cell's table and what it says of the aims."""
+    parts = []
+    for cell in whole["cells"]:
+        compute = cell.get("speeds", {}).get("compute_seconds", {}).get("median")
+        title = cell["cell"]["name"]
+        if compute is not None:
+            title += f": forward and backward {1e3 * compute:.1f} ms"
+        parts.append("\n".join([title, table(cell["runs"]), shown_aims(cell["runs"])]))
+        parts += [f"{name} does not fit" for name in cell["does_not_fit"]]
+        parts += [f"{name} FAILED: {why}" for name, why in cell["failures"].items()]
+    parts += [f"not reached in time: {name}" for name in whole["not_reached"]]
+    return "\n\n".join(parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure a series; return the process's exit code."""
     options = parse(arguments)
     if not options.smoke and not torch.cuda.is_available():
         print(
@@ -182,33 +299,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.smoke:
         torch.set_num_threads(1)  # faster on tensors this small
-    bench = Bench(options)
     runs = [run for run in RUNS if run.preset in options.presets]
     options.out.mkdir(parents=True, exist_ok=True)
-    speeds = speeds_of(bench)
+    speeds = speeds_of(options)
     whole = setting(
         smoke=options.smoke,
         options={key: str(value) for key, value in vars(options).items()},
         kernel=kernel.active_kernel(),
         speeds=speeds,
-        runs=[],
-        failures={},
+        cells=[],
+        not_reached=[],
     )
     link = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in speeds["link"].items())
     print(
         f"{whole['hardware']['gpu'] or 'CPU, emulating a device'}, commit {whole['commit']}, "
         f"{whole['kernel']} kernel on {options.host_threads} threads, link: {link}, host copy "
-        f"{speeds['host_copy_bytes_per_second'] / 1e9:.1f} GB/s, forward and backward "
-        f"{1e3 * speeds['compute_seconds']['median']:.1f} ms",
+        f"{speeds['host_copy_bytes_per_second'] / 1e9:.1f} GB/s",
         flush=True,
     )
-    went_well = run_all(bench, runs, whole)
-    whole["compute_seconds_after"] = compute_seconds(bench)
-    text = table(whole["runs"])
-    (options.out / "table.txt").write_text(text + "\n", encoding="utf-8")
-    write_json(options.out / "record.json", whole)
+    run_series(options, runs, whole)
+    text = report_of(whole)
+    write_text(options.out / "table.txt", text + "\n")
     print(f"\n{text}\n\nrecord, traces and this table: {options.out}")
-    return 0 if went_well else 1
+    return 1 if any(cell["failures"] for cell in whole["cells"]) else 0
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
 """The benchmarks' arithmetic, on runs too small to time anything."""
 
+import importlib.util
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import (
     engine_parts,
+    gpu_aims,
+    gpu_environment,
     gpu_figures,
+    gpu_idle,
     gpu_setup,
     gpu_step,
+    gpu_suite,
     host_jobs,
     host_update,
     sim_speed,
@@ -92,19 +99,31 @@ def test_gpu_benchmark_runs_whole_on_a_tiny_model(tmp_path, capsys):
     arguments = ["--smoke", "--out", str(tmp_path), "--presets", "on_device", "zenflow"]
     assert gpu_step.main(arguments) == 0
     record = json.loads((tmp_path / "record.json").read_text())
-    names = ["on_device", "zenflow", "zenflow, keep", "on_device again"]
-    assert [run["name"] for run in record["runs"]] == names
+    (cell,) = record["cells"]
+    assert [run["name"] for run in cell["runs"]] == [
+        "on_device",
+        "zenflow",
+        "zenflow, S 2",
+        "zenflow, S 16",
+        "zenflow, keep",
+        "on_device again",
+    ]
     assert record["smoke"]
-    assert record["failures"] == {}
-    first, ours, kept, again = record["runs"]
-    assert first["losses"] == again["losses"]
+    assert cell["failures"] == {}
+    runs = {run["name"]: run for run in cell["runs"]}
+    first, ours, kept = runs["on_device"], runs["zenflow"], runs["zenflow, keep"]
+    assert first["losses"] == runs["on_device again"]["losses"]
     assert ours["losses"] == kept["losses"]  # both gradient modes take the same steps
     assert first["d2h_bytes_per_step"] == 0
     assert ours["timed_steps"] == gpu_setup.SMOKE["steps"]
+    assert runs["zenflow, S 16"]["first_timed_step"] == 33  # two windows have passed
     assert ours["times_floor"] <= ours["times_compute"]
     assert ours["lanes"]["host"]["updated_params_per_second"] > 0
-    assert Timeline.read(tmp_path / "zenflow_keep.trace.json").busy("d2h") > 0
-    assert "tokens/s" in capsys.readouterr().out
+    trace = Timeline.read(tmp_path / "tiny_2_x_16_zenflow_keep.trace.json.gz")
+    assert trace.busy("d2h") > 0
+    shown = capsys.readouterr().out
+    assert "tokens/s" in shown
+    assert "share of on_device's speed" in shown
 
 
 def test_gpu_benchmark_says_what_it_needs(monkeypatch, tmp_path, capsys):
@@ -119,14 +138,151 @@ def test_a_failed_run_is_named_and_leaves_the_others(monkeypatch, tmp_path, caps
 
     def broken(bench, run, num_left):
         if run.mode == gpu_step.KEEP:
-            raise RuntimeError("no memory")
+            raise RuntimeError("broken")
+        if "S" in run.name:
+            raise torch.OutOfMemoryError
         return measure(bench, run, num_left)
 
     monkeypatch.setattr(gpu_step, "measure", broken)
     assert gpu_step.main(["--smoke", "--out", str(tmp_path), "--presets", "zenflow"]) == 1
+    (cell,) = json.loads((tmp_path / "record.json").read_text())["cells"]
+    assert cell["failures"] == {"zenflow, keep": "RuntimeError: broken"}
+    assert cell["does_not_fit"] == ["zenflow, S 2", "zenflow, S 16"]
+    assert [run["name"] for run in cell["runs"]] == ["zenflow"]
+    assert "zenflow, S 16 does not fit" in (tmp_path / "table.txt").read_text()
+
+
+def test_cells_that_time_does_not_suffice_for_are_named(monkeypatch, tmp_path):
+    twice = gpu_setup.SERIES["smoke"] * 2
+    monkeypatch.setattr(gpu_step, "SERIES", {"smoke": twice})
+    arguments = ["--smoke", "--limit", "1", "--out", str(tmp_path), "--presets", "on_device"]
+    assert gpu_step.main(arguments) == 0
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["failures"] == {"zenflow, keep": "RuntimeError: no memory"}
-    assert [run["name"] for run in record["runs"]] == ["zenflow"]
+    assert len(record["cells"]) == 1
+    assert record["not_reached"] == ["tiny, 2 x 16"]
+
+
+def test_idle_time_is_that_of_the_stream_that_computes():
+    def event(cat, stream, start, seconds):
+        own = {"stream": stream}
+        return {"ph": "X", "cat": cat, "ts": start, "dur": seconds, "args": own}
+
+    found = gpu_idle.idle_of(
+        [
+            event("kernel", 7, 100.0, 40.0),
+            event("kernel", 7, 130.0, 20.0),  # the two overlap
+            event("kernel", 7, 180.0, 20.0),
+            event("kernel", 9, 150.0, 30.0),  # another stream's does not count
+            event("gpu_memcpy", 7, 150.0, 30.0),
+            {"ph": "M", "name": "process_name"},
+        ]
+    )
+    assert found == {"seconds": 100e-6, "idle_seconds": 30e-6, "idle_share": 0.3}
+    assert gpu_idle.idle_of([]) is None
+
+
+def _run(name, **facts):
+    common = {
+        "name": name,
+        "profiled": None,
+        "peak_device_bytes": None,
+        "tokens_per_second": 100.0,
+        "stall_fraction": 0.0,
+        "stall_seconds_per_step": {},
+        "slowest_position": 1.0,
+        "config": {"rolling": True},
+        "lanes": {},
+        "losses": [2.0] * 10,
+    }
+    return {**common, **facts}
+
+
+def test_aims_follow_from_a_cells_runs():
+    busy = {"host": {"busy_share": 0.9}, "h2d": {"busy_share": 0.2}}
+    offload = _run("zero_offload", stall_fraction=0.5, stall_seconds_per_step={"host": 1.0})
+    ours = _run(
+        "zenflow",
+        tokens_per_second=90.0,
+        stall_seconds_per_step={"host": 0.1},
+        profiled={"idle_share": 0.10, "stall_share": 0.07},
+        losses=[2.0] * 10 + [9.0],
+    )
+    crowded = _run("zenflow, S 2", tokens_per_second=50.0, lanes=busy, slowest_position=1.2)
+    runs = [_run("on_device"), offload, ours, crowded]
+    found = [(aim.text.split(",")[0], aim.holds) for aim in gpu_aims.aims(runs)]
+    assert found[:6] == [
+        ("zenflow: idle time by the profiler is the stalls", False),
+        ("zenflow: share of on_device's speed", False),
+        ("zenflow: stalled share", True),
+        ("zenflow: loss above on_device's", True),
+        ("zenflow: slowest position of a window", True),
+        ("zenflow: share of zero_offload's stall gone", True),
+    ]
+    # The other's host has more to do than its device: speed and stall are not held against it.
+    assert [holds for _, holds in found[6:]] == [None, None, True, False, True]
+    assert "does not apply" in gpu_aims.shown_aims([_run("on_device"), crowded])
+
+
+def test_the_slowest_position_is_that_of_a_window():
+    seconds = [9.0] * 4 + [1.0, 1.0, 1.0, 2.0] * 3
+    reports = [_report(step, value, {}) for step, value in enumerate(seconds, start=1)]
+    assert gpu_figures.slowest_position(reports, 5, 4) == 2.0
+    assert gpu_figures.slowest_position(reports, 5, 3) == 1.0
+
+
+def test_every_part_runs_by_itself_and_a_failed_one_leaves_the_others(
+    monkeypatch, tmp_path, capsys
+):
+    def command(code):
+        return lambda out, seconds: [sys.executable, "-c", code]
+
+    parts = {
+        "good": command("pass"),
+        "bad": command("raise SystemExit(3)"),
+        "slow": command("import time; time.sleep(60)"),
+        "last": command("pass"),
+    }
+    monkeypatch.setattr(gpu_suite, "PARTS", parts)
+    monkeypatch.setattr(gpu_suite, "cuda", SimpleNamespace(is_available=lambda: True))
+    assert gpu_suite.main(["--out", str(tmp_path), "--minutes", "0.02"]) == 1
+    record = json.loads((tmp_path / "suite.json").read_text())
+    assert [part["ended"] for part in record["parts"]] == [
+        "done", "failed with code 3", "stopped after 0.0 minutes", "done",
+    ]  # fmt: skip
+    assert "failed with code 3" in capsys.readouterr().out
+    assert gpu_suite.main(["last", "--out", str(tmp_path)]) == 0
+    with pytest.raises(SystemExit):
+        gpu_suite.main(["lost", "--out", str(tmp_path)])
+    assert "PART must be of good, bad, slow, last" in capsys.readouterr().err
+
+
+def test_commands_of_parts_are_ones_that_exist(tmp_path):
+    for name, command in gpu_suite.PARTS.items():
+        arguments = command(tmp_path / name, 570.0)
+        assert arguments[:2] == [sys.executable, "-m"]
+        assert importlib.util.find_spec(arguments[2]) is not None
+    assert gpu_suite.PARTS["presets-3b"](tmp_path, 570.0)[-1] == "525"
+    assert set(gpu_setup.SERIES) - {"smoke"} == {
+        name.removeprefix("presets-") for name in gpu_suite.PARTS if name.startswith("presets-")
+    }
+
+
+def test_the_environments_table_says_what_nvidia_smi_does_not():
+    found = {
+        "device": {"name": "X", "memory_bytes": 2**30, "cuda": "12.8"},
+        "host": {
+            "usable_cores": 4,
+            "memory_bytes": 2**30,
+            "copy_bytes_per_second": 1e9,
+            "kernel": "torch",
+        },
+        "link_bytes_per_second": {"d2h": 1e9, "h2d": 2e9},
+        "versions": {"torch": "2"},
+        "hardware": {"cpu": "Y"},
+    }
+    shown = gpu_environment.table(found)
+    assert "unknown" in shown
+    assert "2.0 GB/s up" in shown
 
 
 def test_step_overhead_counts_shares_of_the_foreach_step():

@@ -80,9 +80,14 @@ def test_what_never_reaches_the_loss_does_not_hold():
     assert found == [Verdict.HOLDS] * 4 + [Verdict.FAILS] * 2
 
 
-def test_windows_that_grow_are_told_from_windows_that_do_not():
-    assert zen_auto.lengthening([1] * 10 + [4] * 90) == pytest.approx(4)
-    assert zen_auto.lengthening([4] * 100) == pytest.approx(1)
+def test_windows_are_judged_early_and_late():
+    run = {"eval_loss": 1.0, "device_eval_loss": 1.0}
+    grown = {**run, "intervals": [1] * 10 + [2] * 40 + [4] * 50}
+    stuck = {**run, "intervals": [2] * 100}
+    found = zen_auto.FIGURE.findings({"runs": {"from scratch": grown, "fine-tuning": stuck}})
+    assert [finding.measured for finding in found] == [1, 4, 2, 2]
+    verdicts = [finding.verdict for finding in found]
+    assert verdicts == [Verdict.HOLDS, Verdict.HOLDS, Verdict.HOLDS, Verdict.FAILS]
 
 
 def test_every_rung_is_a_valid_rule_and_differs_from_the_one_before():

@@ -12,7 +12,7 @@ import pytest
 from experiments import tuned_sides, tuning_contests
 from experiments.recipes import TrainSettings
 from experiments.tuned_sides import GridPoint, Scripted, champion, measure_grid, side
-from experiments.tuning_claims import LEAST_OF_BEST, grid_of, table
+from experiments.tuning_claims import LEAST_OF_BEST, LINKS, SEEDS, grid_of, table
 from experiments.tuning_contests import Contest, contest, drift
 from zenflow.knobs import Knobs
 
@@ -22,6 +22,14 @@ SMALL = TrainSettings(model="tiny", sequence=32, batch_size=2, link=(0.02e9, 0.0
 
 def records() -> list[Path]:
     return sorted(RESULTS.glob("*_tuning_*/tuning.json"))
+
+
+def test_there_is_a_record_of_every_link_and_three_seeds():
+    assert records()
+    record = json.loads(records()[-1].read_text(encoding="utf-8"))
+    found = {(item["link"], item["seed"]) for item in record["contests"]}
+    assert found == {(link, seed) for link in LINKS for seed in SEEDS}
+    assert not record["commit"].endswith("-dirty")
 
 
 @pytest.mark.parametrize("path", records(), ids=lambda path: path.parent.name)

@@ -97,6 +97,13 @@ def test_random_delays_change_no_bit(monkeypatch, rule, slow, mode):
     timing.check_delays(monkeypatch, rule, slow, mode, num_steps=24, device="cuda")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", timing.RULES)
+def test_a_thousand_steps_with_random_delays_change_no_bit(monkeypatch, rule, mode):
+    timing.check_delays(monkeypatch, rule, "everything", mode, num_steps=1000, device="cuda")
+
+
 @pytest.mark.parametrize("rule", timing.RULES)
 def test_a_long_run_of_tiny_layers_repeats_bit_for_bit(rule):
     """Nothing to compute between two copies: a missing wait on any stream shows here."""

@@ -1,0 +1,32 @@
+"""What the tests of sweeps share."""
+
+from click.testing import CliRunner
+
+from experiments.cli import main
+from experiments.sweeps.axes import parse_axes
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.points import rows_of
+
+MODEL = {"model": "tiny", "batch_size": 2, "sequence": 128}
+BASE = ["sweep", "--model", "tiny", "--batch-size", "2", "--sequence", "128"]
+CARD = ["--gpu", "rtx4090"]
+GRID = ["--vary", "S=1,2,4", "--vary", "dram=20:80:x2"]
+PROCESSES = 2
+
+
+def sweep_of(*axes, knobs=None, **more):
+    flags = {**MODEL, "gpu": "rtx4090"}
+    varied = parse_axes(axes)
+    if "model" in {axis.name for axis in varied}:
+        del flags["model"]
+    if {"gpu", "machine"} & {axis.name for axis in varied}:
+        del flags["gpu"]
+    return Sweep(axes=varied, flags=flags, knobs=knobs or {}, **more)
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def all_rows(sweep):
+    return dict(rows_of(sweep, range(sweep.num_points)))
