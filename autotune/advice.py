@@ -99,7 +99,8 @@ class Adviser:
         before = self.twin.num_simulated
         feasibility = self.feasibility(question.curve if question.has_curve else None)
         feasibility.check()
-        prospects, found = self._looked_at(question, feasibility)
+        until = started + question.most_seconds
+        prospects, found = self._looked_at(question, feasibility, until)
         must_move = not feasibility.allows(question.here)
         advice = _Scales(prospects).weigh(found, must_move=must_move)
         return replace(
@@ -109,12 +110,12 @@ class Adviser:
         )
 
     def _looked_at(
-        self, question: Question, feasibility: Feasibility
+        self, question: Question, feasibility: Feasibility, until: float
     ) -> tuple[Prospects, list[Outlook]]:
         """Search, or take what the last search saw; what was measured is always looked at."""
         if question.num_trials:
             prospects = Prospects.of(question, self.twin, self.cost, self.space.select_intervals)
-            found = search(prospects, self.space, feasibility)
+            found = search(prospects, self.space, feasibility, until)
             self._seen = (prospects, tuple(outlook.knobs for outlook in found))
         elif self._seen is None:
             raise ValueError("there is nothing to weigh anew: the first question needs trials")

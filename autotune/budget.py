@@ -61,9 +61,18 @@ class SearchBudget:
             self._recent.append(seconds)
         self._done = step
 
+    @property
+    def seconds_left(self) -> float:
+        """CPU seconds that may be spent now; 0 before the first steps."""
+        if not self._counted:
+            return 0.0
+        progress = self._done / self._total_steps
+        budget = self._share * self._total_steps * self._run_seconds / self._counted
+        return budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
+
     def num_trials(self) -> int:
         """Return how many trials may be paid for now; 0 if too few to be worth asking."""
-        room = self._room()
+        room = self.seconds_left
         if self.seconds_per_trial is None:
             return 0
         affordable = int(room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
@@ -74,15 +83,7 @@ class SearchBudget:
 
     def allows(self, seconds: float) -> bool:
         """Return whether so much CPU time may be spent now."""
-        return self._room() >= seconds
-
-    def _room(self) -> float:
-        """Return the CPU seconds that may be spent now; 0 before the first steps."""
-        if not self._counted:
-            return 0.0
-        progress = self._done / self._total_steps
-        budget = self._share * self._total_steps * self._run_seconds / self._counted
-        return budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
+        return self.seconds_left >= seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been counted, JSON-ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -20,10 +21,18 @@ _RANKED_SHARE = 2 / 3
 """Of the trials: settings in the order of their bounds. The others are the sampler's."""
 
 
-def search(prospects: Prospects, space: SearchSpace, feasibility: Feasibility) -> list[Outlook]:
+def search(
+    prospects: Prospects, space: SearchSpace, feasibility: Feasibility, until: float = math.inf
+) -> list[Outlook]:
     """Return what a study has looked at, each setting once.
 
     They differ in k, S, lag and rolling; each comes with the ``select_interval`` that suits it.
+
+    Args:
+        prospects: By the question's evidence.
+        space: Settings to choose from.
+        feasibility: Which of them may be chosen.
+        until: CPU time of this process at which the study ends, with at least one setting.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     question = prospects.question
@@ -34,6 +43,8 @@ def search(prospects: Prospects, space: SearchSpace, feasibility: Feasibility) -
         study.enqueue_trial(space.indices_of(knobs))
     found: dict[Knobs, Outlook] = {}
     for _ in range(question.num_trials):
+        if found and time.process_time() >= until:
+            break
         trial = study.ask()
         knobs = _canonical(space.suggest_indices(trial), question.here.select_interval, space)
         if knobs not in found:

@@ -8,6 +8,7 @@ kept or undone. Zen-auto may then move S within what the twin holds to be as goo
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -255,6 +256,7 @@ class TwinController(AbstractController):
             resize_seconds=self._gatherer.resize_seconds,
             leaves_interval=self._zen is not None,
             num_trials=num_trials,
+            most_seconds=math.inf if self._is_urgent else self.budget.seconds_left,
             seed=self._seed,
         )
         self._guard.asked()

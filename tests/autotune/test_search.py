@@ -37,3 +37,12 @@ def test_windows_of_the_other_kind_are_looked_at_first(rolling):
     assert others[0] == replace(here, rolling=not rolling)
     assert replace(first, rolling=not first.rolling) in others
     assert len(dict.fromkeys([first, *others])) == 4
+
+
+def test_a_search_ends_when_its_cpu_time_is_spent():
+    truth = Truth(h2d=2.0)
+    asked = question([truth.stretch(0, HERE)], HERE, num_trials=12)
+    whole = Adviser(twin(), SPACE).advise(asked)
+    cut = Adviser(twin(), SPACE).advise(replace(asked, most_seconds=0.0))
+    assert 0 < cut.num_simulated < whole.num_simulated
+    assert cut.here.knobs == whole.here.knobs

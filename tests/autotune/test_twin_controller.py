@@ -97,6 +97,9 @@ def test_searching_stays_within_its_budget(forecast):
     assert handle.asked
     assert controller.search_seconds <= 0.05 * run.seconds
     assert all(question.num_trials >= 6 or not question.num_trials for question in handle.asked)
+    limits = [question.most_seconds for question in handle.asked]
+    assert all(0 < limit <= 0.05 * run.seconds for limit in limits)
+    assert limits[-1] < limits[0]
     assert run.seconds < 900 * truth.forecast(HERE).step_seconds
 
 
