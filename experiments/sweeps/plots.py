@@ -158,7 +158,7 @@ def draw_pareto(frame: pd.DataFrame, against: Sequence[str]) -> Figure | None:
 
 
 def draw_bars(
-    names: Sequence[str], bars: Mapping[str, Sequence[float | None]], label: str
+    names: Sequence[str], bars: Mapping[str, Sequence[float | None]], *, title: str, unit: str
 ) -> Figure:
     """Return bars side by side for each name; a value that is None was not reached."""
     figure = Figure(figsize=(1.3 * len(names) + 2, 4), layout="constrained")
@@ -168,13 +168,13 @@ def draw_bars(
         left = [at + (place - (len(bars) - 1) / 2) * width for at in range(len(names))]
         drawn = axes.bar(left, [v or 0.0 for v in values], width, label=kind,
                          color=_COLOURS[place % len(_COLOURS)])  # fmt: skip
-        labels = ["not reached" if v is None else f"{v:.0f}" for v in values]
+        labels = ["not\nreached" if v is None else f"{v:.0f}" for v in values]
         axes.bar_label(drawn, labels, fontsize=8)
     axes.set_xticks(range(len(names)), names, rotation=20, fontsize=9)
-    axes.set_ylabel(label, fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
-    figure.suptitle("predicted", fontsize=11)
+    figure.suptitle(f"{title}, predicted", fontsize=11)
     return figure
 
 

@@ -88,7 +88,7 @@ def _draw_dram(frame: pd.DataFrame, sweep: Sweep) -> Figure:
         f"{moments} moments": [least[str(moments), gpu] for gpu in gpus]
         for moments in _axis(sweep, "deferred_moments").values
     }
-    return draw_bars(gpus, bars, "least host DRAM for a step without stall (GB/s)")
+    return draw_bars(gpus, bars, title="least host DRAM for a step without stall", unit="GB/s")
 
 
 def _draw_cores(frame: pd.DataFrame, sweep: Sweep) -> Figure:
