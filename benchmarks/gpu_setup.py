@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from benchmarks.record import copy_bandwidth, link_bandwidth, spread, usable_cores
 from experiments.models import INIT_STD, DecoderConfig, LanguageModel
+from experiments.recipes import NUM_BYTE_TOKENS, ModelSize
 from experiments.sources import stdlib_documents
 from experiments.tokens import ByteTokenizer
 from sim.workload import Workload
@@ -23,25 +24,17 @@ from zenflow.config import PRESETS
 
 DESCRIPTION = "Decoders of 1B and 3B parameters on a GPU under every preset."
 VOCAB = 32_000
-"""Rows of the embedding; the text's bytes use the first 257."""
+"""Rows of the embedding; the text's bytes use the first few."""
 _NUM_BATCHES = 8
 
 
-def _decoder(layers: int, hidden: int, heads: int, ffn: int, vocab: int = VOCAB) -> DecoderConfig:
-    return DecoderConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=ffn,
-        tie_word_embeddings=False,
-    )
-
-
 MODELS: Mapping[str, DecoderConfig] = {
-    "1b": _decoder(18, 2048, 16, 5632),
-    "3b": _decoder(26, 3072, 24, 8192),
-    "tiny": _decoder(2, 64, 2, 96, vocab=257),
+    name: DecoderConfig.of_size(size, vocab)
+    for name, size, vocab in (
+        ("1b", ModelSize(hidden=2048, layers=18, heads=16, ffn=5632, tied=False), VOCAB),
+        ("3b", ModelSize(hidden=3072, layers=26, heads=24, ffn=8192, tied=False), VOCAB),
+        ("tiny", ModelSize(hidden=64, layers=2, heads=2, ffn=96, tied=False), NUM_BYTE_TOKENS),
+    )
 }
 
 

@@ -27,6 +27,7 @@ from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
 from experiments.tuned_sides import GridPoint, champion, measure_grid
 from experiments.tuning_contests import DRIFT, WITHIN, Contest, contest, drift
+from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
 LINKS: Mapping[str, float] = {"fast": 0.14e9, "medium": 0.07e9, "slow": 0.035e9}
@@ -63,9 +64,7 @@ def run_all(
     settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
 ) -> dict[str, Any]:
     """Return everything that the record holds, its parts kept in ``folder`` as they are made."""
-    parts = Parts(folder / "parts")
-    with StopRequest() as stop:
-        settings, _ = started(settings, folder / START, reporter=reporter, stop=stop)
+    parts, settings = begun(settings, folder, reporter)
     grids, bests, contests = {}, {}, []
     for number, link in enumerate(LINKS):
         own = over(settings, link)
@@ -92,6 +91,20 @@ def run_all(
         "grids": grids,
         "contests": [asdict(found) for found in contests],
     }
+
+
+def begun(
+    settings: TrainSettings, folder: Path, reporter: Reporter
+) -> tuple[Parts, TrainSettings]:
+    """Return a study's parts, and settings that go on from its common start.
+
+    Raises:
+        ConfigError: The folder's parts are another commit's or another machine's.
+    """
+    parts = Parts(folder / "parts")
+    with StopRequest() as stop:
+        settings, _ = started(settings, folder / START, reporter=reporter, stop=stop)
+    return parts, settings
 
 
 def over(settings: TrainSettings, link: str) -> TrainSettings:
@@ -162,6 +175,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def verdict(holds: bool) -> str:
+    """Return whether an aim holds, in words that can't be overlooked."""
     return "holds" if holds else "DOES NOT HOLD"
 
 
@@ -173,11 +187,15 @@ def verdict(holds: bool) -> str:
 )  # fmt: skip
 @click.option("--record", type=click.Path(path_type=Path), help="Directory of the record.")
 def main(seeds: int, runs: Path, record: Path | None) -> None:
+    """Run the command."""
     reporter = Reporter()
     settings = TrainSettings(
         lr=3e-4, schedule="constant", warmup=0.0, start_steps=300, device_threads=1, host_threads=1
     )
-    found = run_all(settings, runs, range(seeds), reporter) | provenance()
+    try:
+        found = run_all(settings, runs, range(seeds), reporter) | provenance()
+    except ZenFlowError as error:
+        raise click.ClickException(str(error)) from error
     folder = record or results_folder("tuning")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "tuning.json", found)

@@ -18,14 +18,13 @@ import click
 
 from autotune.decisions import DECISIONS, read_decisions
 from experiments.checkpoint import latest_checkpoint
-from experiments.compare import START, started
 from experiments.interrupt import StopRequest
-from experiments.parts import Parts
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
 from experiments.training import CHECKPOINTS, run
-from experiments.tuning_claims import SEEDS, over, verdict
+from experiments.tuning_claims import SEEDS, begun, over, verdict
+from zenflow.errors import ZenFlowError
 
 STEPS = 2000
 MOST_EXCESS = 0.01
@@ -79,9 +78,7 @@ def run_all(
     settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
 ) -> dict[str, Any]:
     """Return everything that the record holds."""
-    parts = Parts(folder / "parts")
-    with StopRequest() as stop:
-        settings, _ = started(settings, folder / START, reporter=reporter, stop=stop)
+    parts, settings = begun(settings, folder, reporter)
     rows = [parts.get(f"seed-{seed}", losses, settings, seed, folder, reporter) for seed in seeds]
     return {"steps": settings.steps, "losses": rows}
 
@@ -100,7 +97,10 @@ def main(seeds: int, steps: int, runs: Path, record: Path | None) -> None:
     settings = TrainSettings(
         lr=3e-4, steps=steps, start_steps=300, device_threads=1, host_threads=1
     )
-    found = run_all(settings, runs, range(seeds), reporter) | provenance()
+    try:
+        found = run_all(settings, runs, range(seeds), reporter) | provenance()
+    except ZenFlowError as error:
+        raise click.ClickException(str(error)) from error
     folder = record or results_folder("tuned_loss")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "losses.json", found)
