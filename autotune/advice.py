@@ -17,6 +17,7 @@ from autotune.question import Advice, Outlook, Question
 from autotune.search import search, update_share
 from autotune.space import SearchSpace, effective_lag
 from autotune.twin import Twin
+from autotune.wander import Wander
 from zenflow.knobs import Knobs
 
 __all__ = ["Advice", "Adviser", "Outlook", "Question"]
@@ -183,12 +184,22 @@ class _Scales:
         may_probe = may_probe and replace(outlook.knobs, select_interval=0) not in question.barred
         if not is_adopted and not (may_probe and question.stretches):
             return 0.0
-        improvement = _expected_improvement(outlook.gain, outlook.error)
+        improvement = _expected_improvement(outlook.gain, self._told(outlook.error))
         if improvement < _LEAST_PROMISE:
             return 0.0
         loss = improvement - outlook.gain
         left = min(self._question.stretches_left, 1e6) - 1.0
         return improvement * left - loss - self._change(outlook, comes_back=not is_adopted)
+
+    def _told(self, error: float) -> float:
+        """Return the standard deviation of what a stretch's measurement will make of a gain.
+
+        The error itself if a measurement told all; the more it is noise, the less it tells.
+        """
+        stretches = self._question.stretches
+        if not stretches or error <= 0:
+            return error
+        return error**2 / math.hypot(error, Wander.of(stretches).between_neighbours)
 
     def _change(self, outlook: Outlook, *, comes_back: bool) -> float:
         """Return what going to a setting costs by itself, in stretches: a change of k stalls."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from statistics import fmean, median, median_low, pvariance
+from statistics import fmean, median, median_low
 from typing import Any
 
 from zenflow.knobs import Knobs
@@ -72,17 +71,3 @@ def _spread(values: Sequence[float]) -> float:
     """Return the standard deviation that the median absolute deviation stands for."""
     centre = median(values)
     return 1.4826 * median(abs(value - centre) for value in values)
-
-
-def spread_between(stretches: Iterable[Stretch]) -> float:
-    """Return the standard deviation of log step times from stretch to stretch at the same knobs.
-
-    What a machine's other work does from minute to minute shows here and not within a stretch; 0
-    where no setting was measured twice.
-    """
-    groups: dict[Knobs, list[float]] = {}
-    for stretch in stretches:
-        groups.setdefault(stretch.knobs, []).append(math.log(stretch.step_seconds))
-    squares = sum(len(group) * pvariance(group) for group in groups.values())
-    degrees = sum(len(group) - 1 for group in groups.values())
-    return math.sqrt(squares / degrees) if degrees else 0.0

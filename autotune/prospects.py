@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.efficiency import DelayCost
-from autotune.measured import Stretch, spread_between
+from autotune.measured import Stretch
 from autotune.question import Outlook, Question
 from autotune.refit import refit
 from autotune.residual import Evidence, Residual
 from autotune.twin import LANES, Constants, Forecast, Twin
+from autotune.wander import Wander
 from zenflow.knobs import Knobs
 
 
@@ -58,14 +59,14 @@ class Prospects:
             constants=constants,
             _cost=cost,
             _select_intervals=select_intervals,
-            _residual=Residual(_evidence(twin, question.stretches, constants)),
+            _residual=_residual(twin, question.stretches, constants),
             _select_seconds=seconds,
         )
 
     def weighed_anew(self, question: Question) -> Prospects:
         """Return the prospects by newer evidence, with the constants as they are."""
-        evidence = _evidence(self.twin, question.stretches, self.constants)
-        return replace(self, question=question, _residual=Residual(evidence))
+        residual = _residual(self.twin, question.stretches, self.constants)
+        return replace(self, question=question, _residual=residual)
 
     def forecast(self, knobs: Knobs) -> Forecast:
         """Return what the refitted twin says by itself."""
@@ -121,16 +122,16 @@ class Prospects:
         return math.hypot(*(value - gain(self.constants) for value in moved))
 
 
-def _evidence(twin: Twin, stretches: Sequence[Stretch], constants: Constants) -> list[Evidence]:
-    """Return each stretch beside its prediction."""
-    newest = stretches[-1].index if stretches else 0
-    between = spread_between(stretches)
-    return [
+def _residual(twin: Twin, stretches: Sequence[Stretch], constants: Constants) -> Residual:
+    """Return what each stretch beside its prediction says of the others."""
+    wander = Wander.of(stretches)
+    evidence = [
         Evidence(
             knobs=s.knobs,
             log_ratio=math.log(s.step_seconds / twin.forecast(s.knobs, constants).step_seconds),
-            noise=max(s.noise, between),
-            age=newest - s.index,
+            noise=wander.noise_of(s),
+            time=s.index,
         )
         for s in stretches
     ]
+    return Residual(evidence, wander)

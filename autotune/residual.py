@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.wander import LEAST_NOISE, Wander
 from zenflow.knobs import Knobs
 
 _STRUCTURE = 0.06
@@ -24,10 +25,6 @@ _STRUCTURE_WEIGHT = 4.0
 """Settings that this belief counts as."""
 _OFFSET = 0.3
 """Standard deviation of an error that all settings share: it never decides between two."""
-_LEAST_NOISE = 0.005
-_WANDER, _WANDER_TIME = 0.03, 8.0
-"""Standard deviation of the machine's own speed, which all settings share, and the stretches in
-which it moves: what was measured long ago still tells settings apart that were measured then."""
 
 Array = NDArray[np.float64]
 
@@ -41,25 +38,29 @@ class Evidence:
     """Log of measured over predicted step time."""
     noise: float
     """Standard error of that, beside what the machine's speed does meanwhile."""
-    age: int
-    """Stretches since."""
+    time: int
+    """When, counted in stretches."""
 
 
 class Residual:
     """The posterior over log errors."""
 
-    def __init__(self, evidence: Sequence[Evidence]) -> None:
-        """Condition on what was measured."""
+    def __init__(self, evidence: Sequence[Evidence], wander: Wander | None = None) -> None:
+        """Condition on what was measured.
+
+        Args:
+            evidence: All that is known.
+            wander: Of the machine's speed; None is what is believed of any.
+        """
+        wander = wander or Wander()
         self._knobs = [item.knobs for item in evidence]
         values = np.array([item.log_ratio for item in evidence])
-        self._structure = _structure(evidence)
+        self._structure = _structure(evidence, wander.seen)
         self._mean = float(np.median(values)) if len(values) else 0.0
         if evidence:
-            noise = np.array([max(item.noise, _LEAST_NOISE) ** 2 for item in evidence])
-            ages = np.array([item.age for item in evidence], float)
-            apart = np.abs(ages[:, None] - ages[None, :])
-            wander = _WANDER**2 * np.exp(-apart / _WANDER_TIME)
-            gram = self._covariance(self._knobs, self._knobs) + wander + np.diag(noise)
+            noise = np.array([max(item.noise, LEAST_NOISE) ** 2 for item in evidence])
+            shared = wander.covariance(np.array([item.time for item in evidence], float))
+            gram = self._covariance(self._knobs, self._knobs) + shared + np.diag(noise)
             self._factor: Array = np.linalg.cholesky(gram).astype(float)
             self._solved = _solve(self._factor, values - self._mean)
 
@@ -87,15 +88,18 @@ class Residual:
         return found
 
 
-def _structure(evidence: Sequence[Evidence]) -> float:
-    """Return the standard deviation that the settings measured so far suggest."""
+def _structure(evidence: Sequence[Evidence], wander: float) -> float:
+    """Return the standard deviation that the settings measured so far suggest.
+
+    Some of what they differ by is the machine's, which was faster for one than for another.
+    """
     by_setting: dict[Knobs, list[float]] = {}
     for item in evidence:
         by_setting.setdefault(item.knobs, []).append(item.log_ratio)
     centres = [float(np.median(values)) for values in by_setting.values()]
     if len(centres) < 2:
         return _STRUCTURE
-    squares = len(centres) * float(np.var(centres, ddof=1))
+    squares = len(centres) * max(0.0, float(np.var(centres, ddof=1)) - wander**2)
     prior = _STRUCTURE_WEIGHT * _STRUCTURE**2
     return math.sqrt((prior + squares) / (_STRUCTURE_WEIGHT + len(centres)))
 

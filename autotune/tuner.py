@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from autotune.advice import Advice, Outlook, Question
 from autotune.efficiency import EnergyCurve
-from autotune.measured import Stretch, spread_between
+from autotune.measured import Stretch
 from autotune.refit import Prior
+from autotune.wander import LEAST_NOISE, contrast
 from zenflow.knobs import Knobs
 
 _DRIFT_SIGMAS = 4.0
@@ -26,7 +27,6 @@ _SUDDEN = 0.3
 """One that needs no second stretch to be believed."""
 _DRIFTED_SIGMA = 0.35
 """Spread of the constants once they have been seen to move."""
-_LEAST_NOISE = 0.005
 _MOST_FAILURES = 6
 """After so many failed trials in a row only what promises more than its error is tried."""
 _BARRED = 8
@@ -90,6 +90,8 @@ class Tuner:
         self._next_check = -1
         """Stretch from which on a settled tuner asks again."""
         self._patience = 2
+        self._was_told = False
+        """Whether what is on trial was predicted to be better by more than the error."""
         self._failures = 0
         """Trials in a row that ended with going back."""
         self._losses: dict[Knobs, tuple[int, int]] = {}
@@ -115,25 +117,28 @@ class Tuner:
         return self._judge() if self.home is not None else None
 
     def _judge(self) -> Move | None:
-        """Keep what is on trial or go back, once the difference exceeds its noise."""
+        """Keep what is on trial or go back, once the difference exceeds its noise.
+
+        Where no number of looks can tell, what was predicted to be better stays, and what was
+        tried for want of a prediction goes: of the many that may be tried a lucky one would stay.
+        """
         assert self.home is not None
-        tried, before = self._at(self.here), self._at(self.home)
-        gain = fmean(map(self._worth, tried)) - fmean(map(self._worth, before))
-        spread = spread_between(self.stretches)
-        error = math.hypot(*(_mean_error(group, spread) for group in (tried, before)))
-        if abs(gain) < error and len(tried) < _MOST_LOOKS:
+        gain, error = contrast(self.stretches, self._worth, self.here, self.home)
+        if abs(gain) < error and len(self._at(self.here)) < _MOST_LOOKS:
             return None
         home, self.home = self.home, None
-        if gain >= 0:
+        if gain >= (0.0 if self._was_told else error):
             self._failures = 0
             return None
         self._failures += 1
         self._bar(self.here)
+        loss = -math.expm1(gain)
+        verdict = f"{loss:.1%} worse than before" if loss > 0 else "no better than its noise"
         return self._move(
             Move(
                 new=home,
-                reason=f"measured {-math.expm1(gain):.1%} worse than before: back",
-                predicted_step_seconds=fmean(s.step_seconds for s in before),
+                reason=f"measured {verdict}: back",
+                predicted_step_seconds=fmean(s.step_seconds for s in self._at(home)),
                 gain=math.expm1(-gain),
                 error=error,
             )
@@ -157,7 +162,7 @@ class Tuner:
     def _has_drifted(self, stretch: Stretch, former: list[Stretch]) -> bool:
         """Whether the same knobs take another time than they did, twice in a row or by a lot."""
         change = math.log(stretch.step_seconds / fmean(s.step_seconds for s in former))
-        noise = max(_LEAST_NOISE, *(s.noise for s in former), stretch.noise)
+        noise = max(LEAST_NOISE, *(s.noise for s in former), stretch.noise)
         limit = max(_LEAST_DRIFT, _DRIFT_SIGMAS * noise)
         suspicious, self._suspicious = self._suspicious, abs(change) > limit
         return abs(change) > max(_SUDDEN, limit) or (suspicious and self._suspicious)
@@ -227,8 +232,8 @@ class Tuner:
             return self._move(_adoption(advice.best, "a constraint is broken here:"))
         if self._can_compare(advice.best.knobs):
             self.home = self.here
-        is_told = advice.best.gain > advice.best.error
-        why = "predicted" if is_told else "tried, as the prediction can't tell:"
+        self._was_told = advice.best.gain > advice.best.error
+        why = "predicted" if self._was_told else "tried, as the prediction can't tell:"
         return self._move(_adoption(advice.best, why))
 
     def _can_compare(self, new: Knobs) -> bool:
@@ -260,6 +265,7 @@ class Tuner:
             "asked_at": self._asked_at,
             "next_check": self._next_check,
             "patience": self._patience,
+            "was_told": self._was_told,
             "failures": self._failures,
             "losses": [[k.to_dict(), *told] for k, told in self._losses.items()],
             "suspicious": self._suspicious,
@@ -279,6 +285,7 @@ class Tuner:
         self._asked_at = int(state["asked_at"])
         self._next_check = int(state["next_check"])
         self._patience = int(state["patience"])
+        self._was_told = bool(state["was_told"])
         self._failures = int(state["failures"])
         self._losses = {
             Knobs.from_dict(knobs): (int(lost), int(end)) for knobs, lost, end in state["losses"]
@@ -293,12 +300,6 @@ def _bounded(stretches: list[Stretch]) -> list[Stretch]:
         oldest = next(s for s in stretches if counts[s.knobs] == most)
         stretches = [s for s in stretches if s is not oldest]
     return stretches
-
-
-def _mean_error(stretches: Sequence[Stretch], between: float) -> float:
-    """Return the standard error of a mean over stretches."""
-    own = fmean(max(s.noise, _LEAST_NOISE) ** 2 for s in stretches)
-    return math.sqrt(max(own, between**2) / len(stretches))
 
 
 def _adoption(best: Outlook, why: str) -> Move:

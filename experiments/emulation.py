@@ -26,26 +26,31 @@ class LinkChoice:
     compute_seconds: float
     """Median of forward and backward, all micro-batches of a step."""
     model_bytes: int
-    bytes_per_second: float
-    """The same both ways."""
+    copy_share: float
+    """Time of one copy of the model over the link, as a share of that."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of the link, the same both ways."""
+        return self.model_bytes / (self.copy_share * self.compute_seconds)
 
     def __str__(self) -> str:
         """Return the figures in a sentence."""
         return (
             f"emulated link: {self.bytes_per_second / 1e6:.1f} MB/s each way, so that the model's "
-            f"{self.model_bytes / 1e6:.1f} MB take {COPY_SHARE:.0%} of the measured "
+            f"{self.model_bytes / 1e6:.1f} MB take {self.copy_share:.0%} of the measured "
             f"{self.compute_seconds * 1e3:.0f} ms of forward and backward"
         )
 
 
-def choose_link(bench: Workbench) -> LinkChoice:
+def choose_link(bench: Workbench, copy_share: float = COPY_SHARE) -> LinkChoice:
     """Measure forward and backward without an optimizer and return the link that fits them."""
     seconds = [_compute_seconds(bench) for _ in range(_WARM_STEPS + _TIMED_STEPS)]
     compute = median(seconds[_WARM_STEPS:])
     return LinkChoice(
         compute_seconds=compute,
         model_bytes=bench.model_bytes,
-        bytes_per_second=bench.model_bytes / (COPY_SHARE * compute),
+        copy_share=copy_share,
     )
 
 

@@ -19,7 +19,9 @@ from typing import Any
 
 import click
 
+from experiments.build import build_workbench
 from experiments.compare import START, started
+from experiments.emulation import choose_link
 from experiments.interrupt import StopRequest
 from experiments.parts import Parts
 from experiments.progress import Reporter
@@ -30,8 +32,9 @@ from experiments.tuning_contests import DRIFT, WITHIN, Contest, contest, drift
 from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
-LINKS: Mapping[str, float] = {"fast": 0.14e9, "medium": 0.07e9, "slow": 0.035e9}
-"""Bytes/s each way. Over the slow one the model's gradients take twice as long as their step."""
+LINKS: Mapping[str, float] = {"fast": 0.5, "medium": 1.0, "slow": 2.0}
+"""Time that a copy of the model takes each way, as a share of forward and backward, which are
+measured first: so the three mean the same on any machine."""
 SEEDS = (0, 1, 2)
 LEAST_OF_BEST, LEAST_OF_DEFAULT = 0.97, 1.0
 DECISIONS = "decisions"
@@ -65,10 +68,11 @@ def run_all(
 ) -> dict[str, Any]:
     """Return everything that the record holds, its parts kept in ``folder`` as they are made."""
     parts, settings = begun(settings, folder, reporter)
+    rates = link_rates(parts, settings)
     grids, bests, contests = {}, {}, []
-    for number, link in enumerate(LINKS):
-        own = over(settings, link)
-        reporter.say(f"{link} link: {len(grid_of(0))} fixed settings")
+    for number, (link, rate) in enumerate(rates.items()):
+        own = over(settings, rate)
+        reporter.say(f"{link} link: {rate / 1e6:.0f} MB/s, {len(grid_of(0))} fixed settings")
         grids[link] = parts.get(f"grid-{link}", _grid, own, number)
         best = Knobs.from_dict(parts.get(f"best-{link}", _best, own, grids[link])["knobs"])
         bests[link] = best
@@ -86,8 +90,9 @@ def run_all(
     before, after = bests["fast"], bests["slow"]
     return {
         "drift": parts.get(
-            "drift", drift, over(settings, "fast"), before, after, folder / DECISIONS
+            "drift", drift, over(settings, rates["fast"]), before, after, folder / DECISIONS
         ),
+        "links": rates,
         "grids": grids,
         "contests": [asdict(found) for found in contests],
     }
@@ -107,9 +112,20 @@ def begun(
     return parts, settings
 
 
-def over(settings: TrainSettings, link: str) -> TrainSettings:
-    """Return the settings over the link of this name."""
-    return replace(settings, link=(LINKS[link], LINKS[link]))
+def link_rates(parts: Parts, settings: TrainSettings) -> dict[str, float]:
+    """Return the links' bytes/s each way by name, a part as well."""
+
+    def measured() -> dict[str, float]:
+        alone = choose_link(build_workbench(settings), copy_share=1.0).bytes_per_second
+        return {link: alone / share for link, share in LINKS.items()}
+
+    found: dict[str, float] = parts.get("links", measured)
+    return found
+
+
+def over(settings: TrainSettings, rate: float) -> TrainSettings:
+    """Return the settings over a link of so many bytes/s each way."""
+    return replace(settings, link=(rate, rate))
 
 
 def _grid(settings: TrainSettings, number: int) -> list[dict[str, Any]]:
@@ -141,7 +157,7 @@ def table(record: Mapping[str, Any]) -> str:
         f"{'link':<8}{'MB/s':>6}{'of best':>9}{'spread':>16}{'of default':>12}{'spread':>16}"
         f"{'search':>8}  best fixed setting, and where tuned runs ended"
     ]
-    for link, rate in LINKS.items():
+    for link, rate in record["links"].items():
         own = [item for item in contests if item.link == link]
         best, default = [c.of_best for c in own], [c.of_default for c in own]
         share = max(c.search_seconds / c.run_seconds for c in own)

@@ -22,10 +22,14 @@ from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.transfer import PacedLink
 
-TURNS, TUNED_TURN, FIXED_TURN = 12, 200, 30
-"""Steps of a tuned run between two turns of the fixed settings, and of those."""
+TURNS, TURN = 24, 100
+"""Turns of a tuned run and steps of each; after each, one of the two fixed settings takes as many:
+all sides' caches are equally cold, and a machine whose speed wanders is nearly the same to all."""
+BEGINNING = 12
+"""Steps of every side that are not counted: memory is touched for the first time, queues fill. A
+tuned run measures its start then and decides nothing yet."""
 WARM = 6
-"""Steps of a fixed setting's turn that are not counted: its caches were another side's."""
+"""Steps of a fixed setting in its turn beside a drifting run that are not counted."""
 DRIFT = 4.0
 DRIFT_STEPS = 600
 """Before and after the link slows down."""
@@ -67,21 +71,17 @@ class Contest:
 def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Contest:
     """Let a tuned run, the best fixed setting and the defaults take turns."""
     start = Knobs.of(settings.config(None))
-    total = TURNS * TUNED_TURN
+    total = BEGINNING + TURNS * TURN
     with ExitStack() as stack:
         controller = _tuner(replace(settings, controller="both", steps=total), folder, stack)
         tuned = stack.enter_context(side(settings, controller))
         sides = [stack.enter_context(side(settings, Scripted(knobs))) for knobs in (best, start)]
-        for fixed in sides:
-            fixed.take(4 * WARM)  # queues fill, and the first selection is over
-        results = [Taken(), Taken()]
-        own = Taken()
-        for turn in range(TURNS + 1):
-            for index in (0, 1) if turn % 2 else (1, 0):
-                sides[index].take(WARM)
-                results[index].extend(sides[index].take(FIXED_TURN))
-            if turn < TURNS:
-                own.extend(tuned.take(TUNED_TURN))
+        for every in (tuned, *sides):
+            every.take(BEGINNING)
+        own, results = Taken(), (Taken(), Taken())
+        for turn in range(TURNS):
+            own.extend(tuned.take(TURN))
+            results[turn % 2].extend(sides[turn % 2].take(TURN))
         return Contest(
             link=link,
             seed=settings.seed,

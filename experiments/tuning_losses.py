@@ -23,7 +23,7 @@ from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
 from experiments.training import CHECKPOINTS, run
-from experiments.tuning_claims import SEEDS, begun, over, verdict
+from experiments.tuning_claims import SEEDS, begun, link_rates, over, verdict
 from zenflow.errors import ZenFlowError
 
 STEPS = 2000
@@ -32,14 +32,24 @@ MOST_EXCESS = 0.01
 _PICTURE = "tuning.png"
 
 
-def losses(settings: TrainSettings, seed: int, folder: Path, reporter: Reporter) -> dict[str, Any]:
-    """Return what both runs of a seed end with, and what the tuned one decided."""
+def losses(
+    settings: TrainSettings, rate: float, seed: int, folder: Path, reporter: Reporter
+) -> dict[str, Any]:
+    """Return what both runs of a seed end with, and what the tuned one decided.
+
+    Args:
+        settings: What both share.
+        rate: Of the link, in bytes/s.
+        seed: Of the data's order.
+        folder: Gets a directory for each.
+        reporter: Hears of every step.
+    """
     common = replace(settings, schedule="cosine", warmup=0.1, seed=seed)
     row: dict[str, Any] = {"seed": seed}
     tuned = folder / f"auto-{seed}"
     for name, own, place in (
         ("on_device", replace(common, strategy="on_device"), folder / f"on_device-{seed}"),
-        ("auto", replace(over(common, "slow"), controller="both"), tuned),
+        ("auto", replace(over(common, rate), controller="both"), tuned),
     ):
         resume = latest_checkpoint(place / CHECKPOINTS) is not None
         with StopRequest() as stop:
@@ -79,8 +89,11 @@ def run_all(
 ) -> dict[str, Any]:
     """Return everything that the record holds."""
     parts, settings = begun(settings, folder, reporter)
-    rows = [parts.get(f"seed-{seed}", losses, settings, seed, folder, reporter) for seed in seeds]
-    return {"steps": settings.steps, "losses": rows}
+    rate = link_rates(parts, settings)["slow"]
+    rows = [
+        parts.get(f"seed-{seed}", losses, settings, rate, seed, folder, reporter) for seed in seeds
+    ]
+    return {"steps": settings.steps, "link": rate, "losses": rows}
 
 
 @click.command(help=__doc__)

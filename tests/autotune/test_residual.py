@@ -26,7 +26,9 @@ settings_of_knobs = st.builds(
     st.booleans(),
 )
 pieces = st.builds(
-    lambda knobs, ratio, noise, age: Evidence(knobs=knobs, log_ratio=ratio, noise=noise, age=age),
+    lambda knobs, ratio, noise, time: Evidence(
+        knobs=knobs, log_ratio=ratio, noise=noise, time=time
+    ),
     settings_of_knobs,
     st.floats(-0.4, 0.4),
     st.floats(0.0, 0.1),
@@ -59,7 +61,7 @@ def dense(evidence, one, other):
     values = np.array([item.log_ratio for item in evidence])
     middle = np.median(values)
     gram = np.array([[kernel(a.knobs, b.knobs) for b in evidence] for a in evidence])
-    times = np.array([e.age for e in evidence])
+    times = np.array([e.time for e in evidence])
     wander = WANDER**2 * np.exp(-abs(times[:, None] - times) / WANDER_TIME)
     noise = [max(e.noise, LEAST_NOISE) ** 2 for e in evidence]
     inverse = np.linalg.inv(gram + wander + np.diag(noise))
@@ -90,7 +92,7 @@ def test_between_a_setting_and_itself_there_is_no_error(evidence, one, other):
 def test_measured_settings_are_told_as_measured():
     ratios = {1: 0.3, 2: 0.1, 4: -0.05, 16: -0.2}
     evidence = [
-        Evidence(knobs=replace(START, update_interval=s), log_ratio=r, noise=0.0, age=0)
+        Evidence(knobs=replace(START, update_interval=s), log_ratio=r, noise=0.0, time=0)
         for s, r in ratios.items()
     ]
     residual = Residual(evidence)
@@ -110,13 +112,13 @@ def test_an_error_that_all_share_decides_between_no_two(evidence, offset, one, o
 
 @given(settings_of_knobs, st.floats(-0.5, 0.5), settings_of_knobs, settings_of_knobs)
 def test_one_measured_setting_decides_between_no_two(measured, ratio, one, other):
-    evidence = [Evidence(knobs=measured, log_ratio=ratio, noise=0.01, age=0)] * 3
+    evidence = [Evidence(knobs=measured, log_ratio=ratio, noise=0.01, time=0)] * 3
     residual = Residual(evidence)
     assert residual.mean(one) == pytest.approx(residual.mean(other), abs=1e-9)
 
 
 def test_neighbours_are_told_apart_with_less_error_than_strangers():
-    residual = Residual([Evidence(knobs=START, log_ratio=0.1, noise=0.0, age=0)])
+    residual = Residual([Evidence(knobs=START, log_ratio=0.1, noise=0.0, time=0)])
     near = residual.error(START, replace(START, update_interval=START.update_interval + 1))
     far = residual.error(START, replace(START, topk_ratio=0.5, update_interval=32, rolling=False))
     assert 0 < near < 0.5 * far
@@ -126,10 +128,10 @@ def test_neighbours_are_told_apart_with_less_error_than_strangers():
 def test_what_was_measured_together_is_told_apart_better_than_what_was_not():
     other = replace(START, update_interval=16)
 
-    def error(age, other_age):
+    def error(time, other_time):
         evidence = [
-            Evidence(knobs=START, log_ratio=0.0, noise=0.01, age=age),
-            Evidence(knobs=other, log_ratio=0.0, noise=0.01, age=other_age),
+            Evidence(knobs=START, log_ratio=0.0, noise=0.01, time=time),
+            Evidence(knobs=other, log_ratio=0.0, noise=0.01, time=other_time),
         ]
         return Residual(evidence).error(START, other)
 
@@ -140,8 +142,8 @@ def test_what_was_measured_together_is_told_apart_better_than_what_was_not():
 def test_a_machine_that_has_become_slower_for_all_settings_says_nothing_of_one():
     """The newer setting is as good as the older one, if the older one is slower by now too."""
     other = replace(START, update_interval=16)
-    once = Evidence(knobs=START, log_ratio=0.0, noise=0.005, age=30)
-    slow = [replace(once, knobs=knobs, log_ratio=0.05, age=1) for knobs in (other, START)]
+    once = Evidence(knobs=START, log_ratio=0.0, noise=0.005, time=30)
+    slow = [replace(once, knobs=knobs, log_ratio=0.05, time=1) for knobs in (other, START)]
     residual = Residual([once, *slow])
     alone = Residual([once, slow[0]])
     believed = residual.mean(other) - residual.mean(START)
@@ -157,7 +159,7 @@ def test_a_model_that_was_off_here_is_trusted_less_there():
     def error(ratio):
         known = [(1, 0.0), (4, ratio)]
         evidence = [
-            Evidence(knobs=replace(START, update_interval=s), log_ratio=r, noise=0.0, age=0)
+            Evidence(knobs=replace(START, update_interval=s), log_ratio=r, noise=0.0, time=0)
             for s, r in known
         ]
         return Residual(evidence).error(START, replace(START, topk_ratio=0.5))

@@ -1,0 +1,105 @@
+"""Wander: how a machine's speed moves by itself, and settings compared in spite of it. No torch.
+
+What a machine's other work does from minute to minute slows all settings alike. Stretches measured
+soon after one another share it, so that they tell two settings apart which stretches far apart
+can't. It is taken as a stationary process whose correlation falls exponentially with time
+(Ornstein-Uhlenbeck); settings' means are then estimated by generalised least squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, pvariance
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.measured import Stretch
+from zenflow.knobs import Knobs
+
+LEAST_NOISE = 0.005
+_LEAST_DEVIATION = 0.03
+"""Of a machine's speed: what is believed before any setting was measured often."""
+_TIME = 8.0
+"""Stretches in which it moves."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Wander:
+    """Of log step times; the defaults are what is believed before there are any."""
+
+    deviation: float = _LEAST_DEVIATION
+    """Standard deviation of what stretches share with those about them."""
+    white: float = 0.0
+    """Standard deviation from one stretch to the next at the same knobs: what they don't share."""
+    seen: float = 0.0
+    """As ``deviation``, but 0 where no more than the noise between neighbours was seen."""
+
+    @classmethod
+    def of(cls, stretches: Sequence[Stretch]) -> Wander:
+        """Return what repeated measurements at the same knobs show.
+
+        Neighbours differ by what is white, all of a setting by both (von Neumann's ratio).
+        """
+        groups: dict[Knobs, list[Stretch]] = {}
+        for stretch in stretches:
+            groups.setdefault(stretch.knobs, []).append(stretch)
+        degrees = sum(len(group) - 1 for group in groups.values())
+        if not degrees:
+            return cls()
+        logs = [[math.log(s.step_seconds) for s in group] for group in groups.values()]
+        total = sum(len(group) * pvariance(group) for group in logs) / degrees
+        steps = [
+            math.log(later.step_seconds / earlier.step_seconds)
+            for group in groups.values()
+            for earlier, later in pairwise(group)
+            if later.index == earlier.index + 1
+        ]
+        white = fmean(step * step for step in steps) / 2 if steps else 0.0
+        seen = math.sqrt(max(0.0, total - white))
+        return cls(max(_LEAST_DEVIATION, seen), math.sqrt(white), seen)
+
+    def noise_of(self, stretch: Stretch) -> float:
+        """Return the standard error of a stretch's log step time beside what wanders."""
+        return max(stretch.noise, self.white, LEAST_NOISE)
+
+    @property
+    def between_neighbours(self) -> float:
+        """Standard error of the difference between two stretches, one right after the other."""
+        shared = math.exp(-1.0 / _TIME)
+        white = max(self.white, LEAST_NOISE)
+        return math.sqrt(2.0 * (white**2 + self.deviation**2 * (1.0 - shared)))
+
+    def covariance(self, times: Array) -> Array:
+        """Return that of what wanders between times in stretches, (N,) to (N, N)."""
+        apart = np.abs(times[:, None] - times[None, :])
+        found: Array = self.deviation**2 * np.exp(-apart / _TIME)
+        return found
+
+
+def contrast(
+    stretches: Sequence[Stretch], worth: Callable[[Stretch], float], one: Knobs, other: Knobs
+) -> tuple[float, float]:
+    """Return by how much the worth of one setting exceeds another's, and its standard error.
+
+    Args:
+        stretches: In which both settings were measured; the others tell what wandered.
+        worth: Log of what is compared; as noisy as the log of a step's time.
+        one: Setting.
+        other: Another one.
+    """
+    wander = Wander.of(stretches)
+    settings = list(dict.fromkeys(stretch.knobs for stretch in stretches))
+    design = np.array([[s.knobs == knobs for knobs in settings] for s in stretches], float)
+    noise = np.array([wander.noise_of(stretch) ** 2 for stretch in stretches])
+    times = np.array([stretch.index for stretch in stretches], float)
+    weighted = np.linalg.solve(wander.covariance(times) + np.diag(noise), design)
+    sides = np.array([(knobs == one) - float(knobs == other) for knobs in settings])
+    spread = np.linalg.solve(design.T @ weighted, sides)
+    values = np.array([worth(stretch) for stretch in stretches])
+    return float(spread @ (weighted.T @ values)), math.sqrt(float(sides @ spread))
