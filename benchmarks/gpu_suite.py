@@ -3,12 +3,14 @@
     python -m benchmarks.gpu_suite [PART ...] [--out DIR] [--minutes M]
 
 Without names all parts run. One that fails or takes too long leaves what it has written and the
-parts after it run. suite.json says how each ended. Ends with code 2 where there is no CUDA device.
+parts after it run. suite.json says how each ended, those of earlier commands of the same commit
+too. Ends with code 2 where there is no CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from torch import cuda
 from benchmarks.record import setting
 from experiments.records import write_json
 
+SUITE = "suite.json"
 _MINUTES = 9.5
 _MARGIN = 45.0
 """Seconds that a series of the benchmark leaves of its part, for its last run and its table."""
@@ -96,16 +99,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("torch sees no CUDA device: install a CUDA build of torch", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
+    chosen = options.parts or list(PARTS)
     whole = setting(parts=[])
-    for name in options.parts or PARTS:
+    whole["parts"] = [part for part in _before(options.out, whole) if part["part"] not in chosen]
+    for name in chosen:
         print(f"--- {name}", flush=True)
         whole["parts"].append(run_part(name, options.out, 60 * options.minutes))
-        write_json(options.out / "suite.json", whole)
+        write_json(options.out / SUITE, whole)
     print()
     for part in whole["parts"]:
         print(f"{part['part']:<18}{part['seconds']:>6.0f} s  {part['ended']}")
     print(f"records: {options.out}")
-    return 0 if all(part["ended"] == "done" for part in whole["parts"]) else 1
+    now = whole["parts"][-len(chosen) :]
+    return 0 if all(part["ended"] == "done" for part in now) else 1
+
+
+def _before(out: Path, now: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return how parts ended that earlier commands ran here, on this machine and commit."""
+    try:
+        found: dict[str, Any] = json.loads((out / SUITE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    is_same = all(found.get(name) == now[name] for name in ("hardware", "commit"))
+    return list(found["parts"]) if is_same else []
 
 
 if __name__ == "__main__":

@@ -251,6 +251,12 @@ def test_every_part_runs_by_itself_and_a_failed_one_leaves_the_others(
     ]  # fmt: skip
     assert "failed with code 3" in capsys.readouterr().out
     assert gpu_suite.main(["last", "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "suite.json").read_text())
+    assert [part["part"] for part in record["parts"]] == ["good", "bad", "slow", "last"]
+    (tmp_path / "suite.json").write_text(json.dumps(record | {"commit": "another"}))
+    assert gpu_suite.main(["last", "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "suite.json").read_text())
+    assert [part["part"] for part in record["parts"]] == ["last"], "one record mixes no commits"
     with pytest.raises(SystemExit):
         gpu_suite.main(["lost", "--out", str(tmp_path)])
     assert "PART must be of good, bad, slow, last" in capsys.readouterr().err

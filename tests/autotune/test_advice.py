@@ -8,6 +8,8 @@ import pytest
 
 from autotune.advice import Adviser, Question
 from autotune.constraints import Constraints
+from autotune.efficiency import FITTED
+from autotune.prospects import Prospects
 from autotune.refit import Prior
 from autotune.twin import NEUTRAL
 from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, knobs_at, twin
@@ -154,6 +156,31 @@ def test_with_no_time_left_a_probe_is_not_worth_its_trouble():
     assert adviser().advise(question(stretches, here, start=here)).best is not None
     late = adviser().advise(question(stretches, here, start=here, stretches_left=0.0))
     assert late.best is None
+
+
+def test_where_a_measurement_would_tell_little_nothing_is_tried():
+    truth = Truth()
+    here = truth.best(SPACE.grid())
+
+    def advice(factors):
+        stretches = [truth.stretch(i, here, slower=factor) for i, factor in enumerate(factors)]
+        return adviser().advise(question(stretches, here, stretches_left=20))
+
+    assert advice([1.0] * 6).best is not None
+    assert advice([1.0, 1.3, 0.8, 1.25, 0.75, 1.0]).best is None
+
+
+def test_a_machine_whose_speed_wanders_makes_what_was_measured_long_ago_uncertain():
+    truth, other = Truth(), knobs_at(update_interval=8)
+
+    def error(factors):
+        stretches = [truth.stretch(0, other)]
+        stretches += [truth.stretch(i, HERE, slower=f) for i, f in enumerate(factors, start=1)]
+        prospects = Prospects.of(question(stretches), twin(), FITTED, SPACE.select_intervals)
+        return prospects.as_it_is(other).error
+
+    waves = [math.exp(0.2 * math.sin(i / 6)) for i in range(20)]
+    assert error(waves) > 1.7 * error([1.0] * 20)
 
 
 EVERY = replace(SPACE, select_intervals=(50, 100, 200, 400), topk_ratios=(0.1,))

@@ -99,6 +99,39 @@ def test_what_turns_out_worse_is_undone_at_once_with_the_measured_loss():
     assert move.predicted_step_seconds == 1.0
 
 
+@pytest.mark.parametrize(("error", "stays"), [(0.02, True), (0.2, False)])
+def test_in_a_tie_what_was_predicted_stays_and_what_was_only_tried_goes(error, stays):
+    script = Script()
+    script.measure(1.0, noise=0.05)
+    script.tuner.question()
+    script.answer(OTHER, gain=0.1, error=error)
+    assert script.measure(0.9, noise=0.05) is None
+    resumed = a_tuner()
+    resumed.load_state_dict(json.loads(json.dumps(script.tuner.state_dict())))
+    script.tuner = resumed
+    moves = [script.measure(0.9, noise=0.05) for _ in range(2)]
+    assert script.tuner.home is None, "after three looks it is judged whatever the noise"
+    if stays:
+        assert moves == [None, None]
+        assert script.tuner.here == OTHER
+    else:
+        assert [move is None for move in moves] == [True, False]
+        assert "no better than its noise" in moves[-1].reason
+        assert replace(OTHER, select_interval=0) in script.tuner.question().barred
+
+
+def test_a_trial_in_a_fast_minute_is_not_a_fast_setting():
+    """The machine has become 10 % faster meanwhile: what counts is the neighbours."""
+    script = Script()
+    for seconds in (1.1, 1.1, 1.1, 1.08, 1.04, 1.0):
+        script.measure(seconds)
+    script.tuner.question()
+    script.answer(OTHER, gain=0.01, error=0.04)
+    moves = [script.measure(1.0) for _ in range(3)]
+    assert moves[-1] is not None or moves[0] is not None
+    assert script.tuner.here == START
+
+
 def test_a_faster_step_that_is_worth_less_is_undone():
     """Goodput decides, not step time: S = 32 makes a step of 0.99 a bad bargain."""
     stale = replace(START, update_interval=32, lag=8)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments import tuned_sides, tuning_contests
+from experiments import tuned_sides, tuning_claims, tuning_contests
+from experiments.parts import Parts
 from experiments.recipes import TrainSettings
 from experiments.tuned_sides import GridPoint, Scripted, champion, measure_grid, side
-from experiments.tuning_claims import LEAST_OF_BEST, LINKS, SEEDS, grid_of, table
+from experiments.tuning_claims import LEAST_OF_BEST, LINKS, SEEDS, grid_of, link_rates, table
 from experiments.tuning_contests import Contest, contest, drift
 from zenflow.knobs import Knobs
 
@@ -68,9 +69,8 @@ def test_longer_windows_are_worth_less_per_step_in_a_measured_grid():
 
 
 def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning_contests, "TUNED_TURN", 40)
-    monkeypatch.setattr(tuning_contests, "FIXED_TURN", 6)
-    monkeypatch.setattr(tuning_contests, "TURNS", 3)
+    monkeypatch.setattr(tuning_contests, "TURN", 30)
+    monkeypatch.setattr(tuning_contests, "TURNS", 4)
     start = Knobs.of(SMALL.config(None))
     found = contest(SMALL, "slow", replace(start, update_interval=2), tmp_path)
     assert isinstance(found, Contest)
@@ -80,6 +80,15 @@ def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
     assert found.run_seconds > 0
     assert 0 < LEAST_OF_BEST < 1
     assert list(tmp_path.glob("*.jsonl"))
+
+
+def test_links_are_sized_by_the_machine_and_measured_once(tmp_path, monkeypatch):
+    parts = Parts(tmp_path)
+    found = link_rates(parts, replace(SMALL, link=None))
+    assert list(found) == list(LINKS)
+    assert found["fast"] == pytest.approx(4 * found["slow"])
+    monkeypatch.setattr(tuning_claims, "choose_link", None)
+    assert link_rates(parts, SMALL) == found
 
 
 def test_a_lucky_figure_makes_no_champion(monkeypatch):

@@ -142,8 +142,8 @@ def test_short_runs_are_observed_in_a_steady_state(tmp_path):
 
 def test_compute_of_two_shapes_is_measured_and_fitted():
     shapes = [
-        TrainSettings(model="tiny", batch_size=b, sequence=32, strategy="on_device")
-        for b in (1, 4)
+        TrainSettings(model="tiny", batch_size=b, sequence=64, strategy="on_device")
+        for b in (1, 16)  # so far apart that no busy machine takes longer for the smaller one
     ]
     times = measure_compute(shapes, rounds=3, on_round=lambda: None)
     assert times[0].forward < times[1].forward

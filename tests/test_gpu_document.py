@@ -1,0 +1,122 @@
+"""The README's section on GPUs: made from records, and nothing is said without one."""
+
+import json
+
+import pytest
+
+from benchmarks import gpu_document, gpu_step
+from benchmarks.gpu_document import BEGIN, END, README, keep, section, with_section
+from experiments import validation_docs
+from experiments.records import RESULTS, write_json
+from zenflow.errors import ConfigError
+
+TESTS = """<testsuites><testsuite tests="9" failures="1" errors="0" skipped="2"/></testsuites>"""
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """What the suite leaves, its benchmark's part of a tiny model on the CPU."""
+    runs = tmp_path_factory.mktemp("gpu")
+    series = runs / "presets-1b"
+    presets = ["on_device", "zero_offload", "zenflow"]
+    assert gpu_step.main(["--smoke", "--out", str(series), "--presets", *presets]) == 0
+    (runs / "tests").mkdir()
+    (runs / "tests" / "tests.xml").write_text(TESTS)
+    (runs / "validation").mkdir()
+    (runs / "validation" / "runs.json").write_text("{}")
+    record = json.loads((series / "record.json").read_text())
+    parts = [
+        {"part": "tests", "ended": "failed with code 1", "seconds": 3.0},
+        {"part": "presets-1b", "ended": "done", "seconds": 9.0},
+    ]
+    hardware = record["hardware"] | {"gpu": "NVIDIA H100 80GB HBM3"}
+    whole = {"hardware": hardware, "versions": record["versions"], "commit": "0123456789ab"}
+    write_json(runs / "suite.json", {**whole, "parts": parts})
+    return runs
+
+
+def test_the_committed_documents_are_what_the_records_say():
+    readme = README.read_text(encoding="utf-8")
+    assert with_section(readme, section()) == readme
+    assert validation_docs.DOCUMENT.read_text(encoding="utf-8") == validation_docs.document()
+
+
+def test_without_a_record_nothing_is_claimed(tmp_path):
+    assert section(tmp_path).startswith("Nothing has run on a GPU yet.")
+    has_record = any(RESULTS.glob("*_gpu_*/suite.json"))
+    assert section().startswith("Nothing") == (not has_record)
+
+
+def test_a_suites_records_are_kept_and_told(suite, tmp_path):
+    folder = keep(suite, tmp_path)
+    assert folder.name.endswith("_gpu_nvidia-h100-80gb-hbm3")
+    assert (folder / "presets-1b" / "record.json").is_file()
+    assert list((folder / "presets-1b").glob("*.trace.json.gz"))
+    assert list(tmp_path.glob("*_validation_nvidia-h100-80gb-hbm3/runs.json"))
+    assert not (folder / "validation").exists()
+    text = section(tmp_path)
+    assert "NVIDIA H100 80GB HBM3" in text
+    assert "0123456789ab" in text
+    assert "tests 6 passed, 1 failed, 2 skipped (failed with code 1)" in text
+    record = json.loads((folder / "presets-1b" / "record.json").read_text())
+    (cell,) = record["cells"]
+    rows = [line for line in text.splitlines() if line.startswith(f"| {cell['cell']['name']} |")]
+    assert [row.split("|")[2].strip() for row in rows] == [run["name"] for run in cell["runs"]]
+    device, ours = cell["runs"][0], next(r for r in cell["runs"] if r["name"] == "zenflow")
+    share = ours["tokens_per_second"] / device["tokens_per_second"]
+    assert any(f" zenflow | {1e3 * ours['step_seconds']['median']:.1f}" in row for row in rows)
+    assert any(f" {share:.3f} " in row for row in rows)
+
+
+def test_aims_that_are_missed_are_named(suite, tmp_path):
+    folder = keep(suite, tmp_path)
+    path = folder / "presets-1b" / "record.json"
+    record = json.loads(path.read_text())
+    (cell,) = record["cells"]
+    (ours,) = (run for run in cell["runs"] if run["name"] == "zenflow")
+    ours |= {"tokens_per_second": 1e-3, "lanes": {}, "slowest_position": 1.0}
+    cell["does_not_fit"], cell["failures"] = ["delayed"], {"zenflow, keep": "broke"}
+    record["not_reached"] = ["1b, 32 x 1024"]
+    write_json(path, record)
+    text = section(tmp_path)
+    name = cell["cell"]["name"]
+    assert f"- {name}: zenflow: share of on_device's speed, at least 0.95: 0.000, MISSED" in text
+    assert f"| {name} | delayed | does not fit |" in text
+    assert f"| {name} | zenflow, keep | **failed** |" in text
+    assert text.endswith("Not reached in time: 1b, 32 x 1024.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"commit": "0123456789ab-dirty"}, "commit, then make gpu"),
+        ({"hardware": {"gpu": None}}, "must come from a GPU"),
+        ({}, "a directory that make gpu has left"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path, changes, message):
+    if changes:
+        whole = {"hardware": {"gpu": "A100"}, "commit": "0123456789ab", "parts": []}
+        write_json(tmp_path / "suite.json", whole | changes)
+    with pytest.raises(ConfigError, match=message):
+        keep(tmp_path, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_readme_without_the_marks_is_refused():
+    assert with_section(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
+    for broken in (f"{BEGIN}\nold", f"{END}\nold\n{BEGIN}\n", f"{BEGIN}\n{BEGIN}\n{END}\n"):
+        with pytest.raises(ConfigError, match="must have a line"):
+            with_section(broken, "new")
+
+
+def test_the_command_writes_both_documents(tmp_path, monkeypatch, capsys):
+    readme, document = tmp_path / "README.md", tmp_path / "validation.md"
+    readme.write_text(f"a\n{BEGIN}\nold\n{END}\nb")
+    monkeypatch.setattr(gpu_document, "README", readme)
+    monkeypatch.setattr(validation_docs, "DOCUMENT", document)
+    assert gpu_document.main([]) == 0
+    assert section() in readme.read_text()
+    assert document.read_text() == validation_docs.document()
+    assert gpu_document.main([str(tmp_path)]) == 2
+    assert "make gpu has left" in capsys.readouterr().err
