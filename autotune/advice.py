@@ -17,7 +17,6 @@ from autotune.question import Advice, Outlook, Question
 from autotune.search import search, update_share
 from autotune.space import SearchSpace, effective_lag
 from autotune.twin import Twin
-from autotune.wander import Wander
 from zenflow.knobs import Knobs
 
 __all__ = ["Advice", "Adviser", "Outlook", "Question"]
@@ -196,10 +195,9 @@ class _Scales:
 
         The error itself if a measurement told all; the more it is noise, the less it tells.
         """
-        stretches = self._question.stretches
-        if not stretches or error <= 0:
+        if not self._question.stretches or error <= 0:
             return error
-        return error**2 / math.hypot(error, Wander.of(stretches).between_neighbours)
+        return error**2 / math.hypot(error, self.prospects.wander.between_neighbours)
 
     def _change(self, outlook: Outlook, *, comes_back: bool) -> float:
         """Return what going to a setting costs by itself, in stretches: a change of k stalls."""

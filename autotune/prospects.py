@@ -27,11 +27,13 @@ class Prospects:
         question: With the evidence.
         twin: The simulator.
         constants: As refitted to the evidence.
+        wander: Of the machine's speed, as the evidence shows it.
     """
 
     question: Question
     twin: Twin
     constants: Constants
+    wander: Wander
     _cost: DelayCost
     _select_intervals: Sequence[int]
     _residual: Residual
@@ -53,20 +55,23 @@ class Prospects:
         seconds = question.select_seconds
         if seconds is None:
             seconds = twin.selection_seconds(question.here, constants)
+        wander = Wander.of(question.stretches)
         return cls(
             question=question,
             twin=twin,
             constants=constants,
+            wander=wander,
             _cost=cost,
             _select_intervals=select_intervals,
-            _residual=_residual(twin, question.stretches, constants),
+            _residual=_residual(twin, question.stretches, constants, wander),
             _select_seconds=seconds,
         )
 
     def weighed_anew(self, question: Question) -> Prospects:
         """Return the prospects by newer evidence, with the constants as they are."""
-        residual = _residual(self.twin, question.stretches, self.constants)
-        return replace(self, question=question, _residual=residual)
+        wander = Wander.of(question.stretches)
+        residual = _residual(self.twin, question.stretches, self.constants, wander)
+        return replace(self, question=question, wander=wander, _residual=residual)
 
     def forecast(self, knobs: Knobs) -> Forecast:
         """Return what the refitted twin says by itself."""
@@ -122,9 +127,10 @@ class Prospects:
         return math.hypot(*(value - gain(self.constants) for value in moved))
 
 
-def _residual(twin: Twin, stretches: Sequence[Stretch], constants: Constants) -> Residual:
+def _residual(
+    twin: Twin, stretches: Sequence[Stretch], constants: Constants, wander: Wander
+) -> Residual:
     """Return what each stretch beside its prediction says of the others."""
-    wander = Wander.of(stretches)
     evidence = [
         Evidence(
             knobs=s.knobs,

@@ -33,6 +33,8 @@ _BARRED = 8
 """Stretches for which a setting that lost is not tried again; twice as many after each loss."""
 _MOST_LOOKS = 3
 """Stretches after which a trial is judged whatever the noise."""
+_PROOF = 2.0
+"""Standard errors by which a setting that was only tried must be better to stay."""
 _MOST_COMPARED = 6
 _KEPT = 24
 """Stretches that are remembered; the oldest of the setting that has most of them goes first, so
@@ -119,15 +121,17 @@ class Tuner:
     def _judge(self) -> Move | None:
         """Keep what is on trial or go back, once the difference exceeds its noise.
 
-        Where no number of looks can tell, what was predicted to be better stays, and what was
-        tried for want of a prediction goes: of the many that may be tried a lucky one would stay.
+        What was predicted to be better stays unless it is worse. What was tried for want of a
+        prediction must show it: of many that are as good one would be lucky, and stay.
         """
         assert self.home is not None
         gain, error = contrast(self.stretches, self._worth, self.here, self.home)
-        if abs(gain) < error and len(self._at(self.here)) < _MOST_LOOKS:
+        least = 0.0 if self._was_told else _PROOF * error
+        is_open = abs(gain) < error if self._was_told else 0.0 < gain < least
+        if is_open and len(self._at(self.here)) < _MOST_LOOKS:
             return None
         home, self.home = self.home, None
-        if gain >= (0.0 if self._was_told else error):
+        if gain >= least:
             self._failures = 0
             return None
         self._failures += 1

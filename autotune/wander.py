@@ -21,8 +21,8 @@ from autotune.measured import Stretch
 from zenflow.knobs import Knobs
 
 LEAST_NOISE = 0.005
-_LEAST_DEVIATION = 0.03
-"""Of a machine's speed: what is believed before any setting was measured often."""
+_BELIEVED, _BELIEF = 0.03, 2.0
+"""Standard deviation of a machine's speed before any was seen, and the repeats that this is worth."""
 _TIME = 8.0
 """Stretches in which it moves."""
 
@@ -31,14 +31,21 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Wander:
-    """Of log step times; the defaults are what is believed before there are any."""
+    """Of log step times; the defaults are what is known before there are any."""
 
-    deviation: float = _LEAST_DEVIATION
-    """Standard deviation of what stretches share with those about them."""
+    seen: float = 0.0
+    """Standard deviation of what stretches share with those about them, as far as it was seen."""
     white: float = 0.0
     """Standard deviation from one stretch to the next at the same knobs: what they don't share."""
-    seen: float = 0.0
-    """As ``deviation``, but 0 where no more than the noise between neighbours was seen."""
+
+    num_repeats: int = 0
+    """Stretches at knobs that had been measured before."""
+
+    @property
+    def deviation(self) -> float:
+        """``seen``, mixed with what is believed of any machine while it was seldom looked at."""
+        squares = _BELIEF * _BELIEVED**2 + self.num_repeats * self.seen**2
+        return math.sqrt(squares / (_BELIEF + self.num_repeats))
 
     @classmethod
     def of(cls, stretches: Sequence[Stretch]) -> Wander:
@@ -49,11 +56,11 @@ class Wander:
         groups: dict[Knobs, list[Stretch]] = {}
         for stretch in stretches:
             groups.setdefault(stretch.knobs, []).append(stretch)
-        degrees = sum(len(group) - 1 for group in groups.values())
-        if not degrees:
+        num_repeats = sum(len(group) - 1 for group in groups.values())
+        if not num_repeats:
             return cls()
         logs = [[math.log(s.step_seconds) for s in group] for group in groups.values()]
-        total = sum(len(group) * pvariance(group) for group in logs) / degrees
+        total = sum(len(group) * pvariance(group) for group in logs) / num_repeats
         steps = [
             math.log(later.step_seconds / earlier.step_seconds)
             for group in groups.values()
@@ -61,8 +68,7 @@ class Wander:
             if later.index == earlier.index + 1
         ]
         white = fmean(step * step for step in steps) / 2 if steps else 0.0
-        seen = math.sqrt(max(0.0, total - white))
-        return cls(max(_LEAST_DEVIATION, seen), math.sqrt(white), seen)
+        return cls(math.sqrt(max(0.0, total - white)), math.sqrt(white), num_repeats)
 
     def noise_of(self, stretch: Stretch) -> float:
         """Return the standard error of a stretch's log step time beside what wanders."""

@@ -16,7 +16,7 @@ from zenflow.knobs import Knobs
 START = Knobs.of(ZenFlowConfig())
 STRUCTURE, WEIGHT, OFFSET, LEAST_NOISE = 0.06, 4.0, 0.3, 0.005
 WANDER_TIME = 8.0
-RESTLESS = Wander(deviation=0.08, white=0.02, seen=0.07)
+RESTLESS = Wander(seen=0.08, white=0.02, num_repeats=9)
 
 settings_of_knobs = st.builds(
     lambda k, interval, lag, rolling: replace(

@@ -124,10 +124,8 @@ def test_runs_of_another_study_are_not_taken_for_its_own(tmp_path):
 
 def test_the_smoke_run_leaves_a_record_and_is_not_repeated(tmp_path):
     flags = ["--smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "record")]
-    begun = time.monotonic()
     result = CliRunner().invoke(main, flags)
     assert result.exit_code == 0, result.output
-    assert time.monotonic() - begun < 60  # 10 s on a machine of its own
     lines = (tmp_path / "record/record.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     study = smoke_study()
