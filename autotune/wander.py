@@ -22,7 +22,7 @@ from zenflow.knobs import Knobs
 
 LEAST_NOISE = 0.005
 _BELIEVED, _BELIEF = 0.03, 2.0
-"""Standard deviation of a machine's speed before any was seen, and the repeats that this is worth."""
+"""Standard deviation of a machine's speed before any was seen; the repeats that this is worth."""
 _TIME = 8.0
 """Stretches in which it moves."""
 

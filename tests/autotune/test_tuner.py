@@ -120,6 +120,17 @@ def test_in_a_tie_what_was_predicted_stays_and_what_was_only_tried_goes(error, s
         assert replace(OTHER, select_interval=0) in script.tuner.question().barred
 
 
+def test_one_lucky_look_does_not_make_a_setting_stay():
+    script = Script()
+    for seconds in (1.0, 1.04, 0.96, 1.02, 0.98):
+        script.measure(seconds)
+    script.tuner.question()
+    script.answer(OTHER, gain=0.01, error=0.04)
+    assert script.measure(0.84) is None
+    assert script.tuner.home == START, "it is still on trial"
+    assert script.measure(1.0).new == START
+
+
 def test_a_trial_in_a_fast_minute_is_not_a_fast_setting():
     """The machine has become 10 % faster meanwhile: what counts is the neighbours."""
     script = Script()

@@ -105,6 +105,14 @@ def test_without_repeats_the_machine_is_any_machine():
     assert Wander.of([]) == Wander.of([stretch(0, HERE, 1.0), stretch(1, OTHER, 2.0)]) == Wander()
 
 
+def test_a_machine_that_is_steady_for_long_is_believed_to_be():
+    def deviation(count):
+        return Wander.of([stretch(i, HERE, 1.0) for i in range(count)]).deviation
+
+    assert deviation(2) == pytest.approx(0.03 * math.sqrt(2 / 3))
+    assert deviation(24) < 0.01
+
+
 def test_neighbours_tell_more_than_stretches_far_apart():
     near = [stretch(0, HERE, 1.0), stretch(1, OTHER, 1.0)]
     far = [near[0], replace(near[1], index=40)]
