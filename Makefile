@@ -13,6 +13,7 @@
 #   OUT          where `make run` writes
 #   ARGS         more arguments for `make run`, `make figures` or `make gpu`
 #   PART         parts of `make gpu`
+#   TEST_WORKERS processes that share the tests (default: 2); 0 is none but pytest's own
 #   PYTEST_ARGS  more arguments for pytest
 #   PY           an interpreter with all dependencies: nothing is installed, no .venv is made
 
@@ -22,6 +23,7 @@ EXTRAS ?= hf
 TORCH_INDEX ?=
 ARGS ?=
 PART ?=
+TEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 
 ifdef PY
@@ -108,7 +110,7 @@ imports: $(READY_DEV)
 	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 
 unit: $(READY_DEV)
-	$(PY) -m pytest --timeout=300 $(PYTEST_ARGS)
+	$(PY) -m pytest --timeout=300 -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 gpu: $(READY_DEV)
 	$(PY) -m benchmarks.gpu_suite $(PART) $(ARGS)

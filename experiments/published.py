@@ -77,23 +77,28 @@ def predict_all(
     measurements: Sequence[Measurement] = MEASUREMENTS, *, draws: int = _DRAWS
 ) -> list[Row]:
     """Return every measurement beside its prediction; 0 draws are no intervals."""
-    bounds: dict[str, tuple[float, float]] = {}
+    known: dict[str, dict[str, Any]] = {}  # several measurements are of one set-up
     rows = []
     for item in measurements:
         setup, quantity = item.setup, item.quantity
-        key = f"{setup} {quantity}"  # several measurements are of one set-up
-        if draws and key not in bounds:
-            found = interval(setup, quantity, draws)
-            bounds[key] = found.low, found.high
-        predicted = predict(setup, quantity)
-        is_met = abs(predicted / item.seconds - 1.0) <= AIM
+        told = known.setdefault(f"{setup} {quantity}", {})
+        if not told:
+            told["predicted"] = predict(setup, quantity)
+            told["roofline"] = _roofline(setup, quantity)
+            found = interval(setup, quantity, draws) if draws else None
+            told["interval"] = None if found is None else (found.low, found.high)
+        is_met = abs(told["predicted"] / item.seconds - 1.0) <= AIM
+        moves: dict[str, float] = {}
+        if not is_met:
+            moves = told.get("moves") or elasticities(setup, quantity)
+            told["moves"] = moves
         rows.append(
             Row(
                 measurement=item,
-                predicted=predicted,
-                roofline=_roofline(setup, quantity),
-                interval=bounds.get(key),
-                elasticities={} if is_met else elasticities(setup, quantity),
+                predicted=told["predicted"],
+                roofline=told["roofline"],
+                interval=told["interval"],
+                elasticities=moves,
                 alternatives={} if is_met else _alternatives(item),
             )
         )

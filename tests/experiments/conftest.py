@@ -1,14 +1,14 @@
-"""Fixtures of tuned runs."""
+"""Fixtures of tuned runs and of studies."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from autotune.logged_controller import LoggedController
-from experiments import auto
+from experiments import accuracy, auto, staleness, update_rule
 from tests.experiments.tuned import ByTheClock
 
 
@@ -35,3 +35,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     monkeypatch.setattr(auto, "make_controller", make)
     return made
+
+
+@pytest.fixture
+def short_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let accuracy studies read two held-out batches a run, and take each regime's first rate."""
+    regimes, pretraining = accuracy.regimes, accuracy.PRETRAINING
+
+    def short(*arguments: Any) -> list[accuracy.Regime]:
+        return [
+            replace(
+                regime,
+                rates=regime.rates[:1],
+                settings=replace(regime.settings, eval_batches=2),
+            )
+            for regime in regimes(*arguments)
+        ]
+
+    for module in (accuracy, staleness, update_rule):
+        monkeypatch.setattr(module, "PRETRAINING", replace(pretraining, eval_batches=2))
+        monkeypatch.setattr(module, "regimes", short)

@@ -46,6 +46,7 @@ def test_the_text_of_fine_tuning_is_not_in_that_of_pretraining():
     assert documentation() not in stdlib_files()
 
 
+@pytest.mark.usefixtures("short_evaluations")
 def test_the_study_runs_whole_and_takes_up_finished_runs(tmp_path):
     flags = ["--seeds", "0", "--steps", "2", "--runs", str(tmp_path / "runs")]
     result = CliRunner().invoke(main, [*flags, "--out", str(tmp_path / "record")])
