@@ -37,7 +37,6 @@ class Wander:
     """Standard deviation of what stretches share with those about them, as far as it was seen."""
     white: float = 0.0
     """Standard deviation from one stretch to the next at the same knobs: what they don't share."""
-
     num_repeats: int = 0
     """Stretches at knobs that had been measured before."""
 

@@ -30,6 +30,8 @@ README = RESULTS.parent.parent / "README.md"
 BEGIN, END = "<!-- made by python -m benchmarks.gpu_document -->", "<!-- /made -->"
 RECORD, TESTS = "record.json", "tests.xml"
 _VALIDATION = "validation"
+_COUNTS = ("tests", "failures", "errors", "skipped")
+"""Of a JUnit file's suites."""
 _NOTHING = """\
 Nothing has run on a GPU yet. The CUDA path is written, and `make gpu` is everything that waits
 for one: what the machine is, tests, races of a thousand steps, calibration, validation, and
@@ -107,9 +109,6 @@ def _ended(folder: Path, part: Mapping[str, Any]) -> str:
     failed = total["failures"] + total["errors"]
     passed = total["tests"] - failed - total["skipped"]
     return f"{passed} passed, {failed} failed, {total['skipped']} skipped ({part['ended']})"
-
-
-_COUNTS = ("tests", "failures", "errors", "skipped")
 
 
 def _table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:

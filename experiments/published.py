@@ -77,28 +77,29 @@ def predict_all(
     measurements: Sequence[Measurement] = MEASUREMENTS, *, draws: int = _DRAWS
 ) -> list[Row]:
     """Return every measurement beside its prediction; 0 draws are no intervals."""
-    known: dict[str, dict[str, Any]] = {}  # several measurements are of one set-up
+    # Several measurements are of one set-up.
+    predictions: dict[str, float] = {}
+    bounds: dict[str, tuple[float, float]] = {}
+    moves: dict[str, Mapping[str, float]] = {}
     rows = []
     for item in measurements:
         setup, quantity = item.setup, item.quantity
-        told = known.setdefault(f"{setup} {quantity}", {})
-        if not told:
-            told["predicted"] = predict(setup, quantity)
-            told["roofline"] = _roofline(setup, quantity)
-            found = interval(setup, quantity, draws) if draws else None
-            told["interval"] = None if found is None else (found.low, found.high)
-        is_met = abs(told["predicted"] / item.seconds - 1.0) <= AIM
-        moves: dict[str, float] = {}
-        if not is_met:
-            moves = told.get("moves") or elasticities(setup, quantity)
-            told["moves"] = moves
+        key = f"{setup} {quantity}"
+        if key not in predictions:
+            predictions[key] = predict(setup, quantity)
+            if draws:
+                found = interval(setup, quantity, draws)
+                bounds[key] = found.low, found.high
+        is_met = abs(predictions[key] / item.seconds - 1.0) <= AIM
+        if not is_met and key not in moves:
+            moves[key] = elasticities(setup, quantity)
         rows.append(
             Row(
                 measurement=item,
-                predicted=told["predicted"],
-                roofline=told["roofline"],
-                interval=told["interval"],
-                elasticities=moves,
+                predicted=predictions[key],
+                roofline=_roofline(setup, quantity),
+                interval=bounds.get(key),
+                elasticities={} if is_met else moves[key],
                 alternatives={} if is_met else _alternatives(item),
             )
         )
