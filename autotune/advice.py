@@ -29,6 +29,8 @@ _LEAST_GAIN = 0.005
 """Log of a goodput that is worth a change."""
 _AS_GOOD = 2 * _LEAST_GAIN
 """Log of goodput that another S may cost and still be as good."""
+_LEAST_SELECT_GAIN = 0.001
+"""Log of a goodput that is worth selecting more or less often: nothing stalls by that change."""
 _LEAST_PROMISE = 0.004
 """Expected improvement from which on a trial is worth its trouble."""
 _CHECKED = 3
@@ -123,6 +125,8 @@ class Adviser:
             former, settings = self._seen
             prospects = former.weighed_anew(question)
             found = [prospects.outlook(k) for k in settings if feasibility.allows(k)]
+        if feasibility.allows(question.here):  # selecting less often may be all that pays
+            found.append(prospects.outlook(question.here))
         known = {outlook.knobs for outlook in found}
         measured = dict.fromkeys(stretch.knobs for stretch in question.stretches)
         found += [
@@ -177,6 +181,9 @@ class _Scales:
         In stretches' worth of goodput; 0 or less if it is not to be tried.
         """
         question, least, may_probe = self._question, _LEAST_GAIN, self._question.may_probe
+        if replace(outlook.knobs, select_interval=question.here.select_interval) == question.here:
+            is_better = question.stretches and outlook.gain > _LEAST_SELECT_GAIN
+            return outlook.gain * (question.stretches_left - 1.0) if is_better else 0.0
         if question.leaves_interval and _differ_in_interval(outlook.knobs, question.here):
             least, may_probe = _AS_GOOD, False
         is_adopted = outlook.gain > max(outlook.error, least)

@@ -88,7 +88,7 @@ class StretchGatherer:
         return stretch, EnergyCurve.of(curves[-1]) if curves else None
 
     def _busy(self, reports: Sequence[StepReport]) -> Mapping[str, float]:
-        """Return each lane's busy seconds per step, over whole windows of these steps.
+        """Return each part's busy seconds per step, over whole windows of these steps.
 
         As far as their spans are kept; the last steps' work is not over.
         """
@@ -101,7 +101,12 @@ class StretchGatherer:
         if count < 1:
             return {}
         inner = timeline.steps(last - count + 1, last)
-        return {lane: inner.busy(lane) / count for lane in inner.lanes}
+        busy = {lane: inner.busy(lane) / count for lane in inner.lanes}
+        stepless = tuple(s for s in inner.spans if (s.lane, s.name) != ("device", "step"))
+        forward_backward = replace(inner, spans=stepless).busy("device") / count
+        return {
+            **busy, "device": forward_backward, "step": busy.get("device", 0.0) - forward_backward,
+        }  # fmt: skip
 
     def restart(self, former: Knobs, knobs: Knobs) -> None:
         """Begin anew with other knobs, once windows of the former ones are over."""

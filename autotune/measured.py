@@ -31,7 +31,7 @@ class Stretch:
     rho: float
     """Share of gradient energy in the deferred columns."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of each lane, per step; empty where spans were not looked at."""
+    """Of each part of the twin's, per step; empty where spans were not looked at."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""

@@ -14,7 +14,7 @@ from autotune.measured import Stretch
 from autotune.question import Outlook, Question
 from autotune.refit import refit
 from autotune.residual import Evidence, Residual
-from autotune.twin import LANES, Constants, Forecast, Twin
+from autotune.twin import PARTS, Constants, Forecast, Twin
 from autotune.wander import Wander
 from zenflow.knobs import Knobs
 
@@ -123,7 +123,7 @@ class Prospects:
             return math.log(twin.forecast(here, constants).step_seconds / step)
 
         factor = math.exp(self.question.prior.sigma)
-        moved = (gain({**self.constants, lane: self.constants[lane] * factor}) for lane in LANES)
+        moved = (gain({**self.constants, part: self.constants[part] * factor}) for part in PARTS)
         return math.hypot(*(value - gain(self.constants) for value in moved))
 
 

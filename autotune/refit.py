@@ -1,6 +1,6 @@
 """Refit: the twin's constants from measured spans, robust against outliers, old news fading.
 
-A lane's constant scales what that lane takes, so the ratio of measured to predicted busy seconds
+A part's constant scales what that part takes, so the ratio of measured to predicted busy seconds
 is nearly all that moves it: two or three fixed-point steps find all of them, for one simulation of
 each measured setting and step. A constant is the mode of a Student-t likelihood about its prior.
 No torch.
@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.measured import Stretch
-from autotune.twin import LANES, Constants, Twin
+from autotune.twin import PARTS, Constants, Twin
 from zenflow.knobs import Knobs
 
 _STEPS = 3
 _CLOSE = 0.005
-"""Log of a constant that is not worth another step: a sixth of `_LANE_NOISE`."""
+"""Log of a constant that is not worth another step: a sixth of `_PART_NOISE`."""
 _SETTINGS = 3
 """Measured settings that count, the most recent ones."""
 _LEAST_SHARE = 0.02
-"""Of a step; a lane that works less says nothing reliable."""
-_LANE_NOISE = 0.03
-"""Relative spread of a lane's busy seconds from stretch to stretch."""
+"""Of a step; a part that works less says nothing reliable."""
+_PART_NOISE = 0.03
+"""Relative spread of a part's busy seconds from stretch to stretch."""
 _DEGREES = 3.0
 """Of freedom of the Student t: an outlier of 10 sigma hardly counts."""
 _MEMORY = 8.0
@@ -50,25 +50,25 @@ def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, f
         prior: Where there is no evidence, its centre stands.
     """
     evidence = _recent([s for s in stretches if s.busy_seconds])
-    found = {lane: math.log(prior.centre[lane]) for lane in LANES}
+    found = {part: math.log(prior.centre[part]) for part in PARTS}
     if not evidence:
-        return {lane: math.exp(value) for lane, value in found.items()}
+        return {part: math.exp(value) for part, value in found.items()}
     newest = evidence[-1].index
     for _ in range(_STEPS):
         former = dict(found)
-        constants = {lane: math.exp(value) for lane, value in found.items()}
+        constants = {part: math.exp(value) for part, value in found.items()}
         ratios = _log_ratios(twin, evidence, constants)
-        for lane in LANES:
+        for part in PARTS:
             wanted = [
-                (found[lane] + ratio, math.exp(-(newest - stretch.index) / _MEMORY))
-                for stretch, ratio in ratios[lane]
+                (found[part] + ratio, math.exp(-(newest - stretch.index) / _MEMORY))
+                for stretch, ratio in ratios[part]
             ]
-            centre = math.log(prior.centre[lane])
+            centre = math.log(prior.centre[part])
             moved = _mode(wanted, centre, prior.sigma)
-            found[lane] = min(centre + _BOUND, max(centre - _BOUND, moved))
-        if max(abs(found[lane] - former[lane]) for lane in LANES) < _CLOSE:
+            found[part] = min(centre + _BOUND, max(centre - _BOUND, moved))
+        if max(abs(found[part] - former[part]) for part in PARTS) < _CLOSE:
             break
-    return {lane: math.exp(value) for lane, value in found.items()}
+    return {part: math.exp(value) for part, value in found.items()}
 
 
 def _recent(stretches: Sequence[Stretch]) -> list[Stretch]:
@@ -84,15 +84,15 @@ def _recent(stretches: Sequence[Stretch]) -> list[Stretch]:
 def _log_ratios(
     twin: Twin, evidence: Sequence[Stretch], constants: Constants
 ) -> Mapping[str, list[tuple[Stretch, float]]]:
-    """Return by lane each stretch with the log of measured over predicted busy seconds."""
-    found: dict[str, list[tuple[Stretch, float]]] = {lane: [] for lane in LANES}
+    """Return by part each stretch with the log of measured over predicted busy seconds."""
+    found: dict[str, list[tuple[Stretch, float]]] = {part: [] for part in PARTS}
     for stretch in evidence:
         predicted = twin.forecast(stretch.knobs, constants).busy_seconds
         floor = _LEAST_SHARE * stretch.step_seconds
-        for lane in LANES:
-            measured = stretch.busy_seconds.get(lane, 0.0)
-            if measured > floor and predicted.get(lane, 0.0) > 0:
-                found[lane].append((stretch, math.log(measured / predicted[lane])))
+        for part in PARTS:
+            measured = stretch.busy_seconds.get(part, 0.0)
+            if measured > floor and predicted.get(part, 0.0) > 0:
+                found[part].append((stretch, math.log(measured / predicted[part])))
     return found
 
 
@@ -111,8 +111,8 @@ def _mode(wanted: Sequence[tuple[float, float]], centre: float, sigma: float) ->
         total = centre / sigma**2
         weights = 1.0 / sigma**2
         for value, weight in wanted:
-            scaled = ((value - at) / _LANE_NOISE) ** 2
-            precision = weight * (_DEGREES + 1) / (_DEGREES + scaled) / _LANE_NOISE**2
+            scaled = ((value - at) / _PART_NOISE) ** 2
+            precision = weight * (_DEGREES + 1) / (_DEGREES + scaled) / _PART_NOISE**2
             total += precision * value
             weights += precision
         moved = total / weights

@@ -25,10 +25,14 @@ class SelectionWatch:
         self._trends: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self._captured: list[float] = []
         self._has_selected = False
+        self._waited = 0.0
+        """In the selection that goes on."""
+        self._steps_left = 0
+        """Of it, the next step included: with rolling windows each block waits for its own end."""
 
     @property
     def seconds(self) -> float | None:
-        """Of one selection; None before the second one."""
+        """Of one selection, all its steps; None before the second one."""
         return median(self._seconds) if self._seconds else None
 
     @property
@@ -42,25 +46,31 @@ class SelectionWatch:
     def take(self, report: StepReport) -> None:
         """See a step."""
         waited = report.stalls.get("select", 0.0)
-        if waited > 0:
-            if self._has_selected:
-                self._seconds.append(waited)
-                self._close()
-            self._has_selected = True
-            self._captured = []
-        else:
+        if waited > 0 and not self._steps_left:
+            self._close()
+            self._steps_left = report.update_interval
+        if not self._steps_left:
             self._captured.append(report.captured_energy)
+            return
+        self._waited += waited
+        self._steps_left -= 1
+        if not self._steps_left:
+            if self._has_selected:
+                self._seconds.append(self._waited)
+            self._has_selected, self._waited = True, 0.0
 
     def interrupt(self) -> None:
         """Note that the knobs changed: what was captured before and after is not comparable."""
         self._has_selected = False
         self._captured = []
+        self._waited, self._steps_left = 0.0, 0
 
     def _close(self) -> None:
         """Keep the trend between two selections: sums of products about the means."""
-        count = len(self._captured)
-        if count < _LEAST_STEPS:
+        captured, self._captured = self._captured, []
+        count = len(captured)
+        if not self._has_selected or count < _LEAST_STEPS:
             return
-        middle, mean = (count - 1) / 2, fmean(self._captured)
-        product = sum((i - middle) * (c - mean) for i, c in enumerate(self._captured))
+        middle, mean = (count - 1) / 2, fmean(captured)
+        product = sum((i - middle) * (c - mean) for i, c in enumerate(captured))
         self._trends.append((product, count * (count * count - 1) / 12))

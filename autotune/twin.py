@@ -1,8 +1,8 @@
 """The twin: the simulator with a few constants of its own, which measured spans correct.
 
-A profile may be wrong by a third, and a run may change while it goes on. What a lane of the
-engine is measured to take, over what the simulator says, corrects the constants that this lane
-depends on; what no constant explains is left to `autotune.residual`. No torch.
+A profile may be wrong by a third, and a run may change while it goes on. What a part of the
+engine's work is measured to take, over what the simulator says, corrects the constants that this
+part depends on; what no constant explains is left to `autotune.residual`. No torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
-LANES = ("device", "d2h", "h2d", "host")
-"""Each has one constant: a factor on the seconds that its work takes."""
+PARTS = ("device", "step", "d2h", "h2d", "host")
+"""The lanes, but with the device's optimizer step apart: it grows with ``topk_ratio``, as forward
+and backward don't. Each has one constant: a factor on the seconds that its work takes."""
 
 _SLOWED: Mapping[str, tuple[str, ...]] = {
+    "step": ("overheads.device_update",),
     "d2h": ("link.d2h", "overheads.pack_bandwidth"),
     "h2d": ("link.h2d", "overheads.unpack_bandwidth"),
     "host": ("host.core_bandwidth", "host.dram"),
 }
-"""Rates that a lane's factor divides."""
+"""Rates that a part's factor divides; a step's fixed seconds are multiplied."""
 
 _SETTLING = 2
 """Windows before a simulated step is looked at, at least: fewer than for a prediction that is
@@ -36,9 +38,9 @@ _LONGEST_SETTLING = 3
 """Windows after which a step is taken as it is, though queues may still grow."""
 
 Constants = Mapping[str, float]
-"""Factor on each lane's seconds; 1 is what the profile says."""
+"""Factor on each part's seconds; 1 is what the profile says."""
 
-NEUTRAL: Constants = dict.fromkeys(LANES, 1.0)
+NEUTRAL: Constants = dict.fromkeys(PARTS, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Forecast:
     step_seconds: float
     stall_seconds: float
     busy_seconds: Mapping[str, float]
+    """By part of `PARTS`."""
 
 
 class Twin:
@@ -97,7 +100,7 @@ class Twin:
             ConfigError: A knob breaks its rule.
         """
         knobs = replace(knobs, select_interval=0)  # selections are counted apart
-        key = (knobs, tuple(constants[lane] for lane in LANES))
+        key = (knobs, tuple(constants[part] for part in PARTS))
         if key not in self._known:
             self._known[key] = self._simulated(knobs, constants)
         return self._known[key]
@@ -116,7 +119,9 @@ class Twin:
             prompt = self.forecast(replace(knobs, lag=1), constants)
             late = max(0.0, max(prompt.busy_seconds.values()) - step)
             step, stall = step + late, stall + late
-        return Forecast(step, stall, done.busy_seconds)
+        forward_backward = done.busy_seconds["device"] - done.update_seconds
+        busy = {**done.busy_seconds, "device": forward_backward, "step": done.update_seconds}
+        return Forecast(step, stall, busy)
 
     def _simulate(self, knobs: Knobs, constants: Constants) -> Prediction:
         return simulate(
@@ -131,11 +136,12 @@ class Twin:
     def _corrected(self, constants: Constants) -> StepCosts:
         figures = self.profile.figures()
         values = {
-            name: figures[name].value / constants[lane]
-            for lane, names in _SLOWED.items()
+            name: figures[name].value / constants[part]
+            for part, names in _SLOWED.items()
             for name in names
             if name in figures
         }
+        values["overheads.step"] = figures["overheads.step"].value * constants["step"]
         factor = constants["device"]
         segments = tuple(
             replace(item, forward=item.forward * factor, backward=item.backward * factor)

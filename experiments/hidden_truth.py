@@ -61,7 +61,7 @@ _SPIKE_SCALE = 0.3
 _SPIKE_SHAPE = 1.5
 """Of the Pareto distribution of what hits them: it has no finite variance."""
 _LANE_NOISE = 0.04
-"""Of each lane's busy seconds, and with another draw in each stretch."""
+"""Of each part's busy seconds, and with another draw in each stretch."""
 _RHO_NOISE = 0.02
 _LEAST_STEPS, _LEAST_WINDOWS = 12, 3
 """Of a stretch, as the engine's controller measures."""
@@ -191,7 +191,7 @@ class HiddenMachine:
             knobs=knobs,
             step_seconds=mean,
             noise=noise,
-            stall_seconds=max(0.0, mean - busy["device"]),
+            stall_seconds=max(0.0, mean - busy["device"] - busy["step"]),
             rho=1.0 - min(0.999, captured),
             busy_seconds=busy,
         )

@@ -30,14 +30,14 @@ class Recording:
     rows: list[Row] = field(default_factory=list)
     keeps: bool = True
     """Whether spans are kept; seconds and bytes by lane and step always are."""
-    totals: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    """Seconds of work and bytes by lane and step."""
+    totals: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
+    """Seconds of work and bytes by lane, name and step."""
 
     def add(self, lane: str, name: str, start: float, end: float, step: int, size: float) -> None:
         """Record what a lane did."""
-        total = self.totals.get((lane, step))
+        total = self.totals.get((lane, name, step))
         if total is None:
-            self.totals[lane, step] = [end - start, size]
+            self.totals[lane, name, step] = [end - start, size]
         else:
             total[0] += end - start
             total[1] += size
@@ -52,15 +52,19 @@ class Recording:
     @property
     def lanes(self) -> tuple[str, ...]:
         """Lanes that did anything, in order of their first work."""
-        return tuple(dict.fromkeys(lane for lane, _ in self.totals))
+        return tuple(dict.fromkeys(lane for lane, *_ in self.totals))
 
-    def busy_since(self, lane: str, step: int) -> float:
-        """Return the seconds that a lane worked for steps after this one."""
-        return sum(t[0] for (name, of), t in self.totals.items() if name == lane and of > step)
+    def busy_since(self, lane: str, step: int, name: str | None = None) -> float:
+        """Return the seconds that a lane worked for steps after this one, at all or at a name."""
+        return sum(
+            total[0]
+            for (on, what, of), total in self.totals.items()
+            if on == lane and of > step and name in (None, what)
+        )
 
     def bytes_since(self, lane: str, step: int) -> float:
         """Return the bytes that a lane moved for steps after this one."""
-        return sum(t[1] for (name, of), t in self.totals.items() if name == lane and of > step)
+        return sum(t[1] for (on, _, of), t in self.totals.items() if on == lane and of > step)
 
     def timeline(self, metadata: dict[str, Any], after: int = 0) -> Timeline:
         """Return the spans of the steps after this one, in order of start."""

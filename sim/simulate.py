@@ -67,6 +67,8 @@ class Prediction:
     h2d_bytes: float
     busy_seconds: Mapping[str, float]
     """Of each lane, per step."""
+    update_seconds: float = 0.0
+    """Of the device's: the optimizer's own step, per step."""
     timeline: Timeline
     """Of the measured steps; empty if spans were not kept."""
 
@@ -197,6 +199,7 @@ def simulate(
         d2h_bytes=recording.bytes_since("d2h", settling) / measured,
         h2d_bytes=recording.bytes_since("h2d", settling) / measured,
         busy_seconds=busy,
+        update_seconds=recording.busy_since("device", settling, "step") / measured,
         timeline=timeline,
     )
 

@@ -148,13 +148,14 @@ class Run:
     def _record(self, found):
         """Add the step's spans; aligned windows upload all that they have at their end."""
         interval = self.knobs.update_interval
-        for lane, seconds in found.busy_seconds.items():
+        for part, seconds in found.busy_seconds.items():
             length = seconds
-            if lane == "h2d" and not self.knobs.rolling:
+            if part == "h2d" and not self.knobs.rolling:
                 length = interval * seconds if self.step % interval == 0 else 0.0
             if length:
-                at = self.seconds
-                self._spans.append(Span(lane, "work", at, at + length, self.step))
+                lane, name = ("device", "step") if part == "step" else (part, "work")
+                at = self.seconds + (found.busy_seconds["device"] if part == "step" else 0.0)
+                self._spans.append(Span(lane, name, at, at + length, self.step))
 
 
 def started_log(path, knobs=HERE):

@@ -204,6 +204,14 @@ def test_selections_are_as_often_as_their_cost_and_the_energys_decay_ask_for():
     assert advice.best.knobs == replace(best, select_interval=50)
 
 
+@pytest.mark.parametrize(("gain", "is_worth_it"), [(0.003, True), (0.0005, False)])
+def test_little_is_enough_to_select_less_often_as_nothing_stalls_by_it(gain, is_worth_it):
+    step = Truth().forecast(HERE).step_seconds
+    best, advice = selecting(decay=0.0, select_seconds=gain * step / (1 / 100 - 1 / 400))
+    rarely = advice.best is not None and advice.best.knobs == replace(best, select_interval=400)
+    assert rarely == is_worth_it
+
+
 def test_what_is_in_force_is_looked_at_as_it_is():
     best, advice = selecting(decay=0.0, select_seconds=0.5)
     assert advice.here.knobs == best

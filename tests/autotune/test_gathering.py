@@ -73,11 +73,17 @@ def test_selections_and_their_stalls_are_taken_out():
 
 def test_the_last_curve_and_whole_recorded_steps_count():
     gatherer = StretchGatherer(KNOBS)
-    spans = [Span("device", "step", float(s), s + 0.5, s) for s in range(5, 19)]
+    spans = [
+        Span("device", name, s + start, s + end, s)
+        for s in range(5, 19)
+        for name, start, end in (
+            ("backward", 0.0, 0.25), ("step", 0.25, 0.5), ("stall:select", 0.3, 0.4),
+        )
+    ]  # fmt: skip
     gatherer.attach(type("Observed", (), {"timeline": Timeline(tuple(spans))})())
     last = filled(gatherer, curve={0.1: 0.4})
     stretch, curve = gatherer.finish(last, KNOBS, sees_spans=True)
-    assert stretch.busy_seconds == {"device": pytest.approx(0.5)}
+    assert stretch.busy_seconds == pytest.approx({"device": 0.25, "step": 0.15})
     assert curve.captured(0.1) == pytest.approx(0.4)
 
 

@@ -56,7 +56,7 @@ def test_too_few_steps_tell_no_trend():
 
 def test_longer_spans_weigh_more():
     watch = SelectionWatch()
-    watched(watch, selections=2, every=20, decay=0.01)
+    watched(watch, selections=2, every=25, decay=0.01)
     watched(watch, selections=2, every=400, decay=0.001)
     assert watch.decay == pytest.approx(0.001, rel=0.05)
 
@@ -69,7 +69,30 @@ def test_what_a_change_of_knobs_cut_in_two_is_left_out():
     watch.interrupt()
     for _ in range(30):
         watch.take(a_report(stalls={}, captured_energy=0.1))
-    watch.take(a_report(stalls={"select": 7.0}))
+    for waited in (7.0, 0.0, 0.0, 0.0):
+        watch.take(a_report(stalls={"select": waited}))
     assert (watch.seconds, watch.decay) == (seconds, decay)
-    watch.take(a_report(stalls={"select": 0.3}))
+    for waited in (0.3, 0.0, 0.0, 0.0):
+        watch.take(a_report(stalls={"select": waited}))
     assert watch.seconds == pytest.approx(0.2)
+
+
+def test_a_selection_that_blocks_wait_for_one_by_one_is_all_of_its_steps():
+    """With rolling windows a part of the blocks selects in each of S steps."""
+    watch = SelectionWatch()
+    for parts in ((3.0, 3.0, 3.0, 3.0), (0.1, 0.2, 0.0, 0.3), (0.2, 0.1, 0.3, 0.2)):
+        for waited in parts:
+            watch.take(a_report(update_interval=4, stalls={"select": waited}))
+        for _ in range(30):
+            watch.take(a_report(update_interval=4, stalls={}))
+    assert watch.seconds == pytest.approx(0.7)
+
+
+def test_a_change_in_the_middle_of_a_selection_leaves_its_rest_out():
+    watch = watched(SelectionWatch(), selections=2)
+    seconds = watch.seconds
+    watch.take(a_report(update_interval=4, stalls={"select": 5.0}))
+    watch.interrupt()
+    for waited in (5.0, 0.0, 0.0, 0.0):
+        watch.take(a_report(update_interval=4, stalls={"select": waited}))
+    assert watch.seconds == seconds

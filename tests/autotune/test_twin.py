@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.twin import LANES, NEUTRAL, Twin
+from autotune.twin import NEUTRAL, PARTS, Twin
 from sim.costs import costs_of
 from sim.simulate import Strategy, simulate
 from tests.autotune.worlds import CONFIG, HERE, knobs_at, machine, twin, workload
@@ -20,15 +20,19 @@ def test_with_neutral_constants_it_is_the_simulator():
     found = twin().forecast(knobs)
     assert found.step_seconds == pytest.approx(done.step_seconds)
     assert found.stall_seconds == pytest.approx(done.stall_seconds)
-    assert found.busy_seconds == pytest.approx(done.busy_seconds)
+    together = found.busy_seconds["device"] + found.busy_seconds["step"]
+    assert {**found.busy_seconds, "device": together} == pytest.approx(
+        {**done.busy_seconds, "step": done.update_seconds}
+    )
+    assert 0 < done.update_seconds < 0.5 * done.busy_seconds["device"]
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", PARTS)
 def test_a_lanes_constant_scales_what_that_lane_takes_and_no_other(lane):
     """But for what has no rate, and for cores that the host and a CPU as device share."""
     before = twin().forecast(HERE).busy_seconds
     after = twin().forecast(HERE, {**NEUTRAL, lane: 1.5}).busy_seconds
-    for other in LANES:
+    for other in PARTS:
         factor, spread = (1.5, 0.1) if other == lane else (1.0, 0.2)
         assert after[other] / before[other] == pytest.approx(factor, rel=spread), other
 

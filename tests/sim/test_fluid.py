@@ -147,7 +147,7 @@ def test_a_more_urgent_task_comes_in_between_and_the_work_stays_the_same(arrives
     times = [row[2:4] for row in recording.rows]
     assert names == ["patient", "urgent", "patient"]
     assert times == [(0.0, arrives), (arrives, arrives + 1), (arrives + 1, 5.0)]
-    assert recording.totals["host", 1] == pytest.approx([4.0, 8.0])
+    assert recording.totals["host", "patient", 1] == pytest.approx([4.0, 8.0])
 
 
 CLOCK = 1e-12

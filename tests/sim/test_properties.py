@@ -147,10 +147,10 @@ class Run:
         return self.machine.recording.rows
 
     def moved(self, lane):
-        return sum(size for (name, _), (_, size) in self.totals.items() if name == lane)
+        return sum(size for (name, *_), (_, size) in self.totals.items() if name == lane)
 
     def busy(self, lane):
-        return sum(seconds for (name, _), (seconds, _) in self.totals.items() if name == lane)
+        return sum(seconds for (name, *_), (seconds, _) in self.totals.items() if name == lane)
 
     @property
     def totals(self):
