@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from autotune.prospects import Prospects
-from autotune.question import Advice, Outlook, Question
+from autotune.question import PROOF, Advice, Outlook, Question
 from autotune.search import search, update_share
 from autotune.space import SearchSpace, effective_lag
 from autotune.twin import Twin
@@ -186,8 +186,10 @@ class _Scales:
             return outlook.gain * (question.stretches_left - 1.0) if is_better else 0.0
         if question.leaves_interval and _differ_in_interval(outlook.knobs, question.here):
             least, may_probe = _AS_GOOD, False
-        is_adopted = outlook.gain > max(outlook.error, least)
-        may_probe = may_probe and replace(outlook.knobs, select_interval=0) not in question.barred
+        # What has just failed to show that it is better would go back and forth by one error.
+        is_barred = replace(outlook.knobs, select_interval=0) in question.barred
+        is_adopted = outlook.gain > max((PROOF if is_barred else 1.0) * outlook.error, least)
+        may_probe = may_probe and not is_barred
         if not is_adopted and not (may_probe and question.stretches):
             return 0.0
         improvement = _expected_improvement(outlook.gain, self._told(outlook.error))

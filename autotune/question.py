@@ -11,6 +11,10 @@ from autotune.refit import Prior
 from autotune.twin import Constants
 from zenflow.knobs import Knobs
 
+PROOF = 2.0
+"""Standard errors by which a setting that was only tried must be better to stay, and one that did
+not show it must be predicted to be better to be tried again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:

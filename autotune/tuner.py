@@ -16,6 +16,7 @@ from typing import Any
 from autotune.advice import Advice, Outlook, Question
 from autotune.efficiency import EnergyCurve
 from autotune.measured import Stretch
+from autotune.question import PROOF
 from autotune.refit import Prior
 from autotune.wander import LEAST_NOISE, contrast
 from zenflow.knobs import Knobs
@@ -33,8 +34,6 @@ _BARRED = 8
 """Stretches for which a setting that lost is not tried again; twice as many after each loss."""
 _MOST_LOOKS = 3
 """Stretches after which a trial is judged whatever the noise."""
-_PROOF = 2.0
-"""Standard errors by which a setting that was only tried must be better to stay."""
 _MOST_COMPARED = 6
 _KEPT = 24
 """Stretches that are remembered; the oldest of the setting that has most of them goes first, so
@@ -126,7 +125,7 @@ class Tuner:
         """
         assert self.home is not None
         gain, error = contrast(self.stretches, self._worth, self.here, self.home)
-        least = 0.0 if self._was_told else _PROOF * error
+        least = 0.0 if self._was_told else PROOF * error
         is_open = abs(gain) < error if self._was_told else 0.0 < gain < least
         if is_open and len(self._at(self.here)) < _MOST_LOOKS:
             return None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.advice import Adviser, Question
+from autotune.advice import Adviser, Question, _Scales
 from autotune.constraints import Constraints
 from autotune.efficiency import FITTED
 from autotune.prospects import Prospects
@@ -251,6 +251,22 @@ def test_what_is_barred_is_tried_only_where_the_gain_exceeds_its_error():
     barred = frozenset([replace(probe.knobs, select_interval=0)])
     other = advises.advise(question(stretches, here, barred=barred)).best
     assert other is None or other.knobs != probe.knobs
+
+
+def test_what_is_barred_must_promise_as_many_errors_as_a_trial_must_show():
+    """Else what is 1.5 errors better would be left without proof and taken up again at once."""
+    truth, other = Truth(), knobs_at(update_interval=8)
+
+    def value(gain, barred):
+        asked = question([truth.stretch(0, HERE)], barred=frozenset(barred), stretches_left=50)
+        prospects = Prospects.of(asked, twin(), FITTED, SPACE.select_intervals)
+        outlook = replace(prospects.as_it_is(other), gain=gain, error=0.02)
+        return _Scales(prospects)._value(outlook)
+
+    lost = [replace(other, select_interval=0)]
+    assert value(0.03, []) > 0
+    assert value(0.03, lost) == 0
+    assert value(0.05, lost) > 0
 
 
 def test_what_a_search_saw_is_weighed_anew_without_simulating():
