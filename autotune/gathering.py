@@ -44,14 +44,23 @@ class StretchGatherer:
         """Take the optimizer's timeline."""
         self._observed = observed
 
-    def take(self, report: StepReport) -> None:
-        """See a step."""
+    def take(self, report: StepReport, *, is_disturbed: bool = False) -> None:
+        """See a step.
+
+        Args:
+            report: The newest.
+            is_disturbed: Whether searching shared the machine with it. Settings in force while
+                their rivals are sought would look slower than those, so that such steps are left
+                out, and what came before them: a stretch's steps follow one another.
+        """
         self.selections.take(report)
         waited = report.stalls.get("select", 0.0)
         if self._is_resizing and waited > 0:
             self.resize_seconds, self._is_resizing = waited, False
         if self._to_skip > 0:
             self._to_skip -= 1
+        elif is_disturbed:
+            self._reports = []
         else:
             self._reports.append(report)
 

@@ -282,9 +282,11 @@ class Tuner:
         self.stretches = [Stretch.from_dict(item) for item in state["stretches"]]
         self.drifts = int(state["drifts"])
         self.has_curve = bool(state["has_curve"])
-        self._prior = Prior(dict(state["prior"]["centre"]), float(state["prior"]["sigma"]))
+        known = self._constants  # a state of an earlier version may lack some
+        prior = state["prior"]
+        self._prior = Prior({**known, **prior["centre"]}, float(prior["sigma"]))
         self._curve = EnergyCurve(tuple((float(r), float(s)) for r, s in state["curve"]))
-        self._constants = dict(state["constants"])
+        self._constants = {**known, **state["constants"]}
         self._asked_at = int(state["asked_at"])
         self._next_check = int(state["next_check"])
         self._patience = int(state["patience"])

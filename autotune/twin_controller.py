@@ -136,6 +136,8 @@ class TwinController(AbstractController):
         self._bounds: tuple[int, int] | None = None
         """Least and largest S that are as good as the one in force; None while that is unknown."""
         self._guard = EnergyGuard(constraints.smallest_captured if constraints else None)
+        self._is_ready = False
+        """Whether what searches has been loaded."""
         self._is_asking = False
         self._asked_after = 0
         """Drifts there had been when advice was asked for."""
@@ -168,7 +170,7 @@ class TwinController(AbstractController):
         if report is not None and report.step > self._last_reported:
             self._last_reported = report.step
             self.budget.add_step(report.step, report.seconds - report.stall_seconds)
-            self._gatherer.take(report)
+            self._gatherer.take(report, is_disturbed=self._is_searching)
         move = None
         if self._gatherer.is_complete(knobs):
             move = self._end_stretch(step, knobs)
@@ -189,6 +191,11 @@ class TwinController(AbstractController):
         return self.tuner.record(stretch, curve)
 
     # ---- advice -----------------------------------------------------------------------------
+
+    @property
+    def _is_searching(self) -> bool:
+        """Whether something loads or searches beside the training."""
+        return not self._has_failed and (self._is_asking or not self._is_ready)
 
     def _may_search(self, step: int) -> bool:
         if self._is_asking or self._has_failed or self.budget.seconds_per_trial is None:
@@ -227,6 +234,7 @@ class TwinController(AbstractController):
         try:
             answer = self._handle.poll()
             if isinstance(answer, Ready):
+                self._is_ready = True
                 self.budget.spent += answer.seconds
                 self.budget.seconds_per_trial = answer.seconds_per_forecast
             elif answer is not None:

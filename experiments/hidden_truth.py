@@ -60,7 +60,7 @@ _SPIKE_SCALE = 0.3
 """Of what hits them, in steps."""
 _SPIKE_SHAPE = 1.5
 """Of the Pareto distribution of what hits them: it has no finite variance."""
-_LANE_NOISE = 0.04
+_PART_NOISE = 0.04
 """Of each part's busy seconds, and with another draw in each stretch."""
 _RHO_NOISE = 0.02
 _LEAST_STEPS, _LEAST_WINDOWS = 12, 3
@@ -178,8 +178,8 @@ class HiddenMachine:
         count = max(_LEAST_WINDOWS, math.ceil(_LEAST_STEPS / interval)) * interval
         mean, noise = robust_mean(self._step_times(knobs, count), interval)
         busy = {
-            lane: seconds * math.exp(_LANE_NOISE * self._noise.standard_normal())
-            for lane, seconds in self._forecast(knobs).busy_seconds.items()
+            part: seconds * math.exp(_PART_NOISE * self._noise.standard_normal())
+            for part, seconds in self._forecast(knobs).busy_seconds.items()
         }
         captured = self.curve.captured(knobs.topk_ratio)
         captured *= math.exp(_RHO_NOISE * self._noise.standard_normal())

@@ -17,14 +17,18 @@ SOME_NORMS = (WindowNorms(1, 1.0, 1.0),)
 
 
 class Priced(AbstractAdviserHandle):
-    """Answers at once, and says that it took a given CPU time; it may fail at a question."""
+    """Answers at once or after some polls, and says that it took a given CPU time.
 
-    def __init__(self, adviser, *, start=0.0, forecast=0.0, fails_at=None):
+    It may fail at a question.
+    """
+
+    def __init__(self, adviser, *, start=0.0, forecast=0.0, fails_at=None, polls=0):
         self.asked = []
         self.is_closed = False
         self._adviser = adviser
         self._forecast = forecast
         self._fails_at = fails_at
+        self._polls = self._polls_left = polls
         self._answers = [Ready(start, forecast)]
 
     def ask(self, question):
@@ -36,7 +40,15 @@ class Priced(AbstractAdviserHandle):
         advice = self._adviser.advise(replace(question, most_seconds=math.inf))
         self._answers.append(replace(advice, seconds=self._forecast * advice.num_simulated))
 
+    @property
+    def is_busy(self):
+        return bool(self._answers)
+
     def poll(self):
+        if self._answers and self._polls_left:
+            self._polls_left -= 1
+            return None
+        self._polls_left = self._polls
         answer = self._answers.pop(0) if self._answers else None
         if isinstance(answer, Exception):
             raise answer
@@ -89,8 +101,11 @@ def a_controller(
 class Run:
     """Takes steps as the truth has them, and asks a controller after each, as the engine does."""
 
-    def __init__(self, truth, controller, *, knobs=HERE, late=0, kept=None):
-        """Show reports ``late`` steps late; keep spans of the steps that the controller wants."""
+    def __init__(self, truth, controller, *, knobs=HERE, late=0, kept=None, slower=lambda: 1.0):
+        """Show reports ``late`` steps late; keep spans of the steps that the controller wants.
+
+        A step takes ``slower()`` times as long as in the truth.
+        """
         self.truth = truth
         self.knobs = knobs
         self.decision_log = []
@@ -98,6 +113,7 @@ class Run:
         self.seconds = 0.0
         self._controller = controller
         self._late = late
+        self._slower = slower
         self._settled_from = knobs.update_interval + knobs.lag + 2
         self._reports = []
         self._spans = []
@@ -120,6 +136,7 @@ class Run:
         is_looking = self._controller.measures_windows and self._controller.looks_at_windows
         if self.step < self._settled_from:  # queues fill
             found = replace(found, step_seconds=1.2 * found.step_seconds)
+        found = replace(found, step_seconds=self._slower() * found.step_seconds)
         self._record(found)
         self.seconds += found.step_seconds
         report = a_report(

@@ -87,6 +87,26 @@ def test_a_stretchs_evidence_is_of_its_own_knobs_alone(h2d, changes):
     assert seen > 8
 
 
+def test_steps_beside_which_something_searches_are_no_evidence():
+    """What is in force would look slow while its rivals are sought, and always lose to them."""
+    truth = Truth(h2d=1.5)
+    controller, handle = a_controller(prices={"polls": 9})
+    run = Run(truth, controller, slower=lambda: 1.5 if handle.is_busy else 1.0).take(400)
+    windows = [r for r in handle.notes.records if isinstance(r, WindowRecord)]
+    assert len(handle.asked) >= 3
+    assert run.seconds > 1.05 * 400 * min(w.step_seconds for w in windows)
+    for window in windows:
+        expected = truth.forecast(window.knobs).step_seconds
+        assert window.step_seconds == pytest.approx(expected, rel=1e-6), window
+
+
+def test_a_search_that_failed_disturbs_no_more():
+    controller, handle = a_controller(prices={"fails_at": 1, "polls": 3})
+    Run(Truth(), controller).take(300)
+    assert len(handle.asked) == 1
+    assert sum(isinstance(r, WindowRecord) for r in handle.notes.records) > 10
+
+
 @pytest.mark.parametrize("forecast", [0.01, 0.05])
 def test_searching_stays_within_its_budget(forecast):
     controller, handle = a_controller(
