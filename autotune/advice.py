@@ -14,6 +14,7 @@ from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from autotune.prospects import Prospects
 from autotune.question import PROOF, Advice, Outlook, Question
+from autotune.residual import distance
 from autotune.search import search, update_share
 from autotune.space import SearchSpace, effective_lag
 from autotune.twin import Twin
@@ -31,6 +32,9 @@ _AS_GOOD = 2 * _LEAST_GAIN
 """Log of goodput that another S may cost and still be as good."""
 _LEAST_SELECT_GAIN = 0.001
 """Log of a goodput that is worth selecting more or less often: nothing stalls by that change."""
+_ALIKE = 0.5
+"""Distance of settings, in the residual's coordinates, below which one that lost speaks for the
+other: S four times as large is at 1, and so is k four and a half times as large."""
 _LEAST_PROMISE = 0.004
 """Expected improvement from which on a trial is worth its trouble."""
 _CHECKED = 3
@@ -186,8 +190,8 @@ class _Scales:
             return outlook.gain * (question.stretches_left - 1.0) if is_better else 0.0
         if question.leaves_interval and _differ_in_interval(outlook.knobs, question.here):
             least, may_probe = _AS_GOOD, False
-        # What has just failed to show that it is better would go back and forth by one error.
-        is_barred = replace(outlook.knobs, select_interval=0) in question.barred
+        # By one error alone it would go back and forth to what has just not shown to be better.
+        is_barred = any(distance(outlook.knobs, lost) < _ALIKE for lost in question.barred)
         is_adopted = outlook.gain > max((PROOF if is_barred else 1.0) * outlook.error, least)
         may_probe = may_probe and not is_barred
         if not is_adopted and not (may_probe and question.stretches):

@@ -88,6 +88,12 @@ class Residual:
         return found
 
 
+def distance(one: Knobs, other: Knobs) -> float:
+    """Return how far apart two settings are: at 1 they have errors of their own."""
+    here, there = _features([one, other])
+    return float(np.linalg.norm(here - there))
+
+
 def _structure(evidence: Sequence[Evidence], wander: float) -> float:
     """Return the standard deviation that the settings measured so far suggest.
 

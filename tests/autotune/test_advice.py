@@ -264,6 +264,10 @@ def test_what_is_barred_must_promise_as_many_errors_as_a_trial_must_show():
         return _Scales(prospects)._value(outlook)
 
     lost = [replace(other, select_interval=0)]
+    alike = [replace(lost[0], topk_ratio=1.5 * other.topk_ratio)]
+    unlike = [replace(lost[0], rolling=False), replace(lost[0], update_interval=1)]
+    assert value(0.03, alike) == 0, "what is like it has hardly another chance"
+    assert value(0.03, unlike) > 0
     assert value(0.03, []) > 0
     assert value(0.03, lost) == 0
     assert value(0.05, lost) > 0
