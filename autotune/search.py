@@ -72,9 +72,7 @@ def promising(
 
     def bound(knobs: Knobs) -> float:
         alike = replace(knobs, select_interval=here.select_interval)
-        # Part of the device's own step does not depend on k: with a larger one it is no shorter.
-        less = min(1.0, knobs.topk_ratio / max(here.topk_ratio, 1e-12))
-        lanes = [busy["device"] + less * busy["step"]]
+        lanes = [busy["device"] + busy["step"]]
         lanes += [
             busy.get(lane, 0.0) * of(knobs) / max(of(here), 1e-12) for lane, of in load.items()
         ]

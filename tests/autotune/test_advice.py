@@ -204,6 +204,12 @@ def test_selections_are_as_often_as_their_cost_and_the_energys_decay_ask_for():
     assert advice.best.knobs == replace(best, select_interval=50)
 
 
+def test_selections_of_what_is_in_force_are_weighed_though_no_search_has_looked_at_it(monkeypatch):
+    monkeypatch.setattr("autotune.advice.search", lambda *_: [])
+    best, advice = selecting(decay=0.0, select_seconds=0.5)
+    assert advice.best.knobs == replace(best, select_interval=400)
+
+
 @pytest.mark.parametrize(("gain", "is_worth_it"), [(0.003, True), (0.0005, False)])
 def test_little_is_enough_to_select_less_often_as_nothing_stalls_by_it(gain, is_worth_it):
     step = Truth().forecast(HERE).step_seconds

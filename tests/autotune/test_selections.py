@@ -90,9 +90,9 @@ def test_a_selection_that_blocks_wait_for_one_by_one_is_all_of_its_steps():
 
 def test_a_change_in_the_middle_of_a_selection_leaves_its_rest_out():
     watch = watched(SelectionWatch(), selections=2)
-    seconds = watch.seconds
-    watch.take(a_report(update_interval=4, stalls={"select": 5.0}))
+    watch.take(a_report(update_interval=16, stalls={"select": 5.0}))
     watch.interrupt()
-    for waited in (5.0, 0.0, 0.0, 0.0):
-        watch.take(a_report(update_interval=4, stalls={"select": waited}))
-    assert watch.seconds == seconds
+    watch.take(a_report(update_interval=1, stalls={"select": 9.0}))  # all columns, for another k
+    watch.take(a_report(update_interval=1, stalls={}))
+    watch.take(a_report(update_interval=1, stalls={"select": 0.3}))
+    assert watch.seconds == pytest.approx(0.2), "0.1 before the change and 0.3 after it"

@@ -99,6 +99,15 @@ def test_what_turns_out_worse_is_undone_at_once_with_the_measured_loss():
     assert move.predicted_step_seconds == 1.0
 
 
+def test_a_state_that_lacks_a_constant_of_today_has_it_as_it_was_believed():
+    state = json.loads(json.dumps(Script().tuner.state_dict()))
+    del state["constants"]["step"], state["prior"]["centre"]["step"]
+    resumed = a_tuner()
+    resumed.load_state_dict(state)
+    assert resumed.question().prior == a_tuner().question().prior
+    assert resumed.state_dict()["constants"] == a_tuner().state_dict()["constants"]
+
+
 @pytest.mark.parametrize(("error", "stays"), [(0.02, True), (0.2, False)])
 def test_in_a_tie_what_was_predicted_stays_and_what_was_only_tried_goes(error, stays):
     script = Script()
