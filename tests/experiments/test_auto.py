@@ -288,8 +288,9 @@ def test_the_twin_runs_and_what_it_did_can_be_repeated(tmp_path, text):
     flags = [*FAST, "--data", text, "--steps", "40", "--largest-staleness", "8"]
     out = trained(tmp_path / "run", *flags, "--auto")
     found = read_decisions(out / "decisions.jsonl")
-    assert found.windows
-    assert found.windows[0].step_seconds > 0
+    # Steps beside which the searching process is loaded are no window: these may be all.
+    assert all(window.step_seconds > 0 for window in found.windows)
+    assert found.end.step == 40
     assert found.end.search_seconds == summary(out)["tuning"]["search_seconds"]
     assert (out / "tuning.png").exists()
     again = tmp_path / "replay"
