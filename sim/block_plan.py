@@ -96,7 +96,7 @@ class BlockPlan:
 
     def calendar(self) -> WindowCalendar:
         """Return the engine's calendar over these blocks."""
-        return WindowCalendar(self.config, [block.elements for block in self.blocks])
+        return WindowCalendar(self.config, [block.shape for block in self.blocks])
 
 
 def intake_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_first: bool) -> int:

@@ -19,9 +19,8 @@ from zenflow.windows import WindowCalendar
 
 Shape = tuple[int, ...]
 
-# As in zenflow.host_store, zenflow.placement and zenflow.device_store, which load torch.
+# As in zenflow.host_store and zenflow.device_store, which load torch.
 _ALIGNMENT = 64
-_BUCKET_MOST, _BUCKET_LEAST, _BUCKETS = 1 << 18, 1 << 14, 32
 _BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
 
@@ -154,7 +153,7 @@ def _engine_memory(
         deferred=deferred,
         important=num_split - deferred,
         resident=resident,
-        bucket=_largest_bucket(split),
+        bucket=_largest_bucket(blocks),
         bank=_largest_bank(split, columns),
         dtype_bytes=dtype_bytes,
     )
@@ -176,21 +175,19 @@ def _upload_buffer(blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_by
     """Return the bytes of the largest boundary step whose updates land later."""
     if not config.overlap_step:
         return 0
-    loads = [block.deferred_elements for block in blocks]
     filled: dict[int, int] = {}
-    for load, phase in zip(loads, WindowCalendar(config, loads).phases(), strict=True):
-        filled[phase] = filled.get(phase, 0) + _aligned(load * dtype_bytes)
+    for block, phase in zip(blocks, WindowCalendar(config, blocks).phases(), strict=True):
+        num_bytes = _aligned(block.deferred_elements * dtype_bytes)
+        filled[phase] = filled.get(phase, 0) + num_bytes
     return max(filled.values(), default=0)
 
 
-def _largest_bucket(split: Sequence[tuple[int, int]]) -> int:
-    sizes = [rows * columns for rows, columns in split]
-    enough = min(_BUCKET_MOST, max(_BUCKET_LEAST, sum(sizes) // _BUCKETS))
-    largest = filled = 0
-    for size in reversed(sizes):
-        filled = size if filled >= enough else filled + size
-        largest = max(largest, filled)
-    return largest
+def _largest_bucket(blocks: Sequence[BlockShape]) -> int:
+    sizes: dict[int, int] = {}
+    for block in blocks:
+        elements = block.num_columns * block.num_rows
+        sizes[block.bucket] = sizes.get(block.bucket, 0) + elements
+    return max(sizes.values(), default=0)
 
 
 def _largest_bank(split: Sequence[tuple[int, int]], deferred: Sequence[int]) -> int:

@@ -1,5 +1,6 @@
 """ZenFlowAdamW's update rule as a plain loop over float32 matrices: no threads, no copies."""
 
+from itertools import groupby
 from math import ceil, floor
 
 import torch
@@ -69,13 +70,45 @@ class Reference:
             self.runs.append([Block(run, group, ratio if p in split else 1) for run in runs])
         self.blocks = [b for run in reversed(self.runs) for b in run]  # backward's order
 
+        self.put_in_buckets()
+
+    def put_in_buckets(self):
+        runs = [run for run in reversed(self.runs) if run[0].is_split]
+        sizes = [sum(b.weight.numel() for b in run) for run in runs]
+        enough, bucket, filled = min(1 << 18, max(1 << 14, sum(sizes) // 32)), 0, 0
+        for run, size in zip(runs, sizes, strict=True):
+            bucket, filled = (bucket + 1, size) if filled >= enough else (bucket, filled + size)
+            for b in run:
+                b.bucket = bucket
+
+    def phases(self, S):
+        load, phases, left = [0] * S, {}, []
+        sizes = {b: len(b.weight) * int((~b.important).sum()) for b in self.blocks if b.is_split}
+
+        def place(blocks):
+            least = load.index(min(load))
+            load[least] += sum(sizes[b] for b in blocks)
+            phases.update(dict.fromkeys(blocks, least))
+
+        for _, neighbours in groupby(sizes, key=lambda b: b.bucket):
+            blocks = list(neighbours)
+            size = sum(sizes[b] for b in blocks)
+            if size > 1 << 18:
+                for b in blocks:
+                    place([b])
+            elif min(load) + size <= 1.02 * sum(sizes.values()) / S:
+                place(blocks)
+            else:
+                left += blocks
+        for b in sorted(left, key=lambda b: -sizes[b]):
+            place([b])
+        return phases
+
     def set_due_steps(self, now, old):
         S, starts = self.rule.update_interval, [b.start for b in self.blocks]
-        load, together = [0] * S + [1e99], min(max(starts) + S, min(starts) + old + S)
+        phases, together = self.phases(S), min(max(starts) + S, min(starts) + old + S)
         for b in self.blocks:
-            phase = load.index(min(load))
-            load[phase] += len(b.weight) * int((~b.important).sum())
-            in_turn = min(now + 1 + phase, b.start + old + S)
+            in_turn = min(now + 1 + phases.get(b, 0), b.start + old + S)
             b.due_step = max(now + 1, in_turn if self.rule.rolling else together)
 
     def step(self, grads):

@@ -10,13 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 BLOCKS_PER_STEP = 8
 """How many blocks of the largest size fit one step's share of the host work. More would even the
 load out further; each block costs some bookkeeping."""
 
+FULL_STEP = 1.02
+"""Of the fair share of the host work: what a step may get for the sake of fewer, larger tasks."""
+
 MIN_AUTOMATIC_COLUMNS = 64
 """With fewer columns, rounding `topk_ratio * columns` to whole columns distorts the traffic."""
+
+MAX_BUCKET_ELEMENTS = 1 << 18
+"""Small parameters travel together until a bucket has this many elements: a copy and a host task
+cost tens of microseconds whatever their size."""
+
+MIN_BUCKET_ELEMENTS = 1 << 14
+BUCKETS_AT_LEAST = 32
+"""A small model is cut finer, so that copies overlap backward there too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +42,8 @@ class BlockShape:
     num_columns: int
     num_rows: int
     """Length O of a column."""
+    bucket: int
+    """Index, in backward order, of the bucket that its parameter is copied in."""
     num_important: int
     """Columns the device owns: by the ratio, at every time."""
 
@@ -73,6 +87,7 @@ def partition(
     """
     total = sum(rows * columns for rows, columns in shapes)
     cap = block_elements or max(1, math.ceil(total / (BLOCKS_PER_STEP * update_interval)))
+    buckets = bucket_of_each([rows * columns for rows, columns in shapes])
     blocks = []
     for matrix in reversed(range(len(shapes))):
         rows, columns = shapes[matrix]
@@ -88,6 +103,7 @@ def partition(
                     first=first,
                     num_columns=width,
                     num_rows=rows,
+                    bucket=buckets[matrix],
                     num_important=important_count(topk_ratio, width),
                 )
             )
@@ -95,21 +111,70 @@ def partition(
     return blocks
 
 
-def assign_phases(loads: Sequence[int], interval: int) -> list[int]:
+def bucket_of_each(sizes: Sequence[int]) -> list[int]:
+    """Return each matrix's bucket: what is copied together, numbered in backward order.
+
+    Small matrices join a bucket until it has 2^18 elements, or a 32nd of a smaller model.
+
+    Args:
+        sizes: Elements of each split parameter, in registration order.
+
+    >>> bucket_of_each([1 << 14, 1 << 13, 1 << 13])
+    [1, 0, 0]
+    """
+    enough = min(MAX_BUCKET_ELEMENTS, max(MIN_BUCKET_ELEMENTS, sum(sizes) // BUCKETS_AT_LEAST))
+    buckets: list[int] = []
+    bucket, filled = -1, enough
+    for size in reversed(sizes):
+        if filled >= enough:
+            bucket += 1
+            filled = 0
+        buckets.append(bucket)
+        filled += size
+    return buckets[::-1]
+
+
+def assign_phases(loads: Sequence[int], buckets: Sequence[int], interval: int) -> list[int]:
     """Return each block's phase in 1..interval, so that every step's load is about the same.
 
     Blocks are taken in order and each goes to the least loaded phase, the smaller one on a tie, so
-    that the blocks due at one step are also spread over backward.
+    that the blocks due at one step are also spread over backward. A small bucket's go together,
+    for one host task and one upload in place of several; but one by one, largest first, after all
+    others, where they would bring a step's load above `FULL_STEP` of the fair share.
 
-    >>> assign_phases([4, 4, 4, 4, 2, 2], 3)
-    [1, 2, 3, 1, 2, 3]
+    Args:
+        loads: Deferred elements of each block, in backward order.
+        buckets: Bucket of each block; one bucket's blocks are neighbours.
+        interval: S.
+
+    >>> assign_phases([4, 4, 4, 4, 2, 2], [0, 1, 2, 3, 4, 5], 3)
+    [1, 2, 3, 3, 1, 2]
+    >>> assign_phases([2, 2, 2, 2, 2, 2], [0, 0, 1, 1, 2, 2], 2)
+    [1, 1, 2, 2, 1, 2]
     """
+    full = FULL_STEP * sum(loads) / interval
     filled = [0] * interval
-    phases = []
-    for load in loads:
+    phases = [0] * len(loads)
+
+    def place(run: Sequence[int], load: int) -> None:
         phase = min(range(interval), key=filled.__getitem__)
         filled[phase] += load
-        phases.append(phase + 1)
+        for block in run:
+            phases[block] = phase + 1
+
+    left: list[int] = []
+    for _, neighbours in groupby(range(len(loads)), key=buckets.__getitem__):
+        run = list(neighbours)
+        load = sum(loads[block] for block in run)
+        if load > MAX_BUCKET_ELEMENTS:
+            for block in run:
+                place([block], loads[block])
+        elif min(filled) + load <= full:
+            place(run, load)
+        else:
+            left += run
+    for block in sorted(left, key=loads.__getitem__, reverse=True):
+        place([block], loads[block])
     return phases
 
 

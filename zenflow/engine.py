@@ -70,7 +70,7 @@ class Engine:
         self.wait_timeout = wait_timeout
         self.step = 0
         self.decision_log: list[tuple[int, Knobs]] = []
-        self.calendar = WindowCalendar(config, [b.shape.deferred_elements for b in layout.blocks])
+        self.calendar = WindowCalendar(config, [block.shape for block in layout.blocks])
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
@@ -259,7 +259,7 @@ class Engine:
         """
         resize(self.layout, topk_ratio, self.config.hysteresis, {}, 1.0)
         self.schedule.renew()
-        self.calendar.open_all([b.shape.deferred_elements for b in self.layout.blocks], self.step)
+        self.calendar.open_all([block.shape for block in self.layout.blocks], self.step)
 
     # ---- waiting and ending -----------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class HostSchedule:
         updating = [block for block in blocks if block.count and block.shape.num_deferred]
         self._take_buffer(updating, step)
         self._update(updating, gradients, hypers, factor, step, active)
-        self._calendar.open_all([block.shape.deferred_elements for block in blocks], step)
+        self._calendar.open_all([block.shape for block in blocks], step)
         for block in blocks:
             block.count = 0
             block.wants_selection = False

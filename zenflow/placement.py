@@ -15,14 +15,6 @@ from zenflow.device_store import BANK_ELEMENTS, Bank, Resident
 from zenflow.host_store import HostRows, HostSlabs
 from zenflow.layout import Block, Bucket, ColumnVectors, Layout, SplitParam
 
-MAX_BUCKET_ELEMENTS = 1 << 18
-"""Small parameters travel together until a bucket has this many elements: a copy and a host task
-cost tens of microseconds whatever their size."""
-
-MIN_BUCKET_ELEMENTS = 1 << 14
-BUCKETS_AT_LEAST = 32
-"""A small model is cut finer, so that copies overlap backward there too."""
-
 
 @dataclass(frozen=True, slots=True)
 class NamedParam:
@@ -228,17 +220,12 @@ def _fill_masters(split: SplitParam) -> None:
 
 
 def _make_buckets(splits: list[SplitParam]) -> list[Bucket]:
-    """Group parameters in backward order."""
+    """Put parameters, in backward order, into the buckets that their blocks name."""
     buckets: list[Bucket] = []
-    total = sum(split.num_rows * split.num_columns for split in splits)
-    enough = min(MAX_BUCKET_ELEMENTS, max(MIN_BUCKET_ELEMENTS, total // BUCKETS_AT_LEAST))
-    filled = enough
     for split in reversed(splits):
-        if filled >= enough:
-            buckets.append(Bucket(index=len(buckets)))
-            filled = 0
+        split.bucket = split.blocks[0].shape.bucket
+        if split.bucket == len(buckets):
+            buckets.append(Bucket(index=split.bucket))
         buckets[-1].splits.append(split)
         buckets[-1].blocks += split.blocks
-        split.bucket = buckets[-1].index
-        filled += split.num_rows * split.num_columns
     return buckets

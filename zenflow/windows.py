@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zenflow.blocks import assign_phases
+from zenflow.blocks import BlockShape, assign_phases
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
@@ -24,22 +24,22 @@ class WindowCalendar:
         opened: Step after which each block's open window began.
     """
 
-    def __init__(self, config: ZenFlowConfig, loads: Sequence[int]) -> None:
+    def __init__(self, config: ZenFlowConfig, blocks: Sequence[BlockShape]) -> None:
         """Lay out the first windows.
 
         Args:
             config: Rule of the windows, and the knobs of the start.
-            loads: Deferred elements of each block, in block order.
+            blocks: In backward order.
         """
         self._config = config
-        self._loads = list(loads)
+        self._blocks = list(blocks)
         self._known_phases: dict[int, list[int]] = {}
         self.knobs = Knobs.of(config)
         self.rule = self.knobs.applied_to(config)
         self._warm_up = config.full_warm_up_rounds
-        self.opened = [0] * len(loads)
+        self.opened = [0] * len(blocks)
         if self._warm_up:
-            self.next_due = [1] * len(loads)
+            self.next_due = [1] * len(blocks)
         else:
             self.next_due = list(self.phases())
 
@@ -47,9 +47,11 @@ class WindowCalendar:
         """Return every block's phase for the knobs in force; laid out once per interval."""
         interval = self.knobs.update_interval
         if not self.knobs.rolling:
-            return [interval] * len(self._loads)
+            return [interval] * len(self._blocks)
         if interval not in self._known_phases:
-            self._known_phases[interval] = assign_phases(self._loads, interval)
+            loads = [block.deferred_elements for block in self._blocks]
+            buckets = [block.bucket for block in self._blocks]
+            self._known_phases[interval] = assign_phases(loads, buckets, interval)
         return self._known_phases[interval]
 
     def is_warm_up(self, step: int) -> bool:
@@ -70,11 +72,11 @@ class WindowCalendar:
         else:
             self.next_due[block] = step + self.knobs.update_interval
 
-    def open_all(self, loads: Sequence[int], step: int) -> None:
+    def open_all(self, blocks: Sequence[BlockShape], step: int) -> None:
         """Open every block's window after this step, laid out for blocks of other loads."""
-        self._loads = list(loads)
+        self._blocks = list(blocks)
         self._known_phases.clear()
-        self.opened = [step] * len(loads)
+        self.opened = [step] * len(blocks)
         is_warm_up = self.is_warm_up(step + 1)
         self.next_due = [step + (1 if is_warm_up else phase) for phase in self.phases()]
 

@@ -15,6 +15,7 @@ from zenflow import (
     ZenFlowAdamW,
     ZenFlowConfig,
 )
+from zenflow.blocks import BlockShape
 from zenflow.windows import WindowCalendar
 
 SMALL = ZenFlowConfig(min_split_elements=1)
@@ -66,7 +67,15 @@ def test_training_itself_never_looks_like_a_change_in_place():
 def a_calendar(*, update_interval, num_blocks):
     """Return a calendar of equal blocks, and the knobs it starts with."""
     config = ZenFlowConfig(update_interval=update_interval)
-    return WindowCalendar(config, [1] * num_blocks), Knobs.of(config)
+    return WindowCalendar(config, blocks_of([1] * num_blocks)), Knobs.of(config)
+
+
+def blocks_of(loads):
+    """Return blocks that defer so many elements, each in a bucket of its own."""
+    return [
+        BlockShape(matrix=i, first=0, num_columns=load, num_rows=1, bucket=i, num_important=0)
+        for i, load in enumerate(loads)
+    ]
 
 
 def test_a_controller_that_changes_its_mind_at_every_step_starves_no_block():
@@ -109,7 +118,7 @@ def test_blocks_of_other_loads_are_laid_out_anew():
     assert calendar.next_due == [1, 2, 1, 2]
     calendar.set_knobs(replace(knobs, topk_ratio=0.5), 5)
     assert calendar.next_due == [6] * 4
-    calendar.open_all([3, 1, 1, 1], 6)
+    calendar.open_all(blocks_of([3, 1, 1, 1]), 6)
     assert calendar.next_due == [7, 8, 8, 8]
     assert calendar.opened == [6] * 4
 

@@ -1,0 +1,74 @@
+"""How matrices are cut, put into buckets and shared out to the steps of a window."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zenflow.blocks import FULL_STEP, assign_phases, bucket_of_each, partition
+
+SIZES = st.lists(st.integers(min_value=1, max_value=1 << 19), min_size=1, max_size=60)
+
+
+@st.composite
+def loads_in_buckets(draw):
+    """Return blocks' loads and buckets, as neighbours."""
+    held = draw(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), max_size=30))
+    loads = [load for bucket in held for load in bucket]
+    return loads, [index for index, bucket in enumerate(held) for _ in bucket]
+
+
+@given(SIZES)
+def test_buckets_follow_backward_and_each_is_filled_before_the_next(sizes):
+    buckets = bucket_of_each(sizes)
+    enough = min(1 << 18, max(1 << 14, sum(sizes) // 32))
+    held = {bucket: [] for bucket in buckets}
+    for bucket, size in zip(buckets, sizes, strict=True):
+        held[bucket].append(size)
+    assert buckets == sorted(buckets, reverse=True)
+    assert set(buckets) == set(range(max(buckets) + 1))
+    for bucket, own in held.items():
+        assert sum(own[1:]) < enough  # the last to come, first in order, was still wanted
+        assert sum(own) >= enough or bucket == max(buckets)
+
+
+@settings(max_examples=200)
+@given(loads_in_buckets(), st.integers(min_value=1, max_value=9))
+def test_every_steps_load_is_near_its_fair_share(blocks, interval):
+    loads, buckets = blocks
+    filled = [0] * interval
+    for load, phase in zip(loads, assign_phases(loads, buckets, interval), strict=True):
+        filled[phase - 1] += load
+    fair = sum(loads) / interval
+    assert max(filled) <= fair + max((FULL_STEP - 1) * fair, max(loads, default=0)) + 1e-9
+
+
+def test_small_buckets_stay_whole_and_follow_one_another_through_the_phases():
+    loads, buckets = [1] * 48, [index // 3 for index in range(48)]
+    phases = assign_phases(loads, buckets, 4)
+    assert phases == [1 + bucket % 4 for bucket in buckets]
+
+
+def test_a_bucket_that_would_tip_the_balance_goes_block_by_block():
+    buckets = [0, 0, 1, 1, 2, 2, 2, 3, 3]
+    assert assign_phases([10] * 9, buckets, 2) == [1, 1, 2, 2, 2, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"), [(1 << 16, [1, 1, 1, 1, 2, 2, 2, 2] * 2), (1 << 17, [1, 2] * 8)]
+)
+def test_only_small_buckets_stay_whole(load, expected):
+    """Of large ones a task costs nothing by itself, and the finer balance is worth more."""
+    buckets = [index // 4 for index in range(16)]
+    assert assign_phases([load] * 16, buckets, 2) == expected
+
+
+@pytest.mark.parametrize("interval", [2, 3, 4, 8])
+def test_a_small_transformers_steps_take_few_more_tasks_than_buckets(interval):
+    layer = [(128, 128)] * 4 + [(352, 128), (352, 128), (128, 352)]
+    blocks = partition(
+        [(258, 128)] + layer * 4, topk_ratio=0.1, update_interval=16, block_elements=None
+    )
+    loads, buckets = [b.deferred_elements for b in blocks], [b.bucket for b in blocks]
+    assert len(blocks) > 3 * len(set(buckets))
+    tasks = set(zip(buckets, assign_phases(loads, buckets, interval), strict=True))
+    assert len(tasks) <= len(set(buckets)) + 2 * interval
