@@ -186,8 +186,9 @@ class _Scales:
         """
         question, least, may_probe = self._question, _LEAST_GAIN, self._question.may_probe
         if replace(outlook.knobs, select_interval=question.here.select_interval) == question.here:
-            is_better = question.stretches and outlook.gain > _LEAST_SELECT_GAIN
-            return outlook.gain * (question.stretches_left - 1.0) if is_better else 0.0
+            if not question.stretches or outlook.gain <= _LEAST_SELECT_GAIN:
+                return 0.0
+            return outlook.gain * (question.stretches_left - 1.0)
         if question.leaves_interval and _differ_in_interval(outlook.knobs, question.here):
             least, may_probe = _AS_GOOD, False
         # By one error alone it would go back and forth to what has just not shown to be better.

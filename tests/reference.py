@@ -58,7 +58,8 @@ class Reference:
 
     def __init__(self, groups, config, max_norm=None, log=()):
         self.config, self.max_norm, self.log = config, max_norm, log
-        self.t, self.rule, least = 0, config, 1 if config.block_elements else 64
+        self.t, self.rule = 0, config
+        least, fewest = (1, 1) if config.block_elements else (64, 1 << 15)
         params = [(p, group) for group in groups for p in group["params"] if p.requires_grad]
         split = {p for p, _ in params if p.ndim > 1 and p.numel() >= config.min_split_elements}
         share = ceil(sum(p.numel() for p in split) / (8 * config.update_interval))
@@ -66,7 +67,8 @@ class Reference:
         self.weights, self.runs = [p.detach().cpu().clone() for p, _ in params], []
         for weight, (p, group) in zip(self.weights, params, strict=True):
             matrix, ratio = weight.view(len(p) if p.ndim > 1 else 1, -1), config.topk_ratio
-            runs = matrix.tensor_split(min(ceil(p.numel() / cap), len(matrix.T) // least or 1), 1)
+            most = min(len(matrix.T) // least, p.numel() // fewest) or 1
+            runs = matrix.tensor_split(min(ceil(p.numel() / cap), most), 1)
             self.runs.append([Block(run, group, ratio if p in split else 1) for run in runs])
         self.blocks = [b for run in reversed(self.runs) for b in run]  # backward's order
 

@@ -16,6 +16,9 @@ BLOCKS_PER_STEP = 8
 """How many blocks of the largest size fit one step's share of the host work. More would even the
 load out further; each block costs some bookkeeping."""
 
+MIN_AUTOMATIC_ELEMENTS = 1 << 15
+"""Updating fewer takes less than the bookkeeping of a block does."""
+
 FULL_STEP = 1.02
 """Of the fair share of the host work: what a step may get for the sake of fewer, larger tasks."""
 
@@ -83,7 +86,7 @@ def partition(
         topk_ratio: Share of each block's columns that is important.
         update_interval: S, which sets a step's fair share of the work.
         block_elements: Largest number of elements in a block; None for the fair share,
-            total / (8 S), with at least 64 columns a block.
+            total / (8 S), with at least 64 columns and 2^15 elements a block.
     """
     total = sum(rows * columns for rows, columns in shapes)
     cap = block_elements or max(1, math.ceil(total / (BLOCKS_PER_STEP * update_interval)))
@@ -93,7 +96,8 @@ def partition(
         rows, columns = shapes[matrix]
         count = min(max(1, math.ceil(rows * columns / cap)), columns)
         if block_elements is None:
-            count = min(count, max(1, columns // MIN_AUTOMATIC_COLUMNS))
+            most = min(columns // MIN_AUTOMATIC_COLUMNS, rows * columns // MIN_AUTOMATIC_ELEMENTS)
+            count = min(count, max(1, most))
         first = 0
         for index in range(count):
             width = columns // count + (index < columns % count)

@@ -64,11 +64,26 @@ def test_only_small_buckets_stay_whole(load, expected):
 
 @pytest.mark.parametrize("interval", [2, 3, 4, 8])
 def test_a_small_transformers_steps_take_few_more_tasks_than_buckets(interval):
-    layer = [(128, 128)] * 4 + [(352, 128), (352, 128), (128, 352)]
+    layer = [(256, 256)] * 4 + [(704, 256), (704, 256), (256, 704)]
     blocks = partition(
-        [(258, 128)] + layer * 4, topk_ratio=0.1, update_interval=16, block_elements=None
+        [(512, 256)] + layer * 4, topk_ratio=0.1, update_interval=16, block_elements=None
     )
     loads, buckets = [b.deferred_elements for b in blocks], [b.bucket for b in blocks]
-    assert len(blocks) > 3 * len(set(buckets))
+    assert len(blocks) > 4 * len(set(buckets))
     tasks = set(zip(buckets, assign_phases(loads, buckets, interval), strict=True))
     assert len(tasks) <= len(set(buckets)) + 2 * interval
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=8),
+    st.integers(min_value=1, max_value=32),
+)
+def test_blocks_of_matrices_cover_them_and_none_is_too_small_to_be_worth_a_task(shapes, interval):
+    blocks = partition(shapes, topk_ratio=0.1, update_interval=interval, block_elements=None)
+    for matrix, (rows, columns) in enumerate(shapes):
+        own = [block for block in blocks if block.matrix == matrix]
+        assert [b.first for b in own[1:]] == [b.first + b.num_columns for b in own[:-1]]
+        assert sum(b.num_columns for b in own) == columns
+        if len(own) > 1:
+            assert min(b.num_columns for b in own) >= 64
+            assert min(b.num_columns for b in own) * rows > (1 << 15) - rows  # whole columns

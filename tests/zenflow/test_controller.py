@@ -154,7 +154,7 @@ def test_knobs_that_break_a_rule_are_refused_by_the_controllers_name(chosen):
 def test_blocks_are_cut_for_the_largest_window_a_controller_may_choose():
     counts = []
     for controller in (None, Chooser({}, largest_interval=2), Chooser({}, largest_interval=32)):
-        model = nn.Linear(64, 64 * 256, bias=False)
+        model = nn.Linear(512, 64 * 256, bias=False)
         model.weight = nn.Parameter(model.weight.detach().t().contiguous())
         optimizer = ZenFlowAdamW([model.weight], config=CONFIG, controller=controller)
         counts.append(len(optimizer._engine.layout.blocks))
