@@ -149,7 +149,8 @@ def check_state(
     if len(saved["counts"]) != len(engine.layout.blocks):
         raise CheckpointError(
             f"the checkpoint has {len(saved['counts'])} blocks and this optimizer "
-            f"{len(engine.layout.blocks)}: make it with a controller of the same largest_interval"
+            f"{len(engine.layout.blocks)}: make it with a controller of the same "
+            "largest_interval, and with the version of this package that saved it"
         )
     if saved["topk_ratio"] < engine.layout.least_topk_ratio:
         raise CheckpointError(

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -149,6 +150,20 @@ def test_a_controller_sees_the_timeline():
 def test_knobs_that_break_a_rule_are_refused_by_the_controllers_name(chosen):
     with pytest.raises(ConfigError, match=r"(?s)Chooser chose .* after step 3, .*must be"):
         train(Chooser({3: chosen}))
+
+
+def test_a_state_of_other_blocks_is_refused():
+    """As one is that was saved with windows of another length in sight."""
+    weight = nn.Parameter(torch.randn(512, 64 * 64))
+    with closing(
+        ZenFlowAdamW([weight], config=CONFIG, controller=Chooser({}, largest_interval=32))
+    ) as saved:
+        state = saved.state_dict()
+    with (
+        closing(ZenFlowAdamW([weight], config=CONFIG, controller=Chooser({}))) as other,
+        pytest.raises(CheckpointError, match=r"has 64 blocks .* same largest_interval, and with"),
+    ):
+        other.load_state_dict(state)
 
 
 def test_blocks_are_cut_for_the_largest_window_a_controller_may_choose():
