@@ -16,14 +16,14 @@ BLOCKS_PER_STEP = 8
 """How many blocks of the largest size fit one step's share of the host work. More would even the
 load out further; each block costs some bookkeeping."""
 
-MIN_AUTOMATIC_ELEMENTS = 1 << 15
-"""Updating fewer takes less than the bookkeeping of a block does."""
-
 FULL_STEP = 1.02
 """Of the fair share of the host work: what a step may get for the sake of fewer, larger tasks."""
 
 MIN_AUTOMATIC_COLUMNS = 64
 """With fewer columns, rounding `topk_ratio * columns` to whole columns distorts the traffic."""
+
+MIN_AUTOMATIC_ELEMENTS = 1 << 15
+"""Updating fewer takes less than the bookkeeping of a block does."""
 
 MAX_BUCKET_ELEMENTS = 1 << 18
 """Small parameters travel together until a bucket has this many elements: a copy and a host task
