@@ -112,7 +112,7 @@ class TrialLoop:
         index: int = 0,
         num_before: int = 0,
     ) -> None:
-        """Give the study the sampler.
+        """Make the sampler.
 
         Args:
             study: Open in this process.
@@ -135,7 +135,7 @@ class TrialLoop:
         # A resumed study goes on with other choices, or it would only repeat what is known. QMC
         # counts its points in the storage, and all workers have to count along one sequence.
         own = 0 if task.sampler == "qmc" else index + _STRIDE * num_before
-        study.sampler = make_sampler(
+        self._sampler = make_sampler(
             task.sampler,
             (task.seed + own) % 2**32,
             is_constrained=bool(task.constraints.names),
@@ -169,10 +169,7 @@ class TrialLoop:
                     return  # every setting has been measured
                 time.sleep(_POLL_SECONDS)  # another worker's trial may yet get lost
                 continue
-            if given is not None:
-                self._study.enqueue_trial(
-                    self._params(given), user_attrs={"knobs": given.to_dict()}
-                )
+            self._study.sampler = self._choosing(given)
             self._study.optimize(self._evaluate, n_trials=1, catch=(ConfigError,))
             self._check_errors()
             on_trial()
@@ -196,6 +193,16 @@ class TrialLoop:
             around = self._task.space.neighbours(self._wish)
             near = [knobs for knobs in around if self._feasibility.allows(knobs)]
         return next((knobs for knobs in (*near, *self._order) if knobs not in known), None)
+
+    def _choosing(self, given: Knobs | None) -> optuna.samplers.BaseSampler:
+        """Return what chooses the next setting: the sampler, or ``given`` in its name.
+
+        The given one isn't put into the study's queue: SQLite locks no rows, and two workers have
+        taken the same trial from it, one of which then dies of the other's result.
+        """
+        if given is None:
+            return self._sampler
+        return optuna.samplers.PartialFixedSampler(self._params(given), self._sampler)
 
     def _shuffled(self) -> list[Knobs]:
         """Return the allowed settings in an order by the seed; each worker starts elsewhere."""

@@ -252,6 +252,26 @@ def wait_for(condition):
 
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])
+def test_workers_that_start_at_the_same_time_never_share_a_trial(kind, tmp_path, capfd):
+    log = tmp_path / "log"
+    many = replace(SPACE, select_intervals=(50, 100))
+    result = tune(
+        task(
+            backend=Surface(log),
+            space=many,
+            storage=storage_of(kind, tmp_path),
+            sampler="grid",
+            num_trials=1000,
+        ),
+        num_workers=2,
+    )
+    assert len(evaluated(log)) == len(set(evaluated(log))) == 2 * NUM_SETTINGS
+    assert len(result.candidates) == 2 * NUM_SETTINGS
+    assert set(result.num_trials) <= {"measured", "repeated"}
+    assert "Traceback" not in capfd.readouterr().err, "no worker died"
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite"])
 def test_a_killed_worker_loses_one_trial_and_the_others_finish_the_study(kind, tmp_path):
     log, hung = tmp_path / "log", tmp_path / "log.hung"
     shared = task(
