@@ -9,11 +9,14 @@ from statistics import median
 from typing import Any
 
 _SPIKE = 5.0
-"""Median steps that a step counts as at most: what comes between two, an evaluation say, is no
-step's time."""
+"""Median steps from which on a step counts as one of them: what comes between two, an evaluation
+say, is no step's time."""
 _FEWEST_TRIALS, _MOST_TRIALS = 6, 60
-_BESIDE_TRIALS = 6
-"""Simulations of a question that are no trials: those that refit and compare."""
+_BESIDE_TRIALS, _OF_EACH_SETTING = 4, 2
+"""Simulations of a question that are no trials: those that compare, and those that refit, of every
+setting that has been measured."""
+_AFTER_TRIALS = 3
+"""Of these at most, in time: the trial in which the limit passes, and what compares them all."""
 _AT_ONCE = 0.8
 """Share of the budget that may be spent from the start; the rest comes as the run goes on, for
 what may change."""
@@ -55,8 +58,8 @@ class SearchBudget:
                 what is left of the run then must not count them.
         """
         if self._done:
-            limit = _SPIKE * median(self._recent) if self._recent else math.inf
-            self._run_seconds += min(seconds, limit)
+            usual = median(self._recent) if self._recent else math.inf
+            self._run_seconds += usual if seconds > _SPIKE * usual else seconds
             self._counted += 1
             self._recent.append(seconds)
         self._done = step
@@ -67,18 +70,36 @@ class SearchBudget:
         if not self._counted:
             return 0.0
         progress = self._done / self._total_steps
-        budget = self._share * self._total_steps * self._run_seconds / self._counted
-        return budget * (_AT_ONCE + (1 - _AT_ONCE) * progress) - self.spent
+        return (
+            self._share * self._seconds_in_all() * (_AT_ONCE + (1 - _AT_ONCE) * progress)
+            - self.spent
+        )
 
-    def num_trials(self) -> int:
-        """Return how many trials may be paid for now; 0 if too few to be worth asking."""
+    def _seconds_in_all(self) -> float:
+        """Return what the run will have taken: a tuned run gets faster, so by its latest pace."""
+        pace = self._run_seconds / self._counted
+        latest = min(pace, median(self._recent)) if self._recent else pace
+        return pace * self._done + latest * max(0, self._total_steps - self._done)
+
+    @property
+    def seconds_for_trials(self) -> float:
+        """CPU seconds after which a question's trials must end for it to stay within the rest."""
+        return max(0.0, self.seconds_left - _AFTER_TRIALS * (self.seconds_per_trial or 0.0))
+
+    def num_trials(self, num_settings: int) -> int:
+        """Return how many trials may be paid for now; 0 if too few to be worth asking.
+
+        Args:
+            num_settings: That have been measured.
+        """
         room = self.seconds_left
         if self.seconds_per_trial is None:
             return 0
-        affordable = int(room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
+        beside = _BESIDE_TRIALS + _OF_EACH_SETTING * num_settings
+        affordable = int(room / max(self.seconds_per_trial, 1e-6)) - beside
         if affordable < _FEWEST_TRIALS:
             return 0
-        spared = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - _BESIDE_TRIALS
+        spared = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - beside
         return min(_MOST_TRIALS, max(_FEWEST_TRIALS, spared))
 
     def allows(self, seconds: float) -> bool:

@@ -51,7 +51,7 @@ class Question:
     num_trials: int = 40
     """0 simulates nothing: what the last search saw is weighed anew by what has been measured."""
     most_seconds: float = math.inf
-    """CPU time that the answer may take: a search ends early rather than take more."""
+    """CPU time after which no trial is begun: a search ends early rather than take more."""
     seed: int = 0
 
 

@@ -202,7 +202,12 @@ class TwinController(AbstractController):
             return False
         if self._is_urgent:
             return True
-        return self._left(step) >= _LEAST_LEFT and self.budget.num_trials() > 0
+        return self._left(step) >= _LEAST_LEFT and self._num_trials > 0
+
+    @property
+    def _num_trials(self) -> int:
+        """Trials that a question may have now."""
+        return self.budget.num_trials(len({s.knobs for s in self.tuner.stretches}))
 
     def _may_weigh(self, step: int) -> bool:
         """Whether what the last search saw may be weighed anew: it is about the same machine."""
@@ -241,7 +246,7 @@ class TwinController(AbstractController):
                 return self._consider(answer)
             if self.tuner.stretches and self._has_news:
                 if self._may_search(step):
-                    self._ask(step, max(_FEWEST_TRIALS, self.budget.num_trials()))
+                    self._ask(step, max(_FEWEST_TRIALS, self._num_trials))
                 elif self._may_weigh(step):
                     self._ask(step, 0)
         except ConfigError:
@@ -264,7 +269,7 @@ class TwinController(AbstractController):
             resize_seconds=self._gatherer.resize_seconds,
             leaves_interval=self._zen is not None,
             num_trials=num_trials,
-            most_seconds=math.inf if self._is_urgent else self.budget.seconds_left,
+            most_seconds=math.inf if self._is_urgent else self.budget.seconds_for_trials,
             seed=self._seed,
         )
         self._guard.asked()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from autotune.budget import SearchBudget
 
 
@@ -16,26 +18,26 @@ def running(share=0.01, total=1000, steps=100, seconds=0.1, per_trial=0.01):
 
 
 def test_nothing_may_be_spent_before_a_trial_and_a_step_are_known():
-    assert SearchBudget(0.01, 100).num_trials() == 0
+    assert SearchBudget(0.01, 100).num_trials(1) == 0
     budget = SearchBudget(0.01, 100)
     for step in (1, 2):
         budget.add_step(step, 100.0)
-        assert budget.num_trials() == 0
+        assert budget.num_trials(1) == 0
 
 
 def test_trials_fit_what_is_left_of_the_share():
     budget = running()  # 100 s in all, so 1 s; 0.82 of it by now, half of that at once
-    assert budget.num_trials() in (34, 35)
+    assert budget.num_trials(1) in (34, 35)
     budget.spent = 0.24
-    assert budget.num_trials() in (22, 23)
+    assert budget.num_trials(1) in (22, 23)
     budget.spent = 0.77  # room for five simulations is not worth a question
-    assert budget.num_trials() == 0
+    assert budget.num_trials(1) == 0
 
 
 def test_a_question_that_can_be_paid_for_is_not_put_off_to_save_half_of_the_room():
     budget = running(per_trial=0.05)
     budget.spent = 0.1  # room for 14 simulations, of which six refit and compare
-    assert budget.num_trials() == 6
+    assert budget.num_trials(1) == 6
 
 
 def test_what_is_spent_never_exceeds_the_share_when_trials_cost_what_they_are_said_to():
@@ -43,7 +45,7 @@ def test_what_is_spent_never_exceeds_the_share_when_trials_cost_what_they_are_sa
     budget.seconds_per_trial = 0.004
     for step in range(1, 2001):
         budget.add_step(step, 0.05)
-        trials = budget.num_trials()
+        trials = budget.num_trials(1)
         budget.spent += (trials + 6) * 0.004 if trials else 0.0
     assert 0.009 * 100 < budget.spent <= 0.01 * 100
 
@@ -53,17 +55,41 @@ def test_what_comes_before_the_first_step_is_no_time_of_the_run():
     for budget, first in ((plain, 0.1), (late, 300.0)):
         budget.seconds_per_trial = 0.01
         budget.add_step(1, first)
-        assert budget.num_trials() == 0
+        assert budget.num_trials(1) == 0
         for step in range(2, 100):
             budget.add_step(step, 0.1)
-    assert late.num_trials() == plain.num_trials() > 0
+    assert late.num_trials(1) == plain.num_trials(1) > 0
+
+
+def test_every_measured_setting_takes_simulations_that_are_no_trials():
+    budget = running()  # room for 82 simulations, of which half now
+    assert budget.num_trials(1) - budget.num_trials(8) == 14
+    budget.spent = 0.695  # for 12: two settings' refit and six trials don't fit
+    assert budget.num_trials(1) == 6
+    assert budget.num_trials(2) == 0
+
+
+def test_trials_end_before_what_follows_them_would_exceed_the_share():
+    budget = running(per_trial=0.01)
+    assert 0.02 <= budget.seconds_left - budget.seconds_for_trials <= 0.05
+    budget.spent = 1.0
+    assert budget.seconds_for_trials == 0.0
+
+
+def test_a_run_that_gets_faster_is_not_overspent():
+    """What its beginning would have allowed for the whole is more than a hundredth of it."""
+    budget = SearchBudget(0.01, 1000)
+    for step in range(1, 1001):
+        budget.add_step(step, 0.2 if step <= 300 else 0.1)
+        budget.spent += max(0.0, budget.seconds_left) if step > 320 else 0.0
+    assert 1.25 < budget.spent <= 0.01 * (0.2 * 299 + 0.1 * 700) * 1.002
 
 
 def test_an_evaluation_between_two_steps_is_no_time_of_the_run():
     plain, evaluated = running(), running()
     plain.add_step(101, 0.1)
     evaluated.add_step(101, 60.0)
-    assert evaluated.num_trials() <= plain.num_trials() + 2
+    assert evaluated.seconds_left == pytest.approx(plain.seconds_left)
 
 
 def test_a_saved_budget_goes_on(tmp_path):
@@ -72,4 +98,4 @@ def test_a_saved_budget_goes_on(tmp_path):
     again = SearchBudget(0.01, 1000)
     again.load_state_dict(json.loads(json.dumps(budget.state_dict())))
     again.seconds_per_trial = budget.seconds_per_trial
-    assert again.num_trials() == budget.num_trials() in (24, 25)
+    assert again.num_trials(1) == budget.num_trials(1) in (24, 25)
