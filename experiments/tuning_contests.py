@@ -67,6 +67,11 @@ class Contest:
         """Goodput over the defaults'."""
         return self.tuned / self.default
 
+    @property
+    def searched(self) -> float:
+        """CPU time of searching over the run's time."""
+        return self.search_seconds / self.run_seconds
+
 
 def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Contest:
     """Let a tuned run, the best fixed setting and the defaults take turns."""

@@ -39,6 +39,30 @@ def test_a_committed_table_is_what_its_record_says(path):
     assert (path.parent / "table.txt").read_text(encoding="utf-8") == table(record) + "\n"
 
 
+@pytest.mark.parametrize("worse", ["", "fixed_best", "default", "searched"])
+def test_a_table_says_which_aim_does_not_hold(worse):
+    record = json.loads(records()[-1].read_text(encoding="utf-8"))
+    shares = {"fixed_best": 1.0, "default": 0.99, "searched": 0.009}
+    if worse:
+        shares[worse] *= 1.15
+    contests = [
+        {
+            **item,
+            "fixed_best": shares["fixed_best"] * item["tuned"],
+            "default": shares["default"] * item["tuned"],
+            "search_seconds": shares["searched"] * item["run_seconds"],
+        }
+        for item in record["contests"]
+    ]
+    assert table({**record, "contests": contests}).count("DOES NOT HOLD") == bool(worse)
+
+
+def test_a_table_says_that_a_run_never_came_back():
+    record = json.loads(records()[-1].read_text(encoding="utf-8"))
+    late = {**record["drift"], "windows_until_back": None}
+    assert "within 5% of the new best in none of the windows" in table({**record, "drift": late})
+
+
 def test_the_grid_has_more_than_60_settings_each_once_and_changes_k_seldom():
     for seed in range(3):
         grid = grid_of(seed)
