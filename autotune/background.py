@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from autotune.advice import Advice, Adviser, Question
+from autotune.interrupts import deaf_children
 from zenflow.errors import ConfigError, WorkerError
 
 _START = """\
@@ -87,18 +87,13 @@ class BackgroundAdviser(AbstractAdviserHandle):
     def __init__(self, adviser: Adviser) -> None:
         """Start the process; it loads what it needs while training begins."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        # Ctrl-C is the training's, which saves. The mask is inherited: the process is deaf to it
-        # from its first moment on, and not only once it could say so itself.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with deaf_children():  # Ctrl-C is the training's, which saves
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START.format(path=list(sys.path))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="advice", daemon=True)
         self._reader.start()

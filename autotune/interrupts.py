@@ -6,6 +6,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
@@ -63,3 +65,25 @@ class Interrupts:
         if self._may_raise:
             self._may_raise = False  # what it interrupts is to end in peace
             raise KeyboardInterrupt
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Let no process that starts meanwhile hear Ctrl-C: its parent decides what that means.
+
+    A terminal sends it to all of them, and one that is still loading would die of it with a
+    traceback before it could say that it doesn't listen. Processes inherit the mask, so they are
+    deaf from their first moment on. What this process gets meanwhile it hears afterwards.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def start_deaf(process: BaseProcess) -> None:
+    """Start one of multiprocessing's processes as one of `deaf_children`."""
+    resource_tracker.ensure_running()  # it is started with the first, and would lift the mask
+    with deaf_children():
+        process.start()

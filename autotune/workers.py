@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from autotune.interrupts import Interrupts
+from autotune.interrupts import Interrupts, start_deaf
 from autotune.storage import quiet_optuna
 from autotune.trial_loop import Task, TrialLoop, open_study
 from zenflow.errors import ConfigError
@@ -50,7 +50,7 @@ def work_apart(
             worker = context.Process(
                 target=_work, args=(task, index, num_before, timeout, sender), daemon=True
             )
-            worker.start()
+            start_deaf(worker)  # Ctrl-C is ours, and we ask them to end
             sender.close()
             workers.append((worker, receiver))
         while any(worker.is_alive() for worker, _ in workers):
@@ -88,7 +88,6 @@ def _work(
     task: Task, index: int, num_before: int, timeout: float | None, sender: Connection
 ) -> None:
     """Take trials in a process of its own; the one that started it says when to stop early."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, and it asks us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with quiet_optuna(), Interrupts(signal.SIGTERM) as interrupts:
         try:

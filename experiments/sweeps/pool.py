@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+from autotune.interrupts import start_deaf
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.points import FAILED, Row, rows_of
 from zenflow.errors import ZenFlowError
@@ -110,7 +110,7 @@ class _Crew:
     def _hire(self) -> None:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(self._sweep, theirs), daemon=True)
-        process.start()
+        start_deaf(process)  # Ctrl-C reaches all: the parent decides
         theirs.close()  # so that the pipe ends with the process
         self._workers.append(_Worker(process, ours))
 
@@ -173,7 +173,6 @@ class _Crew:
 
 def _work(sweep: Sweep, pipe: Connection) -> None:
     """Answer points until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent decides
     while True:
         try:
             points = pipe.recv()

@@ -1,11 +1,17 @@
 """Interrupts: a signal raises where it may, and is not forgotten where it may not."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from autotune.interrupts import Interrupts
+from autotune.interrupts import Interrupts, deaf_children
+
+ROOT = Path(__file__).parents[2]
 
 
 def click():
@@ -59,3 +65,50 @@ def test_in_another_thread_it_does_nothing():
     thread.start()
     thread.join()
     assert not errors
+
+
+CHILDREN = """
+import multiprocessing, signal
+from autotune.interrupts import start_deaf
+
+def say(pipe):
+    pipe.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        ours, theirs = context.Pipe()
+        child = context.Process(target=say, args=(theirs,))
+        start_deaf(child)
+        print(ours.recv(), end=" ")
+        child.join()
+    print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def test_children_are_deaf_from_the_first_one_on_and_their_parent_is_not(tmp_path):
+    """In a process of its own, where multiprocessing has started nothing yet."""
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+    assert done.stdout.split() == ["True", "True", "set()"]
+
+
+def test_what_comes_while_children_start_is_heard_afterwards():
+    heard = []
+
+    def start():
+        with deaf_children():
+            click()
+            heard.append("not yet")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert heard == ["not yet"]

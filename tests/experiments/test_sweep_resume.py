@@ -1,5 +1,6 @@
 """A sweep answers every point once, whatever interrupts it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pandas as pd
+import psutil
 import pytest
 
 from experiments.sweeps import pool
@@ -151,6 +153,33 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
     kept = len(Journal(tmp_path / "out", _sweep_in(journal)).rows)
     assert 20 <= kept < 3003
     assert len(pd.read_csv(tmp_path / "out" / CSV)) == kept
+
+
+def test_ctrl_c_while_workers_load_ends_without_a_word_of_theirs(tmp_path):
+    words = [*BASE, *CARD, "--vary", "dram=20:520:0.5", "--method", "simulate", "--workers",
+             str(PROCESSES), "--out", str(tmp_path / "out")]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.cli", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not any("spawn_main" in word for word in _words_of_children(process.pid)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.2)  # loading takes seconds; before that the interpreter itself says nothing
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+
+
+def _words_of_children(pid):
+    words = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words += child.cmdline()
+    return words
 
 
 def _sweep_in(journal):
