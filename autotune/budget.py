@@ -29,6 +29,7 @@ class SearchBudget:
     """CPU time of searching as a share of the run's time, stalls left out.
 
     Attributes:
+        share: Of the run's time.
         spent: CPU seconds so far, loading included.
         seconds_per_trial: As last seen; None before anything was.
     """
@@ -40,7 +41,7 @@ class SearchBudget:
             share: Of the run's time.
             total_steps: Of the run.
         """
-        self._share = share
+        self.share = share
         self._total_steps = total_steps
         self._run_seconds = 0.0
         self._counted = 0
@@ -71,7 +72,7 @@ class SearchBudget:
             return 0.0
         progress = self._done / self._total_steps
         return (
-            self._share * self._seconds_in_all() * (_AT_ONCE + (1 - _AT_ONCE) * progress)
+            self.share * self._seconds_in_all() * (_AT_ONCE + (1 - _AT_ONCE) * progress)
             - self.spent
         )
 
@@ -95,12 +96,23 @@ class SearchBudget:
         room = self.seconds_left
         if self.seconds_per_trial is None:
             return 0
-        beside = _BESIDE_TRIALS + _OF_EACH_SETTING * num_settings
+        beside = _beside(num_settings)
         affordable = int(room / max(self.seconds_per_trial, 1e-6)) - beside
         if affordable < _FEWEST_TRIALS:
             return 0
         spared = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - beside
         return min(_MOST_TRIALS, max(_FEWEST_TRIALS, spared))
+
+    def is_too_small(self, num_settings: int) -> bool:
+        """Return whether not even the whole run's share pays for a search, as far as one knows.
+
+        Args:
+            num_settings: That have been measured.
+        """
+        if self.seconds_per_trial is None or not self._counted:
+            return False
+        least = (_beside(num_settings) + _FEWEST_TRIALS) * self.seconds_per_trial
+        return self.spent + least > self.share * self._seconds_in_all()
 
     def allows(self, seconds: float) -> bool:
         """Return whether so much CPU time may be spent now."""
@@ -121,3 +133,7 @@ class SearchBudget:
         self._counted = int(state["counted"])
         self.spent = float(state["spent"])
         self._done = int(state["done"])
+
+
+def _beside(num_settings: int) -> int:
+    return _BESIDE_TRIALS + _OF_EACH_SETTING * num_settings

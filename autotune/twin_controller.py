@@ -142,6 +142,7 @@ class TwinController(AbstractController):
         self._asked_after = 0
         """Drifts there had been when advice was asked for."""
         self._has_failed = False
+        self._is_known_too_short = False
         self._gatherer = StretchGatherer(start)
         if zen_auto is not None:
             zen_auto.set_bounds(1, self.largest_interval)  # refuses a space that it can't follow
@@ -207,7 +208,12 @@ class TwinController(AbstractController):
     @property
     def _num_trials(self) -> int:
         """Trials that a question may have now."""
-        return self.budget.num_trials(len({s.knobs for s in self.tuner.stretches}))
+        return self.budget.num_trials(self._num_settings)
+
+    @property
+    def _num_settings(self) -> int:
+        """Settings that have been measured."""
+        return len({stretch.knobs for stretch in self.tuner.stretches})
 
     def _may_weigh(self, step: int) -> bool:
         """Whether what the last search saw may be weighed anew: it is about the same machine."""
@@ -249,6 +255,8 @@ class TwinController(AbstractController):
                     self._ask(step, max(_FEWEST_TRIALS, self._num_trials))
                 elif self._may_weigh(step):
                     self._ask(step, 0)
+                elif self._advice is None and not self._is_asking:
+                    self._say_if_too_short()
         except ConfigError:
             if not self._guard.was_met:  # what is asked for can't be had
                 raise
@@ -259,6 +267,19 @@ class TwinController(AbstractController):
                 _log.warning("tuning stops here, training goes on: %s", error)
             self._has_failed = True
         return None
+
+    def _say_if_too_short(self) -> None:
+        if self._is_known_too_short or not self.budget.is_too_small(self._num_settings):
+            return
+        self._is_known_too_short = True
+        _log.warning(
+            "too short a run to search for better settings: that may take %.2g%% of its time, and "
+            "%.2f s of CPU time are spent, starting included. %s stays; `zenflow tune` searches "
+            "before a run",
+            100 * self.budget.share,
+            self.budget.spent,
+            self.tuner.here,
+        )
 
     def _ask(self, step: int, num_trials: int) -> None:
         question = self.tuner.question(

@@ -69,6 +69,16 @@ def test_every_measured_setting_takes_simulations_that_are_no_trials():
     assert budget.num_trials(2) == 0
 
 
+def test_a_budget_is_too_small_where_the_whole_share_pays_for_no_search():
+    budget = running()  # 1 s in all; the least search is of 12 simulations with one setting
+    budget.spent = 0.87
+    assert budget.num_trials(1) == 0, "not yet"
+    assert not budget.is_too_small(1)
+    assert budget.is_too_small(2)
+    budget.spent = 0.89
+    assert budget.is_too_small(1)
+
+
 def test_trials_end_before_what_follows_them_would_exceed_the_share():
     budget = running(per_trial=0.01)
     assert 0.02 <= budget.seconds_left - budget.seconds_for_trials <= 0.05

@@ -153,11 +153,23 @@ def test_when_the_budget_is_spent_what_was_seen_is_weighed_anew_until_a_drift():
     assert 0 not in [question.num_trials for question in handle.asked[before:]][:1]
 
 
-def test_where_starting_has_used_the_budget_up_nothing_is_asked():
+def test_where_starting_has_used_the_budget_up_nothing_is_asked_and_it_says_so_once(caplog):
     controller, handle = a_controller(prices={"start": 100.0, "forecast": 0.001})
-    run = Run(Truth(h2d=2.5), controller).take(200)
+    with caplog.at_level(logging.WARNING):
+        run = Run(Truth(h2d=2.5), controller).take(200)
     assert handle.asked == []
     assert run.decision_log == []
+    assert len(caplog.records) == 1
+    assert "too short a run" in caplog.text
+    assert "100.00 s" in caplog.text
+
+
+def test_a_run_that_can_be_searched_is_not_called_too_short(caplog):
+    controller, handle = a_controller(prices={"start": 0.05, "forecast": 0.012}, total_steps=1500)
+    with caplog.at_level(logging.WARNING):
+        Run(Truth(h2d=2.5), controller).take(1500)
+    assert handle.asked
+    assert not caplog.records
 
 
 def test_a_run_that_is_about_to_end_is_left_alone():
