@@ -164,10 +164,19 @@ def test_where_starting_has_used_the_budget_up_nothing_is_asked_and_it_says_so_o
     assert "100.00 s" in caplog.text
 
 
-def test_a_run_that_can_be_searched_is_not_called_too_short(caplog):
-    controller, handle = a_controller(prices={"start": 0.05, "forecast": 0.012}, total_steps=1500)
+def test_a_run_that_may_be_searched_later_is_not_called_too_short(caplog):
+    truth = Truth(h2d=2.5)
+    step = truth.forecast(HERE)
+    whole = 0.01 * 1000 * (step.step_seconds - step.stall_seconds)
+    prices = {
+        "start": 0.85 * whole,
+        "forecast": 0.001 * whole,
+    }  # four fifths may be spent at first
+    controller, handle = a_controller(prices=prices, total_steps=1000, budget=0.01)
     with caplog.at_level(logging.WARNING):
-        Run(Truth(h2d=2.5), controller).take(1500)
+        run = Run(truth, controller).take(200)
+        assert not handle.asked
+        run.take(800)
     assert handle.asked
     assert not caplog.records
 
