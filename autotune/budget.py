@@ -11,12 +11,13 @@ from typing import Any
 _SPIKE = 5.0
 """Median steps from which on a step counts as one of them: what comes between two, an evaluation
 say, is no step's time."""
-_FEWEST_TRIALS, _MOST_TRIALS = 6, 60
+FEWEST_TRIALS, _MOST_TRIALS = 6, 60
 _BESIDE_TRIALS, _OF_EACH_SETTING = 4, 2
 """Simulations of a question that are no trials: those that compare, and those that refit, of every
 setting that has been measured."""
 _AFTER_TRIALS = 3
-"""Of these at most, in time: the trial in which the limit passes, and what compares them all."""
+"""Trials' worth of time that an answer takes beyond the limit on its trials, at most: for the one
+in which the limit passes, and to compare them all."""
 _AT_ONCE = 0.8
 """Share of the budget that may be spent from the start; the rest comes as the run goes on, for
 what may change."""
@@ -98,10 +99,10 @@ class SearchBudget:
             return 0
         beside = _beside(num_settings)
         affordable = int(room / max(self.seconds_per_trial, 1e-6)) - beside
-        if affordable < _FEWEST_TRIALS:
+        if affordable < FEWEST_TRIALS:
             return 0
         spared = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - beside
-        return min(_MOST_TRIALS, max(_FEWEST_TRIALS, spared))
+        return min(_MOST_TRIALS, max(FEWEST_TRIALS, spared))
 
     def is_too_small(self, num_settings: int) -> bool:
         """Return whether not even the whole run's share pays for a search, as far as one knows.
@@ -111,7 +112,7 @@ class SearchBudget:
         """
         if self.seconds_per_trial is None or not self._counted:
             return False
-        least = (_beside(num_settings) + _FEWEST_TRIALS) * self.seconds_per_trial
+        least = (_beside(num_settings) + FEWEST_TRIALS) * self.seconds_per_trial
         return self.spent + least > self.share * self._seconds_in_all()
 
     def allows(self, seconds: float) -> bool:

@@ -1,4 +1,7 @@
-"""Interrupts: a signal ends a measurement at once, and everything else in its own time."""
+"""Interrupts: a signal ends a measurement at once, and everything else in its own time.
+
+Child processes don't hear Ctrl-C at all: their parent decides.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class Interrupts:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Let no process that starts meanwhile hear Ctrl-C: its parent decides what that means.
+    """Let no process that starts meanwhile hear Ctrl-C.
 
     A terminal sends it to all of them, and one that is still loading would die of it with a
     traceback before it could say that it doesn't listen. Processes inherit the mask, so they are

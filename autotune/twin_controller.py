@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.advice import Advice, Adviser
 from autotune.background import AbstractAdviserHandle, BackgroundAdviser, Ready
-from autotune.budget import SearchBudget
+from autotune.budget import FEWEST_TRIALS, SearchBudget
 from autotune.constraints import Constraints
 from autotune.decision_records import Deciders
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
@@ -41,7 +41,6 @@ SIGMAS: Mapping[str, float] = {"calibrated": 0.1, "table": 0.35, "generic": 1.0}
 """Log-normal spread of a profile's constants by where it comes from."""
 
 _CURVE_INTERVAL = 20
-_FEWEST_TRIALS = 6
 _LOOK_EVERY, _LOOK_WINDOWS, _LOOK_STEPS = 8, 4, 32
 """Of so many spans of steps windows' norms are measured in one; a span's windows and steps, at
 least. Norms take a few per cent of a small model's step, and S follows slow changes."""
@@ -252,7 +251,7 @@ class TwinController(AbstractController):
                 return self._consider(answer)
             if self.tuner.stretches and self._has_news:
                 if self._may_search(step):
-                    self._ask(step, max(_FEWEST_TRIALS, self._num_trials))
+                    self._ask(step, max(FEWEST_TRIALS, self._num_trials))
                 elif self._may_weigh(step):
                     self._ask(step, 0)
                 elif self._advice is None and not self._is_asking:
