@@ -44,7 +44,7 @@ ifndef OUT
 endif
 
 # What an installation depends on: after a change of these, the next target installs again.
-SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/_host_kernel.c)
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/_host_*.c zenflow/_host_*.h)
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 

@@ -14,8 +14,10 @@ setup(
     ext_modules=[
         Extension(
             "zenflow._host_kernel",
-            sources=["zenflow/_host_kernel.c"],
+            sources=["zenflow/_host_kernel.c", "zenflow/_host_pool.c"],
+            depends=["zenflow/_host_kernel.h"],
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
+            extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],
             optional=True,  # without a compiler the package installs and runs on torch operations
         )
     ]

@@ -18,9 +18,10 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.record import copy_bandwidth, link_bandwidth, setting, usable_cores
+from benchmarks.record import copy_bandwidth, link_bandwidth, setting
 from experiments.records import write_json, write_text
 from zenflow import kernel
+from zenflow.arguments import usable_cores
 
 _FIELDS = {
     "driver": "driver_version",

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.record import copy_bandwidth, link_bandwidth, spread, usable_cores
+from benchmarks.record import copy_bandwidth, link_bandwidth, spread
 from experiments.models import INIT_STD, DecoderConfig, LanguageModel
 from experiments.recipes import NUM_BYTE_TOKENS, ModelSize
 from experiments.sources import stdlib_documents
 from experiments.tokens import ByteTokenizer
 from sim.workload import Workload
+from zenflow.arguments import default_host_threads
 from zenflow.config import PRESETS
 
 DESCRIPTION = "Decoders of 1B and 3B parameters on a GPU under every preset."
@@ -211,7 +212,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--warm-steps", type=int, default=10)
     add("--compute-steps", type=int, default=10)
     add("--limit", type=float, default=500, help="seconds for all cells together")
-    add("--host-threads", type=int, default=max(1, usable_cores() - 1))
+    add("--host-threads", type=int, default=default_host_threads())
     parser.set_defaults(knobs={})
     options = parser.parse_args(arguments)
     if options.smoke:

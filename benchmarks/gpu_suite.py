@@ -22,6 +22,7 @@ from torch import cuda
 
 from benchmarks.record import setting
 from experiments.records import write_json
+from zenflow.arguments import usable_cores
 
 SUITE = "suite.json"
 _MINUTES = 9.5
@@ -34,7 +35,10 @@ def _python(*arguments: str) -> list[str]:
 
 
 def _pytest(out: Path, *arguments: str) -> list[str]:
-    return _python("pytest", "-q", f"--junitxml={out / 'tests.xml'}", *arguments)
+    """Return pytest in some processes: the tests' models are too small to fill a GPU."""
+    workers = str(min(8, max(1, usable_cores() // 2)))
+    report = f"--junitxml={out / 'tests.xml'}"
+    return _python("pytest", "-q", report, "-n", workers, "--timeout=300", *arguments)
 
 
 def _series(name: str) -> Callable[[Path, float], list[str]]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zenflow import kernel
+from zenflow import host_pool
+from zenflow.adamw import Hyper
+from zenflow.host_pool import HostJob, HostPool
 
 COLUMNS = 4096
-PART_PARAMS = 1 << 18  # in one call: Python's part of a call is then a hundredth
 CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache
 BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 1e-4, 0.01
+HYPER = Hyper(LR, *BETAS, EPS, DECAY)
 OURS, MOMENTS, CAST, FUSED, DEEPSPEED = (
     "zenflow host update",
     "zenflow moments (mid-window)",
@@ -50,42 +51,29 @@ class State:
         self.exp_avg, self.exp_avg_sq = torch.zeros(shape), torch.zeros(shape)
         self.grad = (torch.randn(shape, generator=generator) * 0.01).bfloat16()
         self.out = torch.empty(shape, dtype=torch.bfloat16)
-        self.step_size = torch.full((self.rows,), LR)
-        self.denom_scale = torch.ones(self.rows)
+        self.step = torch.full((self.rows,), 100)
         self.active = torch.ones(self.rows, dtype=torch.uint8)
 
-    def update(self, first: int, last: int) -> None:
-        """Run our kernel on rows first..last-1."""
-        part = slice(first, last)
-        kernel.adamw(
-            self.master.data[part],
-            self.exp_avg[part],
-            self.exp_avg_sq[part],
-            self.out[part],
-            grad=self.grad[part],
-            grad_scale=1.0,
+    def update(self) -> HostJob:
+        """Return our update of all rows."""
+        return host_pool.adamw(
+            (self.master.data, self.exp_avg, self.exp_avg_sq, self.step),
+            self.out,
+            (self.rows, COLUMNS),
+            grad=self.grad,
             acc=None,
             count=1,
-            step_size=self.step_size[part],
-            denom_scale=self.denom_scale[part],
-            active=self.active[part],
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPS,
+            active=self.active,
+            hyper=HYPER,
+            lr=LR,
             decay=1 - LR * DECAY,
             prediction=1.0,
         )
 
-    def move_moments(self, first: int, last: int) -> None:
-        """Run our kernel's mid-window pass on rows first..last-1."""
-        part = slice(first, last)
-        kernel.moments(
-            self.exp_avg[part],
-            self.exp_avg_sq[part],
-            self.grad[part],
-            1.0,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
+    def move_moments(self) -> HostJob:
+        """Return our mid-window pass over all rows."""
+        return host_pool.moments(
+            self.exp_avg, self.exp_avg_sq, self.step, self.grad, (self.rows, COLUMNS), HYPER
         )
 
     def adopt(self, optimizer: torch.optim.Optimizer, step: Tensor | int) -> None:
@@ -95,21 +83,17 @@ class State:
 
 
 def our_jobs(state: State, threads: int) -> list[Job]:
-    """Return our two passes: each thread walks its share of the rows in parts."""
-    pool = ThreadPoolExecutor(threads)
-    part = max(1, PART_PARAMS // COLUMNS)
-    cuts = [state.rows * index // threads for index in range(threads + 1)]
+    """Return our two passes, on a pool as the engine's.
 
-    def shared(work: Callable[[int, int], None]) -> Callable[[], Any]:
-        def walk(first: int, last: int) -> None:
-            for row in range(first, last, part):
-                work(row, min(row + part, last))
-
-        return lambda: list(pool.map(walk, cuts[:-1], cuts[1:]))
-
+    Raises:
+        RuntimeError: There is no C kernel.
+    """
+    pool = HostPool.open(threads)
+    if pool is None:
+        raise RuntimeError("the C kernel is not built: reinstall with a C compiler present")
     return [
-        Job(OURS, 28, shared(state.update), traffic=30),
-        Job(MOMENTS, 18, shared(state.move_moments), traffic=18),
+        Job(OURS, 28, lambda: pool.run([state.update()], 1.0), traffic=30),
+        Job(MOMENTS, 18, lambda: pool.run([state.move_moments()], 1.0), traffic=18),
     ]
 
 

@@ -44,6 +44,7 @@ from benchmarks.host_jobs import (
 )
 from experiments.records import provenance
 from zenflow import kernel
+from zenflow.host_pool import HostPool
 
 TARGETS = (
     (OURS, "bandwidth", TRIAD, 0.8),
@@ -68,22 +69,25 @@ def take_turns(jobs: list[Job], repeats: int) -> dict[str, list[float]]:
 def cached_rate(threads: int) -> float:
     """Return our parameters/s on data in each core's own cache: the speed of the arithmetic.
 
-    The best of short bursts, less the time of calls without rows: Python's part of a call is
-    nothing beside PART_PARAMS, but much of so small a piece.
+    The best of short bursts, each thread with a pool of its own, less the time of calls without
+    rows: Python's part of a call, and waking a thread, are much beside so small a piece.
     """
 
     def best(state: State) -> float:
         bursts = []
+        job, pool = state.update(), HostPool.open(1)
+        assert pool is not None
         for _ in range(60):
             started = time.perf_counter()
             for _ in range(20):
-                state.update(0, state.rows)
+                pool.run([job], 1.0)
             bursts.append((time.perf_counter() - started) / 20)
+        pool.close()
         return min(bursts)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as callers:
         states = [State(CACHED_PARAMS) for _ in range(threads)]
-        busy = list(pool.map(best, states))
+        busy = list(callers.map(best, states))
     overhead = best(State(0))
     return sum(CACHED_PARAMS / (seconds - overhead) for seconds in busy)
 

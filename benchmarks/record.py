@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from experiments.records import available_cores, percentile, provenance
+from experiments.records import percentile, provenance
 
 
 def setting(**facts: Any) -> dict[str, Any]:
@@ -67,13 +66,3 @@ def link_bandwidth(device: torch.device, num_bytes: int, repeats: int = 10) -> d
             seconds.append(time.perf_counter() - started)
         found[way] = num_bytes / statistics.median(seconds[2:])
     return found
-
-
-def usable_cores() -> int:
-    """Return the cores this process may use, by its affinity and its control group's quota."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        allowed = int(quota) // int(period)
-    except (OSError, ValueError):  # no control groups here, or no quota ("max")
-        return available_cores()
-    return max(1, min(allowed, available_cores()))

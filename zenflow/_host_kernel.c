@@ -2,7 +2,8 @@
  * low-precision weights in the same pass over memory.
  *
  * Loaded by zenflow/kernel.py with ctypes, so that the interpreter lock is free while it runs and
- * no torch header is needed. It starts no threads: callers hand row ranges to their own.
+ * no torch header is needed. It starts no threads: callers, _host_pool.c among them, hand row ranges
+ * to their own.
  *
  * Every operation is elementwise and rounded to float32 on its own, in torch.optim.AdamW's order
  * (build with -ffp-contract=off), so the result depends neither on how the work is cut into calls
@@ -16,6 +17,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_host_kernel.h"
+
 #if defined(__SSE__) || defined(_M_X64)
 #include <xmmintrin.h>
 #endif
@@ -23,15 +26,12 @@
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
-#define EXPORT __attribute__((visibility("default")))
 #elif defined(_MSC_VER)
 #define INLINE static __forceinline
 #define NOINLINE static __declspec(noinline)
-#define EXPORT __declspec(dllexport)
 #else
 #define INLINE static inline
 #define NOINLINE static
-#define EXPORT
 #endif
 
 /* Clones are picked through the loader's indirect functions, which only glibc has. A build may
@@ -45,9 +45,6 @@
 #endif
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-
-/* Raised with every change of a signature: kernel.py refuses a library built from other code. */
-#define INTERFACE 2
 
 /* Elements per tile. Small, so that the loads of one stage overlap the arithmetic of the one
  * before: on two Xeon cores with AVX-512, 128 gave 10% more than 1024 and 7% more than 64. */

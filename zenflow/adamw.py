@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,39 +54,17 @@ def host_row_scales(
     """Return what `row_scales` does, with the learning rate times `lr_scale`, for host rows.
 
     Numpy on small arrays keeps the interpreter lock; torch gives it up at every operation, and on
-    a worker thread waits each time for the training thread to give it back. Looked up by step, the
+    a worker thread waits each time for the training thread to give it back. Each distinct step's
     corrections are those of Python's floats, whatever rows are asked for together.
     """
-    most = int(step.max(initial=0))
-    correction1 = _corrections(hyper.beta1).up_to(most)[step]
-    correction2 = _corrections(hyper.beta2).up_to(most)[step]
+    distinct, place = np.unique(step, return_inverse=True)  # rows of one block mostly agree
+    counts = [int(count) for count in distinct]
+    correction1 = np.array([1.0 - hyper.beta1**count for count in counts])
+    correction2 = np.array([1.0 - hyper.beta2**count for count in counts])
     with np.errstate(divide="ignore"):  # rows that have taken no step are not active
         step_size = (hyper.lr * lr_scale / correction1).astype(np.float32)
     denom_scale = np.sqrt(correction2).astype(np.float32)
-    return torch.from_numpy(step_size), torch.from_numpy(denom_scale)
-
-
-class _Corrections:
-    """1 - beta^t for t = 0, 1, 2, ..., computed once."""
-
-    def __init__(self, beta: float) -> None:
-        self._beta = beta
-        self._table = np.zeros(1)
-
-    def up_to(self, step: int) -> NDArray[np.float64]:
-        """Return a table that reaches at least to this step."""
-        table = self._table
-        if step >= len(table):
-            # Two threads may both extend it: each gets a table that is right.
-            steps = range(len(table), 2 * step + 64)
-            more = np.array([1.0 - self._beta**t for t in steps])
-            table = self._table = np.concatenate([table, more])
-        return table
-
-
-@lru_cache(maxsize=64)
-def _corrections(beta: float) -> _Corrections:
-    return _Corrections(beta)
+    return torch.from_numpy(step_size[place]), torch.from_numpy(denom_scale[place])
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def check_arguments(
         (accumulation_steps >= 1, f"accumulation_steps must be at least 1: {accumulation_steps}"),
         (
             host_threads is None or host_threads >= 1,
-            f"host_threads must be at least 1, or None for all cores but one: {host_threads}",
+            f"host_threads must be at least 1, or None for most of the cores: {host_threads}",
         ),
         (timeline_steps >= 0, f"timeline_steps must be at least 0, got {timeline_steps}"),
         (wait_timeout > 0, f"wait_timeout must be positive, got {wait_timeout}"),
@@ -119,11 +120,25 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
     return devices.pop()
 
 
+def usable_cores() -> int:
+    """Return the cores that this process may use, by affinity and its control group's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control groups here, or no quota ("max")
+        return allowed
+
+
 def default_host_threads() -> int:
-    """Return how many threads leave the training thread a core, of those this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)) - 1)
-    return max(1, (os.cpu_count() or 2) - 1)
+    """Return how many threads leave a quarter of the cores, at most four, to the others.
+
+    Those are the training thread, autograd's, and on a GPU the copy lanes'. On two cores they have
+    one. The host's update is bound by memory long before the last core.
+    """
+    cores = usable_cores()
+    return max(1, cores - min(4, max(1, cores // 4)))
 
 
 def least_topk_ratio_for(config: ZenFlowConfig, controller: AbstractController) -> float:

@@ -35,6 +35,7 @@ def start_engine(
     host_threads: int | None,
     timeline_steps: int,
     wait_timeout: float,
+    releases: bool,
 ) -> tuple[Engine, list[SplitParam | Resident]]:
     """Allocate the state of all trainable parameters and start the threads that work on it.
 
@@ -73,6 +74,7 @@ def start_engine(
         link=link,
         host_threads=host_threads or default_host_threads(),
         wait_timeout=wait_timeout,
+        releases=releases,
     )
     controller.attach(engine)
     places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zenflow import host_memory
 from zenflow.completion import Completion
 from zenflow.device import AbstractDevice, HostValues
 
@@ -58,7 +59,7 @@ class CpuDevice(AbstractDevice):
 
     def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
         """Return zeroed memory; there is nothing to pin for."""
-        return torch.zeros(num_elements, dtype=dtype)
+        return host_memory.zeroed(num_elements, dtype)
 
     def upload_memory(self, num_bytes: int) -> Tensor:
         """Return plain memory."""

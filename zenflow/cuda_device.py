@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zenflow import host_memory
 from zenflow.completion import Completion
 from zenflow.device import AbstractDevice, HostValues
 from zenflow.recorder import DeviceSpan
@@ -64,6 +65,16 @@ class CudaDevice(AbstractDevice):
                 grad_OI.record_stream(stream)  # else its memory is reused while it is still read
             return DeviceSpan(start, self._enclose(stream))
 
+    def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan:
+        """Send on the d2h stream; the ring's memory stays until this has passed."""
+        stream = self._streams["d2h"]
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            start = self._enclose(stream)
+            for packed_DO, host_DO in jobs:
+                host_DO.copy_(packed_DO, non_blocking=True)
+            return DeviceSpan(start, self._enclose(stream))
+
     def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Send and scatter on the h2d stream."""
         stream = self._streams["h2d"]
@@ -104,7 +115,7 @@ class CudaDevice(AbstractDevice):
 
         torch's pinned allocator rounds up to a power of two, up to twice the bytes asked for.
         """
-        slab = torch.zeros(num_elements, dtype=dtype)
+        slab = host_memory.zeroed(num_elements, dtype, forks=not pinned)
         if pinned and num_elements:
             with torch.cuda.device(self.torch_device):  # else a context is made on device 0
                 code = torch.cuda.cudart().cudaHostRegister(

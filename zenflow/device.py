@@ -39,6 +39,17 @@ class AbstractDevice(ABC):
             after: A mark of the compute that produces the gradients.
         """
 
+    def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan | None:
+        """Copy what lies packed in a gradient ring to the host once `after` has passed.
+
+        Only a device on which compute is asynchronous has one.
+
+        Args:
+            jobs: (packed columns (D, O), host buffer (D, O)) each.
+            after: A mark of the compute that packs.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan | None:
         """Copy host columns into weights that are not in use, once `after` has passed.

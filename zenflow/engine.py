@@ -7,6 +7,7 @@ data, configuration and the controller's decisions only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from zenflow.device_step import (
 )
 from zenflow.errors import ConfigError
 from zenflow.gauges import Gauges
+from zenflow.gradient_ring import GradientRing
+from zenflow.host_pool import HostPool
 from zenflow.host_schedule import HostSchedule
 from zenflow.host_store import UploadPool, upload_bytes
 from zenflow.intake import Intake, StepGradients
@@ -40,6 +43,9 @@ from zenflow.timeline import Timeline
 from zenflow.transfer import CopyLane, PacedLink
 from zenflow.windows import WindowCalendar
 from zenflow.worker import HostWorker
+
+POOL_CALLERS = 2
+"""Python threads that hand jobs to the pool: one prepares a call while the other's is done."""
 
 
 class Engine:
@@ -61,6 +67,7 @@ class Engine:
         link: PacedLink | None,
         host_threads: int,
         wait_timeout: float,
+        releases: bool,
     ) -> None:
         """Start lanes and worker; the optimizer has checked the arguments."""
         self.layout = layout
@@ -74,16 +81,39 @@ class Engine:
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
-        self.worker = HostWorker(host_threads, self.recorder)
+        self.pool = HostPool.open(host_threads)
+        num_callers = host_threads if self.pool is None else min(POOL_CALLERS, host_threads)
+        self.worker = HostWorker(num_callers, self.recorder)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.uploads = UploadPool(device, self.upload_capacity())
+        self.uploads.reserve(self.num_upload_buffers)
         self.strip = LandingStrip(device, self.h2d, self.stalls, self.calendar, wait_timeout)
         self.schedule = HostSchedule(
-            layout, config, self.calendar, self.worker, self.uploads, device, wait_timeout
+            layout,
+            config,
+            self.calendar,
+            self.worker,
+            self.pool,
+            self.uploads,
+            device,
+            wait_timeout,
         )
         self.gauges = Gauges(controller, layout, device)
-        self.intake = Intake(device, layout, self.d2h, self._bucket_passed, self.gauges.sketch)
+        self.ring = self._make_ring() if releases and not device.is_synchronous else None
+        self.intake = Intake(
+            device,
+            layout,
+            self.d2h,
+            self._bucket_passed,
+            self.gauges.sketch,
+            self.ring,
+            partial(self.stalls.waiting, "d2h"),
+        )
+
+    def _make_ring(self) -> GradientRing:
+        buffers = [split.room.staging for split in self.layout.splits]
+        return GradientRing.for_buffers(self.device, buffers, wait_timeout=self.wait_timeout)
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         return CopyLane(
@@ -93,6 +123,12 @@ class Engine:
             bytes_per_second=bytes_per_second,
             wait_timeout=self.wait_timeout,
         )
+
+    @property
+    def num_upload_buffers(self) -> int:
+        """Upload buffers in use at once in the long run: one a step in flight."""
+        lag = self.calendar.lag(self.config.full_warm_up_rounds + 1)
+        return lag if self.config.rolling else 1
 
     def upload_capacity(self) -> int:
         """Return the bytes of the largest boundary step whose updates land later."""
@@ -277,4 +313,6 @@ class Engine:
         self.worker.close()
         self.d2h.close()
         self.h2d.close()
+        if self.pool is not None and not self.worker.is_running:
+            self.pool.close()
         self.device.close()

@@ -12,11 +12,12 @@ from zenflow.completion import Completion
 from zenflow.config import ZenFlowConfig
 from zenflow.device import AbstractDevice, HostValues
 from zenflow.handover import hand_over
+from zenflow.host_pool import HostPool
 from zenflow.host_store import UploadBuffer, UploadPool, carve
 from zenflow.host_update import Accumulation, Job, Moments, Update, WindowUpdate, parts_of
 from zenflow.intake import StepGradients
 from zenflow.landing import unique
-from zenflow.layout import Block, Landing, Layout
+from zenflow.layout import Block, Bucket, Landing, Layout
 from zenflow.resizing import resize
 from zenflow.windows import WindowCalendar
 from zenflow.worker import HostWorker
@@ -31,6 +32,7 @@ class HostSchedule:
         config: ZenFlowConfig,
         calendar: WindowCalendar,
         worker: HostWorker,
+        pool: HostPool | None,
         uploads: UploadPool,
         device: AbstractDevice,
         wait_timeout: float,
@@ -41,6 +43,7 @@ class HostSchedule:
         self._config = config
         self._calendar = calendar
         self._worker = worker
+        self._pool = pool
         self._uploads = uploads
         self._wait_timeout = wait_timeout
         self._sees_each = config.deferred_moments == "step"
@@ -78,15 +81,21 @@ class HostSchedule:
         for block in self._layout.blocks:
             block.count += block.split in gradients.important
         skipped = set(due) if self._is_fused(step) else set()
-        self._accumulate(gradients, hypers, factor, step, skipped)
         if self._resizes:
+            for bucket in self._layout.buckets:
+                self._accumulate(bucket, gradients, hypers, factor, step, skipped)
             return due
         updating = [block for block in due if block.count and block.shape.num_deferred]
         self._take_buffer(updating, step)
         selecting = [b for b in due if b.wants_selection and self._can_select(b)]
         chosen = set(selecting)
-        rest = [block for block in updating if block not in chosen]
-        self._update(rest, gradients, hypers, factor, step, self._all_active)
+        rest = _by_bucket(block for block in updating if block not in chosen)
+        for bucket in self._layout.buckets:
+            # Both kinds of work in one pass: a bucket's staging is free for the next gradients in
+            # the order in which backward brings them.
+            self._accumulate(bucket, gradients, hypers, factor, step, skipped)
+            blocks = rest.get(bucket.index, [])
+            self._update(blocks, gradients, hypers, factor, step, self._all_active)
         for block in due:
             if block not in chosen:
                 self._close(block, step)
@@ -147,8 +156,8 @@ class HostSchedule:
             )
             for block in blocks
         }
-        updating = [block for block in blocks if block.count]
-        self._update(updating, gradients, hypers, factor, step, active)
+        for members in _by_bucket(block for block in blocks if block.count).values():
+            self._update(members, gradients, hypers, factor, step, active)
         for block in blocks:
             self._close(block, step)
 
@@ -168,7 +177,8 @@ class HostSchedule:
         self.renew()
         updating = [block for block in blocks if block.count and block.shape.num_deferred]
         self._take_buffer(updating, step)
-        self._update(updating, gradients, hypers, factor, step, active)
+        for members in _by_bucket(updating).values():
+            self._update(members, gradients, hypers, factor, step, active)
         self._calendar.open_all([block.shape for block in blocks], step)
         for block in blocks:
             block.count = 0
@@ -181,33 +191,33 @@ class HostSchedule:
 
     def _accumulate(
         self,
+        bucket: Bucket,
         gradients: StepGradients,
         hypers: Sequence[Hyper],
         factor: HostValues,
         step: int,
         skipped: set[Block],
     ) -> None:
-        """Queue what takes staged gradients in, but for blocks whose update does."""
-        for bucket in self._layout.buckets:
-            blocks = [
-                block
-                for block in bucket.blocks
-                if block.split in gradients.important
-                and block.shape.num_deferred
-                and block not in skipped
-            ]
-            if not blocks:
-                continue
-            jobs = [self._intake_job(block, hypers) for block in blocks]
-            done = self._worker.submit(
-                "accumulate",
-                parts_of(jobs, factor),
-                deadline=step + 1,  # the next backward brings new gradients into the staging
-                step=step,
-                after=unique([*gradients.copied[bucket.index], *(b.staging_free for b in blocks)]),
-            )
-            for block in blocks:
-                block.staging_free = done
+        """Queue what takes a bucket's staged gradients in, but for blocks whose update does."""
+        blocks = [
+            block
+            for block in bucket.blocks
+            if block.split in gradients.important
+            and block.shape.num_deferred
+            and block not in skipped
+        ]
+        if not blocks:
+            return
+        jobs = [self._intake_job(block, hypers) for block in blocks]
+        done = self._worker.submit(
+            "accumulate",
+            parts_of(jobs, factor, self._pool),
+            deadline=step + 1,  # the next backward brings new gradients into the staging
+            step=step,
+            after=unique([*gradients.copied[bucket.index], *(b.staging_free for b in blocks)]),
+        )
+        for block in blocks:
+            block.staging_free = done
 
     def _intake_job(self, block: Block, hypers: Sequence[Hyper]) -> Job:
         """Return what takes the block's staged gradient in, in mid-window."""
@@ -241,53 +251,52 @@ class HostSchedule:
         step: int,
         active: dict[int, Tensor],
     ) -> None:
-        """Queue the updates of windows that end, bucket by bucket, and let them be in flight."""
+        """Queue the updates of one bucket's windows that end, and let them be in flight."""
         if not blocks:
             return
         lag, is_fused = self._calendar.lag(step), self._is_fused(step)
-        for bucket_index, members in _by_bucket(blocks):
-            jobs = [
-                Update(
-                    host=block.host,
-                    shape=block.host_shape,
-                    window=self._window_update(block, gradients, hypers, step),
-                    active=active[block.index],
-                    out=self._room_for(block),
-                )
-                for block in members
-            ]
-            copied = gradients.copied.get(bucket_index, [])
-            done = self._worker.submit(
-                "adam",
-                parts_of(jobs, factor),
-                deadline=step + (min(lag, 1) if is_fused else lag),
-                step=step,
-                after=unique(
-                    [
-                        *copied,
-                        *(block.staging_free for block in members),
-                        *(block.last_update for block in members),
-                        *self._former_uploads,
-                    ]
-                ),
+        copied = gradients.copied.get(blocks[0].split.bucket, [])
+        jobs = [
+            Update(
+                host=block.host,
+                shape=block.host_shape,
+                window=self._window_update(block, gradients, hypers, step),
+                active=active[block.index],
+                out=self._room_for(block),
             )
-            for block, job in zip(members, jobs, strict=True):
-                block.landing = Landing(
-                    block=block,
-                    values=job.out,
-                    buffer=self._buffer,
-                    land_step=step + lag,
-                    opened=self._calendar.opened[block.index],
-                    copied=copied if lag == 0 else (),
-                    computed=done,
-                )
-                if self._buffer is not None:
-                    self._buffer.num_open += 1
-                block.last_update = done
-                if is_fused:
-                    block.staging_free = done  # the update itself reads the staging
-                if len(block.host.accumulators) > 1:
-                    block.accumulator = 1 - block.accumulator  # this one is still being read
+            for block in blocks
+        ]
+        done = self._worker.submit(
+            "adam",
+            parts_of(jobs, factor, self._pool),
+            deadline=step + (min(lag, 1) if is_fused else lag),
+            step=step,
+            after=unique(
+                [
+                    *copied,
+                    *(block.staging_free for block in blocks),
+                    *(block.last_update for block in blocks),
+                    *self._former_uploads,
+                ]
+            ),
+        )
+        for block, job in zip(blocks, jobs, strict=True):
+            block.landing = Landing(
+                block=block,
+                values=job.out,
+                buffer=self._buffer,
+                land_step=step + lag,
+                opened=self._calendar.opened[block.index],
+                copied=copied if lag == 0 else (),
+                computed=done,
+            )
+            if self._buffer is not None:
+                self._buffer.num_open += 1
+            block.last_update = done
+            if is_fused:
+                block.staging_free = done  # the update itself reads the staging
+            if len(block.host.accumulators) > 1:
+                block.accumulator = 1 - block.accumulator  # this one is still being read
 
     def _room_for(self, block: Block) -> Tensor:
         """Return the memory in which the block's update leaves its upload."""
@@ -296,9 +305,9 @@ class HostSchedule:
         return carve(self._buffer, block.host_shape, block.split.param.dtype)
 
 
-def _by_bucket(blocks: Iterable[Block]) -> list[tuple[int, list[Block]]]:
+def _by_bucket(blocks: Iterable[Block]) -> dict[int, list[Block]]:
     """Group blocks by bucket, keeping their order."""
     groups: dict[int, list[Block]] = {}
     for block in blocks:
         groups.setdefault(block.split.bucket, []).append(block)
-    return list(groups.items())
+    return groups

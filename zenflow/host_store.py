@@ -146,6 +146,13 @@ class UploadPool:
         """Bytes of all buffers together."""
         return sum(buffer.memory.numel() for buffer in self._buffers)
 
+    def reserve(self, count: int) -> None:
+        """Allocate the first buffers now, so that no step waits for memory to be pinned."""
+        for _ in range(count if self.capacity else 0):
+            buffer = UploadBuffer()
+            buffer.memory = self._device.upload_memory(self.capacity)
+            self._buffers.append(buffer)
+
     def reset(self) -> None:
         """Forget all updates in flight; their buffers are dropped."""
         self._buffers.clear()

@@ -9,13 +9,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zenflow import kernel
+from zenflow import host_pool, kernel
 from zenflow.adamw import Hyper, host_row_scales
 from zenflow.device import HostValues
+from zenflow.host_pool import HostJob, HostPool
 from zenflow.host_store import HostRows
 
 PART_ELEMENTS = 1 << 20
-"""Elements of a part: large enough that starting it costs nothing, small enough to share out."""
+"""Elements of a part without a pool: large enough that starting it costs nothing, small enough to
+share out."""
+POOL_ELEMENTS = 1 << 23
+"""Elements of a part that a pool's threads share: two milliseconds, for which nothing more urgent
+can start."""
 
 Part = Callable[[], None]
 
@@ -61,6 +66,25 @@ class WindowUpdate:
             prediction=self.prediction,
         )
 
+    def encode(
+        self, host: HostRows, shape: tuple[int, int], active: Tensor, out: Tensor
+    ) -> HostJob:
+        """Return `apply` as a job of a pool."""
+        hyper, lr = self.hyper, self.hyper.lr * self.lr_scale
+        return host_pool.adamw(
+            (host.master, host.exp_avg, host.exp_avg_sq, host.step),
+            out,
+            shape,
+            grad=host.staging if self.reads_staging else None,
+            acc=None if self.accumulator is None else host.accumulators[self.accumulator],
+            count=self.count,
+            active=active,
+            hyper=hyper,
+            lr=lr,
+            decay=1.0 - lr * hyper.weight_decay,
+            prediction=self.prediction,
+        )
+
 
 class Job(Protocol):
     """Work on the rows of one block, which may be cut anywhere."""
@@ -68,6 +92,9 @@ class Job(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """(D, O) of the block."""
+
+    def encode(self) -> HostJob:
+        """Return the work on all rows as a job of a pool."""
 
     def run(self, low: int, high: int, factor: float) -> None:
         """Do rows low..high-1, the last gradient times the clip factor."""
@@ -83,6 +110,11 @@ class Accumulation:
     accumulator: int
     first: bool
     """Whether it opens the window."""
+
+    def encode(self) -> HostJob:
+        """Return the work on all rows as a job of a pool."""
+        accumulator = self.host.accumulators[self.accumulator]
+        return host_pool.accumulation(accumulator, self.host.staging, self.shape, first=self.first)
 
     def run(self, low: int, high: int, factor: float) -> None:
         """Add rows low..high-1, times the clip factor."""
@@ -102,6 +134,13 @@ class Moments:
     shape: tuple[int, int]
     """(D, O) of the block."""
     hyper: Hyper
+
+    def encode(self) -> HostJob:
+        """Return the work on all rows as a job of a pool."""
+        host = self.host
+        return host_pool.moments(
+            host.exp_avg, host.exp_avg_sq, host.step, host.staging, self.shape, self.hyper
+        )
 
     def run(self, low: int, high: int, factor: float) -> None:
         """Move the moments of rows low..high-1 and count the step."""
@@ -129,6 +168,10 @@ class Update:
     out: Tensor
     """What is uploaded, (D, O)."""
 
+    def encode(self) -> HostJob:
+        """Return the work on all rows as a job of a pool."""
+        return self.window.encode(self.host, self.shape, self.active, self.out)
+
     def run(self, low: int, high: int, factor: float) -> None:
         """Step rows low..high-1 and fill their upload."""
         if high - low == self.shape[0]:  # views cost a worker thread as much as small blocks do
@@ -139,8 +182,38 @@ class Update:
         )
 
 
-def parts_of(jobs: Sequence[Job], factor: HostValues) -> list[Part]:
-    """Return the jobs cut, or put together, to parts of about PART_ELEMENTS elements."""
+def parts_of(jobs: Sequence[Job], factor: HostValues, pool: HostPool | None) -> list[Part]:
+    """Return the jobs as parts for the worker's threads.
+
+    With a pool a part is some whole jobs, which the pool's threads share; without, a piece of
+    about PART_ELEMENTS elements for one thread.
+    """
+    return _pooled_parts(jobs, factor, pool) if pool is not None else _cut_parts(jobs, factor)
+
+
+def _pooled_parts(jobs: Sequence[Job], factor: HostValues, pool: HostPool) -> list[Part]:
+    parts: list[Part] = []
+    together: list[Job] = []
+    filled = 0
+    for job in jobs:
+        together.append(job)
+        filled += job.shape[0] * job.shape[1]
+        if filled >= POOL_ELEMENTS:
+            parts.append(_pooled_part(together, factor, pool))
+            together, filled = [], 0
+    if together:
+        parts.append(_pooled_part(together, factor, pool))
+    return parts
+
+
+def _pooled_part(jobs: Sequence[Job], factor: HostValues, pool: HostPool) -> Part:
+    def run() -> None:
+        pool.run([job.encode() for job in jobs], factor.get()[0])
+
+    return run
+
+
+def _cut_parts(jobs: Sequence[Job], factor: HostValues) -> list[Part]:
     parts: list[Part] = []
     pieces: list[tuple[Job, int, int]] = []
     filled = 0

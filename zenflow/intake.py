@@ -7,7 +7,9 @@ for the d2h lane with its bucket. A resident's gradient is kept whole.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from zenflow.completion import Completion
 from zenflow.device import AbstractDevice
 from zenflow.device_store import Resident
 from zenflow.errors import GradientError
+from zenflow.gradient_ring import GradientRing, PackJob
 from zenflow.layout import Bucket, Layout, SplitParam
 from zenflow.released import matches
 from zenflow.sketch import WindowSketch
@@ -45,6 +48,8 @@ class Intake:
         lane: CopyLane,
         on_bucket: Callable[[Bucket, object], None],
         sketch: WindowSketch | None,
+        ring: GradientRing | None,
+        waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Start with no gradients.
 
@@ -55,7 +60,12 @@ class Intake:
             on_bucket: Called with a bucket and a mark when nothing computes with its weights
                 any more in this step: the moment at which uploads may begin.
             sketch: Measures gradients that wait, if anybody wants to know.
+            ring: Where gradients are packed before they leave, so that they need not stay
+                themselves; None lets the lane pack them.
+            waiting: Encloses a wait for room in the ring.
         """
+        self._ring = ring
+        self._waiting = waiting
         self._sketch = sketch
         self._device = device
         self._layout = layout
@@ -130,21 +140,32 @@ class Intake:
         if not jobs:
             self.gradients.copied[bucket.index] = []
             return
-        num_bytes = sum(staging.nbytes for _, _, staging in jobs)
-        done = Completion(f"the gradients' copy of step {step} (d2h)")
-        device = self._device
-        self._lane.submit(
-            Copy(
-                run=lambda: device.pack(jobs, mark),
-                # The host has read the step before's gradients out of the staging buffers.
-                after=[block.staging_free for block in bucket.blocks],
-                done=done,
-                num_bytes=num_bytes,
-                step=step,
+        self.gradients.copied[bucket.index] = copies = []
+        pieces = [jobs] if self._ring is None else self._ring.pieces(jobs)
+        for piece in pieces:
+            sent = Completion(f"the gradients' copy of step {step} (d2h)")
+            num_bytes = sum(staging.nbytes for _, _, staging in piece)
+            self._lane.submit(
+                Copy(
+                    run=self._copy_of(piece, sent, mark),
+                    # The host has read the step before's gradients out of the staging buffers.
+                    after=[block.staging_free for block in bucket.blocks],
+                    done=sent,
+                    num_bytes=num_bytes,
+                    step=step,
+                )
             )
-        )
-        self.gradients.copied[bucket.index] = [done]
-        self.gradients.num_bytes += num_bytes
+            copies.append(sent)
+            self.gradients.num_bytes += num_bytes
+
+    def _copy_of(self, piece: list[PackJob], sent: Completion, mark: object) -> Callable[[], Any]:
+        """Return what the lane does: it packs and sends, or sends what is packed here and now."""
+        device, ring = self._device, self._ring
+        if ring is None:
+            return lambda: device.pack(piece, mark)
+        packed = ring.pack(piece, sent, self._waiting)
+        packed_by = device.mark()
+        return lambda: device.send(packed, packed_by)
 
     def discard(self) -> None:
         """Forget this step's gradients; copies under way end in staging, which is overwritten."""

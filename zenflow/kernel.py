@@ -27,8 +27,9 @@ from zenflow import torch_kernel
 
 _logger = logging.getLogger(__name__)
 
-_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_INTERFACE = 2  # the one the C file declares; raised with every change of a signature
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The C kernel's number of each dtype."""
+_INTERFACE = 3  # the one the C file declares; raised with every change of a signature
 _CHOICES = ("c", "torch")
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
@@ -45,9 +46,10 @@ _ADAMW_TYPES = (
 class _Backend:
     """What runs the updates in this process: resolved at the first call, then fixed."""
 
-    __slots__ = ("accumulate", "adamw", "moments", "path")
+    __slots__ = ("accumulate", "adamw", "library", "moments", "path")
 
     def __init__(self, library: ctypes.CDLL | None, path: str | None) -> None:
+        self.library = library
         self.path = path
         self.accumulate: Any = None  # ctypes functions are untyped
         self.moments: Any = None
@@ -114,9 +116,9 @@ def active_kernel() -> Literal["c", "torch"]:
     return "torch" if _resolve().path is None else "c"
 
 
-def library_path() -> str | None:
-    """Return the path of the loaded C library, or None where the fallback runs."""
-    return _resolve().path
+def library() -> ctypes.CDLL | None:
+    """Return the loaded C library, or None where the fallback runs."""
+    return _resolve().library
 
 
 def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
@@ -263,7 +265,7 @@ def _is_float32(tensor: Tensor, shape: tuple[int, ...]) -> bool:
 
 def _code(name: str, tensor: Tensor, shape: tuple[int, ...]) -> int:
     """Return the C kernel's code for the dtype of a gradient or an output of this shape."""
-    code = _DTYPE_CODES.get(tensor.dtype)
+    code = DTYPE_CODES.get(tensor.dtype)
     if code is None or not _is_plain(tensor, shape):
         raise _refusal(name, tensor, shape, "float32, bfloat16 or float16")
     return code

@@ -16,9 +16,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     params = [split.param for split in layout.splits]
     params += [resident.param for resident in layout.residents]
     split_params = sum(split.param.numel() for split in layout.splits)
-    lag = engine.calendar.lag(engine.config.full_warm_up_rounds + 1)
-    num_buffers = lag if engine.config.rolling else 1
-    upload_bytes = engine.uploads.capacity * num_buffers
+    upload_bytes = engine.uploads.capacity * engine.num_upload_buffers
     step_bytes = sum(split.room.step.nbytes for split in layout.splits)
     device_bytes = sum(
         tensor.nbytes
@@ -45,5 +43,5 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         host_bytes=layout.slabs.num_bytes + upload_bytes + step_bytes,
         pinned_bytes=layout.slabs.pinned_bytes + upload_bytes,
         device_extra_bytes=device_bytes,
-        device_ring_bytes=2 * largest,
+        device_ring_bytes=2 * largest if engine.ring is None else engine.ring.num_bytes,
     )

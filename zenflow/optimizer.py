@@ -90,7 +90,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
                 needs nothing.
             controller: Chooses the knobs step by step; None keeps the config's.
             link: Emulated bandwidths, on a CPU only.
-            host_threads: Threads of the host worker; None leaves one core to the training thread.
+            host_threads: Threads of the host worker; None leaves some cores to the other threads.
             timeline_steps: Of how many last steps spans are kept; 0 for none.
             wait_timeout: Seconds after which a wait is an error.
 
@@ -117,6 +117,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             host_threads=host_threads,
             timeline_steps=timeline_steps,
             wait_timeout=wait_timeout,
+            releases=self.releases_gradients,
         )
         self._places = {place.param: place for place in places}
         self._source = GradientSource(

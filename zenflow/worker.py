@@ -46,7 +46,6 @@ class HostWorker:
 
     def __init__(self, num_threads: int, recorder: Recorder) -> None:
         """Start `num_threads` threads."""
-        self.num_threads = num_threads
         self._recorder = recorder
         self._condition = threading.Condition()
         self._ready: list[HostTask] = []
@@ -153,3 +152,8 @@ class HostWorker:
             task.done.fail(RuntimeError("the optimizer was closed"))
         for thread in self._threads:
             thread.join(timeout=5.0)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread is alive, which after `close` only a part that hangs can be."""
+        return any(thread.is_alive() for thread in self._threads)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.models import TINY, TinyStack, assert_equal, closing, weights_of
+from tests.zenflow.host_work import host_work
 from zenflow import (
     CheckpointError,
     DeadlineError,
@@ -74,7 +75,7 @@ def in_background(function, original):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(kernel, "adamw"), (kernel, "moments"), (CopyLane, "_perform")]
+    ("owner", "name"), [*host_work("adamw", "moments"), (CopyLane, "_perform")]
 )
 def test_a_failing_worker_reaches_the_next_step_with_its_cause(monkeypatch, owner, name, mode):
     model, optimizer = make(mode)
@@ -314,14 +315,15 @@ def last_matrix(state):
 )
 def test_a_wait_past_its_deadline_says_what_it_waited_for(monkeypatch, slow, waited_for, mode):
     resume = threading.Event()
-    original = kernel.adamw
+    [(owner, name)] = host_work("adamw")
+    original = getattr(owner, name)
 
     def stuck(*args, **kwargs):
         resume.wait(20)
         return original(*args, **kwargs)
 
     if slow == "host":
-        monkeypatch.setattr(kernel, "adamw", in_background(stuck, original))
+        monkeypatch.setattr(owner, name, in_background(stuck, original))
     link = PacedLink(1e9, 1e9) if slow == "host" else PacedLink(300.0, 1e9)
     model, optimizer = make(mode, wait_timeout=0.3, link=link)
     try:

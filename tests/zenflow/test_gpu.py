@@ -19,6 +19,7 @@ from tests.models import (
     TinyStack,
     assert_equal,
     closing,
+    relative_difference,
     weights_of,
 )
 from tests.zenflow import test_gauges as gauges
@@ -27,7 +28,8 @@ from tests.zenflow import test_reference as reference
 from tests.zenflow import test_resume as resume
 from tests.zenflow import test_timing as timing
 from tests.zenflow.decisions import decisions, intervals
-from zenflow import GradientError, LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig, kernel
+from tests.zenflow.host_work import host_work
+from zenflow import GradientError, LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,7 +60,11 @@ def take_step(model, optimizer, step, batch=2048):
 
 @pytest.mark.parametrize(("name", "mode"), limits.CASES)
 def test_a_limit_is_adamw(name, mode):
-    limits.check_limit(name, mode, "cuda", tolerance=1e-5)
+    """As close as torch's own implementations are to each other: each rounds in its own way."""
+    model = OddShapes().to("cuda")
+    one, other = (limits.train_adamw(model, fused=fused) for fused in (False, True))
+    apart = relative_difference(one, other)
+    limits.check_limit(name, mode, "cuda", tolerance=1e-5 + 2 * apart)
 
 
 @pytest.mark.parametrize("name", limits.KEEP_EQUALS_RELEASE)
@@ -113,7 +119,7 @@ def test_a_long_run_of_tiny_layers_repeats_bit_for_bit(rule):
         return TinyStack(num_layers=40, width=8)
 
     runs = [
-        timing.train(model, config, mode, 300, "cuda", host_threads=threads)[-1]
+        timing.train(model, config, mode, 120, "cuda", host_threads=threads)[-1]
         for mode, threads in [("keep", 1), ("release", 1), ("release", 4), ("keep", 4)]
     ]
     for other in runs[1:]:
@@ -281,7 +287,7 @@ def test_device_memory_is_as_planned():
     with closing(ZenFlowAdamW(model.parameters(), max_grad_norm=1.0)) as optimizer:
         plan = optimizer.memory
         taken = torch.cuda.memory_allocated() - before
-        assert taken <= 1.02 * plan.device_extra_bytes + 2**20
+        assert taken <= 1.02 * (plan.device_extra_bytes + plan.device_ring_bytes) + 2**20
         for step in range(8):
             take_step(model, optimizer, step, batch=16)
         optimizer.synchronize()
@@ -345,8 +351,8 @@ def test_a_failing_worker_reaches_a_step(monkeypatch):
 
     model = TinyStack(num_layers=3).to("cuda")
     optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(**TINY), wait_timeout=20)
-    monkeypatch.setattr(kernel, "moments", fail)
-    monkeypatch.setattr(kernel, "adamw", fail)
+    for owner, name in host_work("moments", "adamw"):
+        monkeypatch.setattr(owner, name, fail)
 
     def train():
         for step in range(8):

@@ -51,10 +51,10 @@ def train_with(optimizer, model, clip, num_steps=NUM_STEPS):
     return weights_of(model)
 
 
-def train_adamw(model, max_norm=MAX_NORM):
+def train_adamw(model, max_norm=MAX_NORM, fused=None):
     """Train a copy of the model with torch's AdamW and its clipping."""
     model = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(two_groups(model))
+    optimizer = torch.optim.AdamW(two_groups(model), fused=fused)
     params = list(model.parameters())
 
     def clip():

@@ -13,7 +13,8 @@ import torch
 
 from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
 from tests.zenflow.decisions import decisions
-from zenflow import LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig, host_update, kernel
+from tests.zenflow.host_work import cut_finely, host_work
+from zenflow import LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig
 from zenflow.transfer import CopyLane
 
 RULES = {
@@ -70,14 +71,12 @@ def delay(monkeypatch, owner, name, seconds, seed):
     monkeypatch.setattr(owner, name, late)
 
 
+INTAKE, ADAMW = (host_work("accumulate", "moments"), host_work("adamw"))
 SLOWNESS = {
-    "intake": [(kernel, "accumulate"), (kernel, "moments")],
-    "AdamW": [(kernel, "adamw")],
+    "intake": INTAKE,
+    "AdamW": ADAMW,
     "copies": [(CopyLane, "_perform")],
-    "everything": [
-        *((kernel, name) for name in ("accumulate", "moments", "adamw")),
-        (CopyLane, "_perform"),
-    ],
+    "everything": [*INTAKE, *ADAMW, (CopyLane, "_perform")],
 }
 
 
@@ -86,7 +85,7 @@ def check_delays(monkeypatch, rule, slow, mode, num_steps=16, device="cpu", thre
     model, config = TinyStack, config_of(rule)
     expected = train(model, config, mode, num_steps, device, host_threads=1)
     # Parts of a few elements, so that even a tiny block is shared out among the threads.
-    monkeypatch.setattr(host_update, "PART_ELEMENTS", 8)
+    cut_finely(monkeypatch, 8)
     for index, (owner, name) in enumerate(SLOWNESS[slow]):
         delay(monkeypatch, owner, name, 2e-3, seed=index)
     actual = train(model, config, mode, num_steps, device, host_threads=threads)
@@ -109,7 +108,7 @@ def test_threads_and_links_change_no_bit(monkeypatch, rule, mode):
     expected = train(model, config, mode, 16, host_threads=1)
     for threads, bandwidths in [(2, None), (3, None), (1, (5e6, 1e6)), (2, (1e6, 5e6))]:
         link = None if bandwidths is None else PacedLink(*bandwidths)
-        monkeypatch.setattr(host_update, "PART_ELEMENTS", 16 * threads)
+        cut_finely(monkeypatch, 16 * threads)
         actual = train(model, config, mode, 16, host_threads=threads, link=link)
         for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
             assert_equal(ours, theirs, f"{threads} threads, link {bandwidths}, step {step}")
@@ -137,7 +136,8 @@ def test_changes_of_knobs_and_delays_change_no_bit(monkeypatch, changes):
     config = config_of("lag 1, S 2")
     controller = LoggedDecisions(decisions(config, changes))
     expected = train(TinyStack, config, "release", 20, controller=controller)
-    delay(monkeypatch, kernel, "adamw", 3e-3, seed=1)
+    for owner, name in ADAMW:
+        delay(monkeypatch, owner, name, 3e-3, seed=1)
     delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=2)
     actual = train(TinyStack, config, "release", 20, controller=controller, host_threads=2)
     for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):

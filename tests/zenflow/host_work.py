@@ -1,0 +1,23 @@
+"""Where tests step in between the host's threads and their work, whichever kernel runs it."""
+
+from zenflow import host_pool, host_update, kernel
+
+_JOBS = {
+    "accumulate": host_update.Accumulation,
+    "moments": host_update.Moments,
+    "adamw": host_update.Update,
+}
+
+
+def host_work(*kinds):
+    """Return (owner, attribute) of what the host's threads call for each job of these kinds."""
+    if kernel.active_kernel() == "c":
+        return [(_JOBS[kind], "encode") for kind in kinds]
+    return [(kernel, kind) for kind in kinds]
+
+
+def cut_finely(monkeypatch, num_elements):
+    """Let pieces of the host's work have so few elements that even a tiny block is shared out."""
+    monkeypatch.setattr(host_update, "PART_ELEMENTS", num_elements)
+    monkeypatch.setattr(host_update, "POOL_ELEMENTS", 2 * num_elements)
+    monkeypatch.setattr(host_pool, "PIECE_ELEMENTS", num_elements)

@@ -1,0 +1,150 @@
+"""A pool's threads do what the kernel's functions do, bit for bit, however rows are shared out."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zenflow import host_pool, kernel
+from zenflow.adamw import Hyper, host_row_scales
+from zenflow.host_pool import HostPool
+
+pytestmark = pytest.mark.skipif(
+    kernel.active_kernel() != "c", reason="needs the compiled host kernel"
+)
+
+HYPER = Hyper(lr=3e-3, beta1=0.9, beta2=0.98, eps=1e-8, weight_decay=0.1)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def make_state(rows, cols, dtype, seed, *, most_steps=3):
+    """Return a block's tensors with rows of different ages, some of them inactive."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal():
+        return torch.randn(rows, cols, generator=generator)
+
+    return {
+        "master": normal(),
+        "exp_avg": normal() * 0.1,
+        "exp_avg_sq": normal().square() * 0.1,
+        "step": torch.randint(0, most_steps + 1, (rows,), generator=generator),
+        "grad": normal().to(dtype),
+        "acc": normal(),
+        "out": torch.zeros(rows, cols, dtype=dtype),
+        "active": torch.randint(0, 2, (rows,), generator=generator, dtype=torch.uint8),
+    }
+
+
+def expected_of(kind, state, factor):
+    """Do with the kernel's own functions what the pool is asked for."""
+    want = {name: value.clone() for name, value in state.items()}
+    if kind == "accumulate":
+        kernel.accumulate(want["acc"], want["grad"], factor, first=False)
+    elif kind == "moments":
+        want["step"] += 1
+        kernel.moments(
+            want["exp_avg"], want["exp_avg_sq"], want["grad"], factor, beta1=0.9, beta2=0.98
+        )
+    else:
+        want["step"] += want["active"]
+        step_size, denom_scale = host_row_scales(want["step"].numpy(), HYPER, 2.0)
+        kernel.adamw(
+            want["master"], want["exp_avg"], want["exp_avg_sq"], want["out"],
+            grad=want["grad"], grad_scale=factor, acc=want["acc"], count=3, step_size=step_size,
+            denom_scale=denom_scale, active=want["active"], beta1=0.9, beta2=0.98, eps=1e-8,
+            decay=0.99, prediction=1.5,
+        )  # fmt: skip
+    return want
+
+
+def job_of(kind, state):
+    shape = tuple(state["master"].shape)
+    if kind == "accumulate":
+        return host_pool.accumulation(state["acc"], state["grad"], shape, first=False)
+    if kind == "moments":
+        return host_pool.moments(
+            state["exp_avg"], state["exp_avg_sq"], state["step"], state["grad"], shape, HYPER
+        )
+    return host_pool.adamw(
+        tuple(state[name] for name in ("master", "exp_avg", "exp_avg_sq", "step")),
+        state["out"], shape, grad=state["grad"], acc=state["acc"], count=3,
+        active=state["active"], hyper=HYPER, lr=HYPER.lr * 2.0, decay=0.99, prediction=1.5,
+    )  # fmt: skip
+
+
+def assert_same(state, want):
+    for name, value in want.items():
+        assert torch.equal(state[name], value), name
+
+
+KINDS = ["accumulate", "moments", "adamw"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=5),
+    rows=st.integers(0, 700),
+    cols=st.integers(1, 40),
+    dtype=st.sampled_from(DTYPES),
+    piece=st.integers(1, 3000),
+    threads=st.integers(1, 4),
+)
+def test_any_cut_on_any_threads_gives_the_kernels_bits(kinds, rows, cols, dtype, piece, threads):
+    states = [make_state(rows, cols, dtype, seed) for seed in range(len(kinds))]
+    wants = [expected_of(kind, state, 0.25) for kind, state in zip(kinds, states, strict=True)]
+    pool = HostPool.open(threads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_pool, "PIECE_ELEMENTS", piece)
+        pool.run([job_of(*pair) for pair in zip(kinds, states, strict=True)], 0.25)
+    pool.close()
+    for state, want in zip(states, wants, strict=True):
+        assert_same(state, want)
+
+
+def test_bias_corrections_of_a_long_run_are_those_of_pythons_floats():
+    state = make_state(600, 3, torch.float32, seed=1, most_steps=2**24 + 5)
+    want = expected_of("adamw", state, 1.0)
+    pool = HostPool.open(2)
+    pool.run([job_of("adamw", state)], 1.0)
+    pool.close()
+    assert_same(state, want)
+
+
+def test_callers_share_the_threads_and_each_returns_when_its_own_rows_are_done(monkeypatch):
+    monkeypatch.setattr(host_pool, "PIECE_ELEMENTS", 64)
+    pool, wrong = HostPool.open(3), []
+
+    def call(seed):
+        for turn in range(40):
+            state = make_state(50, 17, torch.bfloat16, seed=1000 * seed + turn)
+            kind = KINDS[turn % 3]
+            want = expected_of(kind, state, 0.5)
+            pool.run([job_of(kind, state)], 0.5)
+            wrong.extend(name for name in want if not torch.equal(state[name], want[name]))
+
+    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not any(caller.is_alive() for caller in callers)
+    pool.close()
+    assert not wrong
+
+
+def test_a_call_without_jobs_returns_and_closing_twice_is_fine():
+    pool = HostPool.open(2)
+    pool.run([], 1.0)
+    pool.close()
+    pool.close()
+
+
+def test_threads_that_the_system_does_not_give_are_an_error(monkeypatch):
+    library = kernel.library()
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "zenflow_pool_open", lambda _: None)
+        with pytest.raises(RuntimeError, match="host_threads"):
+            HostPool(library, 2)

@@ -1,0 +1,121 @@
+"""The ring through which released gradients leave a GPU: bounded memory, used in a circle.
+
+The deferred columns of a gradient are packed into it on the compute stream, at the moment at
+which backward has finished the gradient. The gradient's memory is then free, whoever owns it.
+The d2h lane sends what lies in the ring. Where the link is late, the ring is full, and the compute
+stream waits for room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from zenflow.completion import Completion
+from zenflow.device import AbstractDevice
+
+RING_BYTES = 1 << 28
+"""Most bytes of a ring, but for matrices of which four columns are more: 5 ms of a fast link."""
+_SHARES = 4
+"""Least number of pieces that fit a ring: packing goes on while one is on its way."""
+_ALIGNMENT = 512
+"""Bytes at whose multiples a GPU's memory accesses begin well."""
+
+PackJob = tuple[Tensor, Tensor, Tensor]
+"""A gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
+
+
+class GradientRing:
+    """Packs columns into bounded device memory, in order; each piece stays until it was sent."""
+
+    def __init__(self, device: AbstractDevice, num_bytes: int, *, wait_timeout: float) -> None:
+        """Allocate the memory."""
+        self._device = device
+        self._wait_timeout = wait_timeout
+        self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
+        self._next = 0
+        self._taken: deque[tuple[int, int, Completion]] = deque()
+
+    @classmethod
+    def for_buffers(
+        cls, device: AbstractDevice, buffers: list[Tensor], *, wait_timeout: float
+    ) -> GradientRing:
+        """Return a ring for host buffers (D, O) of which each is filled once a step."""
+        step_bytes = sum(_aligned(buffer.nbytes) for buffer in buffers)
+        columns = [buffer[:1].nbytes for buffer in buffers]
+        least = _SHARES * _aligned(max(columns, default=0))
+        num_bytes = max(least, min(step_bytes, RING_BYTES))
+        return cls(device, num_bytes, wait_timeout=wait_timeout)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory."""
+        return self._memory.numel()
+
+    def pieces(self, jobs: list[PackJob]) -> Iterator[list[PackJob]]:
+        """Yield the jobs cut, and put together, to pieces that leave room for others."""
+        most = self.num_bytes // _SHARES
+        piece: list[PackJob] = []
+        filled = 0
+        for grad_OI, columns_D, host_DO in jobs:
+            count = len(host_DO)
+            share = max(1, most // _aligned(host_DO[:1].nbytes))
+            for low in range(0, count, share):
+                part = slice(low, low + share)
+                size = _aligned(host_DO[part].nbytes)
+                if piece and filled + size > most:
+                    yield piece
+                    piece, filled = [], 0
+                piece.append((grad_OI, columns_D[part], host_DO[part]))
+                filled += size
+        if piece:
+            yield piece
+
+    def pack(
+        self,
+        piece: list[PackJob],
+        sent: Completion,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Pack a piece on the compute stream.
+
+        Args:
+            piece: One of `pieces`.
+            sent: The copy that is going to send it; the room is its own until then.
+            waiting: Encloses a wait for room.
+
+        Returns:
+            (packed columns (D, O), host's buffer (D, O)) of each job.
+        """
+        first = self._make_room(sum(_aligned(host.nbytes) for _, _, host in piece), waiting)
+        packed = []
+        at = first
+        for grad_OI, columns_D, host_DO in piece:
+            room = self._memory[at : at + host_DO.nbytes].view(host_DO.dtype).view(host_DO.shape)
+            torch.index_select(grad_OI.t(), 0, columns_D, out=room)
+            packed.append((room, host_DO))
+            at += _aligned(host_DO.nbytes)
+        self._next = at
+        self._taken.append((first, at, sent))
+        return packed
+
+    def _make_room(
+        self, num_bytes: int, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> int:
+        """Return where the next bytes go; the compute stream waits for what was there."""
+        first = self._next if self._next + num_bytes <= self.num_bytes else 0
+        last = first + num_bytes
+        while any(low < last and first < high for low, high, _ in self._taken):
+            sent = self._taken.popleft()[2]
+            with nullcontext() if sent.is_finished() else waiting():
+                sent.wait_set(self._wait_timeout)
+                self._device.order_after(sent)
+        return first
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,40 @@
+"""Large host memory: whole pages of its own, huge ones where the system has them."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+_LEAST_BYTES = 1 << 21
+"""Size of a huge page; less memory than that comes from the heap."""
+
+
+def zeroed(num_elements: int, dtype: torch.dtype, *, forks: bool = True) -> Tensor:
+    """Return a zeroed vector; a large one has pages that nothing else lies on.
+
+    A pass over gigabytes in pages of 4 KiB looks most addresses up in memory; huge pages end
+    that. Linux gives them where `transparent_hugepage` is `madvise` or `always`.
+
+    Args:
+        num_elements: Elements.
+        dtype: Their type.
+        forks: Whether a forked process, such as a DataLoader's worker, sees the memory. Memory
+            that a GPU reads must not be copied when such a process writes.
+    """
+    num_bytes = num_elements * dtype.itemsize
+    if num_bytes < _LEAST_BYTES or not hasattr(mmap.mmap, "madvise"):
+        return torch.zeros(num_elements, dtype=dtype)
+    pages = mmap.mmap(-1, num_bytes)
+    for advice in ("MADV_HUGEPAGE", *(() if forks else ("MADV_DONTFORK",))):
+        if hasattr(mmap, advice):
+            _advise(pages, getattr(mmap, advice))
+    return torch.frombuffer(pages, dtype=dtype)
+
+
+def _advise(pages: mmap.mmap, advice: int) -> None:
+    try:
+        pages.madvise(advice)
+    except OSError:  # a kernel built without it: the memory works as it is
+        return
