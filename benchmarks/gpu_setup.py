@@ -65,21 +65,21 @@ class Cell:
         )
 
 
-def _series(model: str, sequence: int, *batches: int) -> tuple[Cell, ...]:
-    """Return cells from link-bound to compute-bound, the largest with activations recomputed too.
+def _series(model: str, sequence: int, *batches: int, recomputed: int) -> tuple[Cell, ...]:
+    """Return cells of some batches, and one with activations recomputed.
 
-    The most telling come first, should time run out.
+    They are from link-bound to compute-bound; the most telling come first, should time run out.
     """
-    plain = [Cell(model=model, batch=batch, sequence=sequence) for batch in batches]
-    again = Cell(model=model, batch=max(batches), sequence=sequence, recomputes=True)
-    return (*plain, again)
+    again = Cell(model=model, batch=recomputed, sequence=sequence, recomputes=True)
+    first, *others = (Cell(model=model, batch=batch, sequence=sequence) for batch in batches)
+    return (first, again, *others)
 
 
 SERIES: Mapping[str, tuple[Cell, ...]] = {
-    "1b": _series("1b", 1024, 8, 1, 32),
-    "1b-long": _series("1b", 4096, 2, 8),
-    "3b": _series("3b", 1024, 8, 1),
-    "3b-long": _series("3b", 4096, 1, 4),
+    "1b": _series("1b", 1024, 16, 8, 1, recomputed=32),
+    "1b-long": _series("1b", 4096, 4, 2, recomputed=8),
+    "3b": _series("3b", 1024, 8, 1, recomputed=8),
+    "3b-long": _series("3b", 4096, 1, recomputed=4),
     "smoke": (Cell(model="tiny", batch=2, sequence=16),),
 }
 SMOKE = {"steps": 16, "warm_steps": 4, "knobs": {"min_split_elements": 1}}

@@ -23,6 +23,9 @@ class CpuDevice(AbstractDevice):
 
     is_synchronous = True
 
+    def enter_thread(self, lane: str | None = None) -> None:
+        """Do nothing: there is only one CPU."""
+
     def mark(self) -> None:
         """Return None: what was launched is done."""
         return

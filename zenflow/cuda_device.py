@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,6 +38,21 @@ class CudaDevice(AbstractDevice):
         self._origin.synchronize()
         self._origin_seconds = time.perf_counter()
 
+    def enter_thread(self, lane: str | None = None) -> None:
+        """Bind the thread to this GPU, a lane's to its stream for life.
+
+        A new thread stands on GPU 0, where its first call would make a context of half a gigabyte.
+        """
+        torch.cuda.set_device(self.torch_device)
+        if lane is not None:
+            torch.cuda.set_stream(self._streams[lane])
+
+    def _on(self, stream: torch.cuda.Stream) -> AbstractContextManager[None]:
+        """Return what makes a stream the current one; a lane's thread is on its stream already."""
+        if torch.cuda.current_stream(self.torch_device) == stream:
+            return nullcontext()
+        return torch.cuda.stream(stream)
+
     def _compute(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self.torch_device)
 
@@ -54,7 +70,7 @@ class CudaDevice(AbstractDevice):
     def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Pack and send on the d2h stream."""
         stream = self._streams["d2h"]
-        with torch.cuda.stream(stream):
+        with self._on(stream):
             stream.wait_event(after)  # the gradients are final only once backward has passed them
             start = self._enclose(stream)
             for grad_OI, columns_D, host_DO in jobs:
@@ -68,7 +84,7 @@ class CudaDevice(AbstractDevice):
     def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Send on the d2h stream; the ring's memory stays until this has passed."""
         stream = self._streams["d2h"]
-        with torch.cuda.stream(stream):
+        with self._on(stream):
             stream.wait_event(after)
             start = self._enclose(stream)
             for packed_DO, host_DO in jobs:
@@ -78,7 +94,7 @@ class CudaDevice(AbstractDevice):
     def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Send and scatter on the h2d stream."""
         stream = self._streams["h2d"]
-        with torch.cuda.stream(stream):
+        with self._on(stream):
             stream.wait_event(after)  # backward may still read the weights before this mark
             start = self._enclose(stream)
             for host_DO, columns_D, weight_OI in jobs:

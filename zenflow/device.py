@@ -27,6 +27,14 @@ class AbstractDevice(ABC):
         self.torch_device = device
 
     @abstractmethod
+    def enter_thread(self, lane: str | None = None) -> None:
+        """Make the calling thread one of this device's, before it does anything.
+
+        Args:
+            lane: "d2h" or "h2d" of a thread that only copies in that direction.
+        """
+
+    @abstractmethod
     def mark(self) -> Any:
         """Return a mark of all compute launched so far (None where nothing is asynchronous)."""
 

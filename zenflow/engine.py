@@ -83,7 +83,7 @@ class Engine:
         self.reporter = Reporter(device, self.stalls)
         self.pool = HostPool.open(host_threads)
         num_callers = host_threads if self.pool is None else min(POOL_CALLERS, host_threads)
-        self.worker = HostWorker(num_callers, self.recorder)
+        self.worker = HostWorker(num_callers, self.recorder, device.enter_thread)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.uploads = UploadPool(device, self.upload_capacity())
@@ -122,6 +122,7 @@ class Engine:
             self.recorder,
             bytes_per_second=bytes_per_second,
             wait_timeout=self.wait_timeout,
+            enter_thread=self.device.enter_thread,
         )
 
     @property

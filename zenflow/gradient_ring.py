@@ -37,6 +37,7 @@ class GradientRing:
         self._device = device
         self._wait_timeout = wait_timeout
         self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
+        self._typed: dict[torch.dtype, Tensor] = {}
         self._next = 0
         self._taken: deque[tuple[int, int, Completion]] = deque()
 
@@ -48,7 +49,7 @@ class GradientRing:
         step_bytes = sum(_aligned(buffer.nbytes) for buffer in buffers)
         columns = [buffer[:1].nbytes for buffer in buffers]
         least = _SHARES * _aligned(max(columns, default=0))
-        num_bytes = max(least, min(step_bytes, RING_BYTES))
+        num_bytes = max(least, min(step_bytes, _aligned(RING_BYTES)))
         return cls(device, num_bytes, wait_timeout=wait_timeout)
 
     @property
@@ -95,13 +96,24 @@ class GradientRing:
         packed = []
         at = first
         for grad_OI, columns_D, host_DO in piece:
-            room = self._memory[at : at + host_DO.nbytes].view(host_DO.dtype).view(host_DO.shape)
+            room = self._room(at, host_DO)
             torch.index_select(grad_OI.t(), 0, columns_D, out=room)
             packed.append((room, host_DO))
             at += _aligned(host_DO.nbytes)
         self._next = at
         self._taken.append((first, at, sent))
         return packed
+
+    def _room(self, at: int, like: Tensor) -> Tensor:
+        """Return a contiguous matrix at this byte, of another one's shape and dtype.
+
+        Every torch operation gives the interpreter away for a moment, so this is only one.
+        """
+        typed = self._typed.get(like.dtype)
+        if typed is None:
+            typed = self._typed[like.dtype] = self._memory.view(like.dtype)
+        count, height = like.shape
+        return typed.as_strided((count, height), (height, 1), at // like.dtype.itemsize)
 
     def _make_room(
         self, num_bytes: int, waiting: Callable[[], AbstractContextManager[None]]
@@ -111,9 +123,10 @@ class GradientRing:
         last = first + num_bytes
         while any(low < last and first < high for low, high, _ in self._taken):
             sent = self._taken.popleft()[2]
-            with nullcontext() if sent.is_finished() else waiting():
-                sent.wait_set(self._wait_timeout)
-                self._device.order_after(sent)
+            if sent.blocks:  # else the host has seen its end, before what it launches from now on
+                with waiting():
+                    sent.wait_set(self._wait_timeout)
+                    self._device.order_after(sent)
         return first
 
 

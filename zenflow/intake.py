@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -129,43 +130,47 @@ class Intake:
                 self._send(bucket, step)
 
     def _send(self, bucket: Bucket, step: int) -> None:
-        mark = self._device.mark()
-        # Uploads first: they are due in this step, the gradients at the next.
-        self._on_bucket(bucket, mark)
         jobs = [
             (grad_OI, split.deferred_columns, split.host.staging)
             for split, grad_OI in self.gradients.waiting.pop(bucket.index, [])
         ]
         jobs = [job for job in jobs if job[1].numel()]  # len() of a tensor is Python code
-        if not jobs:
-            self.gradients.copied[bucket.index] = []
-            return
-        self.gradients.copied[bucket.index] = copies = []
-        pieces = [jobs] if self._ring is None else self._ring.pieces(jobs)
-        for piece in pieces:
-            sent = Completion(f"the gradients' copy of step {step} (d2h)")
-            num_bytes = sum(staging.nbytes for _, _, staging in piece)
-            self._lane.submit(
-                Copy(
-                    run=self._copy_of(piece, sent, mark),
-                    # The host has read the step before's gradients out of the staging buffers.
-                    after=[block.staging_free for block in bucket.blocks],
-                    done=sent,
-                    num_bytes=num_bytes,
-                    step=step,
-                )
-            )
-            copies.append(sent)
-            self.gradients.num_bytes += num_bytes
-
-    def _copy_of(self, piece: list[PackJob], sent: Completion, mark: object) -> Callable[[], Any]:
-        """Return what the lane does: it packs and sends, or sends what is packed here and now."""
+        self.gradients.copied[bucket.index] = []
         device, ring = self._device, self._ring
         if ring is None:
-            return lambda: device.pack(piece, mark)
-        packed = ring.pack(piece, sent, self._waiting)
-        packed_by = device.mark()
-        return lambda: device.send(packed, packed_by)
+            mark = device.mark()
+            # Uploads first: they are due in this step, the gradients at the next.
+            self._on_bucket(bucket, mark)
+            if jobs:
+                self._submit(bucket, jobs, self._copy(step), lambda: device.pack(jobs, mark), step)
+            return
+        mark = None
+        for piece in ring.pieces(jobs):
+            sent = self._copy(step)
+            packed = ring.pack(piece, sent, self._waiting)
+            mark = device.mark()
+            self._submit(bucket, piece, sent, partial(device.send, packed, mark), step)
+        self._on_bucket(bucket, mark or device.mark())
+
+    @staticmethod
+    def _copy(step: int) -> Completion:
+        return Completion(f"the gradients' copy of step {step} (d2h)")
+
+    def _submit(
+        self,
+        bucket: Bucket,
+        jobs: list[PackJob],
+        sent: Completion,
+        run: Callable[[], Any],
+        step: int,
+    ) -> None:
+        """Queue a copy of some of the bucket's columns."""
+        num_bytes = sum(staging.nbytes for _, _, staging in jobs)
+        # The host has read the step before's gradients out of the staging buffers.
+        after = [block.staging_free for block in bucket.blocks]
+        self._lane.submit(Copy(run=run, after=after, done=sent, num_bytes=num_bytes, step=step))
+        self.gradients.copied[bucket.index].append(sent)
+        self.gradients.num_bytes += num_bytes
 
     def discard(self) -> None:
         """Forget this step's gradients; copies under way end in staging, which is overwritten."""

@@ -68,13 +68,25 @@ class CopyLane:
         *,
         bytes_per_second: float | None,
         wait_timeout: float,
+        enter_thread: Callable[[str | None], None],
     ) -> None:
-        """Start the lane's thread; `bytes_per_second` paces it, None does not."""
+        """Start the lane's thread.
+
+        Args:
+            name: "d2h" or "h2d".
+            span_name: What its copies are called in a timeline.
+            recorder: Notes them.
+            bytes_per_second: Paces the lane; None does not.
+            wait_timeout: Seconds after which a wait is an error.
+            enter_thread: Called first by each of its threads, with the name by the one that
+                copies.
+        """
         self.name = name
         self._span_name = span_name
         self._recorder = recorder
         self.bytes_per_second = bytes_per_second
         self._wait_timeout = wait_timeout
+        self._enter_thread = enter_thread
         self._link_free = 0.0
         self.last = finished()
         """The last copy that was queued: all before it have ended when it has."""
@@ -90,6 +102,7 @@ class CopyLane:
         self._jobs.put(copy)
 
     def _loop(self) -> None:
+        self._enter_thread(self.name)
         with torch.no_grad():
             while (copy := self._jobs.get()) is not None:
                 try:
@@ -130,6 +143,7 @@ class CopyLane:
         self._launched.put(launched)
 
     def _see_passed(self) -> None:
+        self._enter_thread(None)
         while (launched := self._launched.get()) is not None:
             try:
                 launched.device_event.synchronize()

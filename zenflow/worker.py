@@ -44,8 +44,11 @@ class HostWorker:
     completion with that error; tasks that need it fail with the same cause.
     """
 
-    def __init__(self, num_threads: int, recorder: Recorder) -> None:
-        """Start `num_threads` threads."""
+    def __init__(
+        self, num_threads: int, recorder: Recorder, enter_thread: Callable[[], None]
+    ) -> None:
+        """Start `num_threads` threads; each calls `enter_thread` first."""
+        self._enter_thread = enter_thread
         self._recorder = recorder
         self._condition = threading.Condition()
         self._ready: list[HostTask] = []
@@ -116,6 +119,7 @@ class HostWorker:
         return None
 
     def _loop(self) -> None:
+        self._enter_thread()
         while True:
             with self._condition:
                 taken = self._take()

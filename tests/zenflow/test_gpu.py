@@ -116,10 +116,10 @@ def test_a_long_run_of_tiny_layers_repeats_bit_for_bit(rule):
     config = timing.config_of(rule)
 
     def model():
-        return TinyStack(num_layers=40, width=8)
+        return TinyStack(num_layers=20, width=8)
 
     runs = [
-        timing.train(model, config, mode, 120, "cuda", host_threads=threads)[-1]
+        timing.train(model, config, mode, 60, "cuda", host_threads=threads)[-1]
         for mode, threads in [("keep", 1), ("release", 1), ("release", 4), ("keep", 4)]
     ]
     for other in runs[1:]:
