@@ -94,7 +94,7 @@ def floors(record: dict[str, Any], speeds: dict[str, Any]) -> dict[str, float]:
         "compute": speeds["compute_seconds"]["median"],
         "d2h": record["d2h_bytes_per_step"] / speeds["link"]["d2h"],
         "h2d": record["h2d_bytes_per_step"] / speeds["link"]["h2d"],
-        "host": record["host_bytes_per_step"] / speeds["host_copy_bytes_per_second"],
+        "host": record["host_bytes_per_step"] / speeds["host_bytes_per_second"],
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.record import copy_bandwidth, link_bandwidth, spread
+from benchmarks.record import link_bandwidth, scale_bandwidth, spread
 from experiments.models import INIT_STD, DecoderConfig, LanguageModel
 from experiments.recipes import NUM_BYTE_TOKENS, ModelSize
 from experiments.sources import stdlib_documents
@@ -88,14 +88,18 @@ SMOKE = {"steps": 16, "warm_steps": 4, "knobs": {"min_split_elements": 1}}
 class Bench:
     """A cell's data, and where it runs."""
 
-    def __init__(self, cell: Cell, options: argparse.Namespace, seconds: float) -> None:
+    def __init__(
+        self, cell: Cell, options: argparse.Namespace, seconds: float, *, end: float
+    ) -> None:
         """Put the cell's batches on the device.
 
         Args:
             cell: What to train.
             options: Of the command.
             seconds: For all runs of the cell together.
+            end: When the whole series must be over, on the monotonic clock.
         """
+        self.end = end
         self.cell = cell
         self.options = options
         self.device = torch.device("cpu" if options.smoke else "cuda:0")
@@ -191,11 +195,11 @@ def speeds_of(options: argparse.Namespace) -> dict[str, Any]:
     size = 1 << (20 if options.smoke else 28)
     threads = torch.get_num_threads()
     torch.set_num_threads(options.host_threads)
-    host = copy_bandwidth(4 * size)
+    host = scale_bandwidth(4 * size)
     torch.set_num_threads(threads)
     return {
         "link": link_bandwidth(torch.device("cpu" if options.smoke else "cuda:0"), size),
-        "host_copy_bytes_per_second": host,
+        "host_bytes_per_second": host,
     }
 
 

@@ -220,12 +220,19 @@ def predicted_peak(bench: Bench, run: Run) -> float | None:
 
 def run_cell(
     bench: Bench, runs: Sequence[Run], cell: dict[str, Any], save: Callable[[], None]
-) -> None:
+) -> list[str]:
     """Measure a cell's runs one after another into its record.
 
     One that fails, or does not fit, doesn't take the others with it.
+
+    Returns:
+        The names of runs that time did not suffice for, judged by the longest before.
     """
+    longest = 0.0
     for index, run in enumerate(runs):
+        started = time.monotonic()
+        if index and started + longest > bench.end:
+            return [f"{bench.cell}: {left.name}" for left in runs[index:]]
         try:
             record, timeline = measure(bench, run, len(runs) - index)
         except torch.OutOfMemoryError:
@@ -242,6 +249,8 @@ def run_cell(
             median = 1e3 * record["step_seconds"]["median"]
             print(f"{bench.cell}: {run.name}: {median:.1f} ms a step", flush=True)
         save()
+        longest = max(longest, time.monotonic() - started)
+    return []
 
 
 def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -> None:
@@ -255,9 +264,9 @@ def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -
     for index, cell in enumerate(cells):
         left = deadline - time.monotonic()
         if index and left < _LEAST_SECONDS:
-            whole["not_reached"] = [str(cell) for cell in cells[index:]]
+            whole["not_reached"] += [str(cell) for cell in cells[index:]]
             break
-        bench = Bench(cell, options, left / (len(cells) - index))
+        bench = Bench(cell, options, left / (len(cells) - index), end=deadline)
         own: dict[str, Any] = {
             "cell": bench.describe(), "runs": [], "failures": {}, "does_not_fit": [],
         }  # fmt: skip
@@ -267,7 +276,7 @@ def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -
         except torch.OutOfMemoryError:  # no optimizer could train it here
             own["does_not_fit"].append("forward and backward")
             continue
-        run_cell(bench, runs, own, save)
+        whole["not_reached"] += run_cell(bench, runs, own, save)
         own["compute_seconds_after"] = compute_seconds(bench)
     save()
 
@@ -313,8 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     link = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in speeds["link"].items())
     print(
         f"{whole['hardware']['gpu'] or 'CPU, emulating a device'}, commit {whole['commit']}, "
-        f"{whole['kernel']} kernel on {options.host_threads} threads, link: {link}, host copy "
-        f"{speeds['host_copy_bytes_per_second'] / 1e9:.1f} GB/s",
+        f"{whole['kernel']} kernel on {options.host_threads} threads, link: {link}, host "
+        f"memory {speeds['host_bytes_per_second'] / 1e9:.1f} GB/s",
         flush=True,
     )
     run_series(options, runs, whole)

@@ -48,6 +48,20 @@ def copy_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
     return 2 * source.nbytes / statistics.median(seconds[1:])
 
 
+def scale_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
+    """Return the speed of scaling in place in this process, bytes read plus written a second.
+
+    Unlike a copy it reads nothing that it does not use, so it shows what the memory really moves.
+    """
+    values = torch.ones(num_bytes // 4)
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        values.mul_(1.0)
+        seconds.append(time.perf_counter() - started)
+    return 2 * values.nbytes / statistics.median(seconds[1:])
+
+
 def link_bandwidth(device: torch.device, num_bytes: int, repeats: int = 10) -> dict[str, float]:
     """Return bytes/s of pinned copies from and to the device; on a CPU, of plain ones."""
     on_gpu = device.type == "cuda"

@@ -152,14 +152,23 @@ def test_a_failed_run_is_named_and_leaves_the_others(monkeypatch, tmp_path, caps
     assert "zenflow, S 16 does not fit" in (tmp_path / "table.txt").read_text()
 
 
-def test_cells_that_time_does_not_suffice_for_are_named(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("limit", "reached", "left"),
+    [
+        ("40", ["on_device", "on_device again"], ["tiny, 2 x 16"]),
+        ("0.1", ["on_device"], ["tiny, 2 x 16: on_device again", "tiny, 2 x 16"]),
+    ],
+)
+def test_runs_and_cells_that_time_does_not_suffice_for_are_named(
+    monkeypatch, tmp_path, limit, reached, left
+):
     twice = gpu_setup.SERIES["smoke"] * 2
     monkeypatch.setattr(gpu_step, "SERIES", {"smoke": twice})
-    arguments = ["--smoke", "--limit", "1", "--out", str(tmp_path), "--presets", "on_device"]
+    arguments = ["--smoke", "--limit", limit, "--out", str(tmp_path), "--presets", "on_device"]
     assert gpu_step.main(arguments) == 0
     record = json.loads((tmp_path / "record.json").read_text())
-    assert len(record["cells"]) == 1
-    assert record["not_reached"] == ["tiny, 2 x 16"]
+    assert [run["name"] for cell in record["cells"] for run in cell["runs"]] == reached
+    assert record["not_reached"] == left
 
 
 def test_idle_time_is_that_of_the_stream_that_computes():
