@@ -180,9 +180,9 @@ def _run(run: Validated) -> str:
 def _gpu(folder: Path | None) -> list[str]:
     if folder is None:
         return [
-            "Nothing of this has been run on a GPU: neither this project's engine nor the "
-            "calibration. Until a record with device cuda is committed, figures for GPUs are the "
-            "table's, and the first section is all there is to check them with."
+            "Neither calibration nor validation has been run on a GPU. Until a record with device "
+            "cuda is committed, figures for GPUs are the table's, and the first section is all "
+            "there is to check them with."
         ]
     return [f"Record: [{folder.name}](../experiments/results/{folder.name}).", "", *_runs(folder)]
 
