@@ -23,6 +23,7 @@ class CudaDevice(AbstractDevice):
     """A CUDA device with one stream for each direction of copies."""
 
     is_synchronous = False
+    has_ring = True
 
     def __init__(self, device: torch.device) -> None:
         """Make the copy streams and tie the device's clock to the host's."""

@@ -22,6 +22,9 @@ class AbstractDevice(ABC):
     is_synchronous: bool
     """Whether compute is over when its launch returns."""
 
+    has_ring = False
+    """Whether compute packs released gradients into a ring, from which they are sent."""
+
     def __init__(self, device: torch.device) -> None:
         """Bind to a torch device."""
         self.torch_device = device
@@ -50,7 +53,7 @@ class AbstractDevice(ABC):
     def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan | None:
         """Copy what lies packed in a gradient ring to the host once `after` has passed.
 
-        Only a device on which compute is asynchronous has one.
+        Only a device with a ring is asked for it.
 
         Args:
             jobs: (packed columns (D, O), host buffer (D, O)) each.

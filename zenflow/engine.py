@@ -100,7 +100,7 @@ class Engine:
             wait_timeout,
         )
         self.gauges = Gauges(controller, layout, device)
-        self.ring = self._make_ring() if releases and not device.is_synchronous else None
+        self.ring = self._make_ring() if releases and device.has_ring else None
         self.intake = Intake(
             device,
             layout,

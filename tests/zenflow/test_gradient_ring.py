@@ -7,11 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenflow import gradient_ring
+from tests.models import TINY, TinyStack, assert_equal, closing
+from tests.zenflow import test_timing as timing
+from zenflow import ZenFlowAdamW, ZenFlowConfig, assembly, gradient_ring
 from zenflow.completion import Completion
 from zenflow.cpu_device import CpuDevice
 from zenflow.errors import DeadlineError, WorkerError
 from zenflow.gradient_ring import GradientRing
+from zenflow.transfer import CopyLane
 
 DEVICE = CpuDevice(torch.device("cpu"))
 
@@ -123,3 +126,37 @@ def test_the_error_of_a_copy_reaches_who_needs_its_room(monkeypatch):
 
     with pytest.raises(WorkerError, match="a broken copy"):
         fill()
+
+
+class CpuWithRing(CpuDevice):
+    """A CPU that packs and sends as a GPU does."""
+
+    has_ring = True
+
+    def send(self, jobs, after):
+        send(jobs)
+
+
+@pytest.mark.parametrize("ring_bytes", [1, 2000, 1 << 20])
+@pytest.mark.parametrize("rule", timing.RULES)
+def test_a_run_through_the_ring_has_the_weights_of_one_without(monkeypatch, rule, ring_bytes):
+    config, model = timing.config_of(rule), lambda: TinyStack(num_layers=8, width=12)
+    expected = timing.train(model, config, "release", 12, host_threads=1)
+    monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
+    monkeypatch.setattr(gradient_ring, "RING_BYTES", ring_bytes)
+    timing.delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=1)
+    actual = timing.train(model, config, "release", 12, host_threads=2)
+    for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
+        assert_equal(ours, theirs, f"step {step}")
+
+
+def test_keep_mode_has_no_ring(monkeypatch):
+    monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
+    for max_grad_norm, has_ring in (("keep", False), (1.0, True)):
+        model = TinyStack()
+        with closing(
+            ZenFlowAdamW(
+                model.parameters(), config=ZenFlowConfig(**TINY), max_grad_norm=max_grad_norm
+            )
+        ) as optimizer:
+            assert (optimizer._engine.ring is not None) == has_ring

@@ -148,3 +148,15 @@ def test_threads_that_the_system_does_not_give_are_an_error(monkeypatch):
         patch.setattr(library, "zenflow_pool_open", lambda _: None)
         with pytest.raises(RuntimeError, match="host_threads"):
             HostPool(library, 2)
+
+
+def test_a_call_returns_only_when_its_last_piece_is_done(monkeypatch):
+    """Pieces of a few milliseconds: the last thread is at work long after all are taken."""
+    rows, cols = 4, 1 << 21
+    monkeypatch.setattr(host_pool, "PIECE_ELEMENTS", cols)
+    grad, pool = torch.ones(rows, cols), HostPool.open(rows)
+    for _ in range(5):
+        acc = torch.zeros(rows, cols)
+        pool.run([host_pool.accumulation(acc, grad, (rows, cols), first=True)], 1.0)
+        assert acc[:, -1].tolist() == [1.0] * rows
+    pool.close()
