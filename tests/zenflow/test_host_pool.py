@@ -151,12 +151,24 @@ def test_threads_that_the_system_does_not_give_are_an_error(monkeypatch):
 
 
 def test_a_call_returns_only_when_its_last_piece_is_done(monkeypatch):
-    """Pieces of a few milliseconds: the last thread is at work long after all are taken."""
-    rows, cols = 4, 1 << 21
+    """Pieces of a few milliseconds, while the ends of small calls wake whoever waits."""
+    rows, cols = 2, 1 << 21
     monkeypatch.setattr(host_pool, "PIECE_ELEMENTS", cols)
-    grad, pool = torch.ones(rows, cols), HostPool.open(rows)
+    grad, pool, over = torch.ones(rows, cols), HostPool.open(rows + 1), threading.Event()
+
+    def call_again_and_again():
+        small = torch.zeros(1, 8), torch.ones(1, 8)
+        while not over.is_set():
+            pool.run([host_pool.accumulation(*small, (1, 8), first=True)], 1.0)
+
+    other = threading.Thread(target=call_again_and_again)
+    other.start()
+    ends = []
     for _ in range(5):
         acc = torch.zeros(rows, cols)
         pool.run([host_pool.accumulation(acc, grad, (rows, cols), first=True)], 1.0)
-        assert acc[:, -1].tolist() == [1.0] * rows
+        ends.append(acc[:, -1].tolist())
+    over.set()
+    other.join(20)
     pool.close()
+    assert ends == [[1.0] * rows] * 5
