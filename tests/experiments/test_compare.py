@@ -1,5 +1,6 @@
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -135,6 +136,23 @@ def test_pictures_say_that_the_link_is_emulated_and_only_then(compared, tmp_path
     assert "emulated link" in texts_of(draw_timeline(run.timeline, run.summary))
     real = {**run.summary, "emulated_link": None}
     assert "emulated" not in texts_of(draw_timeline(run.timeline, real))
+
+
+def test_every_held_out_loss_is_inside_its_axis(compared):
+    folder, _ = compared
+    runs = [read_run(folder / strategy) for strategy in COMPARED]
+    run = runs[-1]
+    above = 1.5 * max(row["loss"] for row in run.rows)
+    runs[-1] = replace(run, summary={**run.summary, "eval_loss": above})
+    figure = draw_comparison(runs, 4)
+    panels = [axes for axes in figure.axes if "held-out" in axes.get_ylabel()]
+    assert len(panels) == 2
+    for axes in panels:
+        dotted = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        low, high = axes.get_ylim()
+        shown = [loss for line in dotted for loss in line.get_ydata()]
+        assert above in shown
+        assert all(low < loss < high for loss in shown)
 
 
 def test_last_steps_are_cut_where_the_device_starts_them():
