@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PICTURE, PARETO = "picture.png", "pareto.png"
 AGAINST = ("device_bytes", "host_bytes", "staleness_steps", COLUMN)
-"""Columns that step time is traded for."""
+"""Columns that what is shown is traded for."""
 _WORDS = ("status", "reason", "method", "device_name", "host_name", "link_name")
 
 
@@ -44,7 +44,7 @@ def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) 
     files = []
     for name, figure in (
         (PICTURE, draw_sweep(frame, sweep.axes, value)),
-        (PARETO, draw_pareto(frame, AGAINST)),
+        (PARETO, draw_pareto(frame, sweep.axes, value, AGAINST)),
     ):
         if figure is not None:
             save_figure(figure, folder / name)

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from experiments.plots import STALL_COLOUR, STRATEGY_COLOURS
@@ -26,11 +29,22 @@ _NO_PREDICTION = "#f0dede"
 _MOST_PANELS = 6
 _MOST_NUMBERS = 150
 """Cells of a heat map up to which each shows its number."""
-_IN_GIB = {"device_bytes": "device memory (GiB)", "host_bytes": "host memory (GiB)"}
+_IN_GIB = ("device_bytes", "host_bytes")
+_SHOWN_AS = {
+    "device_bytes": "device memory (GiB)",
+    "host_bytes": "host memory (GiB)",
+    "price_usd": "price of the parts (USD)",
+}
+_MOST_NAMED = 24
+"""Points whose names are listed."""
 _LARGER_IS_BETTER = ("tokens_per_second",)
 _COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#b8860b")
+_PLAIN = FuncFormatter(lambda number, _: f"{number:,.6g}")
+"""Without an offset or a power that a reader would have to add."""
 _SPREAD = 20.0
 """Largest over smallest value from which on a scale of numbers is logarithmic."""
+_LEAST_RANGE = 0.1
+"""From end to end of a heat map's colours, of the largest value."""
 
 
 def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure | None:
@@ -121,7 +135,9 @@ def draw_heat_maps(
     for axes in panels[len(maps) :]:
         axes.set_axis_off()
     if image is not None and len(finite):
-        figure.colorbar(image, ax=list(panels[: len(maps)]), label=value, shrink=0.8)
+        bar = figure.colorbar(image, ax=list(panels[: len(maps)]), label=value, shrink=0.8)
+        if not isinstance(image.norm, LogNorm):
+            bar.formatter = _PLAIN
     empty = any(not np.isfinite(grid).all() for grid in maps)
     figure.suptitle(
         f"{value}, predicted{note}" + ("; shaded: no prediction (see reason)" if empty else ""),
@@ -130,31 +146,75 @@ def draw_heat_maps(
     return figure
 
 
-def draw_pareto(frame: pd.DataFrame, against: Sequence[str]) -> Figure | None:
-    """Return step time against other columns with the points that nothing beats in both."""
+def draw_pareto(
+    frame: pd.DataFrame, axes: Sequence[Axis], value: str, against: Sequence[str]
+) -> Figure | None:
+    """Return a column against others, with the points that nothing beats in both.
+
+    All points carry names where they are few, else those that nothing beats.
+    """
     known = _predicted(frame)
-    shown = [name for name in against if name in known and known[name].nunique() > 1]
+    known = known[known[value].notna()] if value in known else known[:0]
+    shown = [
+        name for name in against if name != value and name in known and known[name].nunique() > 1
+    ]
     if not shown or len(known) < 2:
         return None
-    figure = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        own = known[known[name].notna()]
-        if name in _IN_GIB:
-            own = own.assign(**{name: own[name] / 2**30})
-        best = front(own, name, "step_seconds")
-        axes.scatter(own[name], own["step_seconds"], s=12, color=_POINTS, label="all points")
-        axes.step(best[name], best["step_seconds"], where="post", color=_FRONT, marker="o",
-                  markersize=4, label="Pareto front")  # fmt: skip
-        axes.set_xlabel(_IN_GIB.get(name, name))
-        axes.set_ylabel("step_seconds")
-        for set_scale, column in ((axes.set_xscale, name), (axes.set_yscale, "step_seconds")):
-            low, high = own[column].min(), own[column].max()
-            if low > 0 and high / low >= _SPREAD:
-                set_scale("log")
-        axes.spines[["top", "right"]].set_visible(False)
+    figure = Figure(figsize=(5.2 * len(shown), 4.6), layout="constrained")
+    fronts = {name: front(known[known[name].notna()], name, value) for name in shown}
+    best = known.index.isin(set().union(*(own.index for own in fronts.values())))
+    named = known if len(known) <= _MOST_NAMED else known[best]
+    numbers = {index: number for number, index in enumerate(named.index, start=1)}
+    for panel, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        _draw_front(panel, known[known[name].notna()], fronts[name], name, value, numbers)
     figure.axes[0].legend(fontsize=8, frameon=False)
-    figure.suptitle("step time against what it costs, predicted", fontsize=11)
+    names = _point_names(named, [axis for axis in axes if len(axis.values) > 1])
+    key = [f"{number}  {text}" for number, text in enumerate(names, start=1)][:_MOST_NAMED]
+    if len(names) > _MOST_NAMED:
+        key.append(f"and {len(names) - _MOST_NAMED} more, in the table")
+    figure.legend(
+        handles=[Line2D([], [], linestyle="none", label=text) for text in key],
+        loc="outside lower center", ncols=min(len(shown), len(key)), fontsize=7, frameon=False,
+        handlelength=0,
+    )  # fmt: skip
+    figure.suptitle(f"{value} against what it costs, predicted", fontsize=11)
     return figure
+
+
+def _draw_front(
+    panel: Axes, frame: pd.DataFrame, best: pd.DataFrame, name: str, value: str,
+    numbers: Mapping[Any, int],
+) -> None:  # fmt: skip
+    """Draw one column against another, with the front and the points' numbers."""
+    unit = 2**30 if name in _IN_GIB else 1
+    panel.scatter(frame[name] / unit, frame[value], s=12, color=_POINTS, label="all points")
+    panel.step(best[name] / unit, best[value], where="post", color=_FRONT, marker="o",
+               markersize=4, label="Pareto front")  # fmt: skip
+    for index, x, y in zip(frame.index, frame[name] / unit, frame[value], strict=True):
+        if index in numbers:
+            panel.annotate(str(numbers[index]), (x, y), (3, 3), textcoords="offset points",
+                           fontsize=8)  # fmt: skip
+    panel.set_xlabel(_SHOWN_AS.get(name, name))
+    panel.set_ylabel(value)
+    scales = ((panel.xaxis, panel.set_xscale, name), (panel.yaxis, panel.set_yscale, value))
+    for axis, set_scale, column in scales:
+        low, high = frame[column].min(), frame[column].max()
+        if low > 0 and high / low >= _SPREAD:
+            set_scale("log")
+        else:
+            axis.set_major_formatter(_PLAIN)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _point_names(frame: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:
+    """Return each row's values of what was varied: names alone, numbers with their axis."""
+    return [
+        ", ".join(
+            f"{axis.name}={row[axis.name]:g}" if axis.is_number else str(row[axis.name])
+            for axis in axes
+        )
+        for _, row in frame.iterrows()
+    ]
 
 
 def draw_bars(
@@ -178,11 +238,13 @@ def draw_bars(
     return figure
 
 
-def front(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
-    """Return the rows than which no other is as small in one column and smaller in the other."""
-    ordered = frame.sort_values([first, second], kind="stable")
-    least = ordered[second].astype(float).cummin().shift(fill_value=math.inf)
-    return ordered[ordered[second] < least]
+def front(frame: pd.DataFrame, cost: str, value: str) -> pd.DataFrame:
+    """Return the rows than which no other costs as little and has a better value."""
+    sign = -1.0 if best_is_largest(value) else 1.0
+    found = frame.assign(_value=sign * frame[value].astype(float))
+    found = found.sort_values([cost, "_value"], kind="stable")
+    least = found["_value"].cummin().shift(fill_value=math.inf)
+    return found[found["_value"] < least].drop(columns="_value")
 
 
 def best_is_largest(value: str) -> bool:
@@ -223,14 +285,15 @@ def _matrix(frame: pd.DataFrame, first: Axis, second: Axis, value: str) -> NDArr
 
 
 def _norm(finite: NDArray[np.float64]) -> Any:
-    from matplotlib.colors import LogNorm, Normalize
-
     if not len(finite):
         return Normalize(0, 1)
     low, high = float(finite.min()), float(finite.max())
     if low > 0 and high / low >= _SPREAD:
         return LogNorm(low, high)
-    return Normalize(low, high if high > low else low + 1)
+    # Values that hardly differ get colours that hardly differ.
+    missing = _LEAST_RANGE * (max(abs(low), abs(high)) or 1.0) - (high - low)
+    room = max(0.0, missing) / 2
+    return Normalize(low - room, high + room)
 
 
 def _label_cells(axes: Axes, grid: NDArray[np.float64]) -> None:
