@@ -37,7 +37,8 @@ def check_value(name: str, sweep: Sweep) -> None:
 def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) -> list[Path]:
     """Draw a table; return the pictures' files, those that there is something to show in."""
     from experiments.plots import save_figure
-    from experiments.sweeps.plots import draw_pareto, draw_sweep
+    from experiments.sweeps.fronts import draw_pareto
+    from experiments.sweeps.plots import draw_sweep
 
     if value not in frame:
         raise ConfigError(f"--value {value}: give --price too")

@@ -1,4 +1,4 @@
-"""Pictures of a sweep's table: lines over one axis, a heat map over two, a Pareto front.
+"""Pictures of a sweep's table: lines over one axis, a heat map over two, bars.
 
 Nothing here predicts; every picture says that its numbers are predictions.
 """
@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
@@ -24,24 +23,15 @@ from experiments.sweeps.points import OK
 if TYPE_CHECKING:
     import pandas as pd
 
-_FRONT, _POINTS = STRATEGY_COLOURS["zenflow"], "#bbbbbb"
 _NO_PREDICTION = "#f0dede"
 _MOST_PANELS = 6
 _MOST_NUMBERS = 150
 """Cells of a heat map up to which each shows its number."""
-_IN_GIB = ("device_bytes", "host_bytes")
-_SHOWN_AS = {
-    "device_bytes": "device memory (GiB)",
-    "host_bytes": "host memory (GiB)",
-    "price_usd": "price of the parts (USD)",
-}
-_MOST_NAMED = 24
-"""Points whose names are listed."""
 _LARGER_IS_BETTER = ("tokens_per_second",)
 _COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#b8860b")
-_PLAIN = FuncFormatter(lambda number, _: f"{number:,.6g}")
+PLAIN = FuncFormatter(lambda number, _: f"{number:,.6g}")
 """Without an offset or a power that a reader would have to add."""
-_SPREAD = 20.0
+SPREAD = 20.0
 """Largest over smallest value from which on a scale of numbers is logarithmic."""
 _LEAST_RANGE = 0.1
 """From end to end of a heat map's colours, of the largest value."""
@@ -53,7 +43,7 @@ def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure 
     With three axes the shortest makes panels; of any others the best value is shown.
     """
     varied = [axis for axis in axes if len(axis.values) > 1]
-    if not varied or not _predicted(frame)[value].notna().any():
+    if not varied or not predicted_rows(frame)[value].notna().any():
         return None
     if len(varied) == 1:
         return draw_lines(frame, varied[0], [value])
@@ -75,7 +65,7 @@ def draw_lines(
         figure.subplots(1, len(values), squeeze=False)[0], values, strict=True
     ):
         for place, (label, own) in enumerate(_groups(frame, by)):
-            best = _best(_predicted(own), [x], value).reindex(list(x.values))
+            best = _best(predicted_rows(own), [x], value).reindex(list(x.values))
             colour = STRATEGY_COLOURS.get(str(label), _COLOURS[place % len(_COLOURS)])
             panel.plot(_places(x), best.to_numpy(), marker="o", markersize=4, color=colour,
                        label=str(label))  # fmt: skip
@@ -137,84 +127,13 @@ def draw_heat_maps(
     if image is not None and len(finite):
         bar = figure.colorbar(image, ax=list(panels[: len(maps)]), label=value, shrink=0.8)
         if not isinstance(image.norm, LogNorm):
-            bar.formatter = _PLAIN
+            bar.formatter = PLAIN
     empty = any(not np.isfinite(grid).all() for grid in maps)
     figure.suptitle(
         f"{value}, predicted{note}" + ("; shaded: no prediction (see reason)" if empty else ""),
         fontsize=11,
     )
     return figure
-
-
-def draw_pareto(
-    frame: pd.DataFrame, axes: Sequence[Axis], value: str, against: Sequence[str]
-) -> Figure | None:
-    """Return a column against others, with the points that nothing beats in both.
-
-    All points carry names where they are few, else those that nothing beats.
-    """
-    known = _predicted(frame)
-    known = known[known[value].notna()] if value in known else known[:0]
-    shown = [
-        name for name in against if name != value and name in known and known[name].nunique() > 1
-    ]
-    if not shown or len(known) < 2:
-        return None
-    figure = Figure(figsize=(5.2 * len(shown), 4.6), layout="constrained")
-    fronts = {name: front(known[known[name].notna()], name, value) for name in shown}
-    best = known.index.isin(set().union(*(own.index for own in fronts.values())))
-    named = known if len(known) <= _MOST_NAMED else known[best]
-    numbers = {index: number for number, index in enumerate(named.index, start=1)}
-    for panel, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        _draw_front(panel, known[known[name].notna()], fronts[name], name, value, numbers)
-    figure.axes[0].legend(fontsize=8, frameon=False)
-    names = _point_names(named, [axis for axis in axes if len(axis.values) > 1])
-    key = [f"{number}  {text}" for number, text in enumerate(names, start=1)][:_MOST_NAMED]
-    if len(names) > _MOST_NAMED:
-        key.append(f"and {len(names) - _MOST_NAMED} more, in the table")
-    figure.legend(
-        handles=[Line2D([], [], linestyle="none", label=text) for text in key],
-        loc="outside lower center", ncols=min(len(shown), len(key)), fontsize=7, frameon=False,
-        handlelength=0,
-    )  # fmt: skip
-    figure.suptitle(f"{value} against what it costs, predicted", fontsize=11)
-    return figure
-
-
-def _draw_front(
-    panel: Axes, frame: pd.DataFrame, best: pd.DataFrame, name: str, value: str,
-    numbers: Mapping[Any, int],
-) -> None:  # fmt: skip
-    """Draw one column against another, with the front and the points' numbers."""
-    unit = 2**30 if name in _IN_GIB else 1
-    panel.scatter(frame[name] / unit, frame[value], s=12, color=_POINTS, label="all points")
-    panel.step(best[name] / unit, best[value], where="post", color=_FRONT, marker="o",
-               markersize=4, label="Pareto front")  # fmt: skip
-    for index, x, y in zip(frame.index, frame[name] / unit, frame[value], strict=True):
-        if index in numbers:
-            panel.annotate(str(numbers[index]), (x, y), (3, 3), textcoords="offset points",
-                           fontsize=8)  # fmt: skip
-    panel.set_xlabel(_SHOWN_AS.get(name, name))
-    panel.set_ylabel(value)
-    scales = ((panel.xaxis, panel.set_xscale, name), (panel.yaxis, panel.set_yscale, value))
-    for axis, set_scale, column in scales:
-        low, high = frame[column].min(), frame[column].max()
-        if low > 0 and high / low >= _SPREAD:
-            set_scale("log")
-        else:
-            axis.set_major_formatter(_PLAIN)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def _point_names(frame: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:
-    """Return each row's values of what was varied: names alone, numbers with their axis."""
-    return [
-        ", ".join(
-            f"{axis.name}={row[axis.name]:g}" if axis.is_number else str(row[axis.name])
-            for axis in axes
-        )
-        for _, row in frame.iterrows()
-    ]
 
 
 def draw_bars(
@@ -238,15 +157,6 @@ def draw_bars(
     return figure
 
 
-def front(frame: pd.DataFrame, cost: str, value: str) -> pd.DataFrame:
-    """Return the rows than which no other costs as little and has a better value."""
-    sign = -1.0 if best_is_largest(value) else 1.0
-    found = frame.assign(_value=sign * frame[value].astype(float))
-    found = found.sort_values([cost, "_value"], kind="stable")
-    least = found["_value"].cummin().shift(fill_value=math.inf)
-    return found[found["_value"] < least].drop(columns="_value")
-
-
 def best_is_largest(value: str) -> bool:
     """Whether more of a column is better."""
     return value in _LARGER_IS_BETTER
@@ -255,7 +165,7 @@ def best_is_largest(value: str) -> bool:
 # ---- parts ------------------------------------------------------------------------------------
 
 
-def _predicted(frame: pd.DataFrame) -> pd.DataFrame:
+def predicted_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["status"] == OK]
 
 
@@ -277,7 +187,7 @@ def _best(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Any:
 
 
 def _matrix(frame: pd.DataFrame, first: Axis, second: Axis, value: str) -> NDArray[np.float64]:
-    best = _best(_predicted(frame), [first, second], value).unstack(second.name)
+    best = _best(predicted_rows(frame), [first, second], value).unstack(second.name)
     found: NDArray[np.float64] = best.reindex(index=_keys(first), columns=_keys(second)).to_numpy(
         float
     )
@@ -288,7 +198,7 @@ def _norm(finite: NDArray[np.float64]) -> Any:
     if not len(finite):
         return Normalize(0, 1)
     low, high = float(finite.min()), float(finite.max())
-    if low > 0 and high / low >= _SPREAD:
+    if low > 0 and high / low >= SPREAD:
         return LogNorm(low, high)
     # Values that hardly differ get colours that hardly differ.
     missing = _LEAST_RANGE * (max(abs(low), abs(high)) or 1.0) - (high - low)
@@ -332,7 +242,7 @@ def _scale_x(axes: Axes, axis: Axis) -> None:
     places = _places(axis)
     if not axis.is_number:
         axes.set_xticks(places, _ticks(axis), rotation=30, ha="right", fontsize=8)
-    elif min(places) > 0 and max(places) / min(places) >= _SPREAD / 2:
+    elif min(places) > 0 and max(places) / min(places) >= SPREAD / 2:
         axes.set_xscale("log")
         axes.set_xticks(places, _ticks(axis), minor=False, fontsize=8)
         axes.minorticks_off()
