@@ -29,7 +29,7 @@ from experiments.recipes import TrainSettings
 from experiments.records import provenance, write_json
 from experiments.resume import check_same_run, random_state, set_random_state
 from experiments.step_rows import StepRows
-from experiments.summary import summarize
+from experiments.summary import described, summarize
 from zenflow.timeline import Timeline
 
 CHECKPOINTS = "checkpoint"
@@ -285,7 +285,7 @@ class Training:
         if self.tuning is not None and self.tuning.log is not None and self._is_done:
             save_figure(draw_tuning(read_tuning(self.folder)), self.folder / "tuning.png")
         if timeline.spans:
-            timeline.write(self.folder / "trace.json")
+            described(timeline, self.bench, summary).write(self.folder / "trace.json")
             save_figure(draw_timeline(timeline, summary), self.folder / "timeline.png")
 
 
