@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from zenflow.errors import ConfigError, ZenFlowError
 if TYPE_CHECKING:
     from experiments.calibration.calibrate import Calibration, CalibrationOptions
     from experiments.stages import Stages
-    from experiments.validation import Validated
     from sim.hardware import HardwareProfile
 
 _DTYPES = ("float32", "bfloat16")
@@ -173,15 +171,18 @@ def _again(folder: Path, picture: Path | None) -> str:
     profile = read_profile(folder / validation.PROFILE)
     runs = validation.validate(profile, validation.read_record(folder))
     if picture is not None:
-        _draw(runs, profile, picture)
+        from experiments.validation_plot import write_picture
+
+        write_picture(runs, profile, picture)
     return validation.table(runs)
 
 
 def _validate(flags: dict[str, Any]) -> str:
     from experiments import validation
     from experiments.calibration.measure_validation import measure_validation
-    from experiments.records import provenance, results_folder, write_json, write_text
+    from experiments.records import provenance, results_folder, write_json
     from experiments.stages import Stages
+    from experiments.validation_plot import write_shown
     from sim.profile_file import read_profile, write_profile
 
     stages = Stages()
@@ -194,16 +195,4 @@ def _validate(flags: dict[str, Any]) -> str:
     observed = measure_validation(profile, _options(flags), stages)
     write_profile(profile, folder / validation.PROFILE)
     write_json(folder / validation.RECORD, validation.record_of(observed, provenance()))
-    runs = validation.validate(profile, validation.read_record(folder))
-    shown = validation.table(runs)
-    write_text(folder / validation.TABLE, shown + "\n")
-    _draw(runs, profile, folder / validation.PICTURE)
-    return f"{shown}\nrecord: {folder}"
-
-
-def _draw(runs: Sequence[Validated], profile: HardwareProfile, path: Path) -> None:
-    from experiments.plots import save_figure
-    from experiments.validation_plot import draw_validation
-
-    link = ", emulated links" if profile.device.is_cpu else ""
-    save_figure(draw_validation(runs, f"{profile.name}{link}"), path)
+    return f"{write_shown(folder)}\nrecord: {folder}"

@@ -59,12 +59,13 @@ class RunRecord:
     timeline: Timeline
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write the picture, whole or not at all."""
+def save_figure(figure: Figure, path: Path, *, note: str | None = None) -> None:
+    """Write the picture, whole or not at all; a PNG can keep a note in its metadata."""
+    metadata = {"Description": note} if note is not None and path.suffix == ".png" else None
     draft = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         FigureCanvasAgg(figure)
-        figure.savefig(draft, dpi=130)
+        figure.savefig(draft, dpi=130, metadata=metadata)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
