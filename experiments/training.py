@@ -74,8 +74,8 @@ def run(
     bench = with_start(bench, folder if resume else None)
     folder.mkdir(parents=True, exist_ok=True)
     with _training(bench, folder, reporter, checkpoint) as training:
-        reporter.say(describe(bench))
-        reporter.say(str(training.optimizer.memory))
+        reporter.detail(describe(bench))
+        reporter.detail(str(training.optimizer.memory))
         write_json(folder / "config.json", _config_record(bench))
         return training.run(stop)
 
