@@ -279,11 +279,14 @@ class Training:
     def _write_results(self, summary: Mapping[str, Any], timeline: Timeline) -> None:
         # Imported late: drawing is slow to load, and no business of the loop.
         from experiments.plots import draw_timeline, save_figure
-        from experiments.tuning_figures import draw_tuning, read_tuning
+        from experiments.tuning_figures import draw_tuning, missed_predictions, read_tuning
 
         write_json(self.folder / "summary.json", summary)
         if self.tuning is not None and self.tuning.log is not None and self._is_done:
-            save_figure(draw_tuning(read_tuning(self.folder)), self.folder / "tuning.png")
+            series = read_tuning(self.folder)
+            save_figure(draw_tuning(series), self.folder / "tuning.png")
+            if (missed := missed_predictions(series)) is not None:
+                self.reporter.say(missed)
         if timeline.spans:
             described(timeline, self.bench, summary).write(self.folder / "trace.json")
             save_figure(draw_timeline(timeline, summary), self.folder / "timeline.png")
