@@ -111,9 +111,9 @@ def missed_predictions(series: TuningSeries) -> str | None:
     told = [(stretch.predicted_step_seconds or 0.0) * 1e3 for stretch in longest]
     return (
         f"The tuner's predictions were far off from step {longest[0].first} to "
-        f"{longest[-1].last}: {_span(told)} ms a step predicted, {_span(measured)} measured (see "
-        "tuning.png). The machine's pace had changed, or the time that searching may take was used "
-        "up: what was chosen in these steps may not be the best. A longer run searches again."
+        f"{longest[-1].last}: {_span(told)} ms a step predicted, {_span(measured)} measured; see "
+        "tuning.png. The machine's pace had changed, or the time that searching may take was "
+        "used up: what was chosen there may not be the best. A longer run searches again."
     )
 
 
