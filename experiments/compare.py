@@ -31,6 +31,9 @@ COMPARISON = "compare.json"
 
 PICTURE = "compare.png"
 
+_SECONDS_BESIDE_STEPS = 5.0
+"""Of a run, for what is loaded, evaluated and saved: a guess, until it is measured."""
+
 SHOWN_STEPS = 8
 """Steps of each strategy in the picture."""
 
@@ -162,7 +165,7 @@ def _outlook(runs: Sequence[PlannedRun], choice: LinkChoice | None) -> Outlook:
     if choice is None:
         return Outlook(runs, is_guessed=False)
     seconds = [replace(run, cost=run.cost * choice.compute_seconds) for run in runs]
-    return Outlook(seconds, is_guessed=True)
+    return Outlook(seconds, is_guessed=True, seconds_beside=_SECONDS_BESIDE_STEPS)
 
 
 def _intention(settings: TrainSettings) -> str:

@@ -1,4 +1,4 @@
-"""Time left of several runs, one after another: guessed at first, refined as steps are taken."""
+"""Time left of several runs, or stages: guessed at first, refined as their steps are taken."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_SECONDS_BESIDE_STEPS = 5.0
-"""Of a run, for what is loaded, evaluated and saved, while nothing is measured yet."""
 _ENOUGH_STEPS = 5
 """Of the run under way, from which on its own pace tells how long it goes on."""
 
@@ -34,6 +32,7 @@ class Outlook:
         runs: Sequence[PlannedRun],
         *,
         is_guessed: bool,
+        seconds_beside: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin the first run now.
@@ -41,12 +40,13 @@ class Outlook:
         Args:
             runs: In their order.
             is_guessed: Whether costs are seconds, so that there is an estimate before any step.
+            seconds_beside: A guess of what each run takes beside its steps, to load and save.
             clock: Of seconds.
         """
         self.runs = list(runs)
         self.number = 0
         """Of the run under way, from 1; 0 before the first."""
-        self._is_guessed = is_guessed
+        self._is_guessed, self._beside = is_guessed, seconds_beside
         self._clock, self._started = clock, clock()
         self._done = [0] * len(self.runs)
         self._unpaid = 0.0
@@ -67,6 +67,12 @@ class Outlook:
         """Steps taken of all runs."""
         return sum(self._done)
 
+    @property
+    def share(self) -> float:
+        """Cost of what is done as a share of all."""
+        done = sum(run.cost * done for run, done in zip(self.runs, self._done, strict=True))
+        return done / sum(run.cost * run.steps for run in self.runs)
+
     def start(self, done: int) -> None:
         """Begin the next run, of which so many steps lie behind."""
         self.number += 1
@@ -86,7 +92,7 @@ class Outlook:
             if not self._is_guessed:
                 return None
             costs = (run.cost * steps for run, steps in zip(self.runs, left, strict=True))
-            return sum(costs) + _SECONDS_BESIDE_STEPS * len(self.runs)
+            return sum(costs) + self._beside * len(self.runs)
         scale = (self._clock() - self._started) / paid
         ahead = [scale * run.cost * steps for run, steps in zip(self.runs, left, strict=True)]
         taken = self._done[self.number - 1] - self._begun_at
@@ -99,8 +105,8 @@ def in_words(seconds: float) -> str:
     """Return a time to wait as people say it.
 
     >>> in_words(8), in_words(100), in_words(1000), in_words(9000)
-    ('less than 10 s', '2 min', '17 min', '2.5 h')
+    ('less than 10 s', 'about 2 min', 'about 17 min', 'about 2.5 h')
     """
     if seconds < 55:
         return f"less than {10 * int(seconds / 10 + 1)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"

@@ -52,7 +52,7 @@ class Reporter:
         self._outlook = outlook
         seconds = outlook.seconds_left()
         if seconds is not None:
-            self.say(f"About {in_words(seconds)} for all of it on this machine, as it is now.")
+            self.say(f"All of it takes {in_words(seconds)} on this machine as it is now.")
         self._show("", outlook.done, outlook.total)
 
     def start(self, label: str, done: int, total: int) -> None:

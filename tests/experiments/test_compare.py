@@ -96,7 +96,7 @@ def test_a_comparison_says_first_what_it_does_and_last_what_to_look_at(compared)
     lines = output.splitlines()
     assert lines[0].startswith("To do: 10 steps on the device")
     assert all(name in lines[0] for name in (*COMPARED, "16 steps each"))
-    assert lines[2].startswith("About ")
+    assert lines[2].startswith("All of it takes ")
     shown = [line for line in lines if line[1:3] == "/5"]
     assert [line.split()[:2] for line in shown] == [
         [f"{number}/5", name] for number, name in enumerate(("start", *COMPARED), start=1)
@@ -133,8 +133,8 @@ def test_a_terminal_sees_one_bar_over_all_runs(tmp_path, monkeypatch):
 def test_time_left_is_a_guess_first_and_then_what_steps_take():
     now = [100.0]
     runs = [PlannedRun("a", 10, 1.0), PlannedRun("b", 10, 3.0)]
-    outlook = Outlook(runs, is_guessed=True, clock=lambda: now[0])
-    assert outlook.seconds_left() == pytest.approx(40, abs=15)
+    outlook = Outlook(runs, is_guessed=True, seconds_beside=1.0, clock=lambda: now[0])
+    assert outlook.seconds_left() == pytest.approx(40 + 2)
     outlook.start(0)
     now[0] += 8.0
     outlook.step(4)  # twice as slow as guessed, and so will b be
