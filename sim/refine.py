@@ -41,11 +41,11 @@ _PRIOR_SIGMA = 1.0
 _PRIOR_WEIGHT = 1e-3
 SWEEPS = 8
 """At most: each takes the slopes of every run's figures by every constant anew."""
-_DIFFERENCE = 0.1
+_DIFFERENCE = 0.04
 """Of a constant's logarithm, over which a slope is taken: wider than a simulation's roughness."""
 _LONGEST_MOVE = 1.5
 """Of a logarithm in one sweep: slopes tell little of what is farther away."""
-_ENOUGH = 5e-3
+_ENOUGH = 1e-3
 """Share of the error by which a sweep must lessen it for another to follow."""
 _DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Of Levenberg and Marquardt, tried in turn until a move lessens the error."""
@@ -129,13 +129,19 @@ def refine(
     def errors(at: Array) -> Array:
         return np.append(_errors(moved(at), observations), pull * at)
 
+    bounds = [_BOUNDS.get(name, (0.0, math.inf)) for name in names]
+    low, high = (
+        np.array([_exponent(b[end] / probed[n]) for n, b in zip(names, bounds, strict=True)])
+        for end in (0, 1)
+    )
+
     at = np.zeros(len(names))
     off = errors(at)
     before = _size(off)
     for sweep in range(SWEEPS):
         former = _size(off)
         slopes = _slopes(errors, at, off, _DIFFERENCE * (-1) ** sweep)
-        at, off = _better(errors, at, off, slopes)
+        at, off = _better(errors, at, off, slopes, low, high)
         if on_sweep is not None:
             on_sweep(sweep + 1, _size(off))
         if _size(off) > (1 - _ENOUGH) * former:
@@ -164,14 +170,14 @@ def _slopes(errors: Callable[[Array], Array], at: Array, off: Array, difference:
 
 
 def _better(
-    errors: Callable[[Array], Array], at: Array, off: Array, slopes: Array
+    errors: Callable[[Array], Array], at: Array, off: Array, slopes: Array, low: Array, high: Array
 ) -> tuple[Array, Array]:
     """Return constants and errors after a move that lessens these, or both as they are."""
     square = slopes.T @ slopes
     scale = np.diag(np.diag(square) + 1e-6 * square.max())
     for damping in _DAMPINGS:
         move = np.linalg.solve(square + damping * scale, -slopes.T @ off)
-        tried = at + np.clip(move, -_LONGEST_MOVE, _LONGEST_MOVE)
+        tried = np.clip(at + np.clip(move, -_LONGEST_MOVE, _LONGEST_MOVE), low, high)
         found = errors(tried)
         if _size(found) < _size(off):
             return tried, found
@@ -180,6 +186,10 @@ def _better(
 
 def _size(errors: Array) -> float:
     return float(np.linalg.norm(errors))
+
+
+def _exponent(factor: float) -> float:
+    return math.log(factor) if 0 < factor < math.inf else math.copysign(math.inf, factor - 1)
 
 
 def _bounded(name: str, value: float) -> float:

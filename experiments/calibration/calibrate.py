@@ -111,7 +111,7 @@ def _plan(options: CalibrationOptions) -> list[PlannedRun]:
         PlannedRun(_PARTS, _NUM_PARTS, 2.5),
         PlannedRun(_SELECTIONS, selection.RUNS * options.turns, 0.7),
         PlannedRun(_RUNS, len(runs) * options.turns, 1.6),
-        PlannedRun(_REFINING, SWEEPS, 3.5),
+        PlannedRun(_REFINING, SWEEPS, 4.5),
     ]
 
 
