@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from zenflow.errors import ConfigError, ZenFlowError
 if TYPE_CHECKING:
     from experiments.calibration.calibrate import Calibration, CalibrationOptions
     from experiments.stages import Stages
-    from experiments.validation import Validated
     from sim.hardware import HardwareProfile
 
 _DTYPES = ("float32", "bfloat16")
@@ -32,7 +30,7 @@ _DTYPES = ("float32", "bfloat16")
 @click.option("--link-gbps", type=LinkRates(), help="Emulated link of a CPU in GB/s.")
 @click.option("--host-threads", type=click.IntRange(min=1), help="Threads of the host update.")
 @click.option(
-    "--turns", type=click.IntRange(min=1), default=6, show_default=True, help="Of each short run."
+    "--turns", type=click.IntRange(min=1), default=4, show_default=True, help="Of each short run."
 )
 @click.option(
     "--from-trace",
@@ -55,9 +53,11 @@ def calibrate(context: click.Context, /, **flags: Any) -> None:
             profile = _from_traces(flags)
             click.echo(f"refined on {len(flags['traces'])} runs")
         else:
+            from experiments.calibration.findings import findings
+
             done = _calibrate(flags)
             profile = done.profile
-            click.echo(_report(done))
+            click.echo(findings(done))
     except ConfigError as error:
         raise click.UsageError(str(error), context) from error
     except ZenFlowError as error:
@@ -65,7 +65,10 @@ def calibrate(context: click.Context, /, **flags: Any) -> None:
     from sim.profile_file import write_profile
 
     write_profile(profile, flags["out"])
-    click.echo(f"profile: {flags['out']}")
+    click.echo(
+        f"profile: {flags['out']}; use it as in zenflow simulate --profile {flags['out']}, or let "
+        f"zenflow train --auto --profile {flags['out']} start from it"
+    )
 
 
 def _check_folder(path: Path) -> None:
@@ -110,28 +113,6 @@ def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
     return refine_on_runs(read_profile(flags["start"]), flags["traces"]).profile
 
 
-def _report(done: Calibration) -> str:
-    """Return constants with what was probed, refined, and how well it is known."""
-    fit, refined = done.compute_fit.fit, done.refinement
-    lines = [
-        f"compute: {len(done.compute)} shapes, off by {fit.median_error:.1%} (median), "
-        f"{fit.worst_error:.1%} (worst)",
-        f"runs: {len(done.runs)}, log error {refined.before:.3f} with the probes' constants, "
-        f"{refined.after:.3f} with the refined ones",
-        f"{'constant':<30}{'value':>12}{'over probe':>12}{'runs tell':>10}",
-    ]
-    figures = done.profile.figures()
-    for name, factor in refined.factors.items():
-        known = "yes" if refined.sensitivity[name] > _KNOWN else "hardly"
-        lines.append(f"{name:<30}{figures[name].value:>12.4g}{factor:>12.2f}{known:>10}")
-    lines += [f"{label:<62}{error:>+8.1%}" for label, error in refined.residuals.items()]
-    return "\n".join(lines)
-
-
-_KNOWN = 1e-3
-"""Growth of the error below which runs say little of a constant."""
-
-
 @click.command()
 @click.option(
     "--profile",
@@ -173,15 +154,18 @@ def _again(folder: Path, picture: Path | None) -> str:
     profile = read_profile(folder / validation.PROFILE)
     runs = validation.validate(profile, validation.read_record(folder))
     if picture is not None:
-        _draw(runs, profile, picture)
+        from experiments.validation_plot import write_picture
+
+        write_picture(runs, profile, picture)
     return validation.table(runs)
 
 
 def _validate(flags: dict[str, Any]) -> str:
     from experiments import validation
     from experiments.calibration.measure_validation import measure_validation
-    from experiments.records import provenance, results_folder, write_json, write_text
+    from experiments.records import provenance, results_folder, write_json
     from experiments.stages import Stages
+    from experiments.validation_plot import write_shown
     from sim.profile_file import read_profile, write_profile
 
     stages = Stages()
@@ -194,16 +178,4 @@ def _validate(flags: dict[str, Any]) -> str:
     observed = measure_validation(profile, _options(flags), stages)
     write_profile(profile, folder / validation.PROFILE)
     write_json(folder / validation.RECORD, validation.record_of(observed, provenance()))
-    runs = validation.validate(profile, validation.read_record(folder))
-    shown = validation.table(runs)
-    write_text(folder / validation.TABLE, shown + "\n")
-    _draw(runs, profile, folder / validation.PICTURE)
-    return f"{shown}\nrecord: {folder}"
-
-
-def _draw(runs: Sequence[Validated], profile: HardwareProfile, path: Path) -> None:
-    from experiments.plots import save_figure
-    from experiments.validation_plot import draw_validation
-
-    link = ", emulated links" if profile.device.is_cpu else ""
-    save_figure(draw_validation(runs, f"{profile.name}{link}"), path)
+    return f"{write_shown(folder)}\nrecord: {folder}"

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from experiments.build import build_workbench, choose_device
 from experiments.checkpoint import latest_checkpoint
-from experiments.emulation import choose_link
+from experiments.emulation import LinkChoice, choose_link
 from experiments.interrupt import StopRequest
+from experiments.outlook import Outlook, PlannedRun
 from experiments.plots import RunRecord, draw_comparison, save_figure
 from experiments.pretrained import find_model, has_weights
 from experiments.progress import Reporter
@@ -28,16 +29,32 @@ START = "start"
 COMPARISON = "compare.json"
 """A comparison's figures, every run's summary among them."""
 
+PICTURE = "compare.png"
+
+_SECONDS_BESIDE_STEPS = 5.0
+"""Of a run, for what is loaded, evaluated and saved: a guess, until it is measured."""
+
 SHOWN_STEPS = 8
 """Steps of each strategy in the picture."""
 
 
+def link_choice(settings: TrainSettings) -> LinkChoice | None:
+    """Return the emulated link that a comparison needs; None where it has or needs none."""
+    if settings.link is not None or choose_device(settings).type != "cpu":
+        return None
+    return choose_link(build_workbench(settings))
+
+
 def with_link(settings: TrainSettings, reporter: Reporter) -> TrainSettings:
     """Return the settings with an emulated link where a comparison needs one and has none."""
-    if settings.link is not None or choose_device(settings).type != "cpu":
+    choice = link_choice(settings)
+    if choice is None:
         return settings
-    choice = choose_link(build_workbench(settings))
     reporter.say(str(choice))
+    return _on_link(settings, choice)
+
+
+def _on_link(settings: TrainSettings, choice: LinkChoice) -> TrainSettings:
     return replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
 
 
@@ -49,16 +66,20 @@ def started(
     Returns:
         The strategies' settings, and how the start ended if it was made now.
     """
-    found = find_model(settings.model)
-    if not settings.start_steps or has_weights(found):
+    if not needs_start(settings):
         return replace(settings, start_steps=None), None
-    outcome = None
+    found, outcome = find_model(settings.model), None
     if not _is_finished(folder, settings.start_steps):
-        reporter.say(f"\nstart: {settings.start_steps} steps on the device, for all strategies")
+        reporter.detail(f"\nstart: {settings.start_steps} steps on the device, for all strategies")
         resume = latest_checkpoint(folder / CHECKPOINTS) is not None
         outcome = run(settings.for_start(), folder, reporter=reporter, stop=stop, resume=resume)
     model = f"{'own:' if found.own else ''}{folder / 'model'}"
     return replace(settings, start_steps=None, model=model), outcome
+
+
+def needs_start(settings: TrainSettings) -> bool:
+    """Whether the strategies' common weights have to be trained first."""
+    return bool(settings.start_steps) and not has_weights(find_model(settings.model))
 
 
 def compared(settings: TrainSettings) -> dict[str, TrainSettings]:
@@ -86,10 +107,17 @@ def run_comparison(
         resume: Keep what is finished, go on with what has a checkpoint.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    settings = with_link(settings, reporter)
     names = list(compared(settings))
+    ahead = _planned(settings, folder if resume else None)
+    reporter.say(_intention(settings))
+    choice = link_choice(settings)
+    if choice is not None:
+        reporter.say(str(choice))
+        settings = _on_link(settings, choice)
     record = {"compare": names, "settings": settings.to_dict(), **provenance()}
     write_json(folder / "config.json", record)
+    if settings.steps is not None:
+        reporter.plan(_outlook(ahead, choice))
     settings, outcome = started(settings, folder / START, reporter=reporter, stop=stop)
     if outcome is not None and (outcome.stopped or stop.requested):
         return replace(outcome, stopped=True)
@@ -97,7 +125,6 @@ def run_comparison(
         own = folder / strategy
         if resume and _is_finished(own, settings.steps):
             continue
-        reporter.say(f"\n[{number}/{len(names)}] {strategy}")
         outcome = run(
             own_settings,
             own,
@@ -107,12 +134,56 @@ def run_comparison(
         )
         if outcome.stopped or (stop.requested and number < len(names)):
             return replace(outcome, stopped=True)
+    reporter.close()
     runs = [read_run(folder / strategy) for strategy in names]
     write_json(folder / COMPARISON, comparison(runs))
-    save_figure(draw_comparison(runs, SHOWN_STEPS), folder / "compare.png")
+    save_figure(draw_comparison(runs, SHOWN_STEPS), folder / PICTURE)
     reporter.console.print(table(runs))
     reporter.say(verdict(runs))
+    reporter.say(_what_to_look_at(folder))
     return outcome or Outcome(summary=dict(runs[-1].summary), steps=0, stopped=False)
+
+
+def _planned(settings: TrainSettings, folder: Path | None) -> list[PlannedRun]:
+    """Return the runs still to be done; ``folder`` holds those that are.
+
+    How long a step takes beside one on the device is a guess for the emulated link that a
+    comparison chooses: zero_offload waits for both copies, the others for hardly anything.
+    """
+    runs = []
+    if needs_start(settings) and not (folder and _is_finished(folder / START, None)):
+        runs.append(PlannedRun(START, settings.start_steps or 0))
+    for name in compared(settings):
+        if not (folder and _is_finished(folder / name, settings.steps)):
+            cost = 1.0 if name == "on_device" else 2.5 if name == "zero_offload" else 1.15
+            runs.append(PlannedRun(name, settings.steps or 0, cost))
+    return runs
+
+
+def _outlook(runs: Sequence[PlannedRun], choice: LinkChoice | None) -> Outlook:
+    """Return how long the runs will take; without a measured step nobody knows yet."""
+    if choice is None:
+        return Outlook(runs, is_guessed=False)
+    seconds = [replace(run, cost=run.cost * choice.compute_seconds) for run in runs]
+    return Outlook(seconds, is_guessed=True, seconds_beside=_SECONDS_BESIDE_STEPS)
+
+
+def _intention(settings: TrainSettings) -> str:
+    """Return in a sentence what a comparison does."""
+    *names, last = compared(settings)
+    length = f"{settings.epochs} epochs" if settings.steps is None else f"{settings.steps} steps"
+    first = ""
+    if needs_start(settings):
+        first = f"{settings.start_steps} steps on the device, for weights to start from, then "
+    return f"To do: {first}{length} each under {', '.join(names)} and {last}."
+
+
+def _what_to_look_at(folder: Path) -> str:
+    return (
+        f"Look at {folder / PICTURE}: steps, losses and stalls side by side. For the whole "
+        f"timeline drop {folder / 'zenflow' / 'trace.json'} into https://ui.perfetto.dev, or "
+        f"put everything on one page: zenflow report page.html {folder}"
+    )
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.trace_facts import TraceFacts, differences
 from zenflow.errors import ConfigError
 from zenflow.timeline import STALL_PREFIX, Timeline
 
@@ -50,6 +51,21 @@ class Trace:
             kinds.append("emulated link")
         return ", ".join(kinds)
 
+    @property
+    def facts(self) -> TraceFacts:
+        """What its steps are of."""
+        return TraceFacts.read(self.timeline.metadata)
+
+    @property
+    def selection_seconds(self) -> float:
+        """What selections of columns add to a step on average where no step here shows them.
+
+        A simulated trace holds the steps between two selections, and says here what those add;
+        of a measured one the steps are as they were.
+        """
+        found = self.timeline.metadata.get("selection_seconds", 0.0)
+        return float(found) if isinstance(found, int | float) else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
@@ -83,8 +99,21 @@ class Side:
 
     @property
     def step_seconds(self) -> float:
-        """Mean length of a step."""
-        return (self.end - self.start) / self.num_steps
+        """Mean length of a step, selections of columns included."""
+        return (self.end - self.start) / self.num_steps + self.trace.selection_seconds
+
+    @property
+    def stalls(self) -> dict[str, float]:
+        """Mean seconds of a step in which the device waited, by cause."""
+        found = {c: s / self.num_steps for c, s in self.timeline.stalls().items()}
+        if self.trace.selection_seconds:
+            found["select"] = found.get("select", 0.0) + self.trace.selection_seconds
+        return found
+
+    @property
+    def stall_fraction(self) -> float:
+        """Share of a step in which the device waited."""
+        return sum(self.stalls.values()) / self.step_seconds if self.step_seconds else 0.0
 
     @property
     def steps(self) -> str:
@@ -93,6 +122,13 @@ class Side:
         if self.num_steps == 1:
             return f"step {first}"
         return f"steps {first} to {last} ({self.num_steps})"
+
+    @property
+    def averaged(self) -> str:
+        """What its figures are means over, in words."""
+        if self.trace.selection_seconds:
+            return f"{self.steps}, selections of columns spread over all steps"
+        return self.steps
 
     def first(self, num_steps: int) -> Side:
         """Return the first steps alone."""
@@ -183,13 +219,17 @@ def whole_steps(trace: Trace) -> Side:
     """Return the steps of a trace whose end is known.
 
     A step starts with its first span on the device, a forward, and ends where the next starts.
-    So the last recorded step is only the end of the one before, unless it is the only one.
+    So the last recorded step is only the end of the one before, unless it is the only one, or
+    the trace says where it ends.
     """
     spans = trace.timeline.spans
     starts: dict[int, float] = {}
     for span in [span for span in spans if span.lane == "device"] or spans:
         starts[span.step] = min(span.start, starts.get(span.step, span.start))
     ordered = dict(sorted(starts.items(), key=lambda item: item[1]))
+    told = trace.timeline.metadata.get("end_seconds")
+    if isinstance(told, int | float) and told >= max(ordered.values()):
+        return Side(trace=trace, starts=ordered, end=float(told))
     if len(ordered) == 1:
         return Side(trace=trace, starts=ordered, end=trace.timeline.end)
     _, end = ordered.popitem()
@@ -225,9 +265,18 @@ def compare_sides(a: Side, b: Side) -> list[Row]:
     return rows
 
 
+def warnings(a: Trace, b: Trace) -> list[str]:
+    """Return in sentences why a difference of the two may not be what one is after."""
+    found = differences(a.facts, b.facts)
+    if a.label != b.label:
+        found.insert(0, f"A is {a.label}, and B is {b.label}")
+    return found
+
+
 def to_json(a: Side, b: Side, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the comparison as a JSON-ready record; times are seconds, traffic is bytes."""
-    sides = {name: _side_record(side) for name, side in (("a", a), ("b", b))}
+    sides: dict[str, Any] = {name: _side_record(side) for name, side in (("a", a), ("b", b))}
+    sides["warnings"] = warnings(a.trace, b.trace)
     return {**sides, "rows": [row.to_dict() for row in rows]}
 
 
@@ -261,14 +310,13 @@ def _within(side: Side, first: int, last: int) -> Side:
 def _figures(side: Side, lanes: Sequence[str]) -> dict[tuple[str, str, str], float | None]:
     """Return the side's figures by (group, lane, name)."""
     line, steps = side.timeline, side.num_steps
-    stalls = line.stalls()
     busy = {lane: line.busy(lane) if lane in line.lanes else 0.0 for lane in lanes}
     moved = {lane: line.num_bytes(lane) for lane in line.lanes}
     found: dict[tuple[str, str, str], float | None] = {
         ("step", "", ""): side.step_seconds,
-        ("stall", "device", ""): sum(stalls.values()) / steps,
+        ("stall", "device", ""): sum(side.stalls.values()),
     }
-    found |= {("stall", "device", cause): seconds / steps for cause, seconds in stalls.items()}
+    found |= {("stall", "device", cause): seconds for cause, seconds in side.stalls.items()}
     found |= {("busy", lane, ""): busy[lane] / steps for lane in lanes}
     found |= {("share", lane, ""): _over(busy[lane] / steps, side.step_seconds) for lane in lanes}
     for lane, num_bytes in moved.items():

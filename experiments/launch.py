@@ -29,7 +29,7 @@ def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool
         try:
             outcome = work(settings, folder, reporter=reporter, stop=stop, resume=resume)
         finally:
-            reporter.finish()
+            reporter.close()
         if outcome.stopped:
             name = stop.signal.name if stop.signal else "a signal"
             reporter.say(

@@ -117,11 +117,11 @@ def _label_rows(axes: Axes, lanes: Sequence[str]) -> None:
 
 def _title(mark: str, side: Side) -> str:
     """Return a trace's source and its mean over all compared steps, drawn or not."""
-    stalled = sum(side.timeline.stalls().values()) / (side.end - side.start or 1.0)
+    trace = side.trace
+    of = ", ".join(part for part in (trace.label, trace.facts.model, trace.facts.batch) if part)
     return (
-        f"{mark}: {_short(side.trace.path)} ({side.trace.label}): "
-        f"{side.step_seconds * 1e3:.2f} ms per step, {stalled:.1%} of it stalled, "
-        f"mean over {side.steps}"
+        f"{mark}: {_short(trace.path)} ({of}): {side.step_seconds * 1e3:.2f} ms per step, "
+        f"{side.stall_fraction:.1%} of it stalled, mean over {side.averaged}"
     )
 
 

@@ -44,6 +44,8 @@ _BAR_HEIGHT = 0.72
 _LINE_STYLES = ("-", "--", ":")
 """Of a strategy as it is, and of its variants in turn."""
 _MOST_STEPS = 12
+_MARGIN = 0.03
+"""Of an axis beyond its last point, so that the point's mark is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +59,13 @@ class RunRecord:
     timeline: Timeline
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write the picture, whole or not at all."""
+def save_figure(figure: Figure, path: Path, *, note: str | None = None) -> None:
+    """Write the picture, whole or not at all; a PNG can keep a note in its metadata."""
+    metadata = {"Description": note} if note is not None and path.suffix == ".png" else None
     draft = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         FigureCanvasAgg(figure)
-        figure.savefig(draft, dpi=130)
+        figure.savefig(draft, dpi=130, metadata=metadata)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -235,6 +238,7 @@ def lane_legend(figure: Any, timelines: Sequence[Timeline]) -> None:
 
 
 def _draw_losses(axes: Axes, runs: Sequence[RunRecord], against: str) -> None:
+    held_out = []
     for run in runs:
         colour = STRATEGY_COLOURS.get(run.strategy, _OTHER_COLOUR)
         at = _positions(run.rows, against)
@@ -249,9 +253,12 @@ def _draw_losses(axes: Axes, runs: Sequence[RunRecord], against: str) -> None:
             points.append((at[-1], run.summary["eval_loss"]))
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3,
                   linewidth=1.5, label=run.strategy)  # fmt: skip
-    # The first steps fall from ln(vocabulary): what differs between strategies comes after.
+        held_out += [loss for _, loss in points]
+    # The first steps fall from ln(vocabulary): what differs between strategies comes after. In a
+    # short run held-out losses may still lie above those steps, and they are what is compared.
     early = [run.rows[len(run.rows) // 20]["loss"] for run in runs if run.rows]
-    axes.set_ylim(top=max(early))
+    top = max(early + held_out)
+    axes.set_ylim(top=top + _MARGIN * (top - axes.get_ylim()[0]))
     axes.set_xlabel("step" if against == "step" else "training seconds")
     axes.set_ylabel("loss (line: training, dots: held-out)")
     axes.spines[["top", "right"]].set_visible(False)

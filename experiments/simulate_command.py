@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from experiments.options import given_flags
+from experiments.records import commit
 from experiments.sim_options import hardware_of, run_flags, simulation_flags, workload_of
+from experiments.trace_facts import TraceFacts
 from sim.costs import costs_of
 from sim.hardware import HardwareProfile
 from sim.memory import MemoryNeed, gib, memory_of
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
 from sim.workload import Workload
 from zenflow.errors import ConfigError
+from zenflow.timeline import Timeline
 
 if TYPE_CHECKING:
     from sim.uncertainty import Interval
@@ -51,13 +55,34 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
     except ConfigError as error:
         raise click.UsageError(str(error), context) from error
     if flags["trace"] is not None:
-        prediction.timeline.write(flags["trace"])
+        _described(prediction.timeline, workload, hardware).write(flags["trace"])
     if flags["plot"] is not None:
         _draw(prediction, hardware, flags["plot"])
     if flags["as_json"]:
         click.echo(json.dumps(_record(prediction, workload, hardware, memory, interval), indent=2))
     else:
         click.echo(_text(prediction, workload, hardware, memory, interval))
+
+
+def _described(timeline: Timeline, workload: Workload, hardware: HardwareProfile) -> Timeline:
+    """Return the timeline with what it is of, which a trace file has to say by itself."""
+    facts = TraceFacts(
+        strategy=timeline.metadata["strategy"],
+        model=workload.name,
+        num_params=workload.num_params,
+        batch_size=workload.batch_size,
+        sequence=workload.sequence,
+        grad_accum=workload.accumulation,
+        machine=_machine(hardware),
+        commit=commit(),
+    )
+    return replace(timeline, metadata={**timeline.metadata, **facts.to_metadata()})
+
+
+def _machine(hardware: HardwareProfile) -> str:
+    return (
+        f"{hardware.num_devices} x {hardware.name}" if hardware.num_devices > 1 else hardware.name
+    )
 
 
 def _interval(
@@ -125,14 +150,14 @@ def _text(
     memory: MemoryNeed,
     interval: Interval | None,
 ) -> str:
-    devices = f"{hardware.num_devices} x " if hardware.num_devices > 1 else ""
     step = prediction.step_seconds
     lines = [
         f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
-        f"on {devices}{hardware.name}; simulated",
+        f"on {_machine(hardware)}; simulated",
         f"step     {step * 1e3:.1f} ms, {_tokens_per_second(prediction, workload, hardware):,.0f} "
         f"tokens/s; slowest of a window {prediction.slowest_step_seconds * 1e3:.1f} ms",
-        f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.0%})",
+        f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.1%})"
+        + _selections(prediction),
         f"bytes    {prediction.d2h_bytes / 1e9:.3f} GB down, "
         f"{prediction.h2d_bytes / 1e9:.3f} GB up",
     ]
@@ -149,6 +174,17 @@ def _text(
     lines += _memory_lines(memory)
     lines += [f"does not fit: {item}" for item in memory.fits(hardware)]
     return "\n".join(lines)
+
+
+def _selections(prediction: Prediction) -> str:
+    """Return how much of the stall no step of the trace shows; empty where that is nothing."""
+    seconds = prediction.selection_seconds
+    if not seconds:
+        return ""
+    return (
+        f", {seconds * 1e3:.1f} ms of it selections of columns, spread over all steps (the "
+        "timeline shows the steps between two)"
+    )
 
 
 def _memory_lines(memory: MemoryNeed) -> list[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from experiments.records import percentile, provenance, read_steps
+from experiments.trace_facts import TraceFacts
+from zenflow.timeline import Timeline
 
 if TYPE_CHECKING:
     from experiments.auto import Tuning
@@ -58,6 +61,22 @@ def summarize(
         "seed": bench.settings.seed,
         **provenance(),
     }
+
+
+def described(timeline: Timeline, bench: Workbench, summary: Mapping[str, Any]) -> Timeline:
+    """Return the run's timeline with what it is of, which a trace file has to say by itself."""
+    settings, machine = bench.settings, summary["hardware"]
+    facts = TraceFacts(
+        strategy=summary["strategy"],
+        model=settings.model,
+        num_params=summary["num_params"],
+        batch_size=settings.batch_size,
+        sequence=settings.sequence,
+        grad_accum=settings.grad_accum,
+        machine=machine["gpu"] if bench.device.type == "cuda" else machine["cpu"],
+        commit=summary["commit"],
+    )
+    return replace(timeline, metadata={**timeline.metadata, **facts.to_metadata()})
 
 
 def step_figures(

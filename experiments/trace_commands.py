@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.compare_traces import Row, Side, align, compare_sides, load, to_json
+from experiments.compare_traces import (
+    Row,
+    Side,
+    align,
+    compare_sides,
+    load,
+    to_json,
+    warnings,
+)
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,8 +107,12 @@ def _print(a: Side, b: Side, rows: Sequence[Row]) -> None:
     if not console.is_terminal:  # a file or a pipe has no width to fit
         console.width = _FILE_WIDTH
     for mark, side in (("A", a), ("B", b)):
-        text = f"{mark}: {side.trace.path} ({side.trace.label}), means over {side.steps}"
+        text = f"{mark}: {side.trace.path} ({side.trace.label}), means over {side.averaged}"
         console.print(text, soft_wrap=True)
+        if of := str(side.trace.facts):
+            console.print(f"   {of}", soft_wrap=True)
+    for text in warnings(a.trace, b.trace):
+        console.print(f"Warning: {text}.", soft_wrap=True)
     if not a.starts.keys() & b.starts.keys():
         console.print("The traces share no step numbers, so all whole steps of each count.")
     console.print(figures_table(rows))

@@ -29,7 +29,7 @@ from experiments.recipes import TrainSettings
 from experiments.records import provenance, write_json
 from experiments.resume import check_same_run, random_state, set_random_state
 from experiments.step_rows import StepRows
-from experiments.summary import summarize
+from experiments.summary import described, summarize
 from zenflow.timeline import Timeline
 
 CHECKPOINTS = "checkpoint"
@@ -74,8 +74,8 @@ def run(
     bench = with_start(bench, folder if resume else None)
     folder.mkdir(parents=True, exist_ok=True)
     with _training(bench, folder, reporter, checkpoint) as training:
-        reporter.say(describe(bench))
-        reporter.say(str(training.optimizer.memory))
+        reporter.detail(describe(bench))
+        reporter.detail(str(training.optimizer.memory))
         write_json(folder / "config.json", _config_record(bench))
         return training.run(stop)
 
@@ -279,13 +279,16 @@ class Training:
     def _write_results(self, summary: Mapping[str, Any], timeline: Timeline) -> None:
         # Imported late: drawing is slow to load, and no business of the loop.
         from experiments.plots import draw_timeline, save_figure
-        from experiments.tuning_figures import draw_tuning, read_tuning
+        from experiments.tuning_figures import draw_tuning, missed_predictions, read_tuning
 
         write_json(self.folder / "summary.json", summary)
         if self.tuning is not None and self.tuning.log is not None and self._is_done:
-            save_figure(draw_tuning(read_tuning(self.folder)), self.folder / "tuning.png")
+            series = read_tuning(self.folder)
+            save_figure(draw_tuning(series), self.folder / "tuning.png")
+            if (missed := missed_predictions(series)) is not None:
+                self.reporter.say(missed)
         if timeline.spans:
-            timeline.write(self.folder / "trace.json")
+            described(timeline, self.bench, summary).write(self.folder / "trace.json")
             save_figure(draw_timeline(timeline, summary), self.folder / "timeline.png")
 
 

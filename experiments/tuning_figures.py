@@ -25,6 +25,10 @@ _BINS = 120
 """Points of the stalled share, at most: a single step's says little."""
 _DECIDER_STYLES: Mapping[str, str] = {"twin": "-", "zen-auto": ":"}
 _FAINT = "#999999"
+_FAR_OFF = 0.5
+"""Relative error from which on a prediction has nothing to do with what is measured."""
+_LONG = 100
+"""Steps of such predictions in a row that a person should hear of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,35 @@ def tuning_series(found: DecisionFile, rows: Sequence[Mapping[str, Any]]) -> Tun
         stretches=_windows(found) or _between(knobs, seconds),
         stalled=_stalled(taken),
     )
+
+
+def missed_predictions(series: TuningSeries) -> str | None:
+    """Return in words where predictions were far off for long; None where they never were.
+
+    That is the longest row of stretches which were all mispredicted.
+    """
+    rows: list[list[Stretch]] = [[]]
+    for stretch in series.stretches:
+        if stretch.error is not None and abs(stretch.error) > _FAR_OFF:
+            rows[-1].append(stretch)
+        elif stretch.error is not None:
+            rows.append([])
+    longest = max(rows, key=lambda row: row[-1].last - row[0].first if row else -1)
+    if not longest or longest[-1].last - longest[0].first + 1 < _LONG:
+        return None
+    measured = [stretch.step_seconds * 1e3 for stretch in longest]
+    told = [(stretch.predicted_step_seconds or 0.0) * 1e3 for stretch in longest]
+    return (
+        f"The tuner's predictions were far off from step {longest[0].first} to "
+        f"{longest[-1].last}: {_span(told)} ms a step predicted, {_span(measured)} measured; see "
+        "tuning.png. The machine's pace had changed, or the time that searching may take was "
+        "used up: what was chosen there may not be the best. A longer run searches again."
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _windows(found: DecisionFile) -> list[Stretch]:

@@ -1,4 +1,8 @@
-"""Make docs/validation.md from committed records: ``python -m experiments.validation_docs``."""
+"""Make docs/validation.md from committed records: ``python -m experiments.validation_docs``.
+
+A record keeps what was measured. When the simulator changes, so do the predictions: this makes
+its table and picture again as well.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,12 @@ def document(results: Path = RESULTS) -> str:
         *_gpu(_newest_on(results, is_cpu=False)),
     ]
     return "\n".join(parts) + "\n"
+
+
+def validations(results: Path = RESULTS) -> list[Path]:
+    """Return the validations that the document shows: the newest of each kind of device."""
+    found = (_newest_on(results, is_cpu=is_cpu) for is_cpu in (True, False))
+    return [folder for folder in found if folder is not None]
 
 
 def _newest_on(results: Path, *, is_cpu: bool) -> Path | None:
@@ -190,9 +200,14 @@ def _gpu(folder: Path | None) -> list[str]:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=DOCUMENT, help="The file.")
 def main(out: Path) -> None:
-    """Write docs/validation.md from the committed records."""
+    """Write docs/validation.md, and tables and pictures, from the committed records."""
+    from experiments.validation_plot import write_shown  # draws, which is slow to load
+
     write_text(out, document())
     click.echo(f"wrote {out}")
+    for folder in validations():
+        write_shown(folder)
+        click.echo(f"wrote table and picture of {folder}")
 
 
 if __name__ == "__main__":

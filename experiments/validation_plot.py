@@ -1,17 +1,51 @@
-"""A picture of a validation: predicted over measured step time, one point a run."""
+"""What a record of a validation shows: its table, and predicted over measured step times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from experiments.plots import STRATEGY_COLOURS
-from experiments.validation import Validated, errors_of
+from experiments.plots import STRATEGY_COLOURS, save_figure
+from experiments.records import write_text
+from experiments.validation import (
+    PICTURE,
+    PROFILE,
+    TABLE,
+    Validated,
+    errors_of,
+    read_record,
+    table,
+    validate,
+)
+from sim.hardware import HardwareProfile
+from sim.profile_file import read_profile
 
 _BAND = 0.1
 _OTHER_COLOUR = "#888888"
+
+
+def write_shown(folder: Path) -> str:
+    """Predict a record's runs and write its table and picture; return the table.
+
+    Raises:
+        ConfigError: The folder holds no profile, or no record.
+    """
+    profile = read_profile(folder / PROFILE)
+    runs = validate(profile, read_record(folder))
+    shown = table(runs)
+    write_text(folder / TABLE, shown + "\n")
+    write_picture(runs, profile, folder / PICTURE)
+    return shown
+
+
+def write_picture(runs: Sequence[Validated], profile: HardwareProfile, path: Path) -> None:
+    """Draw runs, with their errors in words in the file, so that a test can read them there."""
+    link = ", emulated links" if profile.device.is_cpu else ""
+    figure = draw_validation(runs, f"{profile.name}{link}")
+    save_figure(figure, path, note=str(errors_of(runs)))
 
 
 def draw_validation(runs: Sequence[Validated], where: str) -> Figure:

@@ -12,10 +12,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sim.costs import costs_of
 from sim.hardware import HardwareProfile
 from sim.simulate import Prediction, Strategy, simulate
 from sim.workload import Workload
+
+Array = NDArray[np.float64]
 
 ENGINE_CONSTANTS = (
     "host.core_bandwidth",
@@ -34,9 +39,16 @@ ENGINE_CONSTANTS = (
 _PRIOR_SIGMA = 1.0
 """Log-normal spread of a constant about its probe: a factor of e is no surprise."""
 _PRIOR_WEIGHT = 1e-3
-_STEPS = (0.7, 0.25, 0.1, 0.04)
-"""Factors tried, as exponents, in turn."""
-_SWEEPS = 3
+SWEEPS = 8
+"""At most: each takes the slopes of every run's figures by every constant anew."""
+_DIFFERENCE = 0.04
+"""Of a constant's logarithm, over which a slope is taken: wider than a simulation's roughness."""
+_LONGEST_MOVE = 1.5
+"""Of a logarithm in one sweep: slopes tell little of what is farther away."""
+_ENOUGH = 1e-3
+"""Share of the error by which a sweep must lessen it for another to follow."""
+_DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Of Levenberg and Marquardt, tried in turn until a move lessens the error."""
 _QUARTER = math.log(1.25)
 _BOUNDS: Mapping[str, tuple[float, float]] = {"host.core_sharing": (1.0, 2.0)}
 
@@ -68,8 +80,8 @@ class Refinement:
     factors: Mapping[str, float] = field(default_factory=dict)
     """Each constant over its probe's."""
     sensitivity: Mapping[str, float] = field(default_factory=dict)
-    """By how much the error grows when a constant is a quarter larger or smaller, the lesser of
-    the two: near 0 the runs say nothing of it, and the probe's value stands."""
+    """By how much the error grows, by the slopes at the end, when a constant is off by a quarter:
+    near 0 the runs say nothing of it, and the probe's value stands."""
     residuals: Mapping[str, float] = field(default_factory=dict)
     """Log of predicted over measured step time of each run."""
 
@@ -96,58 +108,53 @@ def refine(
 ) -> Refinement:
     """Return the profile whose named constants tell the observed runs best.
 
-    Coordinate descent on the constants' logarithms: a handful of constants, each of which moves
-    mostly one lane, and a simulation of milliseconds.
+    Least squares over the constants' logarithms by Levenberg and Marquardt (Marquardt 1963), with
+    slopes from differences of simulations, and a weak pull towards the probes.
 
     Args:
         profile: With the probes' constants.
         observations: Measured runs.
         names: Constants that may move, as far as the profile has them.
-        on_sweep: Told after each pass over the constants: its number, and the error.
+        on_sweep: Told after each move of all constants: its number, and the error.
     """
     figures = profile.figures()
     names = [name for name in names if name in figures]
     probed = {name: figures[name].value for name in names}
+    pull = math.sqrt(_PRIOR_WEIGHT / len(names)) / _PRIOR_SIGMA
 
-    def moved(exponents: Mapping[str, float]) -> HardwareProfile:
-        values = {name: _bounded(name, probed[name] * math.exp(exponents[name])) for name in names}
-        return profile.with_values(values)
+    def moved(at: Array) -> HardwareProfile:
+        found = zip(names, at, strict=True)
+        return profile.with_values({n: _bounded(n, probed[n] * math.exp(e)) for n, e in found})
 
-    def misfit(exponents: Mapping[str, float]) -> float:
-        return _misfit(moved(exponents), observations)
+    def errors(at: Array) -> Array:
+        return np.append(_errors(moved(at), observations), pull * at)
 
-    def error(exponents: Mapping[str, float]) -> float:
-        prior = sum((value / _PRIOR_SIGMA) ** 2 for value in exponents.values()) / len(names)
-        return math.sqrt(misfit(exponents) ** 2 + _PRIOR_WEIGHT * prior)
+    bounds = [_BOUNDS.get(name, (0.0, math.inf)) for name in names]
+    low, high = (
+        np.array([_exponent(b[end] / probed[n]) for n, b in zip(names, bounds, strict=True)])
+        for end in (0, 1)
+    )
 
-    at = dict.fromkeys(names, 0.0)
-    before = least = error(at)
-    sweep = 0
-    for size in _STEPS:
-        for _ in range(_SWEEPS):
-            has_moved = False
-            for name in names:
-                for direction in (size, -size):
-                    tried = {**at, name: at[name] + direction}
-                    found = error(tried)
-                    if found < least * (1 - 1e-4):
-                        at, least, has_moved = tried, found, True
-                        break
-            sweep += 1
-            if on_sweep is not None:
-                on_sweep(sweep, least)
-            if not has_moved:
-                break
-    refined = moved(at)
-    known = misfit(at)
+    at = np.zeros(len(names))
+    off = errors(at)
+    before = _size(off)
+    for sweep in range(SWEEPS):
+        former = _size(off)
+        slopes = _slopes(errors, at, off, _DIFFERENCE * (-1) ** sweep)
+        at, off = _better(errors, at, off, slopes, low, high)
+        if on_sweep is not None:
+            on_sweep(sweep + 1, _size(off))
+        if _size(off) > (1 - _ENOUGH) * former:
+            break
+    refined, known = moved(at), off[: -len(names)]
     return Refinement(
         profile=refined,
         before=before,
-        after=known,
+        after=_size(known),
         factors={name: refined.figures()[name].value / probed[name] for name in names},
         sensitivity={
-            name: min(misfit({**at, name: at[name] + d}) - known for d in (_QUARTER, -_QUARTER))
-            for name in names
+            name: math.hypot(_size(known), _QUARTER * _size(slope)) - _size(known)
+            for name, slope in zip(names, slopes[: -len(names)].T, strict=True)
         },
         residuals={
             o.label: math.log(predict(refined, o).step_seconds / o.step_seconds)
@@ -156,24 +163,53 @@ def refine(
     )
 
 
+def _slopes(errors: Callable[[Array], Array], at: Array, off: Array, difference: float) -> Array:
+    """Return how each error changes with each constant, a column for each."""
+    moves = difference * np.eye(len(at))
+    return np.stack([(errors(at + move) - off) / difference for move in moves], axis=1)
+
+
+def _better(
+    errors: Callable[[Array], Array], at: Array, off: Array, slopes: Array, low: Array, high: Array
+) -> tuple[Array, Array]:
+    """Return constants and errors after a move that lessens these, or both as they are."""
+    square = slopes.T @ slopes
+    scale = np.diag(np.diag(square) + 1e-6 * square.max())
+    for damping in _DAMPINGS:
+        move = np.linalg.solve(square + damping * scale, -slopes.T @ off)
+        tried = np.clip(at + np.clip(move, -_LONGEST_MOVE, _LONGEST_MOVE), low, high)
+        found = errors(tried)
+        if _size(found) < _size(off):
+            return tried, found
+    return at, off
+
+
+def _size(errors: Array) -> float:
+    return float(np.linalg.norm(errors))
+
+
+def _exponent(factor: float) -> float:
+    return math.log(factor) if 0 < factor < math.inf else math.copysign(math.inf, factor - 1)
+
+
 def _bounded(name: str, value: float) -> float:
     low, high = _BOUNDS.get(name, (0.0, math.inf))
     return min(high, max(low, value))
 
 
-def _misfit(profile: HardwareProfile, observations: Sequence[Observation]) -> float:
-    """Return the root mean square error of steps (logarithms), stalls and lanes (of a step).
+def _errors(profile: HardwareProfile, observations: Sequence[Observation]) -> Array:
+    """Return errors of steps (logarithms), stalls and lanes (of a step), weighted.
 
-    A lane counts by its share of the step: one that hardly works says little.
+    The sum of their squares is a mean. A lane counts by its share of the step: one that hardly
+    works says little.
     """
-    total = weights = 0.0
+    found: list[tuple[float, float]] = []
     for observation in observations:
         predicted = predict(profile, observation)
         step = observation.step_seconds
-        total += 4.0 * math.log(predicted.step_seconds / step) ** 2
-        total += 2.0 * ((predicted.stall_seconds - observation.stall_seconds) / step) ** 2
-        weights += 6.0
+        found.append((4.0, math.log(predicted.step_seconds / step)))
+        found.append((2.0, (predicted.stall_seconds - observation.stall_seconds) / step))
         for lane, seconds in observation.busy_seconds.items():
-            total += ((predicted.busy_seconds.get(lane, 0.0) - seconds) / step) ** 2
-            weights += 1.0
-    return math.sqrt(total / weights)
+            found.append((1.0, (predicted.busy_seconds.get(lane, 0.0) - seconds) / step))
+    total = sum(weight for weight, _ in found)
+    return np.array([math.sqrt(weight / total) * error for weight, error in found])

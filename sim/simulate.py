@@ -70,7 +70,7 @@ class Prediction:
     update_seconds: float = 0.0
     """Of the device's: the optimizer's own step, per step."""
     timeline: Timeline
-    """Of the measured steps; empty if spans were not kept."""
+    """Of the measured steps, which are between two selections; empty if spans were not kept."""
 
     @property
     def stall_fraction(self) -> float:
@@ -187,7 +187,14 @@ def simulate(
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
     selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)
     timeline = recording.timeline(
-        {"strategy": strategy.name, "device": costs.hardware.device.name, "period": period},
+        {
+            "strategy": strategy.name,
+            "device": costs.hardware.device.name,
+            "period": period,
+            "end_seconds": schedule.step_ends[-1],
+            # None of these steps shows a selection: readers add what those take on average.
+            "selection_seconds": selection,
+        },
         settling,
     )
     return Prediction(

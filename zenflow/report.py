@@ -59,7 +59,10 @@ class StepReport:
     """Largest age in steps of a gradient whose update landed in this step; 0 if none landed."""
 
     captured_energy: float
-    """Share of the split parameters' squared gradient norm in important columns, in [0, 1]."""
+    """Share of the split parameters' squared gradient norm in important columns, in [0, 1].
+
+    1 where that norm is 0, as where no parameter is split: no gradient is deferred then.
+    """
 
     grad_norm: float
     """L2 norm over all gradients, before clipping."""

@@ -78,7 +78,7 @@ class Reporter:
             d2h_bytes=facts.d2h_bytes,
             h2d_bytes=facts.h2d_bytes,
             staleness=facts.staleness,
-            captured_energy=important / total if total > 0 else 0.0,
+            captured_energy=important / total if total > 0 else 1.0,
             grad_norm=norm,
             clip_factor=min(1.0, factor),
             update_interval=facts.knobs.update_interval,

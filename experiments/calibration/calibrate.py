@@ -12,6 +12,7 @@ import torch
 from experiments.build import DTYPES, use_threads
 from experiments.calibration import plans, selection
 from experiments.calibration.compute import (
+    WARM_ROUNDS,
     ComputeFit,
     ComputeTimes,
     fit_compute,
@@ -35,11 +36,19 @@ from experiments.calibration.profile import (
 )
 from experiments.calibration.runs import ObservedRun, observe
 from experiments.calibration.selection import measure_selection, selection_settings
+from experiments.outlook import PlannedRun
 from experiments.recipes import TrainSettings
 from experiments.records import available_cores, provenance
 from experiments.stages import Stages
 from sim.hardware import HardwareProfile
-from sim.refine import Refinement, refine
+from sim.refine import SWEEPS, Refinement, refine
+
+_COMPUTE = "compute by layer shape"
+_PARTS = "parts of the engine by themselves"
+_NUM_PARTS = 4
+_SELECTIONS = "selections"
+_RUNS = "short runs of the engine"
+_REFINING = "refining constants"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +59,9 @@ class CalibrationOptions:
     dtype: str = "float32"
     link: tuple[float, float] | None = None
     """An emulated link for every run, bytes/s; None sizes one for each run on a CPU."""
-    rounds: int = 12
+    rounds: int = 9
     """Of each compute shape."""
-    turns: int = 6
+    turns: int = 4
     """Of each run."""
     windows: int = 2
     """Of each turn."""
@@ -89,11 +98,27 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
         options: What to do.
         stages: Shows how far it is.
     """
-    is_cpu = options.device.type == "cpu"
+    use_threads(options.settings, options.device)
+    with stages.planned(_plan(options), is_guessed=options.device.type == "cpu"):
+        return _calibrate(options, stages)
+
+
+def _plan(options: CalibrationOptions) -> list[PlannedRun]:
+    """Return the stages, with the seconds of each one's parts on two cores of an AMD EPYC."""
+    _, runs, _ = plans.of(options.device)
+    return [
+        PlannedRun(_COMPUTE, options.rounds + WARM_ROUNDS, 1.6),
+        PlannedRun(_PARTS, _NUM_PARTS, 2.5),
+        PlannedRun(_SELECTIONS, selection.RUNS * options.turns, 0.7),
+        PlannedRun(_RUNS, len(runs) * options.turns, 1.6),
+        PlannedRun(_REFINING, SWEEPS, 4.5),
+    ]
+
+
+def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     base = options.settings
-    use_threads(base, options.device)
-    shapes = plans.CPU_SHAPES if is_cpu else plans.GPU_SHAPES
-    with stages.stage("compute by layer shape", options.rounds + 2) as advance:
+    shapes, run_plans, _ = plans.of(options.device)
+    with stages.stage(_COMPUTE, options.rounds + WARM_ROUNDS) as advance:
         times = measure_compute(
             [
                 replace(base, strategy="on_device", model=m, batch_size=b, sequence=s)
@@ -105,10 +130,9 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
         compute_fit = fit_compute(times)
     probed, facts = _probe(options, compute_fit, stages)
     probed = _with_selection(options, probed, stages)
-    run_plans = plans.CPU_RUNS if is_cpu else plans.GPU_RUNS
     settings = [with_link(plan.resolve(probed, base), options.link) for plan in run_plans]
-    runs = observe_runs("short runs of the engine", settings, options, stages)
-    with stages.stage("refining constants", 12) as advance:
+    runs = observe_runs(_RUNS, settings, options, stages)
+    with stages.stage(_REFINING, SWEEPS) as advance:
         refinement = refine(
             probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
         )
@@ -143,10 +167,8 @@ def _with_selection(
     options: CalibrationOptions, profile: HardwareProfile, stages: Stages
 ) -> HardwareProfile:
     """Return the profile with what a block's selection takes here."""
-    is_cpu = options.device.type == "cpu"
-    model = plans.CPU_SELECTION if is_cpu else plans.GPU_SELECTION
-    settings = selection_settings(options.settings, model)
-    with stages.stage("selections", selection.RUNS * options.turns) as advance:
+    settings = selection_settings(options.settings, plans.of(options.device)[2])
+    with stages.stage(_SELECTIONS, selection.RUNS * options.turns) as advance:
         seconds = measure_selection(settings, profile, turns=options.turns, on_turn=advance)
     return profile.with_values({"overheads.select": seconds})
 
@@ -164,7 +186,7 @@ def _probe(
     is_cpu = device.type == "cpu"
     threads = options.host_threads or max(1, available_cores() - 1)
     sharing = 2.0
-    with stages.stage("parts of the engine by themselves", 4) as advance:
+    with stages.stage(_PARTS, _NUM_PARTS) as advance:
         host_rates: HostRates = measure_host(threads, device)
         advance()
         parts: PartRates = measure_parts(device, DTYPES[options.dtype])

@@ -16,7 +16,7 @@ from experiments.training import cross_entropy, forward
 from sim.fit import Fit, Sample, fit_constants
 from sim.workload import Workload
 
-_WARM_STEPS = 2
+WARM_ROUNDS = 2
 _BACKWARD_FACTORS = np.linspace(0.6, 1.6, 41)
 
 
@@ -44,10 +44,10 @@ def measure_compute(
     """Return every shape's times; shapes take turns, so that a noisy minute disturbs all."""
     benches = [build_workbench(settings) for settings in shapes]
     found: list[list[tuple[float, float]]] = [[] for _ in benches]
-    for index in range(_WARM_STEPS + rounds):
+    for index in range(WARM_ROUNDS + rounds):
         for bench, times in zip(benches, found, strict=True):
             pair = _time_one(bench, index)
-            if index >= _WARM_STEPS:
+            if index >= WARM_ROUNDS:
                 times.append(pair)
         on_round()
     return [

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.recipes import MODEL_SIZES, TrainSettings
 from sim.costs import costs_of
 from sim.hardware import HardwareProfile
 from sim.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +153,13 @@ GPU_VALIDATION = (
 
 CPU_SELECTION, GPU_SELECTION = "small", "large"
 """Models on which selections are timed."""
+
+
+Shape = tuple[str, int, int]
+
+
+def of(device: torch.device) -> tuple[Sequence[Shape], Sequence[RunPlan], str]:
+    """Return compute shapes, runs and the model of selections that calibrate a device."""
+    if device.type == "cpu":
+        return CPU_SHAPES, CPU_RUNS, CPU_SELECTION
+    return GPU_SHAPES, GPU_RUNS, GPU_SELECTION

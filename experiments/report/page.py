@@ -23,6 +23,7 @@ from experiments.report.runs import Run, curves
 from experiments.report.tables import Column, SweepTable
 from experiments.report.trace_view import Bar, Lane, TraceView
 from experiments.report.tuning import story_data
+from experiments.trace_facts import TraceFacts
 
 ASSETS = Path(__file__).resolve().parent / "assets"
 SCRIPTS = ("dom.js", "charts.js", "lanes.js", "timelines.js", "tables.js", "sections.js")
@@ -136,6 +137,7 @@ def run_data(name: str, run: Run) -> dict[str, Any]:
         "name": name,
         "path": run.path,
         "source": run.source,
+        "work": _work(run.facts),
         "link": summary.get("emulated_link"),
         "figures": {key: summary.get(key) for key in _FIGURES},
         "interval": interval,
@@ -249,6 +251,7 @@ def _column_data(column: Column) -> dict[str, Any]:
 
 def _trace_figures(title: str, view: TraceView) -> dict[str, Any]:
     """Return what a trace that has no run tells for the comparison."""
+    facts = TraceFacts.read(view.metadata)
     return {
         "name": title,
         "path": view.path,
@@ -258,8 +261,14 @@ def _trace_figures(title: str, view: TraceView) -> dict[str, Any]:
         "step_seconds": view.step_seconds,
         "stall_fraction": view.stall_fraction,
         "bytes_per_step": view.bytes_per_step,
-        "metadata": view.metadata,
+        "work": _work(facts),
+        "facts": facts.to_metadata(),
     }
+
+
+def _work(facts: TraceFacts) -> str:
+    """Return what a step computes: steps of other work are not compared."""
+    return ", ".join(part for part in (facts.size, facts.batch) if part)
 
 
 def _run_colours(runs: Sequence[Run], known: Mapping[str, str]) -> list[str]:

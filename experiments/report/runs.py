@@ -13,6 +13,7 @@ from experiments.records import read_steps
 from experiments.report.trace_view import TraceView, read_view
 from experiments.report.tuning import TuningStory, read_story
 from experiments.summary import step_figures
+from experiments.trace_facts import TraceFacts
 from zenflow.errors import ConfigError
 
 MOST_POINTS = 1200
@@ -42,6 +43,11 @@ class Run:
     def source(self) -> str:
         """What its figures are."""
         return "measured, emulated link" if self.summary.get("emulated_link") else "measured"
+
+    @property
+    def facts(self) -> TraceFacts:
+        """What its steps are of."""
+        return TraceFacts.read({**self.settings, **self.summary})
 
 
 def read_run(folder: Path) -> Run:

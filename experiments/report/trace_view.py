@@ -82,7 +82,7 @@ class TraceView:
     lanes: Sequence[Lane]
     step_starts: Mapping[int, float]
     step_seconds: float | None
-    """Mean over whole steps; None where the trace knows no steps."""
+    """Mean over whole steps, selections included; None where the trace knows no steps."""
     stall_fraction: float | None
     """Share of whole steps in which the device waited; None where the trace knows no waits."""
     bytes_per_step: Mapping[str, float]
@@ -130,8 +130,6 @@ def view_of(timeline: Timeline, path: str) -> TraceView:
     trace = Trace(path=path, timeline=timeline)
     side = whole_steps(trace)
     of_steps, origin = side.timeline, timeline.start
-    seconds = side.end - side.start
-    stalled = sum(of_steps.stalls().values())
     lanes = []
     for lane in timeline.lanes:
         spans = [span for span in timeline.spans if span.lane == lane]
@@ -145,7 +143,7 @@ def view_of(timeline: Timeline, path: str) -> TraceView:
         lanes=lanes,
         step_starts={step: start - origin for step, start in side.starts.items()},
         step_seconds=side.step_seconds,
-        stall_fraction=stalled / seconds if seconds else None,
+        stall_fraction=side.stall_fraction if side.step_seconds else None,
         bytes_per_step={
             lane: of_steps.num_bytes(lane) / side.num_steps
             for lane in ("d2h", "h2d")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PICTURE, PARETO = "picture.png", "pareto.png"
 AGAINST = ("device_bytes", "host_bytes", "staleness_steps", COLUMN)
-"""Columns that step time is traded for."""
+"""Columns that what is shown is traded for."""
 _WORDS = ("status", "reason", "method", "device_name", "host_name", "link_name")
 
 
@@ -37,14 +37,15 @@ def check_value(name: str, sweep: Sweep) -> None:
 def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) -> list[Path]:
     """Draw a table; return the pictures' files, those that there is something to show in."""
     from experiments.plots import save_figure
-    from experiments.sweeps.plots import draw_pareto, draw_sweep
+    from experiments.sweeps.fronts import draw_pareto
+    from experiments.sweeps.plots import draw_sweep
 
     if value not in frame:
         raise ConfigError(f"--value {value}: give --price too")
     files = []
     for name, figure in (
         (PICTURE, draw_sweep(frame, sweep.axes, value)),
-        (PARETO, draw_pareto(frame, AGAINST)),
+        (PARETO, draw_pareto(frame, sweep.axes, value, AGAINST)),
     ):
         if figure is not None:
             save_figure(figure, folder / name)

@@ -1,4 +1,4 @@
-"""Pictures of a sweep's table: lines over one axis, a heat map over two, a Pareto front.
+"""Pictures of a sweep's table: lines over one axis, a heat map over two, bars.
 
 Nothing here predicts; every picture says that its numbers are predictions.
 """
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from experiments.plots import STALL_COLOUR, STRATEGY_COLOURS
@@ -21,16 +23,18 @@ from experiments.sweeps.points import OK
 if TYPE_CHECKING:
     import pandas as pd
 
-_FRONT, _POINTS = STRATEGY_COLOURS["zenflow"], "#bbbbbb"
 _NO_PREDICTION = "#f0dede"
 _MOST_PANELS = 6
 _MOST_NUMBERS = 150
 """Cells of a heat map up to which each shows its number."""
-_IN_GIB = {"device_bytes": "device memory (GiB)", "host_bytes": "host memory (GiB)"}
 _LARGER_IS_BETTER = ("tokens_per_second",)
 _COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#b8860b")
-_SPREAD = 20.0
+PLAIN = FuncFormatter(lambda number, _: f"{number:,.6g}")
+"""Without an offset or a power that a reader would have to add."""
+SPREAD = 20.0
 """Largest over smallest value from which on a scale of numbers is logarithmic."""
+_LEAST_RANGE = 0.1
+"""From end to end of a heat map's colours, of the largest value."""
 
 
 def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure | None:
@@ -39,7 +43,7 @@ def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure 
     With three axes the shortest makes panels; of any others the best value is shown.
     """
     varied = [axis for axis in axes if len(axis.values) > 1]
-    if not varied or not _predicted(frame)[value].notna().any():
+    if not varied or not predicted_rows(frame)[value].notna().any():
         return None
     if len(varied) == 1:
         return draw_lines(frame, varied[0], [value])
@@ -61,7 +65,7 @@ def draw_lines(
         figure.subplots(1, len(values), squeeze=False)[0], values, strict=True
     ):
         for place, (label, own) in enumerate(_groups(frame, by)):
-            best = _best(_predicted(own), [x], value).reindex(list(x.values))
+            best = _best(predicted_rows(own), [x], value).reindex(list(x.values))
             colour = STRATEGY_COLOURS.get(str(label), _COLOURS[place % len(_COLOURS)])
             panel.plot(_places(x), best.to_numpy(), marker="o", markersize=4, color=colour,
                        label=str(label))  # fmt: skip
@@ -121,39 +125,14 @@ def draw_heat_maps(
     for axes in panels[len(maps) :]:
         axes.set_axis_off()
     if image is not None and len(finite):
-        figure.colorbar(image, ax=list(panels[: len(maps)]), label=value, shrink=0.8)
+        bar = figure.colorbar(image, ax=list(panels[: len(maps)]), label=value, shrink=0.8)
+        if not isinstance(image.norm, LogNorm):
+            bar.formatter = PLAIN
     empty = any(not np.isfinite(grid).all() for grid in maps)
     figure.suptitle(
         f"{value}, predicted{note}" + ("; shaded: no prediction (see reason)" if empty else ""),
         fontsize=11,
     )
-    return figure
-
-
-def draw_pareto(frame: pd.DataFrame, against: Sequence[str]) -> Figure | None:
-    """Return step time against other columns with the points that nothing beats in both."""
-    known = _predicted(frame)
-    shown = [name for name in against if name in known and known[name].nunique() > 1]
-    if not shown or len(known) < 2:
-        return None
-    figure = Figure(figsize=(5.2 * len(shown), 4.2), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        own = known[known[name].notna()]
-        if name in _IN_GIB:
-            own = own.assign(**{name: own[name] / 2**30})
-        best = front(own, name, "step_seconds")
-        axes.scatter(own[name], own["step_seconds"], s=12, color=_POINTS, label="all points")
-        axes.step(best[name], best["step_seconds"], where="post", color=_FRONT, marker="o",
-                  markersize=4, label="Pareto front")  # fmt: skip
-        axes.set_xlabel(_IN_GIB.get(name, name))
-        axes.set_ylabel("step_seconds")
-        for set_scale, column in ((axes.set_xscale, name), (axes.set_yscale, "step_seconds")):
-            low, high = own[column].min(), own[column].max()
-            if low > 0 and high / low >= _SPREAD:
-                set_scale("log")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(fontsize=8, frameon=False)
-    figure.suptitle("step time against what it costs, predicted", fontsize=11)
     return figure
 
 
@@ -178,13 +157,6 @@ def draw_bars(
     return figure
 
 
-def front(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
-    """Return the rows than which no other is as small in one column and smaller in the other."""
-    ordered = frame.sort_values([first, second], kind="stable")
-    least = ordered[second].astype(float).cummin().shift(fill_value=math.inf)
-    return ordered[ordered[second] < least]
-
-
 def best_is_largest(value: str) -> bool:
     """Whether more of a column is better."""
     return value in _LARGER_IS_BETTER
@@ -193,7 +165,7 @@ def best_is_largest(value: str) -> bool:
 # ---- parts ------------------------------------------------------------------------------------
 
 
-def _predicted(frame: pd.DataFrame) -> pd.DataFrame:
+def predicted_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["status"] == OK]
 
 
@@ -215,7 +187,7 @@ def _best(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Any:
 
 
 def _matrix(frame: pd.DataFrame, first: Axis, second: Axis, value: str) -> NDArray[np.float64]:
-    best = _best(_predicted(frame), [first, second], value).unstack(second.name)
+    best = _best(predicted_rows(frame), [first, second], value).unstack(second.name)
     found: NDArray[np.float64] = best.reindex(index=_keys(first), columns=_keys(second)).to_numpy(
         float
     )
@@ -223,14 +195,15 @@ def _matrix(frame: pd.DataFrame, first: Axis, second: Axis, value: str) -> NDArr
 
 
 def _norm(finite: NDArray[np.float64]) -> Any:
-    from matplotlib.colors import LogNorm, Normalize
-
     if not len(finite):
         return Normalize(0, 1)
     low, high = float(finite.min()), float(finite.max())
-    if low > 0 and high / low >= _SPREAD:
+    if low > 0 and high / low >= SPREAD:
         return LogNorm(low, high)
-    return Normalize(low, high if high > low else low + 1)
+    # Values that hardly differ get colours that hardly differ.
+    missing = _LEAST_RANGE * (max(abs(low), abs(high)) or 1.0) - (high - low)
+    room = max(0.0, missing) / 2
+    return Normalize(low - room, high + room)
 
 
 def _label_cells(axes: Axes, grid: NDArray[np.float64]) -> None:
@@ -269,7 +242,7 @@ def _scale_x(axes: Axes, axis: Axis) -> None:
     places = _places(axis)
     if not axis.is_number:
         axes.set_xticks(places, _ticks(axis), rotation=30, ha="right", fontsize=8)
-    elif min(places) > 0 and max(places) / min(places) >= _SPREAD / 2:
+    elif min(places) > 0 and max(places) / min(places) >= SPREAD / 2:
         axes.set_xscale("log")
         axes.set_xticks(places, _ticks(axis), minor=False, fontsize=8)
         axes.minorticks_off()

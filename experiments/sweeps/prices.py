@@ -12,7 +12,7 @@ from zenflow.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMN = "price"
+COLUMN = "price_usd"
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:
@@ -29,7 +29,9 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             price = math.nan
         if not (math.isfinite(price) and price > 0):
-            raise ConfigError(f"--price takes a part and its price, got {text!r}: rtx4090=1600")
+            raise ConfigError(
+                f"--price takes a part and its price in dollars, got {text!r}: rtx4090=1600"
+            )
         prices[_part(name)] = price
     return prices
 

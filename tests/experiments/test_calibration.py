@@ -1,18 +1,23 @@
 """Calibration from end to end, on runs too small to say anything, and what it writes."""
 
+import io
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
+from experiments import stages
 from experiments.calibration import calibrate as calibration
 from experiments.calibration import measure_validation, plans
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
 from experiments.cli import main
+from experiments.outlook import PlannedRun
 from sim.fit import Fit
 from sim.profile_file import read_profile
 
@@ -62,7 +67,11 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     assert facts["host_bytes_per_second_by_threads"]["1"] > 0
     assert set(facts["part_median_errors"]) == {"pack", "unpack", "intake", "update"}
     assert {"hardware", "versions", "commit"} <= profile.metadata.keys()
-    assert "overheads.pack_bandwidth" in shown
+    assert "gradients packed for the host" in shown
+    assert re.search(r"AdamW on the device +[0-9.]+ [GM]param/s", shown)
+    assert "To do: compute by layer shape" in shown
+    assert "That takes " in shown
+    assert shown.count("all done in") == 5
 
     record = tmp_path / "record"
     shown = run(
@@ -135,3 +144,37 @@ def test_a_constant_too_small_to_see_becomes_a_bound():
     assert device.attention_efficiency.value == 1.0
     assert device.bandwidth.value >= 1e12
     assert device.backward_factor.value == 0.9
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_planned_stages_share_one_bar_and_an_estimate(monkeypatch, is_terminal):
+    bars = []
+
+    class Counted(stages.Progress):
+        def __init__(self, *columns, **others):
+            super().__init__(*columns, **others)
+            bars.append(self)
+
+    monkeypatch.setattr(stages, "Progress", Counted)
+    told = io.StringIO()
+    shown = stages.Stages(
+        Console(file=told, force_terminal=is_terminal, width=150, highlight=False)
+    )
+    planned = [PlannedRun("first", 2, 100.0), PlannedRun("second", 2, 50.0)]
+    with shown.planned(planned, is_guessed=True):
+        for name in ("first", "second"):
+            with shown.stage(name, 2) as advance:
+                advance()
+    (bar,) = bars
+    assert "To do: first, second. That takes about 5 min on two quiet cores." in told.getvalue()
+    if is_terminal:
+        (task,) = bar.tasks
+        # A stage that ends early, as a search that has found its end, counts as done.
+        assert task.fields["left"] == "all done in less than 10 s"
+        assert task.completed == pytest.approx(1.0)
+    else:
+        lines = told.getvalue().splitlines()
+        assert [line.split(":")[0] for line in lines[1:]] == ["1/2 first", "2/2 second"]
+    with shown.stage("another", 1) as advance:
+        advance()
+    assert len(bars) == 2

@@ -1,11 +1,15 @@
+import io
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from experiments import progress
 from experiments.compare import comparison, read_run, run_comparison, stall_removed, table
 from experiments.interrupt import StopRequest
+from experiments.outlook import Outlook, PlannedRun
 from experiments.plots import draw_comparison, draw_timeline, last_steps
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, START_SHARE, TrainSettings
@@ -49,7 +53,7 @@ def test_strategies_go_on_from_a_model_trained_on_the_device(compared, tmp_path)
     start = summary(folder / "start")
     assert start["strategy"] == "on_device"
     assert start["steps"] == round(START_SHARE * 16)
-    assert "start: 10 steps on the device" in output
+    assert "10 steps on the device, for weights to start from" in output
     begun = steps(folder / "on_device")[0]["loss"]
     assert begun < steps(folder / "start")[0]["loss"] - 0.1
     flags = [*FAST, "--data", folder.parent / "text.txt", "--steps", "3"]
@@ -85,6 +89,70 @@ def test_an_interrupted_start_is_taken_up_again(compared, tmp_path):
     for name in ("start", "zenflow"):
         ours, theirs = steps(tmp_path / "runs" / name), steps(folder / name)
         assert [row["loss"] for row in ours] == [row["loss"] for row in theirs]
+
+
+def test_a_comparison_says_first_what_it_does_and_last_what_to_look_at(compared):
+    folder, output = compared
+    lines = output.splitlines()
+    assert lines[0].startswith("To do: 10 steps on the device")
+    assert all(name in lines[0] for name in (*COMPARED, "16 steps each"))
+    assert lines[2].startswith("All of it takes ")
+    shown = [line for line in lines if line[1:3] == "/5"]
+    assert [line.split()[:2] for line in shown] == [
+        [f"{number}/5", name] for number, name in enumerate(("start", *COMPARED), start=1)
+    ]
+    assert all("ms/step" in line and "stalled" in line for line in shown)
+    assert all("all done in" in line for line in shown[:-1])
+    assert str(folder / "compare.png") in lines[-2]
+    assert "zenflow report" in lines[-2]
+
+
+def test_a_terminal_sees_one_bar_over_all_runs(tmp_path, monkeypatch):
+    bars = []
+
+    class Counted(progress.Progress):
+        def __init__(self, *columns, **others):
+            super().__init__(*columns, **others)
+            bars.append(self)
+
+    monkeypatch.setattr(progress, "Progress", Counted)
+    text = write_text(tmp_path / "text.txt")
+    settings = TrainSettings(
+        model="own:tiny", batch_size=2, sequence=32, eval_batches=2, device="cpu",
+        data=str(text), steps=4,
+    ).for_comparison()  # fmt: skip
+    console = Console(file=io.StringIO(), force_terminal=True, width=140)
+    reporter = Reporter(console)
+    run_comparison(settings, tmp_path / "runs", reporter=reporter, stop=StopRequest())
+    (bar,) = bars
+    (task,) = bar.tasks
+    assert task.completed == task.total == 4 * len(COMPARED) + settings.start_steps
+    assert "ms/step" in task.fields["figures"]
+
+
+def test_time_left_is_a_guess_first_and_then_what_steps_take():
+    now = [100.0]
+    runs = [PlannedRun("a", 10, 1.0), PlannedRun("b", 10, 3.0)]
+    outlook = Outlook(runs, is_guessed=True, seconds_beside=1.0, clock=lambda: now[0])
+    assert outlook.seconds_left() == pytest.approx(40 + 2)
+    outlook.start(0)
+    now[0] += 8.0
+    outlook.step(4)  # twice as slow as guessed, and so will b be
+    assert outlook.seconds_left() == pytest.approx(6 * 2 + 10 * 6)
+    now[0] += 12.0
+    outlook.step(10)
+    outlook.start(2)  # resumed: what was done before took nothing now
+    assert outlook.seconds_left() == pytest.approx(8 * 6)
+    now[0] += 5 * 20.0  # its own pace is known now, and another
+    outlook.step(7)
+    assert outlook.seconds_left() == pytest.approx(3 * 20)
+    assert (outlook.done, outlook.total, outlook.label) == (17, 20, "2/2 b")
+    unknown = Outlook(runs, is_guessed=False, clock=lambda: now[0])
+    assert unknown.seconds_left() is None
+    unknown.start(0)
+    now[0] += 10.0
+    unknown.step(1)
+    assert unknown.seconds_left() == pytest.approx(9 * 10 + 10 * 30)
 
 
 def test_zero_offload_is_adamw_and_the_others_are_not(compared):
@@ -135,6 +203,23 @@ def test_pictures_say_that_the_link_is_emulated_and_only_then(compared, tmp_path
     assert "emulated link" in texts_of(draw_timeline(run.timeline, run.summary))
     real = {**run.summary, "emulated_link": None}
     assert "emulated" not in texts_of(draw_timeline(run.timeline, real))
+
+
+def test_every_held_out_loss_is_inside_its_axis(compared):
+    folder, _ = compared
+    runs = [read_run(folder / strategy) for strategy in COMPARED]
+    run = runs[-1]
+    above = 1.5 * max(row["loss"] for row in run.rows)
+    runs[-1] = replace(run, summary={**run.summary, "eval_loss": above})
+    figure = draw_comparison(runs, 4)
+    panels = [axes for axes in figure.axes if "held-out" in axes.get_ylabel()]
+    assert len(panels) == 2
+    for axes in panels:
+        dotted = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        low, high = axes.get_ylim()
+        shown = [loss for line in dotted for loss in line.get_ydata()]
+        assert above in shown
+        assert all(low < loss < high for loss in shown)
 
 
 def test_last_steps_are_cut_where_the_device_starts_them():

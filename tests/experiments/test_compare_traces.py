@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -138,6 +139,36 @@ def test_a_copy_that_runs_after_the_compared_steps_is_still_theirs():
 )
 def test_a_trace_says_what_it_is(metadata, label):
     assert Trace(path="a", timeline=Timeline((), metadata)).label == label
+
+
+MINI = {"source": "measured", "model": "mini", "num_params": 800_000, "batch_size": 4,
+        "sequence": 128, "grad_accum": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"strategy": "delayed", "machine": "another", "model": "renamed"}, []),
+        ({"model": "base", "num_params": 9_000_000}, ["mini (0.8M", "base (9M"]),
+        ({"batch_size": 2}, ["4 x 128 tokens", "2 x 128 tokens"]),
+        ({"sequence": 64}, ["4 x 128 tokens", "4 x 64 tokens"]),
+        ({"grad_accum": 2}, ["4 x 128 tokens", "2 x 4 x 128 tokens"]),
+        ({"source": "simulated"}, ["A is measured, and B is simulated"]),
+        ({"emulated_link": True}, ["B is measured, emulated link"]),
+        ({"num_params": None}, ["which model B is of"]),
+    ],
+)
+def test_what_makes_two_traces_different_work_is_named(tmp_path, changes, words):
+    replace(fast(), metadata=MINI).write(tmp_path / "a.json")
+    replace(fast(), metadata={**MINI, **changes}).write(tmp_path / "b.json")
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    done = CliRunner().invoke(main, ["compare", *files])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("Warning:") == bool(words), done.output
+    assert all(word in done.output for word in words), done.output
+    record = json.loads(CliRunner().invoke(main, ["compare", *files, "--json"]).output)
+    assert len(record["warnings"]) == bool(words)
 
 
 @pytest.fixture

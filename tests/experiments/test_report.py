@@ -272,6 +272,18 @@ def test_figures_that_are_not_measured_never_go_unlabelled(tmp_path):
     assert {one["source"] for one in data["timelines"]} == {"simulated", "measured"}
 
 
+def test_what_a_step_computes_stands_with_runs_and_traces(tmp_path):
+    facts = {"model": "big", "num_params": 2_000_000, "batch_size": 4, "sequence": 8,
+             "machine": "a GPU", "commit": "c0ffee"}  # fmt: skip
+    simulated = timeline(source="simulated")
+    replace(simulated, metadata={**simulated.metadata, **facts}).write(tmp_path / "s.json")
+    write_run(tmp_path / "run", num_params=1_000_000)
+    data = data_of(tmp_path / "s.json", tmp_path / "run")
+    assert data["traces"][0]["work"] == "2M parameters, 4 x 8 tokens"
+    assert data["traces"][0]["facts"] == facts
+    assert data["runs"][0]["work"] == "1M parameters"
+
+
 # ---- the page ----------------------------------------------------------------------------------
 
 

@@ -121,6 +121,24 @@ def test_every_section_shows_what_it_is_of(page):
     assert "deadbeef" in page.locator("#provenance").inner_text()
 
 
+def test_speeds_are_ranked_among_runs_of_the_same_work_alone(browser, tmp_path):
+    for name, params, seconds in (("a", 1_000_000, 1.0), ("b", 1_000_000, 2.0), ("c", 7, 12.0)):
+        write_run(tmp_path / name, name, num_params=params, mean_step_seconds=seconds)
+    out = tmp_path / "page.html"
+    made = {"command": "x", "at": "y"}
+    out.write_text(render(load([tmp_path / n for n in "abc"]), title="x", made=made))
+    opened = browser.new_page()
+    opened.goto(out.as_uri())
+    rows = opened.locator("#comparison-table tr").all_inner_texts()
+    place = rows[0].split("\t").index("speed, slowest of its kind and work = 1")
+    cells = {row.split("\t")[0]: row.split("\t") for row in rows[1:]}
+    assert {name: row[place] for name, row in cells.items()} == {
+        "a": "2\u00d7", "b": "1\u00d7", "c": "\u2013",
+    }  # fmt: skip
+    assert "1M parameters" in cells["a"][2]
+    opened.close()
+
+
 def test_names_are_text_and_never_run(page):
     assert page.evaluate("window.evil") is None
     assert page.locator("h1").inner_text() == "<b>A report</b>"

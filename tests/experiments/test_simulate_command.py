@@ -1,11 +1,15 @@
 """``zenflow simulate`` answers for named and own machines, and says what is wrong."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
+from experiments.compare_traces import compare_sides, load, whole_steps
+from experiments.records import commit
+from experiments.report.trace_view import read_view
 from sim.catalog import find_machine
 from sim.costs import costs_of
 from sim.models import find_model
@@ -63,6 +67,40 @@ def test_trace_and_picture_are_written(tmp_path):
     assert timeline.metadata["source"] == "simulated"
     assert {"device", "d2h", "h2d", "host"} <= set(timeline.lanes)
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("strategy", ["zenflow", "zenflow_paper", "zero_offload"])
+def test_text_record_trace_comparison_and_report_say_the_same(tmp_path, strategy):
+    path = tmp_path / "t.json.gz"
+    flags = [*SMALL, "--strategy", strategy]
+    text = run(*flags, "--trace", str(path)).output
+    record = json.loads(run(*flags, "--json").output)
+    # Selections are part of both figures, though no step of the trace shows one.
+    assert (record["selection_seconds"] > 0) == strategy.startswith("zenflow")
+    view = read_view(path)
+    assert view.step_seconds == pytest.approx(record["step_seconds"], rel=1e-3)
+    assert view.stall_fraction == pytest.approx(record["stall_fraction"], rel=1e-3)
+    side = whole_steps(load(path))
+    rows = {(row.group, row.lane, row.name): row.a for row in compare_sides(side, side)}
+    assert rows["step", "", ""] == pytest.approx(record["step_seconds"], rel=1e-3)
+    assert rows["stall", "device", ""] == pytest.approx(record["stall_seconds"], rel=1e-3)
+    if strategy.startswith("zenflow"):
+        assert rows["stall", "device", "select"] == pytest.approx(record["selection_seconds"])
+    seconds, stalled = re.search(r"^stall +([0-9.]+) ms \(([0-9.]+)%\)", text, re.M).groups()
+    assert float(seconds) == pytest.approx(1e3 * rows["stall", "device", ""], rel=0.01, abs=0.06)
+    assert float(stalled) == pytest.approx(100 * view.stall_fraction, rel=0.01, abs=0.06)
+    assert ("selections of columns" in text) == strategy.startswith("zenflow")
+
+
+def test_a_trace_says_what_it_is_of(tmp_path):
+    path = tmp_path / "t.json"
+    run(*SMALL, "--sequence", "512", "--trace", str(path))
+    facts = load(path).facts
+    workload = Workload.of_config(*find_model("qwen2.5-0.5b"))
+    assert (facts.model, facts.num_params) == ("qwen2.5-0.5b", workload.num_params)
+    assert (facts.batch_size, facts.sequence, facts.grad_accum) == (2, 512, 1)
+    assert (facts.strategy, facts.machine) == ("zenflow", "dgx-a100-80")
+    assert facts.commit == commit()
 
 
 def test_an_interval_holds_the_prediction_and_repeats():

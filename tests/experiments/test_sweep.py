@@ -5,10 +5,12 @@ import math
 
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.sweeps.axes import parse_axes
+from experiments.sweeps.fronts import draw_pareto, front
 from experiments.sweeps.grid import TOLERANCE, Sweep
-from experiments.sweeps.plots import draw_pareto, draw_sweep, front
+from experiments.sweeps.plots import draw_sweep
 from experiments.sweeps.points import rows_of
 from experiments.sweeps.prices import add_prices, parse_prices
 from experiments.sweeps.table import read_table, table_of
@@ -128,6 +130,8 @@ def test_a_sweep_without_any_sense_is_refused_before_it_begins(tmp_path):
 def test_the_front_holds_what_nothing_beats():
     table = pd.DataFrame({"a": [1, 2, 3, 4, 2], "b": [9, 5, 6, 1, 5]})
     assert front(table, "a", "b")[["a", "b"]].to_numpy().tolist() == [[1, 9], [2, 5], [4, 1]]
+    best = front(table.rename(columns={"b": "tokens_per_second"}), "a", "tokens_per_second")
+    assert best["a"].tolist() == [1]
 
 
 def test_lines_for_one_axis_a_map_for_two_and_panels_for_three():
@@ -147,15 +151,49 @@ def test_lines_for_one_axis_a_map_for_two_and_panels_for_three():
             shown = drawn[0].images[0].get_array()
             first = table[(table["S"] == 1) & (table["dram"] == 20)]
             assert shown[0, 0] == first["step_seconds"].iloc[0]
-    assert draw_pareto(table, ["staleness_steps"]) is not None
+    assert draw_pareto(table, sweep.axes, "step_seconds", ["staleness_steps"]) is not None
     assert draw_sweep(table, [], "step_seconds") is None
+
+
+def test_values_that_hardly_differ_are_painted_alike_on_a_scale_of_plain_numbers():
+    sweep = sweep_of("S=1,2", "dram=20,40")
+    table = table_of(sweep, all_rows(sweep))
+    for values, least_apart in (([2.0, 2.000002, 2.0, 2.0], 0.0), ([2.0, 4.0, 6.0, 8.0], 1.0)):
+        figure = draw_sweep(table.assign(step_seconds=values), sweep.axes, "step_seconds")
+        image = next(own.images[0] for own in figure.axes if own.images)
+        shares = image.norm(image.get_array())
+        assert float(shares.max() - shares.min()) == pytest.approx(least_apart, abs=0.01)
+        bar = next(own for own in figure.axes if own.get_label() == "<colorbar>")
+        FigureCanvasAgg(figure).draw()
+        assert bar.yaxis.get_offset_text().get_text() == ""
+        ticks = [float(text.get_text()) for text in bar.get_yticklabels()]
+        assert len(set(ticks)) == len(ticks) > 1
+
+
+def test_a_front_shows_the_value_asked_for_in_dollars_and_names_its_points():
+    sweep = sweep_of("gpu=rtx4090,rtx5090", "batch=1,2")
+    table = table_of(sweep, all_rows(sweep))
+    priced = add_prices(table, parse_prices(["rtx4090=1000", "rtx5090=2000"]))
+    figure = draw_pareto(priced, sweep.axes, "tokens_per_second", ["price_usd"])
+    panel = figure.axes[0]
+    assert panel.get_ylabel() == "tokens_per_second"
+    assert "USD" in panel.get_xlabel()
+    marks = {text.get_text(): tuple(text.xy) for text in panel.texts}
+    names = dict(text.get_text().split("  ", 1) for text in figure.legends[0].get_texts())
+    assert sorted(names.values()) == sorted(
+        f"{gpu}, batch={batch}" for gpu in ("rtx4090", "rtx5090") for batch in (1, 2)
+    )
+    for row in priced.to_dict("records"):
+        name = f"{row['gpu']}, batch={row['batch']:g}"
+        number = next(key for key, text in names.items() if text == name)
+        assert marks[number] == (row["price_usd"], row["tokens_per_second"])
 
 
 def test_prices_add_up_and_unpriced_parts_are_left_empty():
     sweep = sweep_of("gpu=rtx4090,rtx5090", "host=epyc-7742,epyc-9654")
     table = table_of(sweep, all_rows(sweep))
     priced = add_prices(table, parse_prices(["RTX 4090=1000", "epyc-7742=500", "epyc-9654=900"]))
-    values = list(priced["price"])
+    values = list(priced["price_usd"])
     assert values[:2] == [1500, 1900]
     assert all(math.isnan(value) for value in values[2:])
 

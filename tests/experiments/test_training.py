@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from experiments.build import schedule_factor
+from experiments.compare_traces import load
 from experiments.recipes import TrainSettings
 from experiments.records import StepLog, read_steps
 from experiments.summary import step_figures, whole_windows
@@ -63,6 +64,10 @@ def test_run_leaves_every_promised_file_and_figure(tmp_path, text):
     assert rows[3]["eval_loss"] > found["eval_loss"]
     assert rows[15]["loss"] < rows[0]["loss"]
     assert set(Timeline.read(out / "trace.json").lanes) == set(LANES)
+    facts = load(out).facts
+    assert (facts.strategy, facts.num_params) == ("zenflow", found["num_params"])
+    assert (facts.batch_size, facts.sequence, facts.grad_accum) == (2, 32, 1)
+    assert facts.commit == found["commit"]
 
 
 def test_measured_traffic_is_the_rules(tmp_path, text):

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.decisions import DecisionFile, End
 from experiments.plots import save_figure
-from experiments.tuning_figures import draw_tuning, tuning_series
+from experiments.tuning_figures import draw_tuning, missed_predictions, tuning_series
 from tests.autotune.test_decisions import SECOND, START, THIRD, decision, header, window
 from tests.experiments.runs import FAST, trained, write_text
 
@@ -105,3 +105,27 @@ def test_a_tuned_run_leaves_its_picture(tmp_path, clock):
     text = write_text(tmp_path / "text.txt")
     out = trained(tmp_path / "run", *FAST, "--data", text, "--auto", "--steps", "6")
     assert (out / "tuning.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "words"),
+    [
+        ({400: 1.3, 600: 1.4, 700: 0.2}, "from step 101 to 600: 1,300 to 1,400 ms"),
+        ({200: 0.2, 400: 0.05, 600: 0.2}, "from step 201 to 400: 50 ms"),
+        ({200: 0.2, 299: 1.3, 600: 0.25}, None),  # for less than a hundred steps
+        ({200: None, 600: None}, None),
+    ],
+)
+def test_predictions_that_are_far_off_for_long_are_told(predicted, words):
+    found = [window(100, step_seconds=0.2, predicted_step_seconds=0.25)]
+    found += [
+        window(step, step_seconds=0.2, predicted_step_seconds=seconds)
+        for step, seconds in predicted.items()
+    ]
+    rows = [{"step": n, "seconds": 0.2, "stall_seconds": 0.0} for n in range(1, 701)]
+    series = tuning_series(replace(decided(*found), decisions=()), rows)
+    said = missed_predictions(series)
+    assert (said is None) == (words is None)
+    if words is not None:
+        assert words in said
+        assert "200 measured" in said

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from experiments.calibration.compute import fit_compute, measure_compute, workload_of
 from experiments.calibration.plans import (
@@ -22,6 +23,9 @@ from experiments.calibration.short_run import short_run
 from experiments.cli import main
 from experiments.recipes import TrainSettings
 from experiments.validation import (
+    PICTURE,
+    PROFILE,
+    TABLE,
     Validated,
     errors_of,
     rank_correlation,
@@ -30,10 +34,12 @@ from experiments.validation import (
     table,
     validate,
 )
+from experiments.validation_docs import validations
 from sim.catalog import find_machine
-from sim.profile_file import write_profile
+from sim.profile_file import read_profile, write_profile
 from sim.refine import Observation
 from sim.simulate import Prediction, Strategy
+from tests.test_readme import README
 from zenflow.errors import ConfigError
 from zenflow.timeline import Timeline
 
@@ -174,6 +180,25 @@ def test_the_command_predicts_a_records_runs_again(tmp_path):
     assert picture.stat().st_size > 10_000
     expected = table(validate(profile, read_record(tmp_path)))
     assert done.output.strip() == expected
+
+
+def test_tables_pictures_and_the_readme_say_what_the_simulator_says_today():
+    for folder in validations():
+        profile = read_profile(folder / PROFILE)
+        runs = validate(profile, read_record(folder))
+        found = errors_of(runs)
+        made = "made by python -m experiments.validation_docs"
+        assert (folder / TABLE).read_text(encoding="utf-8") == table(runs) + "\n", made
+        with Image.open(folder / PICTURE) as picture:
+            assert picture.text["Description"] == str(found), made
+        if not profile.device.is_cpu:
+            continue
+        said = " ".join(README.read_text(encoding="utf-8").split())
+        assert (
+            f"{found.runs} runs that calibrated nothing: step time off by {found.median:.1%} "
+            f"(median), {found.p90:.1%} (90th percentile), rank correlation "
+            f"{found.rank_correlation:.3f} ([record](experiments/results/{folder.name}/"
+        ) in said
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,23 @@ def test_the_captured_energy_and_the_norm_are_the_gradients():
     assert report.clip_factor == 1.0
 
 
+def test_all_energy_is_captured_where_nothing_is_deferred():
+    model = make_model(torch.float32)
+    reports = reports_of(model, ZenFlowConfig.preset("on_device"), 2, lr=1e-3)
+    assert [report.captured_energy for report in reports] == [1.0, 1.0]
+    reports = reports_of(
+        make_model(torch.float32), ZenFlowConfig.preset("zero_offload"), 2, lr=1e-3
+    )
+    assert [report.captured_energy for report in reports] == [0.0, 0.0]
+    params = list(make_model(torch.float32).parameters())
+    with closing(ZenFlowAdamW(params, config=ZenFlowConfig(topk_ratio=0.25))) as optimizer:
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        optimizer.synchronize()
+        assert optimizer.report.captured_energy == 1.0
+
+
 def test_a_selection_is_counted_as_traffic_of_columns_not_of_the_model():
     config = ZenFlowConfig(select_interval=4, importance_decay=0.0, hysteresis=0.0)
     model = make_model(torch.bfloat16)

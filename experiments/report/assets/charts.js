@@ -164,6 +164,9 @@ function barChart(options) {
 // Viridis in nine points; its ends are told apart without colour vision too.
 const HEAT = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
 
+// From end to end of a heat map's colours, of the largest value.
+const LEAST_RANGE = 0.1;
+
 function heatColour(part) {
   const at = Math.max(0, Math.min(1, part)) * (HEAT.length - 1);
   const low = Math.min(HEAT.length - 2, Math.floor(at));
@@ -178,7 +181,10 @@ function heatMap(options) {
   const tall = Math.max(22, Math.min(38, 520 / ys.length));
   const [width, height] = [left + wide * xs.length + 84, tall * ys.length + 62];
   const values = [...options.cells.values()].map((cell) => cell.value).filter((value) => value !== null);
-  const [low, high] = extent(values);
+  let [low, high] = extent(values);
+  // Values that hardly differ get colours that hardly differ.
+  const room = Math.max(0, LEAST_RANGE * (Math.max(Math.abs(low), Math.abs(high)) || 1) - (high - low)) / 2;
+  [low, high] = [low - room, high + room];
   // Decades differ more than a linear scale shows.
   const logs = low > 0 && high / low > 50;
   const part = logs ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low || 1);

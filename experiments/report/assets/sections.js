@@ -46,7 +46,8 @@ function summarySection() {
       known ? "per step" : "in all", trace.stall_fraction, [
         fact("length", time(trace.seconds)), fact("steps", trace.num_steps ? String(trace.num_steps) : null),
         ...Object.entries(trace.bytes_per_step).map(([lane, moved]) => fact(`${lane} per step`, bytes(moved))),
-        ...["model", "hardware", "strategy"].map((key) => fact(key, typeof trace.metadata[key] === "string" ? trace.metadata[key] : null)),
+        fact("strategy", trace.facts.strategy ?? null), fact("model", trace.facts.model ?? null),
+        fact("step of", trace.work || null), fact("machine", trace.facts.machine ?? null),
       ]));
   }
   for (const table of DATA.tables) {
@@ -63,10 +64,10 @@ function summarySection() {
 function compared() {
   return [
     ...DATA.runs.map((run, place) => ({
-      name: run.name, source: run.source, colour: runColour(place), step: COST(run), stall: run.figures.stall_fraction,
+      name: run.name, source: run.source, work: run.work, colour: runColour(place), step: COST(run), stall: run.figures.stall_fraction,
       down: run.figures.d2h_bytes_per_step, up: run.figures.h2d_bytes_per_step, figures: run.figures })),
     ...DATA.traces.filter((trace) => trace.step_seconds !== null).map((trace) => ({
-      name: trace.name, source: trace.source, colour: "var(--soft)", step: trace.step_seconds, stall: trace.stall_fraction,
+      name: trace.name, source: trace.source, work: trace.work, colour: "var(--soft)", step: trace.step_seconds, stall: trace.stall_fraction,
       down: trace.bytes_per_step.d2h ?? null, up: trace.bytes_per_step.h2d ?? null, figures: {} })),
   ];
 }
@@ -152,13 +153,14 @@ function comparisonSection() {
   const moving = all.filter((one) => one.down !== null && one.down !== undefined);
   for (const group of kinds(moving, (one) => one.down + one.up)) charts.push(bytesChart(group));
   if (DATA.runs.some((run) => run.curves)) charts.push(lossChart("time"), lossChart("steps"));
-  // Speeds of different kinds of figures are not compared.
-  const slowest = (source) => Math.max(...all.filter((one) => one.source === source).map((one) => one.step || 0));
-  const rows = all.map((one) => [one.name, one.source, time(one.step, 4), time(one.figures.p95_step_seconds ?? null, 4), share(one.stall),
-    one.step ? `${digits(slowest(one.source) / one.step)}×` : "–", bytes(one.down), bytes(one.up), digits(one.figures.tokens_per_second, 5),
+  // Speeds of different kinds of figures, or of different work, are not compared.
+  const alike = (one) => all.filter((other) => other.step && other.source === one.source && other.work === one.work);
+  const speed = (one) => one.step && alike(one).length > 1 ? `${digits(Math.max(...alike(one).map((other) => other.step)) / one.step)}×` : "–";
+  const rows = all.map((one) => [one.name, one.source, one.work || "–", time(one.step, 4), time(one.figures.p95_step_seconds ?? null, 4), share(one.stall),
+    speed(one), bytes(one.down), bytes(one.up), digits(one.figures.tokens_per_second, 5),
     digits(one.figures.final_train_loss, 5), digits(one.figures.eval_loss, 5)]);
   return el("div", {}, el("div", { class: "charts" }, charts), el("div", { class: "card", id: "comparison-table" }, tableOf(
-    [{ name: "name", text: true }, { name: "figures are", text: true }, "mean step", "95% of steps within", "stalled", "speed, slowest of its kind = 1", "down/step", "up/step", "tokens/s", "training loss", "held-out loss"], rows)));
+    [{ name: "name", text: true }, { name: "figures are", text: true }, { name: "step of", text: true }, "mean step", "95% of steps within", "stalled", "speed, slowest of its kind and work = 1", "down/step", "up/step", "tokens/s", "training loss", "held-out loss"], rows)));
 }
 
 // ---- tuning ------------------------------------------------------------------------------------
@@ -225,7 +227,10 @@ function provenanceSection() {
   }
   const rows = [...groups.values()].map(({ paths, known: [commit, hardware, versions, seed] }) =>
     [{ long: paths.map((path) => el("div", {}, path)) }, commit, { long: hardware }, { long: versions }, seed]);
-  for (const trace of DATA.traces) rows.push([{ long: trace.path }, "–", { long: `a trace keeps no more than: ${trace.source}` }, "–", "–"]);
+  for (const trace of DATA.traces) {
+    const where = trace.facts.machine ? `${trace.source}, ${trace.facts.machine}` : `a trace keeps no more than: ${trace.source}`;
+    rows.push([{ long: trace.path }, trace.facts.commit ?? "–", { long: where }, "–", "–"]);
+  }
   const left = [{ name: "what", text: true }, { name: "commit", text: true }, { name: "hardware", text: true }, { name: "versions", text: true }, "seed"];
   return el("div", { class: "card" }, tableOf(left, rows),
     DATA.runs.filter((run) => Object.keys(run.settings).length).map((run) => el("details", {}, el("summary", {}, `Settings of ${run.name}`),
