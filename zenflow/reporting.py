@@ -61,13 +61,18 @@ class Reporter:
             self.resolve()
 
     def resolve(self) -> None:
-        """Finish the last step's report; on a GPU this waits until the device has passed it."""
+        """Finish the last step's report; on a GPU this waits until the device has passed it.
+
+        Raises:
+            GradientError: The step's gradient norm is not finite; so says every call until another
+                state is loaded, since the weights may hold it.
+        """
         if self._unreported is None:
             return
         facts, start, end, waits = self._unreported
-        self._unreported = None
         factor, norm, important, total, *norms = facts.measured.values.get()
         check_finite(norm, facts.step, self._device)
+        self._unreported = None
         stalls = self._stalls.resolve(waits, facts.step)
         curve = facts.gauged.curve
         self.report = StepReport(
