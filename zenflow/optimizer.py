@@ -357,8 +357,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that `state_dict` returned; deferred weights on the device included.
 
-        An optimizer that refused to go on, because a norm was not finite, goes on from it; load the
-        model's state too, whose resident parameters may hold that norm.
+        An optimizer that refused to go on, because a norm was not finite, goes on from it; load
+        the model's state too, whose resident parameters may hold that norm.
 
         Raises:
             CheckpointError: The state is of another model, configuration or optimizer; nothing has
