@@ -30,6 +30,18 @@ class GradientError(ZenFlowError):
     """
 
 
+class NormError(GradientError):
+    """The norm of a step's gradients is not finite.
+
+    Attributes:
+        step: The step that they were for.
+        norm: Their norm.
+    """
+
+    step: int = 0
+    norm: float = float("nan")
+
+
 class WorkerError(ZenFlowError):
     """The host's update thread, or a copy it waited for, failed.
 

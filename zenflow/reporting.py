@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zenflow.errors import GradientError
+from zenflow.errors import NormError
 from zenflow.importance import energy_curve
 from zenflow.report import StepReport
 from zenflow.sketch import window_norms
@@ -64,7 +64,7 @@ class Reporter:
         """Finish the last step's report; on a GPU this waits until the device has passed it.
 
         Raises:
-            GradientError: The step's gradient norm is not finite; so says every call until another
+            NormError: The step's gradient norm is not finite; so says every call until another
                 state is loaded, since the weights may hold it.
         """
         if self._unreported is None:
@@ -119,7 +119,7 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
     """Refuse gradients that no rule can use.
 
     Raises:
-        GradientError: The norm is not finite; the message says what can be done now.
+        NormError: The norm is not finite; the message says what can be done now.
     """
     if math.isfinite(norm):
         return
@@ -128,7 +128,9 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
         if device.is_synchronous
         else "weights may hold it: resume from the last checkpoint with a lower learning rate"
     )
-    raise GradientError(
+    error = NormError(
         f"the gradient norm of step {step} is {norm}: it must be finite; {remedy}. With "
         'float16 use torch.amp.GradScaler and max_grad_norm="keep"'
     )
+    error.step, error.norm = step, norm
+    raise error
