@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +38,17 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print text above the bar."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        with self._outliving():
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _outliving(self) -> Iterator[None]:
+        """Show nothing any more once the terminal, or the pipe's reader, is gone: runs go on."""
+        try:
+            yield
+        except OSError:
+            self.console = Console(quiet=True)
+            self._progress = self._task = None
 
     def start(self, label: str, done: int, total: int) -> None:
         """Begin a run of ``total`` steps of which ``done`` lie behind."""
@@ -64,7 +75,8 @@ class Reporter:
         """Show a finished step: its row of the log."""
         figures = self._figures(row)
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=row["step"], figures=figures)
+            with self._outliving():
+                self._progress.update(self._task, completed=row["step"], figures=figures)
             return
         now = time.monotonic()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES or row["step"] == self._total:
@@ -74,7 +86,8 @@ class Reporter:
     def finish(self) -> None:
         """End the run's bar; it stays visible."""
         if self._progress is not None:
-            self._progress.stop()
+            with self._outliving():
+                self._progress.stop()
             self._progress = self._task = None
 
     def _figures(self, row: Mapping[str, Any]) -> str:
