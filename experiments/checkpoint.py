@@ -25,6 +25,9 @@ from experiments.records import fsync_folder, write_text
 from experiments.tensor_file import read_tensors, text_checksum, write_tensors
 from zenflow.errors import CheckpointError
 
+CHECKPOINTS = "checkpoint"
+"""Folder of a run's checkpoints, in the run's own."""
+
 FORMAT = 2
 """Raised when the meaning of an entry changes."""
 _TENSORS = "tensors.safetensors"
@@ -78,9 +81,9 @@ def save_checkpoint(
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"the checkpoint of step {step} can't be written to {folder} ({error}): it "
-            f"needs {num_bytes / 1e6:,.2f} MB of free space beside the one before, in a folder that "
-            f"may be written. {_what_is_left(folder)}"
+            f"the checkpoint of step {step} can't be written to {folder} ({error}): the folder "
+            f"must be writable and have {num_bytes / 1e6:,.2f} MB free beside the one before. "
+            f"{_what_is_left(folder)}"
         ) from error
     _remove(folder.glob(f"{_ASIDE}*"))
     if not keep_others:
@@ -199,7 +202,10 @@ def _remedy(damaged: Path, older: Sequence[Path]) -> str:
             _read(path)
         except (*_DAMAGE, CheckpointError):
             continue
-        return f"restore it from a copy, or remove {damaged} to go on from {path.name}, which is whole"
+        return (
+            f"restore it from a copy, or remove {damaged} to go on from {path.name}, "
+            "which is whole"
+        )
     return "restore it from a copy or start again"
 
 
