@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def save_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fsync_folder(folder.parent)
-        _remove(folder.glob(f"{_TEMPORARY}*"))  # what killed saves left behind
+        _remove_leftovers(folder)
         _require_space(folder, num_bytes)
         temporary.mkdir()
         _write(temporary, step, structure, tensors)
@@ -85,9 +86,10 @@ def save_checkpoint(
             f"must be writable and have {num_bytes / 1e6:,.2f} MB free beside the one before. "
             f"{_what_is_left(folder)}"
         ) from error
-    _remove(folder.glob(f"{_ASIDE}*"))
-    if not keep_others:
-        _remove(_set_aside([path for path in checkpoints(folder) if path != target]))
+    with suppress(OSError):  # the next save tries again
+        if not keep_others:
+            _set_aside([path for path in checkpoints(folder) if path != target])
+    _remove_leftovers(folder)
     return target
 
 
@@ -215,16 +217,20 @@ def _require_space(folder: Path, num_bytes: int) -> None:
         raise OSError(f"{free / 1e6:,.2f} MB are free")
 
 
-def _set_aside(paths: Sequence[Path]) -> list[Path]:
+def _set_aside(paths: Sequence[Path]) -> None:
     """Take the name of a checkpoint from directories, which may then be removed bit by bit."""
-    aside = [path.with_name(_ASIDE + path.name.removeprefix(_ASIDE)) for path in paths]
-    for path, target in zip(paths, aside, strict=True):
-        path.rename(target)
-    return aside
-
-
-def _remove(paths: Iterator[Path] | Sequence[Path]) -> None:
     for path in paths:
+        aside = path.with_name(_ASIDE + path.name.removeprefix(_ASIDE))
+        if aside != path:
+            path.rename(aside)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a save, killed ones included, has left: all of it takes room."""
+    left = list(folder.glob(f"{_TEMPORARY}*"))
+    if any(_NAME.fullmatch(path.name) for path in folder.glob("step-*")):
+        left += folder.glob(f"{_ASIDE}*")
+    for path in left:
         shutil.rmtree(path, ignore_errors=True)
 
 

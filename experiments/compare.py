@@ -20,7 +20,7 @@ from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import provenance, read_steps, write_json
 from experiments.runlock import locked
-from experiments.training import Outcome, run
+from experiments.training import MODEL, Outcome, run
 from zenflow.timeline import Timeline
 
 START = "start"
@@ -54,7 +54,7 @@ def started(
     if not settings.start_steps or has_weights(found):
         return replace(settings, start_steps=None), None
     outcome = None
-    if not _is_finished(folder, settings.start_steps):
+    if not (_is_finished(folder, settings.start_steps) and (folder / MODEL).is_dir()):
         reporter.say(f"\nstart: {settings.start_steps} steps on the device, for all strategies")
         resume = latest_checkpoint(folder / CHECKPOINTS) is not None
         with locked(folder):
@@ -62,7 +62,7 @@ def started(
                 settings.for_start(), folder, reporter=reporter, stop=stop, resume=resume
             )
     # Absolute: the strategies go on from wherever they are resumed.
-    model = f"{'own:' if found.own else ''}{(folder / 'model').resolve()}"
+    model = f"{'own:' if found.own else ''}{(folder / MODEL).resolve()}"
     return replace(settings, start_steps=None, model=model), outcome
 
 

@@ -51,7 +51,7 @@ def check_same_run(bench: Workbench, checkpoint: Checkpoint) -> None:
         )
     if before != now and before is not None and now is not None:
         raise CheckpointError(
-            f"a run goes on with the data that it began with, but {bench.settings.data or 'it'} "
+            f"a run goes on with the data that it began with, but {bench.data.name} "
             f"has changed since: it was {shown(before)}, and is {shown(now)}. Restore it, or give "
             "a copy of what it was with --data; or start a new run on the new data, from these "
             "weights if you like (--model takes a run's model/ folder)"

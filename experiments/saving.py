@@ -127,7 +127,7 @@ def resume_line(folder: Path) -> str:
 def how_to_go_on(run: Savable) -> str:
     """Return what a run that ends now has saved, and the command that goes on from there."""
     if run.saved_step is None:
-        return "There is no checkpoint of it: start it again in a folder with more space."
+        return "There is no checkpoint of it: start it again, where there is room for one."
     if run.saved_step == run.step:
         saved = f"Everything up to step {run.step} is saved"
     else:

@@ -33,7 +33,7 @@ from experiments.interrupt import StopRequest
 from experiments.pretrained import save_model_folder
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import provenance, write_json
+from experiments.records import provenance, read_steps, write_json
 from experiments.resume import (
     Generators,
     change_rate,
@@ -92,8 +92,11 @@ def run(
         ConfigError: The settings can't be carried out.
         CheckpointError: A checkpoint can't be written, read, or is of another run.
     """
+    checkpoint = None
+    if resume:  # damage is found before anything large is loaded
+        checkpoint = load_checkpoint(folder / CHECKPOINTS)
+        read_steps(folder / "steps.jsonl")
     bench = build_workbench(settings)
-    checkpoint = load_checkpoint(folder / CHECKPOINTS) if resume else None
     if checkpoint is not None:
         check_same_run(bench, checkpoint)  # before any file of the run is touched
     bench = with_start(bench, folder if resume else None)

@@ -170,6 +170,7 @@ def test_a_rate_that_is_too_high_is_lowered_by_a_resume(tmp_path, flags):
 
 def test_an_error_of_any_other_kind_is_saved_before_too(tmp_path, flags, broken):
     def no_memory(loss):
+        torch.rand(3)  # as dropout does: the resumed run must not draw on from here
         raise torch.OutOfMemoryError("no memory")
 
     out = tmp_path / "run"
@@ -346,7 +347,7 @@ def test_data_that_changed_is_refused_and_a_copy_of_it_in_another_place_is_not(t
     text.write_text(before.replace("line 7 says", "line 7 said"))
     result = train("--resume", out, "--steps", "4")
     assert result.exit_code == 1
-    assert f"{text} has changed since" in said(result)
+    assert "text.txt has changed since" in said(result)
     assert "give a copy of what it was with --data" in said(result)
     (tmp_path / "copy.txt").write_text(before)
     assert train("--resume", out, "--steps", "4", "--data", tmp_path / "copy.txt").exit_code == 0
@@ -401,4 +402,4 @@ def test_a_disk_that_is_too_small_for_a_checkpoint_is_told_before_the_first_step
     result = train("--out", tmp_path / "run", *flags, "--steps", "2")
     assert "Warning: a checkpoint of this run takes about 2.4" in said(result)
     assert result.exit_code == 1
-    assert "start it again in a folder with more space" in said(result)
+    assert "start it again, where there is room for one" in said(result)
