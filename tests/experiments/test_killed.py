@@ -6,7 +6,7 @@ from tests.experiments.deadly_runs import trial
 
 
 def test_killed_inside_a_save_a_run_ends_with_the_bits_of_one_left_alone(tmp_path):
-    deaths = trial(tmp_path, kills=1, inside=1, num_steps=100)
+    deaths = trial(tmp_path, kills=1, inside=1, num_steps=60)
     assert deaths.inside_a_save == 1
 
 
