@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from experiments.checkpoint import CHECKPOINTS, latest_checkpoint
-from tests.experiments.runs import FAST, saved_tensors, steps, summary, write_text
+from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
 
 _FLAGS = (*FAST, "--schedule", "cosine", "--lr", "1e-3", "--select-interval", "4")
 _SECONDS = 600.0
@@ -54,13 +54,6 @@ def start(*flags: object) -> subprocess.Popen[bytes]:
     )
 
 
-def finish(*flags: object) -> None:
-    """Run ``zenflow train`` to its end."""
-    process = start(*flags)
-    _, said = process.communicate(timeout=_SECONDS)
-    assert process.returncode == 0, said.decode()
-
-
 def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Yield as often as possible while the process lives."""
     deadline = time.monotonic() + _SECONDS
@@ -87,7 +80,7 @@ def kill_inside_a_save(process: subprocess.Popen[bytes], folder: Path, rng: rand
         if saving and not was_saving:
             saves -= 1
             if not saves:
-                time.sleep(rng.uniform(0, 0.01))
+                time.sleep(rng.uniform(0, 0.005))
                 process.kill()
         was_saving = saving
 
@@ -145,9 +138,8 @@ def kill_and_resume(
             deaths.elsewhere += 1
         deaths.steps.append(_saved(folder))
         assert deaths.steps == sorted(deaths.steps), "a checkpoint was lost"
-    process = _go_on(out, flags)
-    _, said = process.communicate(timeout=_SECONDS)
-    assert process.returncode == 0, said.decode()
+    result = train("--resume", out)
+    assert result.exit_code == 0, result.output
     return deaths
 
 
@@ -191,7 +183,7 @@ def trial(folder: Path, *, kills: int, inside: int, num_steps: int) -> Deaths:
     """Kill a run, compare it with one that was left alone and saved nothing on its way."""
     text = write_text(folder / "text.txt")
     flags = [*_FLAGS, "--data", text, "--steps", num_steps, "--save-minutes", 0]
-    finish("--out", folder / "whole", *flags)
+    trained(folder / "whole", *flags)
     deaths = kill_and_resume(
         folder / "killed", [*flags, "--save-every", 5], kills=kills, inside=inside,
         seed=kills,
