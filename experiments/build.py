@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.data import TrainingData, make_batches, read_source
+from experiments.fingerprint import fingerprint
 from experiments.pretrained import (
     NamedModel,
     find_model,
@@ -45,6 +46,8 @@ class Workbench:
     model: nn.Module
     tokenizer: TextTokenizer
     data: TrainingData
+    fingerprint: Mapping[str, Any] | None
+    """Of the texts read; None where the data did not come from the settings."""
     steps_per_epoch: int
     total_steps: int
 
@@ -74,8 +77,11 @@ def build_workbench(
     found = find_model(settings.model)
     use_threads(settings, device)
     tokenizer = load_tokenizer(found)
+    data_fingerprint = None
     if make_data is None:
-        data = make_batches(read_source(settings), tokenizer, settings)
+        source = read_source(settings)
+        data_fingerprint = fingerprint(source)
+        data = make_batches(source, tokenizer, settings)
     else:
         data = make_data(tokenizer)
     model = load_model(found, settings, tokenizer, data.num_classes)
@@ -92,6 +98,7 @@ def build_workbench(
         model=model,
         tokenizer=tokenizer,
         data=data,
+        fingerprint=data_fingerprint,
         steps_per_epoch=steps_per_epoch,
         total_steps=count_steps(settings, steps_per_epoch),
     )
@@ -200,18 +207,30 @@ def make_optimizer(bench: Workbench, controller: AbstractController | None = Non
 
 
 def make_schedule(
-    optimizer: torch.optim.Optimizer, settings: TrainSettings, total_steps: int
+    optimizer: torch.optim.Optimizer,
+    settings: TrainSettings,
+    total_steps: int,
+    rising: int | None = None,
 ) -> LambdaLR:
     """Return the learning-rate schedule: a linear rise, then constant, linear or cosine."""
-    return LambdaLR(optimizer, lambda done: schedule_factor(settings, total_steps, done))
+    return LambdaLR(optimizer, lambda done: schedule_factor(settings, total_steps, done, rising))
 
 
-def schedule_factor(settings: TrainSettings, total_steps: int, done: int) -> float:
+def schedule_factor(
+    settings: TrainSettings, total_steps: int, done: int, rising: int | None = None
+) -> float:
     """Return the factor on the learning rate of the step after ``done`` steps.
 
     Linear and cosine reach 0 just behind the last step, so that every step still counts.
+
+    Args:
+        settings: Of the run.
+        total_steps: Steps that it takes.
+        done: Steps that it has taken.
+        rising: Steps of the rise; None for the settings' share of ``total_steps``.
     """
-    rising = warmup_steps(settings, total_steps)
+    if rising is None:
+        rising = warmup_steps(settings, total_steps)
     if done < rising:
         return (done + 1) / (rising + 1)
     if settings.schedule == "constant":

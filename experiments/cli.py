@@ -15,9 +15,10 @@ from experiments.configfile import read_config_file, settle_auto
 from experiments.figures_command import figures_command
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.plan_command import plan_command
-from experiments.recipes import TrainSettings
+from experiments.recipes import MODEL_SIZES, TrainSettings
 from experiments.records import remove_results
 from experiments.report_command import report_command
+from experiments.runlock import LOCK, locked
 from experiments.simulate_command import simulate_command
 from experiments.sweep_command import sweep_command
 from experiments.tune_command import tune_command
@@ -96,17 +97,22 @@ def train(
             folder = resume
         else:
             settings = _new_settings(context, config_file, replay, compare)
-            folder = _new_folder(out, overwrite, _label(settings, compare))
+            folder = _new_folder(out, _label(settings, compare))
     except (ConfigError, TypeError) as error:
         raise click.UsageError(str(error), context) from error
-    from experiments.launch import launch  # loads torch, which help must not
-
     try:
-        code = launch(settings, folder, compare=compare, resume=resume is not None)
+        with locked(folder):
+            if resume is None:
+                _clear(folder, overwrite)
+            from experiments.launch import launch  # loads torch, which help must not
+
+            code = launch(settings, folder, compare=compare, resume=resume is not None)
     except ConfigError as error:
         raise click.UsageError(str(error), context) from error
     except ZenFlowError as error:
         raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(_not_written(folder, error)) from error
     sys.exit(code)
 
 
@@ -136,7 +142,7 @@ def _new_settings(
     if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
     values, knobs = settle_auto({**values, **settings}, knobs)
-    made = TrainSettings(**values, knobs=knobs)
+    made = TrainSettings(**_with_absolute_paths(values), knobs=knobs)
     return made.for_comparison() if compare else made
 
 
@@ -153,16 +159,35 @@ def _replayed_settings(
     return replay_settings(replay, changes)
 
 
-def _new_folder(out: Path | None, overwrite: bool, label: str) -> Path:
+def _new_folder(out: Path | None, label: str) -> Path:
     folder = out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
-    if overwrite and folder.is_dir():
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out must be a directory, but {folder} is a file: choose another")
+    return folder
+
+
+def _clear(folder: Path, overwrite: bool) -> None:
+    """Remove an earlier run's results if that was asked for; refuse a folder with anything else.
+
+    Raises:
+        ConfigError: The folder is not empty.
+    """
+    if overwrite:
         remove_results(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if any(path.name != LOCK for path in folder.iterdir()):
         raise ConfigError(
             f"--out must be new or empty, but {folder} is not: choose another, replace an earlier "
             f"run with --overwrite, or go on with it by --resume {folder}"
         )
-    return folder
+
+
+def _not_written(folder: Path, error: OSError) -> str:
+    from experiments.saving import resume_line  # loads torch
+
+    return (
+        f"{error.filename or folder}: {error.strerror or error}. The run in {folder} can go on "
+        f"from its last checkpoint, if it has one, once that is mended: {resume_line(folder)}"
+    )
 
 
 def _resumed_settings(
@@ -178,15 +203,8 @@ def _resumed_settings(
             "--resume takes directory and settings from the run itself: leave out "
             + " and ".join(given)
         )
-    path = folder / "config.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        saved = dict(record["settings"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"--resume needs a directory that a run has written, but {path} can't be read: check "
-            "the path"
-        ) from error
+    record = _config_record(folder / "config.json")
+    saved = dict(record["settings"])
     was_comparison = "compare" in record
     if compare and not was_comparison:
         raise ConfigError(f"{folder} holds a single run: leave out --compare to resume it")
@@ -195,7 +213,47 @@ def _resumed_settings(
     if {"steps", "epochs"} & settings.keys():
         saved.update(steps=None, epochs=None)
     saved["knobs"] = {**saved.get("knobs", {}), **knobs}
-    return TrainSettings.from_dict({**saved, **settings}), was_comparison
+    values = {**saved, **_with_absolute_paths(settings)}
+    try:
+        return TrainSettings.from_dict(values), was_comparison
+    except TypeError as error:
+        raise ConfigError(
+            f"{folder / 'config.json'} has a setting of another kind than a run writes ({error}): "
+            "restore it from a copy"
+        ) from error
+
+
+def _config_record(path: Path) -> dict[str, Any]:
+    """Return a run's config.json.
+
+    Raises:
+        ConfigError: It is missing, or is not what a run writes.
+    """
+    rule = f"--resume needs a directory that a run has written, but {path} can't be read"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{rule} ({error.strerror}): check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{rule} as JSON ({error}): restore it from a copy") from error
+    settings = record.get("settings") if isinstance(record, dict) else None
+    if not isinstance(settings, dict) or not isinstance(settings.get("knobs", {}), dict):
+        raise ConfigError(
+            f"{path} must hold an object with the run's settings and their knobs, and holds "
+            "something else: restore it from a copy"
+        )
+    return record
+
+
+def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose files are found from any working directory: a run may be resumed."""
+    made = dict(values)
+    for name in ("data", "model", "profile"):
+        own = "own:" if str(made.get(name)).startswith("own:") else ""
+        given = str(made.get(name) or "").removeprefix(own)
+        if given and given not in MODEL_SIZES and Path(given).expanduser().exists():
+            made[name] = own + str(Path(given).expanduser().resolve())
+    return made
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from experiments.build import build_workbench, choose_device
-from experiments.checkpoint import latest_checkpoint
+from experiments.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.emulation import LinkChoice, choose_link
 from experiments.interrupt import StopRequest
 from experiments.outlook import Outlook, PlannedRun
@@ -20,7 +20,8 @@ from experiments.pretrained import find_model, has_weights
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import provenance, read_steps, write_json
-from experiments.training import CHECKPOINTS, Outcome, run
+from experiments.runlock import locked
+from experiments.training import MODEL, Outcome, run
 from zenflow.timeline import Timeline
 
 START = "start"
@@ -69,11 +70,15 @@ def started(
     if not needs_start(settings):
         return replace(settings, start_steps=None), None
     found, outcome = find_model(settings.model), None
-    if not _is_finished(folder, settings.start_steps):
+    if not (_is_finished(folder, settings.start_steps) and (folder / MODEL).is_dir()):
         reporter.detail(f"\nstart: {settings.start_steps} steps on the device, for all strategies")
         resume = latest_checkpoint(folder / CHECKPOINTS) is not None
-        outcome = run(settings.for_start(), folder, reporter=reporter, stop=stop, resume=resume)
-    model = f"{'own:' if found.own else ''}{folder / 'model'}"
+        with locked(folder):
+            outcome = run(
+                settings.for_start(), folder, reporter=reporter, stop=stop, resume=resume
+            )
+    # Absolute: the strategies go on from wherever they are resumed.
+    model = f"{'own:' if found.own else ''}{(folder / MODEL).resolve()}"
     return replace(settings, start_steps=None, model=model), outcome
 
 
@@ -125,13 +130,14 @@ def run_comparison(
         own = folder / strategy
         if resume and _is_finished(own, settings.steps):
             continue
-        outcome = run(
-            own_settings,
-            own,
-            reporter=reporter,
-            stop=stop,
-            resume=resume and latest_checkpoint(own / CHECKPOINTS) is not None,
-        )
+        with locked(own):
+            outcome = run(
+                own_settings,
+                own,
+                reporter=reporter,
+                stop=stop,
+                resume=resume and latest_checkpoint(own / CHECKPOINTS) is not None,
+            )
         if outcome.stopped or (stop.requested and number < len(names)):
             return replace(outcome, stopped=True)
     reporter.close()

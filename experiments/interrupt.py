@@ -1,27 +1,44 @@
-"""Ctrl-C and SIGTERM as a request: finish the step, save, say so, leave with 130 or 143."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request: finish the step, save, say so, leave with 128 + number.
+
+A second signal ends the process at once, except one that comes with the first: who sees nothing
+happen presses twice, and a terminal that closes signals twice.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SAME_SECONDS = 1.0
+"""Signals that are no further apart are one request."""
 
 
 class StopRequest:
-    """Context in which the first signal is noted and a second one ends the process at once."""
+    """Context in which the first signal is noted and a later one ends the process."""
 
-    def __init__(self) -> None:
-        """Nothing is requested yet."""
+    def __init__(self, notice: str = "") -> None:
+        """Nothing is requested yet.
+
+        Args:
+            notice: Written to standard error at the first signal, at once.
+        """
         self.signal: signal.Signals | None = None
+        self._notice = notice
+        self._since = 0.0
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        """Take over the two signals; only Python's main thread may."""
+        """Take over the signals; only Python's main thread may."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup: a terminal that closes is none of its business
                 self._former[number] = signal.signal(number, self._note)
         return self
 
@@ -32,7 +49,9 @@ class StopRequest:
         traceback: TracebackType | None,
     ) -> None:
         """Give the signals back."""
-        self._restore()
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former.clear()
 
     @property
     def requested(self) -> bool:
@@ -46,13 +65,16 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.signal = signal.Signals(number)
-        # From here on a second signal has its usual effect, so no save can trap the user.
-        self._restore()
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._since = signal.Signals(number), now
+            self._tell()
+        elif number != signal.SIGHUP and now - self._since > _SAME_SECONDS:
+            raise KeyboardInterrupt  # no save can trap the user
 
-    def _restore(self) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-        self._former.clear()
+    def _tell(self) -> None:
+        """Write the notice past all buffers: the signal may have come in the middle of a print."""
+        if not self._notice:
+            return
+        with suppress(OSError):  # the terminal is gone, which was the signal
+            os.write(2, f"\n{self._notice}\n".encode())

@@ -8,39 +8,58 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.checkpoint import CHECKPOINTS
 from experiments.compare import run_comparison
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
+from experiments.saving import resume_line
 from experiments.training import Outcome, run
 from zenflow.knobs import Knobs
 
 _WIDTH_WITHOUT_TERMINAL = 132
+_NOTICE = (
+    "Stopping: the step under way is finished, then everything is saved. Ctrl-C again, after a "
+    "second, quits at once and loses the steps since the last save."
+)
 
 
 def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool) -> int:
-    """Run once or four times; 0 at the end, 130 or 143 after Ctrl-C or SIGTERM."""
+    """Run once or four times; 0 at the end, 128 + its number after a signal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
     reporter = Reporter(console)
     work = run_comparison if compare else run
-    with StopRequest() as stop:
+    with StopRequest(_NOTICE) as stop:
         try:
             outcome = work(settings, folder, reporter=reporter, stop=stop, resume=resume)
+        except KeyboardInterrupt:
+            if not stop.requested:
+                raise
+            reporter.finish()
+            reporter.say(_what_is_left(folder))
+            return stop.exit_code
         finally:
             reporter.close()
         if outcome.stopped:
             name = stop.signal.name if stop.signal else "a signal"
             reporter.say(
                 f"Stopped by {name} after step {outcome.steps}; everything is saved. Go on with: "
-                f"zenflow train --resume {folder}"
+                + resume_line(folder)
             )
             return stop.exit_code
     if not compare:
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
     return 0
+
+
+def _what_is_left(folder: Path) -> str:
+    found = sorted(folder.rglob(f"{CHECKPOINTS}/step-*"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        return "Ended at once. Nothing had been saved."
+    return f"Ended at once. The last save is {found[-1]}. Go on with: {resume_line(folder)}"
 
 
 def _last_line(outcome: Outcome) -> str:
@@ -66,5 +85,9 @@ def _tuned(tuning: Mapping[str, Any]) -> str:
 
 
 def _list_files(reporter: Reporter, folder: Path) -> None:
-    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
+    names = sorted(
+        path.name + ("/" if path.is_dir() else "")
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
+    )
     reporter.say(f"Results are in {folder}: {', '.join(names)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -166,8 +167,24 @@ def recompute_activations(model: nn.Module, name: str) -> None:
 
 
 def save_model_folder(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> None:
-    """Write the weights and config.json so that transformers, and ``--model``, load them."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the weights and config.json so that transformers, and ``--model``, load them.
+
+    Raises:
+        OSError: They can't be written; an earlier folder is then as it was.
+        SafetensorError: Likewise.
+    """
+    temporary = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _save_model(model, tokenizer, temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save_model(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> None:
     if isinstance(model, LanguageModel | Classifier):
         config = _llama_json(model)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

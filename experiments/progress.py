@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -40,7 +41,17 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print text above the bar."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        with self._outliving():
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _outliving(self) -> Iterator[None]:
+        """Show nothing any more once the terminal, or the pipe's reader, is gone: runs go on."""
+        try:
+            yield
+        except OSError:
+            self.console = Console(quiet=True)
+            self._progress = self._task = None
 
     def detail(self, text: str) -> None:
         """Print text that is left out where several runs share a bar."""
@@ -91,9 +102,10 @@ class Reporter:
             self._outlook.step(done)
             figures, done = f"{figures}  {self._time_left()}", self._outlook.done
         if self._progress is not None and self._task is not None:
-            self._progress.update(
-                self._task, completed=done, figures=figures, description=f"{self._label:<14}"
-            )
+            with self._outliving():
+                self._progress.update(
+                    self._task, completed=done, figures=figures, description=f"{self._label:<14}"
+                )
             return
         now = time.monotonic()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES or row["step"] == self._total:
@@ -109,7 +121,8 @@ class Reporter:
         """End the bar, whatever it shows."""
         self._outlook = None
         if self._progress is not None:
-            self._progress.stop()
+            with self._outliving():
+                self._progress.stop()
             self._progress = self._task = None
 
     def _time_left(self) -> str:

@@ -137,7 +137,9 @@ class TrainSettings:
     """Steps on the device from which a comparison's strategies go on, where the model comes
     without weights; None leaves the number to ``for_comparison``."""
     save_every: int = 0
-    """Steps between checkpoints; 0 saves at the end only."""
+    """Steps between checkpoints; 0 counts minutes only."""
+    save_minutes: float = 10.0
+    """Minutes between checkpoints, beside those by steps; 0 counts steps only."""
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates at the end only."""
     eval_batches: int = 24
@@ -293,6 +295,8 @@ def _range_errors(settings: TrainSettings) -> list[str]:
     ]
     if not 0 <= settings.seed < 2**63:
         broken.append(f"seed must lie in [0, 2**63), but is {settings.seed}")
+    if not (math.isfinite(settings.save_minutes) and settings.save_minutes >= 0):
+        broken.append(f"save_minutes must be 0 (never) or more, but is {settings.save_minutes}")
     for name in ("lr", "eps", "epochs", "max_grad_norm"):
         value = getattr(settings, name)
         if value is not None and not (math.isfinite(value) and value > 0):

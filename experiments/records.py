@@ -1,7 +1,8 @@
 """The records of a run: config.json, steps.jsonl, summary.json, and where they were made.
 
 Every file is replaced by a rename, so a reader never sees half of one; steps.jsonl grows line by
-line and a torn last line is dropped when it is read. Importing this does not load torch.
+line and a torn last line is dropped when it is read, any other damage refused. Importing this
+does not load torch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 
@@ -64,23 +66,46 @@ def fsync_folder(folder: Path) -> None:
 
 
 class StepLog:
-    """steps.jsonl: one line per optimizer step, flushed as it is written."""
+    """steps.jsonl: one line per optimizer step, with the operating system as it is appended.
+
+    A line that the disk does not take waits for the next one: its steps are taken all the same.
+    """
 
     def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
-        """Open the file with its rows up to ``keep_steps``: later ones will be run again."""
-        self._path = path
+        """Open the file with its rows up to ``keep_steps``: later ones will be run again.
+
+        Raises:
+            ConfigError: A row of the file is not what was written.
+        """
         kept = [row for row in read_steps(path) if row["step"] <= keep_steps]
+        self.num_missing = keep_steps - len(kept)
+        """Steps before ``keep_steps`` that have no row."""
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed below)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._waiting = b""
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row."""
-        self._file.write(json.dumps(_strict(row), allow_nan=False) + "\n")
-        self._file.flush()
+        """Write one row, and what waits before it."""
+        self._waiting += (json.dumps(_strict(row), allow_nan=False) + "\n").encode()
+        with suppress(OSError):  # sync() tells
+            self._write()
+
+    def sync(self) -> None:
+        """Have every row on the disk when the call returns.
+
+        Raises:
+            OSError: The disk does not take them.
+        """
+        self._write()
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        os.close(self._descriptor)
+
+    def _write(self) -> None:
+        while self._waiting:  # a disk that is nearly full takes a part of a line
+            self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
 
 
 RESULT_FILES = (
@@ -106,17 +131,58 @@ def remove_results(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+_NEEDED = ("step", "loss", "seconds", "stall_seconds", "tokens")
+
+
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a steps.jsonl; empty if there is none, without a torn last line."""
-    if not path.is_file():
+    """Return the rows of a steps.jsonl; empty if there is none, without a torn last line.
+
+    A loss that was not finite is None.
+
+    Raises:
+        ConfigError: A line is not a step's row; the message says which.
+    """
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror}): check the file") from error
+    rows = [_row(path, number, line) for number, line in enumerate(lines, start=1)]
+    try:
+        json.loads(rest)
+    except ValueError:
+        return rows  # nothing, or half a line of a process that was killed
+    return [*rows, _row(path, len(lines) + 1, rest)]
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Return a line's row, or raise a ``ConfigError`` that says what is wrong with it."""
+    try:
+        row = json.loads(line)
+        problem = _problem(row)
+    except (ValueError, RecursionError) as error:
+        problem = f"can't be read ({error})"
+    if problem:
+        raise ConfigError(
+            f"{path}, line {number}: each line must be a step's JSON, but this one {problem}: "
+            "restore the file from a copy, or remove that line to do without its step"
+        )
+    found: dict[str, Any] = row
+    return found
+
+
+def _problem(row: Any) -> str:
+    """Return what keeps a value from being a step's row; nothing if it is one."""
+    if not isinstance(row, dict):
+        return "is no object"
+    missing = [name for name in _NEEDED if name not in row]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    for name in _NEEDED:
+        if not isinstance(row[name], int | float) and not (name == "loss" and row[name] is None):
+            return f"has a {name} of {row[name]!r}, which is no number"
+    return ""
 
 
 def provenance() -> dict[str, Any]:

@@ -18,8 +18,11 @@ from zenflow.controller import LoggedDecisions
 from zenflow.errors import ConfigError
 
 HARMLESS = frozenset(
-    {"link", "host_threads", "save_every", "eval_every", "eval_batches", "timeline_steps"}
-)
+    {
+        "link", "host_threads", "save_every", "save_minutes", "eval_every", "eval_batches",
+        "timeline_steps",
+    }
+)  # fmt: skip
 """Settings that a replay may change: no weight depends on them."""
 
 

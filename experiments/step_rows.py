@@ -13,18 +13,26 @@ from typing import Any
 
 from experiments.progress import Reporter
 from experiments.records import StepLog
+from zenflow.errors import CheckpointError
 from zenflow.report import StepReport
 
 
 class StepRows:
     """Completes rows with their reports, writes them, and shows them."""
 
-    def __init__(self, path: Path, done: int, reporter: Reporter) -> None:
-        """Go on with the log at ``path`` after ``done`` steps."""
+    def __init__(
+        self, path: Path, done: int, reporter: Reporter, last: StepReport | None = None
+    ) -> None:
+        """Go on with the log at ``path`` after ``done`` steps, whose last report is ``last``."""
         self._log = StepLog(path, keep_steps=done)
+        if self._log.num_missing:
+            reporter.say(
+                f"Warning: {path} lacks the rows of {self._log.num_missing} of the {done} steps "
+                "taken; figures of the whole run will be without them."
+            )
         self._reporter = reporter
         self._waiting: deque[dict[str, Any]] = deque()
-        self._last: StepReport | None = None
+        self._last = last
 
     def add(self, row: Mapping[str, Any], report: StepReport | None) -> None:
         """Take a step's row (its loss may be a tensor) and the newest report there is."""
@@ -40,6 +48,19 @@ class StepRows:
         """Write every row; ``report`` is the last step's."""
         self._take(report)
         self._write(leave=0)
+
+    def sync(self) -> None:
+        """Have every row on the disk when the call returns.
+
+        Raises:
+            CheckpointError: The disk does not take them.
+        """
+        try:
+            self._log.sync()
+        except OSError as error:
+            raise CheckpointError(
+                f"the steps' log can't be written ({error}): free space."
+            ) from error
 
     def close(self) -> None:
         """Close the log; rows whose step never ended well are dropped."""

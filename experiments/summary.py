@@ -1,4 +1,4 @@
-"""summary.json: a run's figures, computed from its log alone."""
+"""summary.json: a run's figures, computed from its log alone; and the pictures beside it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from experiments.records import percentile, provenance, read_steps
+from experiments.records import percentile, provenance, read_steps, write_json
 from experiments.trace_facts import TraceFacts
-from zenflow.timeline import Timeline
 
 if TYPE_CHECKING:
     from experiments.auto import Tuning
     from experiments.build import Workbench
     from zenflow.optimizer import ZenFlowAdamW
+    from zenflow.timeline import Timeline
 
 _LAST_LOSSES = 10
 """Steps over which the final training loss is a mean: one batch's loss is mostly noise."""
@@ -79,6 +79,36 @@ def described(timeline: Timeline, bench: Workbench, summary: Mapping[str, Any]) 
     return replace(timeline, metadata={**timeline.metadata, **facts.to_metadata()})
 
 
+def write_results(
+    folder: Path, summary: Mapping[str, Any], timeline: Timeline, tuning: Tuning | None
+) -> str | None:
+    """Write summary.json, the trace and the pictures of a run.
+
+    Args:
+        folder: Of the run.
+        summary: What ``summarize`` returned.
+        timeline: Of its last steps, ``described``.
+        tuning: Of a tuned run that has taken all its steps.
+
+    Returns:
+        What a tuned run's user should know of its predictions; None where they were near.
+    """
+    # Imported late: drawing is slow to load, and no business of the loop.
+    from experiments.plots import draw_timeline, save_figure
+    from experiments.tuning_figures import draw_tuning, missed_predictions, read_tuning
+
+    missed = None
+    write_json(folder / "summary.json", summary)
+    if tuning is not None and tuning.log is not None:
+        series = read_tuning(folder)
+        save_figure(draw_tuning(series), folder / "tuning.png")
+        missed = missed_predictions(series)
+    if timeline.spans:
+        timeline.write(folder / "trace.json")
+        save_figure(draw_timeline(timeline, summary), folder / "timeline.png")
+    return missed
+
+
 def step_figures(
     rows: Sequence[Mapping[str, Any]], update_interval: int, unsettled: int
 ) -> dict[str, Any]:
@@ -107,7 +137,9 @@ def step_figures(
         "captured_energy": _mean(row.get("captured_energy", math.nan) for row in rows),
         "max_staleness": max((row.get("staleness", 0) for row in rows), default=0),
         "skipped_steps": sum(bool(row.get("skipped")) for row in rows),
-        "final_train_loss": _mean(row["loss"] for row in rows[-_LAST_LOSSES:]),
+        "final_train_loss": _mean(
+            row["loss"] for row in rows[-_LAST_LOSSES:] if row["loss"] is not None
+        ),
         "tokens_per_second": sum(row["tokens"] for row in rows) / total if total else math.nan,
     }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.nn import functional
 
 from experiments.auto import Tuning, with_start
@@ -19,20 +20,44 @@ from experiments.build import (
     describe,
     make_optimizer,
     make_schedule,
+    warmup_steps,
 )
-from experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from experiments.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from experiments.data import IGNORED, Batch
 from experiments.interrupt import StopRequest
 from experiments.pretrained import save_model_folder
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import provenance, write_json
-from experiments.resume import check_same_run, random_state, set_random_state
+from experiments.records import provenance, read_steps, write_json
+from experiments.resume import (
+    Generators,
+    change_rate,
+    changes,
+    check_same_run,
+    generators,
+    random_state,
+    set_random_state,
+    told,
+    with_rise,
+)
+from experiments.saving import (
+    SavePace,
+    how_to_go_on,
+    save_or_warn,
+    saving_first,
+    warn_of_space,
+)
 from experiments.step_rows import StepRows
-from experiments.summary import described, summarize
-from zenflow.timeline import Timeline
+from experiments.summary import described, summarize, write_results
+from zenflow.errors import CheckpointError
 
-CHECKPOINTS = "checkpoint"
+MODEL = "model"
+"""Folder of the exported weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +92,11 @@ def run(
         ConfigError: The settings can't be carried out.
         CheckpointError: A checkpoint can't be written, read, or is of another run.
     """
+    checkpoint = None
+    if resume:  # damage is found before anything large is loaded
+        checkpoint = load_checkpoint(folder / CHECKPOINTS)
+        read_steps(folder / "steps.jsonl")
     bench = build_workbench(settings)
-    checkpoint = load_checkpoint(folder / CHECKPOINTS) if resume else None
     if checkpoint is not None:
         check_same_run(bench, checkpoint)  # before any file of the run is touched
     bench = with_start(bench, folder if resume else None)
@@ -76,7 +104,8 @@ def run(
     with _training(bench, folder, reporter, checkpoint) as training:
         reporter.detail(describe(bench))
         reporter.detail(str(training.optimizer.memory))
-        write_json(folder / "config.json", _config_record(bench))
+        write_json(folder / "config.json", _config_record(bench, training.changes))
+        warn_of_space(training, bench.model_bytes)
         return training.run(stop)
 
 
@@ -87,7 +116,9 @@ def _training(
     """Yield the loop's object and end the optimizer's threads behind it, whatever happened."""
     lines = None if checkpoint is None else checkpoint.state.get("decision_lines")
     with ExitStack() as stack:
-        tuning = Tuning.of(bench, folder, lines)
+        tuning = Tuning.of(
+            bench if checkpoint is None else with_rise(bench, checkpoint), folder, lines
+        )
         if tuning is not None:
             stack.callback(tuning.close)
         training = Training(bench, folder, reporter, checkpoint, tuning)
@@ -112,16 +143,27 @@ class Training:
         self.reporter = reporter
         self.tuning = tuning
         self.optimizer = make_optimizer(bench, None if tuning is None else tuning.controller)
-        self.schedule = make_schedule(self.optimizer, bench.settings, bench.total_steps)
+        self.rising = warmup_steps(bench.settings, bench.total_steps)
+        """Steps over which the learning rate rises; a run that is made longer keeps them."""
+        if checkpoint is not None:
+            self.rising = checkpoint.state["warmup_steps"]
+        self.schedule = make_schedule(
+            self.optimizer, bench.settings, bench.total_steps, self.rising
+        )
         half = bench.settings.dtype == "float16"
         self.scaler = torch.amp.GradScaler(
             bench.device.type, enabled=half, **bench.settings.grad_scaler
         )
         self.step = 0
+        self.saved_step: int | None = None
+        """Of the newest checkpoint; None if there is none."""
+        self.changes: list[dict[str, Any]] = []
+        """What was changed when the run was resumed, of what its weights depend on."""
+        self._drawn: Generators | None = None
         torch.manual_seed(bench.settings.seed)  # dropout, where a model has it
         if checkpoint is not None:
             self._restore(checkpoint)
-        self.rows = StepRows(folder / "steps.jsonl", self.step, reporter)
+        self.rows = StepRows(folder / "steps.jsonl", self.step, reporter, self.optimizer.report)
 
     def close(self) -> None:
         """End the optimizer's threads and close the log."""
@@ -129,32 +171,72 @@ class Training:
         self.optimizer.close()
 
     def run(self, stop: StopRequest) -> Outcome:
-        """Take the remaining steps and write the run's files."""
-        settings, total = self.bench.settings, self.bench.total_steps
-        self.reporter.start(settings.label, self.step, total)
+        """Take the remaining steps and write the run's files.
+
+        Raises:
+            CheckpointError: Something could not be written at the end.
+            NormError: A gradient norm was not finite; the message is for a user of the command.
+        """
+        self.reporter.start(self.bench.settings.label, self.step, self.bench.total_steps)
         self._tell_decisions()
-        while self.step < total and not stop.requested:
+        with saving_first(self, self.bench.settings.lr):
+            self._train(stop)
+            summary, troubles = self._finish()
+        if troubles:
+            raise CheckpointError(
+                f"the run in {self.folder} ended after step {self.step}, but could not write:\n"
+                + "".join(f"- {trouble}\n" for trouble in troubles)
+                + f"Mend that, then go on. {how_to_go_on(self)}"
+            )
+        return Outcome(
+            summary=summary, steps=self.step, stopped=self.step < self.bench.total_steps
+        )
+
+    def _train(self, stop: StopRequest) -> None:
+        """Take steps until there are no more, or a signal has come."""
+        settings = self.bench.settings
+        pace = SavePace(settings.save_every, settings.save_minutes)
+        while not self._is_done and not stop.requested:
             self._step()
             if self._is_evaluation_due():
                 self.rows.add_evaluation(self.evaluate())
-            if settings.save_every and self.step % settings.save_every == 0:
-                self.save()
+            if pace.is_due(self.step) and not self._is_done:  # the end saves anyway
+                save_or_warn(self, pace)
         self.optimizer.synchronize()
+
+    def _finish(self) -> tuple[dict[str, Any], list[str]]:
+        """Write the run's files, the checkpoint first; return summary and what went wrong."""
         self.rows.flush(self.optimizer.report)
         timeline = self.optimizer.timeline
-        evaluation = {}
+        evaluation: dict[str, Any] = {}
+        troubles: list[str] = []
+
+        @contextmanager
+        def noting() -> Iterator[None]:
+            try:
+                yield
+            except (CheckpointError, OSError, SafetensorError) as error:
+                troubles.append(str(error))
+
+        with noting():
+            self.save()
         if self._is_done:
             evaluation = self.evaluate()
-            self.export()
-        self.save()
+            with noting():
+                self.export()
         self.reporter.finish()
         summary = summarize(
             self.bench, self.optimizer, self.folder, evaluation, tuning=self.tuning
         )
-        if self.tuning is not None and self._is_done:
-            self.tuning.end(self.step, summary["run_seconds"])
-        self._write_results(summary, timeline)
-        return Outcome(summary=summary, steps=self.step, stopped=self.step < total)
+        with noting():
+            if self.tuning is not None and self._is_done:
+                self.tuning.end(self.step, summary["run_seconds"])
+            traced = described(timeline, self.bench, summary)
+            tuning = self.tuning if self._is_done else None
+            missed = write_results(self.folder, summary, traced, tuning)
+            if missed is not None:
+                self.reporter.say(missed)
+        return summary, troubles
 
     def evaluate(self) -> dict[str, Any]:
         """Return loss (and accuracy) on held-out batches, with the true weights."""
@@ -177,7 +259,7 @@ class Training:
     def export(self) -> None:
         """Write the true weights as a folder that ``--model`` loads."""
         with self.true_weights():
-            save_model_folder(self.bench.model, self.bench.tokenizer, self.folder / "model")
+            save_model_folder(self.bench.model, self.bench.tokenizer, self.folder / MODEL)
 
     @contextmanager
     def true_weights(self) -> Iterator[None]:
@@ -201,10 +283,21 @@ class Training:
             return False
         return self.step <= self.bench.total_steps - settings.timeline_steps
 
-    def save(self) -> None:
-        """Write a checkpoint of everything the rest of the run depends on."""
+    def save(self, *, keep_others: bool = False) -> None:
+        """Write a checkpoint of everything the rest of the run depends on, if there is none yet.
+
+        Args:
+            keep_others: Whether earlier ones stay.
+
+        Raises:
+            CheckpointError: It can't be written; an earlier one is still whole.
+            NormError: The weights may hold a gradient that is not finite.
+        """
         self.optimizer.synchronize()
+        if self.saved_step == self.step:
+            return
         self.rows.flush(self.optimizer.report)  # else a resumed log would lack the last row
+        self.rows.sync()
         lines = None if self.tuning is None else self.tuning.saved_lines(self.optimizer)
         save_checkpoint(
             self.folder / CHECKPOINTS,
@@ -213,16 +306,26 @@ class Training:
                 "decision_lines": lines,
                 "settings": self.bench.settings.to_dict(),
                 "total_steps": self.bench.total_steps,
+                "warmup_steps": self.rising,
+                "changes": self.changes,
+                "data": self.bench.fingerprint,
                 "model": dict(self.bench.model.state_dict()),
                 "optimizer": self.optimizer.state_dict(),
                 "schedule": self.schedule.state_dict(),
                 "scaler": self.scaler.state_dict(),
-                "random": random_state(),
+                "random": random_state(self._drawn or generators()),
             },
+            keep_others=keep_others,
         )
+        self.saved_step = self.step
+
+    def drop_gradients(self) -> None:
+        """Forget the step under way."""
+        self.optimizer.zero_grad()
 
     def _step(self) -> None:
         """Take one optimizer step and leave its row with the log."""
+        self._drawn = generators()  # to be saved should this step fail
         settings, optimizer = self.bench.settings, self.optimizer
         started = time.perf_counter()
         loss = torch.zeros((), device=self.bench.device)
@@ -241,6 +344,7 @@ class Training:
         if taken:
             self.schedule.step()
         self.step += 1
+        self._drawn = None
         row = {"step": self.step, "loss": loss, "tokens": num_tokens, "skipped": not taken}
         self.rows.add(row | {"seconds": time.perf_counter() - started}, optimizer.report)
         self._tell_decisions()
@@ -274,22 +378,13 @@ class Training:
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
         set_random_state(state["random"])
-        self.step = checkpoint.step
-
-    def _write_results(self, summary: Mapping[str, Any], timeline: Timeline) -> None:
-        # Imported late: drawing is slow to load, and no business of the loop.
-        from experiments.plots import draw_timeline, save_figure
-        from experiments.tuning_figures import draw_tuning, missed_predictions, read_tuning
-
-        write_json(self.folder / "summary.json", summary)
-        if self.tuning is not None and self.tuning.log is not None and self._is_done:
-            series = read_tuning(self.folder)
-            save_figure(draw_tuning(series), self.folder / "tuning.png")
-            if (missed := missed_predictions(series)) is not None:
-                self.reporter.say(missed)
-        if timeline.spans:
-            described(timeline, self.bench, summary).write(self.folder / "trace.json")
-            save_figure(draw_timeline(timeline, summary), self.folder / "timeline.png")
+        self.step = self.saved_step = checkpoint.step
+        found = changes(self.bench, checkpoint)
+        self.changes = [*state["changes"], *found]
+        if found:
+            change_rate(self.optimizer, self.schedule, self.bench.settings.lr)
+            for line in told(found, self.bench, self.optimizer, self.rising):
+                self.reporter.say(line)
 
 
 def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -305,7 +400,7 @@ def cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(flat, batch.targets.flatten(), ignore_index=IGNORED)
 
 
-def _config_record(bench: Workbench) -> dict[str, Any]:
+def _config_record(bench: Workbench, made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "settings": bench.settings.to_dict(),
         "config": bench.config.to_dict(),
@@ -313,6 +408,8 @@ def _config_record(bench: Workbench) -> dict[str, Any]:
         "steps_per_epoch": bench.steps_per_epoch,
         "task": bench.data.task,
         "data": bench.data.name,
+        "data_fingerprint": bench.fingerprint,
+        "changes": list(made),
         "device": str(bench.device),
         **provenance(),
     }

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _GIGA = 1e9
 _SIM_DEFAULTS = {"batch_size": 4, "sequence": 1024, "grad_accum": 1}
-_NOT_TUNED = ("strategy", "seed", "steps", "epochs", "start_steps", "save_every", "eval_every",
-              "eval_batches", "timeline_steps")  # fmt: skip
+_NOT_TUNED = ("strategy", "seed", "steps", "epochs", "start_steps", "save_every",
+              "save_minutes", "eval_every", "eval_batches", "timeline_steps")  # fmt: skip
 """Flags of `zenflow train` that a short run of one strategy has no use for."""
 _SHARED = ("model", "batch_size", "sequence", "grad_accum", "dtype", "checkpointing", "gradients")
 """Flags of `zenflow train` that a simulation takes too."""

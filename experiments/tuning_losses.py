@@ -17,12 +17,12 @@ from typing import Any
 import click
 
 from autotune.decisions import DECISIONS, read_decisions
-from experiments.checkpoint import latest_checkpoint
+from experiments.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import provenance, results_folder, write_json, write_text
-from experiments.training import CHECKPOINTS, run
+from experiments.training import run
 from experiments.tuning_claims import SEEDS, begun, link_rates, over, verdict
 from zenflow.errors import ZenFlowError
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ConfigError,
         DeadlineError,
         GradientError,
+        NormError,
         WorkerError,
         ZenFlowError,
     )
@@ -52,6 +53,7 @@ __all__ = [
     "Knobs",
     "LoggedDecisions",
     "MemoryPlan",
+    "NormError",
     "PacedLink",
     "Span",
     "StepReport",
@@ -80,6 +82,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ConfigError",
         "DeadlineError",
         "GradientError",
+        "NormError",
         "WorkerError",
         "ZenFlowError",
     ),

@@ -24,8 +24,22 @@ class GradientError(ZenFlowError):
     """A gradient can't be used: not finite, of another shape, or already released.
 
     Raised by ``step()``, before any weight or moment has been changed by the bad gradient, or
-    by reading ``.grad`` of a parameter whose gradient has left for the host.
+    by reading ``.grad`` of a parameter whose gradient has left for the host. On a GPU a norm that
+    is not finite is noticed a step late: then by every call that would build on the weights or
+    show them, until a checkpoint is loaded.
     """
+
+
+class NormError(GradientError):
+    """The norm of a step's gradients is not finite.
+
+    Attributes:
+        step: The step that they were for.
+        norm: Their norm.
+    """
+
+    step: int = 0
+    norm: float = float("nan")
 
 
 class WorkerError(ZenFlowError):

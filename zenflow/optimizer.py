@@ -206,10 +206,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
     def _check_can_step(self) -> None:
         self._check_open()
-        if self._failure is not None:
-            raise type(self._failure)(
-                f"the optimizer failed before and can't go on: {self._failure}"
-            ) from self._failure
+        self._check_sound()
         if self._true_weights.are_shown:
             raise RuntimeError(
                 "the true weights are on the device since optimizer.eval(): call "
@@ -258,6 +255,13 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         self._source.consume()
         return loss
 
+    def _check_sound(self) -> None:
+        """Refuse to show or build on a state that a failure may have spoilt."""
+        if self._failure is not None:
+            raise type(self._failure)(
+                f"the optimizer failed before and can't go on: {self._failure}"
+            ) from self._failure
+
     def _fail(self, error: BaseException) -> None:
         """Remember that a step was broken off half done: nothing may build on it."""
         self._source.abandon()
@@ -292,8 +296,13 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
         While training, deferred weights on the device are the host's of some steps ago, moved on
         by the prediction. This uploads the host's masters; `train` goes back, bit for bit.
+
+        Raises:
+            GradientError: Called between backward and step() in release mode, or the gradient norm
+                of the last step is not finite.
         """
         self._check_no_gradients("eval()")
+        self.synchronize()
         self._true_weights.show()
 
     def train(self) -> None:
@@ -313,9 +322,20 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             )
 
     def synchronize(self) -> None:
-        """Wait until the host has done all its work so far; `report` is then of the last step."""
+        """Wait until the host has done all its work so far; `report` is then of the last step.
+
+        Raises:
+            GradientError: The gradient norm of the last step is not finite, which a GPU tells only
+                now; every later call says so too, until a checkpoint is loaded.
+            WorkerError: A copy or the host's update failed.
+        """
+        self._check_sound()
         self._running.drain()
-        self._running.reporter.resolve()
+        try:
+            self._running.reporter.resolve()
+        except GradientError as error:
+            self._fail(error)
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.
@@ -324,7 +344,9 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         or copy them before the next backward.
 
         Raises:
-            GradientError: Called between backward and step() in release mode.
+            GradientError: Called between backward and step() in release mode, or the gradient norm
+                of the last step is not finite: a state that may hold it is not given away.
+            WorkerError: A step was broken off half done.
         """
         self._check_no_gradients("state_dict()")
         self.synchronize()
@@ -336,12 +358,15 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that `state_dict` returned; deferred weights on the device included.
 
+        An optimizer that refused to go on, because a norm was not finite, goes on from it; load
+        the model's state too, whose resident parameters may hold that norm.
+
         Raises:
             CheckpointError: The state is of another model, configuration or optimizer; nothing has
                 been changed then.
         """
         self._check_no_gradients("load_state_dict()")
-        self.synchronize()
+        self._running.drain()
         params = [param for group in self.param_groups for param in group["params"]]
         places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
         load_engine_state(self._running, places, self._true_weights, state_dict)
@@ -376,8 +401,18 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         )
 
     def close(self) -> None:
-        """End the optimizer's threads; it can't be used afterwards."""
-        self._finalizer()
+        """End the optimizer's threads; it can't be used afterwards.
+
+        Raises:
+            GradientError: The gradient norm of the last step is not finite and no call has said so
+                yet. Everything is released by then. The model outlives the optimizer, and whoever
+                saves it must hear of this; after a failure that was told, nothing is said twice.
+        """
+        try:
+            if self._finalizer.alive and self._failure is None:
+                self._running.reporter.resolve()
+        finally:
+            self._finalizer()
 
 
 def _end(engine: Engine, source: GradientSource) -> None:

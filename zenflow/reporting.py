@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zenflow.errors import GradientError
+from zenflow.errors import NormError
 from zenflow.importance import energy_curve
 from zenflow.report import StepReport
 from zenflow.sketch import window_norms
@@ -61,13 +61,18 @@ class Reporter:
             self.resolve()
 
     def resolve(self) -> None:
-        """Finish the last step's report; on a GPU this waits until the device has passed it."""
+        """Finish the last step's report; on a GPU this waits until the device has passed it.
+
+        Raises:
+            NormError: The step's gradient norm is not finite; so says every call until another
+                state is loaded, since the weights may hold it.
+        """
         if self._unreported is None:
             return
         facts, start, end, waits = self._unreported
-        self._unreported = None
         factor, norm, important, total, *norms = facts.measured.values.get()
         check_finite(norm, facts.step, self._device)
+        self._unreported = None
         stalls = self._stalls.resolve(waits, facts.step)
         curve = facts.gauged.curve
         self.report = StepReport(
@@ -114,7 +119,7 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
     """Refuse gradients that no rule can use.
 
     Raises:
-        GradientError: The norm is not finite; the message says what can be done now.
+        NormError: The norm is not finite; the message says what can be done now.
     """
     if math.isfinite(norm):
         return
@@ -123,7 +128,9 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
         if device.is_synchronous
         else "weights may hold it: resume from the last checkpoint with a lower learning rate"
     )
-    raise GradientError(
+    error = NormError(
         f"the gradient norm of step {step} is {norm}: it must be finite; {remedy}. With "
         'float16 use torch.amp.GradScaler and max_grad_norm="keep"'
     )
+    error.step, error.norm = step, norm
+    raise error

@@ -57,7 +57,7 @@ def read_run(folder: Path) -> Run:
         ConfigError: A file of it can't be read, or neither steps nor a summary are there.
     """
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    rows, notes = _rows(folder / "steps.jsonl"), []
+    rows, notes = read_steps(folder / "steps.jsonl"), []
     if (folder / "summary.json").is_file():
         summary = read_json(folder / "summary.json")
     elif rows:
@@ -152,24 +152,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold an object, but holds {type(content).__name__}")
     return content
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of steps.jsonl, each with what the page needs."""
-    try:
-        rows = read_steps(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be read ({error}): check the file") from error
-    needed = ("step", "loss", "seconds", "stall_seconds", "tokens")
-    for number, row in enumerate(rows, start=1):
-        missing = [n for n in needed if not isinstance(row, dict) or n not in row]
-        if missing:
-            raise ConfigError(
-                f"{path}, line {number}: a step needs {', '.join(needed)}, but "
-                f"{', '.join(missing)} is missing: is it the log of `zenflow train`?"
-            )
-    # A loss that was not finite is null in the file; its curve has a gap there.
-    return rows
 
 
 def _so_far(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

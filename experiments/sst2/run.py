@@ -78,7 +78,7 @@ class Finetuning(Training):
     def export(self) -> None:
         """Write no model: what is asked of it has been answered."""
 
-    def save(self) -> None:
+    def save(self, *, keep_others: bool = False) -> None:
         """Write no checkpoint."""
 
 

@@ -59,8 +59,9 @@ def test_a_replay_ends_with_the_same_bits(tmp_path, flags, clock):
     assert len(clock.controllers) == 2  # and no controller was asked
 
 
-def test_an_interrupted_run_replays_as_it_went_on(tmp_path, flags, clock):
-    out = trained(tmp_path / "run", *flags, "--steps", "9")
+@pytest.mark.parametrize("warmup", ["0", "0.3"])
+def test_an_interrupted_run_replays_as_it_went_on(tmp_path, flags, clock, warmup):
+    out = trained(tmp_path / "run", *flags, "--steps", "9", "--warmup", warmup)
     first = read_decisions(out / "decisions.jsonl")
     flags = ["--resume", out, "--steps", "20", "--schedule", "constant"]
     assert train(*flags).exit_code == 0
@@ -101,6 +102,7 @@ def test_what_changes_no_weight_may_be_changed(tmp_path, flags, clock):
     out = trained(tmp_path / "run", *flags, "--steps", "8")
     changes = ["--link-gbps", "1", "--eval-every", "3", "--timeline-steps", "4"]
     changes += ["--host-threads", "2", "--eval-batches", "1", "--save-every", "3"]
+    changes += ["--save-minutes", "1"]
     assert len(changes) == 2 * len(HARMLESS)
     assert equal(out, replayed(tmp_path, out / "decisions.jsonl", *changes))
 

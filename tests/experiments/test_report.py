@@ -392,5 +392,5 @@ def test_a_page_that_can_not_be_is_refused_before_anything_is_read(tmp_path, out
 def test_a_log_of_another_kind_is_refused_by_its_line(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "steps.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    with pytest.raises(ConfigError, match=r"steps\.jsonl, line 1: .*seconds, stall_seconds"):
+    with pytest.raises(ConfigError, match=r"steps\.jsonl, line 1: .*lacks seconds, stall_seconds"):
         load([folder])

@@ -122,7 +122,7 @@ def test_resume_refuses_another_run_and_says_what_differs(tmp_path, text):
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "2")
     before = saved_tensors(out)
     for flags, words in (
-        (["--lr", "0.5"], "lr was 0.0004, now 0.5"),
+        (["--weight-decay", "0.5"], "weight_decay was 0.1, now 0.5"),
         (["--topk-ratio", "0.3"], "knobs was {}, now {'topk_ratio': 0.3}"),
         (["--model", "own:small"], "model was 'own:tiny', now 'own:small'"),
         (["--steps", "1"], "past the 1 steps"),
@@ -180,13 +180,18 @@ def test_killed_run_leaves_no_process_or_shared_memory_and_resumes_exactly(tmp_p
     assert [row["step"] for row in steps(out)] == list(range(1, last + 4))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, text, number, code):
     out = tmp_path / "run"
     process = start(out, text, "--save-every", "2")
-    process.send_signal(number)
+    for _ in range(3):  # who sees nothing happen presses again
+        process.send_signal(number)
+        time.sleep(0.02)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output
+    assert "Stopping: the step under way is finished" in output
     assert f"Stopped by {number.name} after step" in output
     assert f"--resume {out}" in output
     done = steps(out)[-1]["step"]
@@ -224,13 +229,17 @@ def test_schedule_rises_to_one_and_every_step_counts(schedule):
         assert factors[55] == pytest.approx(0.5)
 
 
+def row(step, loss=1.0):
+    return {"step": step, "loss": loss, "seconds": 1.0, "stall_seconds": 0.0, "tokens": 8}
+
+
 def test_log_drops_rows_that_will_be_run_again_and_a_torn_line(tmp_path):
     path = tmp_path / "steps.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    path.write_text("".join(json.dumps(row(n)) + "\n" for n in (1, 2, 3)) + '{"st')
     log = StepLog(path, keep_steps=2)
-    log.append({"step": 3, "loss": float("nan")})
+    log.append(row(3, loss=float("nan")))
     log.close()
-    assert read_steps(path) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": None}]
+    assert read_steps(path) == [row(1), row(2), row(3, loss=None)]
 
 
 def test_bytes_are_means_over_whole_windows_behind_the_warm_up():

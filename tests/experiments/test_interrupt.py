@@ -1,0 +1,126 @@
+"""Signals end a run with everything saved, at the first try."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import interrupt, launch
+from experiments.checkpoint import latest_checkpoint
+from experiments.interrupt import StopRequest
+from experiments.records import read_steps
+from tests.experiments.runs import FAST, train, write_text
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, in seconds, that signals come at."""
+    now = [100.0]
+    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
+    return now
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def test_the_first_signal_is_answered_at_once(capfd, clock):
+    with StopRequest("Stopping.") as stop:
+        send(signal.SIGINT)
+        assert capfd.readouterr().err == "\nStopping.\n"
+        assert stop.requested
+        assert stop.exit_code == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once_unless_it_comes_with_the_first(clock, number):
+    with StopRequest() as stop:
+        send(number)
+        clock[0] += 0.3
+        send(number)
+        assert stop.requested
+        clock[0] += 1.0
+        with pytest.raises(KeyboardInterrupt):
+            send(number)
+
+
+def test_a_terminal_that_closes_may_say_so_as_often_as_it_likes(clock):
+    with StopRequest() as stop:
+        for _ in range(3):
+            send(signal.SIGHUP)
+            clock[0] += 60
+        assert stop.exit_code == 129
+
+
+def test_under_nohup_a_terminal_that_closes_is_none_of_its_business():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            send(signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_handlers_are_given_back():
+    former = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
+    with StopRequest():
+        pass
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)] == former
+
+
+def test_quitting_at_once_says_what_there_is_to_go_on_from(tmp_path, monkeypatch):
+    real = launch.run
+
+    def quit_at_once(*args, stop, **kwargs):
+        real(*args, stop=stop, **kwargs)
+        stop.signal = signal.SIGINT
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "run", quit_at_once)
+    text = write_text(tmp_path / "text.txt")
+    result = train("--out", tmp_path / "run", *FAST, "--data", text, "--steps", "2")
+    assert result.exit_code == 130
+    said = " ".join(result.output.split())
+    assert "Ended at once. The last save is" in said
+    assert f"step-00000002. Go on with: zenflow train --resume {tmp_path / 'run'}" in said
+
+
+IN_A_TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from experiments.cli import main
+main()
+"""
+
+
+def test_a_run_whose_terminal_closes_is_saved(tmp_path):
+    """Its output goes nowhere from then on, which is no reason to fail."""
+    out, text = tmp_path / "run", write_text(tmp_path / "text.txt")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", IN_A_TERMINAL, "train", "--out", str(out), *FAST]
+    process = subprocess.Popen(
+        [*command, "--data", str(text), "--steps", "1000000"],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(theirs)
+    deadline = time.monotonic() + 120
+    while not read_steps(out / "steps.jsonl"):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        os.set_blocking(ours, False)
+        try:
+            os.read(ours, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.01)
+    os.close(ours)
+    assert process.wait(60) == 129
+    done = read_steps(out / "steps.jsonl")[-1]["step"]
+    left = latest_checkpoint(out / "checkpoint")
+    assert left is not None
+    assert int(left.name[5:]) == done

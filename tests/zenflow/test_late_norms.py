@@ -1,0 +1,112 @@
+"""A norm that is not finite and is noticed a step late, as on a GPU, is never forgotten.
+
+A CPU whose reports resolve a step later stands for the GPU.
+"""
+
+import copy
+import math
+import threading
+
+import pytest
+
+from tests.models import TINY, TinyStack, assert_equal, closing, weights_of
+from zenflow import GradientError, WorkerError, ZenFlowAdamW, ZenFlowConfig
+from zenflow.cpu_device import CpuDevice
+
+CONFIG = ZenFlowConfig(
+    topk_ratio=0.3, update_interval=2, select_interval=3, block_elements=20, **TINY
+)
+MODES = {"keep": {}, "release": {"max_grad_norm": 0.5}}
+
+
+@pytest.fixture(autouse=True)
+def late(monkeypatch):
+    monkeypatch.setattr(CpuDevice, "is_synchronous", False)
+
+
+def make(mode="keep"):
+    model = TinyStack(num_layers=4)
+    return model, ZenFlowAdamW(model.parameters(), config=CONFIG, **MODES[mode])
+
+
+def take_steps(model, optimizer, steps):
+    for step in steps:
+        model.loss(step).backward()
+        optimizer.step()
+
+
+def take_bad_step(model, optimizer):
+    (model.loss(99) * math.nan).backward()
+    optimizer.step()
+
+
+CALLS = {
+    "synchronize": lambda model, optimizer: optimizer.synchronize(),
+    "state_dict": lambda model, optimizer: optimizer.state_dict(),
+    "eval": lambda model, optimizer: optimizer.eval(),
+    "step": lambda model, optimizer: take_steps(model, optimizer, [9]),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first", CALLS)
+def test_every_call_after_the_bad_step_is_refused_not_only_the_first(first, mode):
+    model, optimizer = make(mode)
+    with closing(optimizer):
+        take_steps(model, optimizer, range(5))
+        take_bad_step(model, optimizer)  # not noticed yet
+        for name in (first, *CALLS, *CALLS):
+            with pytest.raises(GradientError, match=r"norm of step 6 is nan.*last checkpoint"):
+                CALLS[name](model, optimizer)
+            optimizer.zero_grad()  # which a handler of errors may well call
+
+
+def test_a_loaded_checkpoint_is_gone_on_from_exactly():
+    expected_model, expected = make()
+    with closing(expected):
+        take_steps(expected_model, expected, range(9))
+    model, optimizer = make()
+    with closing(optimizer):
+        take_steps(model, optimizer, range(5))
+        good = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        for told in (False, True):
+            take_bad_step(model, optimizer)
+            if told:
+                with pytest.raises(GradientError, match="finite"):
+                    optimizer.synchronize()
+            model.load_state_dict(good[0])
+            optimizer.load_state_dict(good[1])
+            take_steps(model, optimizer, range(5, 9))
+            optimizer.synchronize()
+            assert_equal(weights_of(model), weights_of(expected_model))
+
+
+def test_close_tells_of_a_norm_that_nobody_was_told_of_and_still_ends_every_thread():
+    before = set(threading.enumerate())
+    model, optimizer = make()
+    take_bad_step(model, optimizer)
+    with pytest.raises(GradientError, match="finite"):
+        optimizer.close()
+    assert set(threading.enumerate()) <= before
+    optimizer.close()
+
+
+def test_close_says_nothing_twice():
+    model, optimizer = make()
+    take_bad_step(model, optimizer)
+    with pytest.raises(GradientError, match="finite"):
+        optimizer.synchronize()
+    optimizer.close()
+
+
+def test_a_step_broken_off_half_done_gives_no_state_away(monkeypatch):
+    model, optimizer = make()
+    with closing(optimizer):
+        take_steps(model, optimizer, range(3))
+        with monkeypatch.context() as patch:
+            patch.setattr("zenflow.engine.update_device", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                take_steps(model, optimizer, [3])
+        for call in ("state_dict", "eval", "synchronize"):
+            with pytest.raises(WorkerError, match="broken off"):
+                CALLS[call](model, optimizer)
