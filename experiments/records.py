@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from experiments.commit import commit
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
 
@@ -181,19 +181,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout this runs from, ``-dirty`` behind it if changed."""
-    root = Path(__file__).resolve().parent
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        described = subprocess.run(
-            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.stdout.strip() or None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
