@@ -106,12 +106,7 @@ def choose_device(settings: TrainSettings) -> torch.device:
     name = settings.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be auto, cpu or cuda, but is {name!r}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, but is {name!r}")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"device {name} needs a CUDA GPU and a torch built for it, and torch "
@@ -226,12 +221,13 @@ def warmup_steps(settings: TrainSettings, total_steps: int) -> int:
 
 
 def describe(bench: Workbench) -> str:
-    """Return one line on what is about to be trained on what."""
+    """Return what is about to be trained on what, and what there is to say of the data."""
     settings = bench.settings
     name = Path(settings.model).name if bench.found.kind != "hub" else settings.model
     made_by = "experiments.models" if bench.found.own else "transformers"
-    return (
+    about = (
         f"model {name} ({made_by}, {settings.dtype}) on {bench.data.name}, "
         f"{bench.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
         f"{settings.sequence} tokens on {bench.device}"
     )
+    return "\n".join((about, *(f"data: {note}" for note in bench.data.notes)))

@@ -10,9 +10,12 @@ from typing import Any
 
 import click
 
+import zenflow
 from experiments import calibration_commands, trace_commands
+from experiments.commit import commit
 from experiments.configfile import read_config_file, settle_auto
 from experiments.figures_command import figures_command
+from experiments.first_checks import check_first, located
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
@@ -27,7 +30,22 @@ RUNS = Path("runs")
 """Where runs go without --out, below the working directory."""
 
 
+def _show_version(context: click.Context, param: click.Parameter, value: bool) -> None:
+    del param
+    if value:
+        click.echo(f"zenflow {zenflow.__version__}, commit {commit() or 'unknown'}")
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show version and commit.",
+)
 def main() -> None:
     """Train with optimizer states on the host, without waiting for them."""
 
@@ -96,8 +114,11 @@ def train(
             folder = resume
         else:
             settings = _new_settings(context, config_file, replay, compare)
+        check_first(settings)
+        settings = located(settings)
+        if resume is None:
             folder = _new_folder(out, overwrite, _label(settings, compare))
-    except (ConfigError, TypeError) as error:
+    except ConfigError as error:
         raise click.UsageError(str(error), context) from error
     from experiments.launch import launch  # loads torch, which help must not
 

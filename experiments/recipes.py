@@ -6,6 +6,7 @@ Nothing here imports torch, so that a mistake in a command is found before anyth
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -17,6 +18,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
 TASKS = ("auto", "lm", "classification")
+_DEVICE = re.compile(r"auto|(cpu|cuda)(:\d+)?")
 
 COMPARED = ("on_device", "zero_offload", "zenflow_paper", "zenflow")
 """The strategies of ``--compare``, in the order of the table."""
@@ -95,6 +97,8 @@ class TrainSettings:
     """A size's name, a config.json, a local directory or a hub name."""
     data: str | None = None
     """A text file, a TSV, a directory or a dataset's name; None is this Python's own source."""
+    eval_data: str | None = None
+    """A file or directory to evaluate on; None holds out a part of the data."""
     task: str = "auto"
     text_column: str | None = None
     label_column: str | None = None
@@ -269,11 +273,14 @@ def _choice_errors(settings: TrainSettings) -> list[str]:
         "gradients": GRADIENT_MODES,
         "task": TASKS,
     }
-    return [
+    broken = [
         f"{name} must be one of {', '.join(allowed)}, but is {getattr(settings, name)!r}"
         for name, allowed in choices.items()
         if getattr(settings, name) not in allowed
     ]
+    if not _DEVICE.fullmatch(settings.device):
+        broken.append(f"device must be auto, cpu or cuda, but is {settings.device!r}")
+    return broken
 
 
 def _range_errors(settings: TrainSettings) -> list[str]:

@@ -1,9 +1,12 @@
+import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+import zenflow
 from experiments.cli import main
 from experiments.configfile import read_config_file
 from experiments.options import KNOB_NAMES
@@ -26,6 +29,49 @@ def test_help_loads_neither_torch_nor_matplotlib(arguments):
     )
     assert ran.returncode == 0, ran.stderr
     assert "Usage" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--device", "tpu"], ["--data", "nosuch.txt"], ["--model", "llama-2-7b"], ["--steps", "0"]],
+)
+def test_what_can_be_seen_without_torch_is_refused_before_it_loads(flags):
+    program = (
+        "import sys\nfrom experiments.cli import main\n"
+        f"try: main(['train', *{flags!r}])\nexcept SystemExit as end: assert end.code == 2\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_training_without_torch_says_how_to_get_it(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name)
+    )
+    result = train()
+    assert result.exit_code == 2
+    assert "pip install torch" in result.output
+
+
+def test_a_run_can_be_resumed_from_another_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "a.txt")
+    out = trained(tmp_path / "run", *FAST, "--data", "a.txt", "--steps", "1")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = train("--resume", out, "--steps", "2")
+    assert result.exit_code == 0, result.output
+    assert len((out / "steps.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_command_tells_its_version():
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"zenflow {zenflow.__version__}, commit ")
 
 
 def test_every_field_of_the_config_has_a_flag():
@@ -56,6 +102,10 @@ def test_every_field_of_the_config_has_a_flag():
         (["--start-steps", "-5", "--compare"], ["start_steps must be 0"]),
         (["--device", "abacus"], ["device", "abacus"]),
         (["--config", "/no/such/config.toml"], ["can't be read"]),
+        (["--eval-data", "no/such/folder"], ["--eval-data", "no directory"]),
+        (["--model", "llama-2-7b"], ["--model meta-llama/Llama-2-7b-hf"]),
+        (["--model", "Qwen2.5-0.5B"], ["--model Qwen/Qwen2.5-0.5B"]),
+        (["--model", "./llama-2-7b"], ["has no llama-2-7b"]),
     ],
 )
 def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, flags, words):

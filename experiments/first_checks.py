@@ -1,0 +1,105 @@
+"""What is refused before torch loads: a name or path that no run could use. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.recipes import MODEL_SIZES, TrainSettings
+from zenflow.errors import ConfigError
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+"""owner/name or name, and of a data set the configuration behind a colon."""
+_FILE_SUFFIX = re.compile(r"\.[a-z]{1,7}", re.IGNORECASE)
+"""Of a file's name; a hub name such as OpenHermes-2.5 ends in a number."""
+_NAMES_WITHOUT_OWNER = frozenset({"openai-community", "google-bert"})
+"""Owners of models that the hub still knows by their names alone, such as gpt2."""
+
+
+def check_first(settings: TrainSettings) -> None:
+    """Refuse what can be seen to be missing without loading anything.
+
+    Raises:
+        ConfigError: Torch, a file or a directory is missing, or a model's name is not the hub's.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "training needs torch, which is not installed: pip install torch (for a machine "
+            "without a GPU with --index-url https://download.pytorch.org/whl/cpu)"
+        )
+    check_named(settings.data, "--data")
+    if settings.eval_data is not None and not Path(settings.eval_data).expanduser().exists():
+        raise _missing(settings.eval_data, "--eval-data")
+    model = settings.model.removeprefix("own:")
+    if model in MODEL_SIZES:
+        return
+    check_named(model, "--model")
+    if not Path(model).expanduser().exists():
+        _check_hub_model(model)
+
+
+def check_named(name: str | None, flag: str) -> None:
+    """Refuse a path that is not there, rather than look for it on the hub.
+
+    A path is what can't be a hub name, what ends like a file, or what lies in a directory that
+    is there.
+
+    Raises:
+        ConfigError: It is not there; the message has the nearest name in its directory.
+    """
+    if name is None:
+        return
+    path = Path(name).expanduser()
+    if path.exists():
+        return
+    in_folder = "/" in name and path.parent.is_dir()
+    if in_folder or _FILE_SUFFIX.fullmatch(path.suffix) or not _HUB_NAME.fullmatch(name):
+        raise _missing(name, flag)
+
+
+def located(settings: TrainSettings) -> TrainSettings:
+    """Return the settings with absolute paths, so that a run resumes from any directory."""
+    name = settings.model.removeprefix("own:")
+    prefix = settings.model.removesuffix(name)
+    return replace(
+        settings,
+        data=_absolute(settings.data),
+        eval_data=_absolute(settings.eval_data),
+        model=settings.model if name in MODEL_SIZES else f"{prefix}{_absolute(name)}",
+    )
+
+
+def _absolute(name: str | None) -> str | None:
+    if name is None:
+        return None
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
+def _missing(name: str, flag: str) -> ConfigError:
+    path = Path(name).expanduser()
+    folder = path.parent
+    if not folder.is_dir():
+        return ConfigError(f"{flag} {name}: there is no directory {folder}: check the path")
+    near = difflib.get_close_matches(path.name, [item.name for item in folder.iterdir()], n=1)
+    hint = f"did you mean {folder / near[0]}?" if near else "check the path"
+    return ConfigError(f"{flag} {name}: {folder.resolve()} has no {path.name}: {hint}")
+
+
+def _check_hub_model(name: str) -> None:
+    """Refuse a name of the simulator's table that the hub does not know."""
+    from sim.models import find_model  # reads the table, which few names need
+
+    try:
+        repository = find_model(name)[1]["_name_or_path"]
+    except (ConfigError, KeyError):
+        return
+    owner, _, own = repository.partition("/")
+    if "/" not in name and not (own == name and owner in _NAMES_WITHOUT_OWNER):
+        raise ConfigError(
+            f"--model {name} is a name of the simulator's table; to train it, give its name on "
+            f"the Hugging Face hub: --model {repository}"
+        )
