@@ -13,7 +13,7 @@ import click
 import zenflow
 from experiments import calibration_commands, trace_commands
 from experiments.commit import commit
-from experiments.configfile import read_config_file, settle_auto
+from experiments.configfile import read_config_file, settle_auto, tuned_for
 from experiments.figures_command import figures_command
 from experiments.first_checks import check_first, located
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
@@ -154,6 +154,9 @@ def _new_settings(
     if config_file is not None:
         from_file, file_knobs = read_config_file(config_file)
         values, knobs = {**values, **from_file}, {**file_knobs, **knobs}
+        about = tuned_for(config_file)
+        if about is not None:
+            click.echo(about, err=True)
     if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
     values, knobs = settle_auto({**values, **settings}, knobs)

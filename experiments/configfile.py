@@ -2,7 +2,7 @@
 
 Our own files hold the flags' names with underscores (``lr``, ``batch_size``, ``link_gbps``) and a
 table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller may choose can be
-"auto" there, as in DeepSpeed's.
+"auto" there, as in DeepSpeed's. A table ``tuned_for`` says what `zenflow tune` has found them for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _FILE_NAMES = (
     "link_gbps",
     *TUNING_NAMES,
     "zenflow",
+    "tuned_for",
 )
 _GIGABYTES = ("device_memory", "host_memory")
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -46,7 +47,9 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     ]
     unknown += [f"zenflow.{unknown_name(key, _KNOBS)}" for key in knobs if key not in _KNOBS]
     raise_violations(str(path), unknown)
-    settings = {key: value for key, value in content.items() if key != "zenflow"}
+    settings = {
+        key: value for key, value in content.items() if key not in ("zenflow", "tuned_for")
+    }
     if "link_gbps" in settings:
         settings["link"] = _link(path, settings.pop("link_gbps"))
     for name in _GIGABYTES:
@@ -57,6 +60,16 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if settings.get("max_grad_norm") == "none":  # TOML has no null
         settings["max_grad_norm"] = None
     return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
+
+
+def tuned_for(path: Path) -> str | None:
+    """Return what model and machine a file's knobs were found for; None if nobody says."""
+    about = _parse(path).get("tuned_for")
+    if not isinstance(about, Mapping):
+        return None
+    names = {"model": "of {}", "machine": "on {}", "figures": "({} figures)"}
+    words = [form.format(about[name]) for name, form in names.items() if name in about]
+    return f"Knobs of {path} were tuned for a run {' '.join(words)}"
 
 
 def settle_auto(

@@ -89,13 +89,26 @@ def _missing(name: str, flag: str) -> ConfigError:
     return ConfigError(f"{flag} {name}: {folder.resolve()} has no {path.name}: {hint}")
 
 
+def trainable_name(name: str) -> str:
+    """Return what `zenflow train` calls a model that the simulator knows by this name.
+
+    Raises:
+        ConfigError: The simulator does not know it.
+    """
+    if name in MODEL_SIZES:
+        return name
+    from sim.models import find_model, model_names  # reads the table, which few names need
+
+    found, config = find_model(name)
+    is_named = found in model_names() and config == find_model(found)[1]
+    return config["_name_or_path"] if is_named else str(Path(name).resolve())
+
+
 def _check_hub_model(name: str) -> None:
     """Refuse a name of the simulator's table that the hub does not know."""
-    from sim.models import find_model  # reads the table, which few names need
-
     try:
-        repository = find_model(name)[1]["_name_or_path"]
-    except (ConfigError, KeyError):
+        repository = trainable_name(name)
+    except ConfigError:  # not one of the table
         return
     owner, _, own = repository.partition("/")
     if "/" not in name and not (own == name and owner in _NAMES_WITHOUT_OWNER):

@@ -165,6 +165,12 @@ def hardware() -> dict[str, Any]:
     return found
 
 
+def machine_name() -> str:
+    """Return the name of the GPU that trains here, or of the CPU."""
+    found = hardware()
+    return str(found["gpu"] or found["cpu"])
+
+
 def available_cores() -> int:
     """Return the cores this process may use, which a container may have made fewer."""
     if hasattr(os, "sched_getaffinity"):
