@@ -159,8 +159,13 @@ def _new_settings(
             click.echo(about, err=True)
     if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
-    values, knobs = settle_auto({**values, **settings}, knobs)
-    made = TrainSettings(**values, knobs=knobs)
+    try:
+        values, knobs = settle_auto({**values, **settings}, knobs)
+        made = TrainSettings(**values, knobs=knobs)
+    except ConfigError as error:
+        if config_file is None:
+            raise
+        raise ConfigError(f"with the settings of {config_file}, {error}") from error
     return made.for_comparison() if compare else made
 
 
@@ -206,10 +211,11 @@ def _resumed_settings(
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         saved = dict(record["settings"])
-    except (OSError, ValueError, KeyError) as error:
+        saved_knobs = dict(saved.get("knobs", {}))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"--resume needs a directory that a run has written, but {path} can't be read: check "
-            "the path"
+            f"--resume needs a directory that a run has written, but {path} can't be read "
+            f"({type(error).__name__}: {error}): check the path"
         ) from error
     was_comparison = "compare" in record
     if compare and not was_comparison:
@@ -218,8 +224,11 @@ def _resumed_settings(
     settings |= given_tuning(context)
     if {"steps", "epochs"} & settings.keys():
         saved.update(steps=None, epochs=None)
-    saved["knobs"] = {**saved.get("knobs", {}), **knobs}
-    return TrainSettings.from_dict({**saved, **settings}), was_comparison
+    saved["knobs"] = {**saved_knobs, **knobs}
+    try:
+        return TrainSettings.from_dict({**saved, **settings}), was_comparison
+    except ConfigError as error:
+        raise ConfigError(f"with the settings of {path}, {error}") from error
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.options import KNOB_NAMES, SETTING_NAMES, TUNING_NAMES
+from experiments.recipes import TrainSettings
+from experiments.setting_types import typed
 from experiments.tuning_rules import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
@@ -50,15 +52,16 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {
         key: value for key, value in content.items() if key not in ("zenflow", "tuned_for")
     }
-    if "link_gbps" in settings:
-        settings["link"] = _link(path, settings.pop("link_gbps"))
-    for name in _GIGABYTES:
-        if isinstance(settings.get(name), int | float):
-            settings[name] *= 1e9
-    if isinstance(settings.get("betas"), list):
-        settings["betas"] = tuple(settings["betas"])
+    link = settings.pop("link_gbps", None)
     if settings.get("max_grad_norm") == "none":  # TOML has no null
         settings["max_grad_norm"] = None
+    settings, broken = typed(TrainSettings, settings)
+    raise_violations(str(path), broken)
+    if link is not None:
+        settings["link"] = _link(path, link)
+    for name in _GIGABYTES:
+        if settings.get(name) is not None:
+            settings[name] *= 1e9
     return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
 
 
@@ -114,7 +117,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"--config {path} can't be read ({error.strerror}): check the path"
         ) from error
-    except ValueError as error:  # both parsers' errors are ValueErrors, with a line number
+    except (ValueError, RecursionError) as error:  # a parser's ValueError has a line number
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ConfigError(f"--config {path} is not valid {kind}: {error}") from error
     if not isinstance(content, dict):
@@ -140,7 +143,7 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
 
 def _link(path: Path, value: Any) -> tuple[float, float]:
     rates = value if isinstance(value, list) else [value, value]
-    if len(rates) != 2 or not all(isinstance(rate, int | float) for rate in rates):
+    if len(rates) != 2 or not all(type(rate) in (int, float) for rate in rates):
         raise ConfigError(f"link_gbps in {path} must be two numbers of GB/s, but is {value!r}")
     return rates[0] * 1e9, rates[1] * 1e9
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from experiments.setting_types import typed
 from experiments.tuning_rules import BOUNDS, MACHINE, tuning_errors
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 
@@ -165,6 +166,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without data or model."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        raise_violations("the run", typed(TrainSettings, values)[1])
         broken = [*_choice_errors(self), *_range_errors(self), *_combination_errors(self)]
         broken += tuning_errors(self)
         raise_violations("the run", broken)

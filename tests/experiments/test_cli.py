@@ -170,6 +170,18 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
         ("step = 3", "did you mean 'steps'"),
         ("[zenflow]\ntop_k_ratio = 0.1", "did you mean 'topk_ratio'"),
         ("lr = = 1", "not valid TOML"),
+        ('lr = "fast"', "lr must be a number, but is 'fast'"),
+        ("lr = [1, 2]", "lr must be a number"),
+        ('betas = "x"', "betas must be two numbers"),
+        ("betas = [0.9]", "betas must be two numbers"),
+        ("seed = true", "seed must be a whole number, but is True"),
+        ("steps = 1.5", "steps must be a whole number, but is 1.5"),
+        ('device_memory = "lots"', "device_memory must be a number"),
+        ("model = 5", "model must be text in quotes, but is 5"),
+        ("data = [1]", "data must be text in quotes"),
+        ('checkpointing = "no"', "checkpointing must be true or false, but is 'no'"),
+        ('link_gbps = "fast"', "link_gbps in .* must be two numbers"),
+        ('lr = "fast"\nmodel = 5', "breaks 2 rules"),
     ],
 )
 def test_config_file_mistakes_name_the_nearest_key(tmp_path, text, hint):
@@ -177,6 +189,33 @@ def test_config_file_mistakes_name_the_nearest_key(tmp_path, text, hint):
     path.write_text(text)
     with pytest.raises(ConfigError, match=hint):
         read_config_file(path)
+
+
+def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text('{"steps": 1e3, "lr": 1, "betas": [0.9, 0.95]}')
+    settings, _ = read_config_file(path)
+    assert repr(settings) == "{'steps': 1000, 'lr': 1, 'betas': (0.9, 0.95)}"
+
+
+@pytest.mark.parametrize("text", ["lr = -1.0", '[zenflow]\nrolling = "yes"', "model = 5"])
+def test_a_broken_rule_names_the_file_it_came_from(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    result = train("--config", path)
+    assert result.exit_code == 2
+    assert str(path) in result.output
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"settings": 5}', '{"settings": {"lr": "x"}}', "{", "{}", "[" * 50_000,
+             '{"settings": {"knobs": 3}}'],
+)  # fmt: skip
+def test_a_damaged_record_of_a_run_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    result = train("--resume", tmp_path)
+    assert result.exit_code == 2
+    assert str(tmp_path / "config.json") in result.output
 
 
 def test_deepspeed_json_becomes_settings(tmp_path):
