@@ -13,7 +13,7 @@ import click
 import zenflow
 from experiments import calibration_commands, trace_commands
 from experiments.commit import commit
-from experiments.configfile import read_config_file, settle_auto, tuned_for
+from experiments.configfile import read_config_file, settle_auto, settle_warmup, tuned_for
 from experiments.figures_command import figures_command
 from experiments.first_checks import check_first, located
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
@@ -161,7 +161,7 @@ def _new_settings(
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
     try:
         values, knobs = settle_auto({**values, **settings}, knobs)
-        made = TrainSettings(**values, knobs=knobs)
+        made = TrainSettings(**settle_warmup(values), knobs=knobs)
     except ConfigError as error:
         if config_file is None:
             raise

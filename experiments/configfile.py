@@ -11,14 +11,17 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.options import KNOB_NAMES, SETTING_NAMES, TUNING_NAMES
-from experiments.recipes import TrainSettings
+from experiments.recipes import DEFAULT_STEPS, TrainSettings
 from experiments.setting_types import typed
 from experiments.tuning_rules import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zenflow.deepspeed import DeepSpeedSchedule
 
 _FILE_NAMES = (
     *(name for name in SETTING_NAMES if name != "link"),
@@ -33,7 +36,9 @@ _KNOBS = (*KNOB_NAMES, "steps_per_epoch")
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a file's settings and its knobs of the update rule; ``settle_auto`` comes next.
+    """Return a file's settings and its knobs of the update rule.
+
+    ``settle_auto`` and ``settle_warmup`` come next, once flags have been added.
 
     Raises:
         ConfigError: The file can't be read, or has a key that is nothing; the nearest is named.
@@ -160,6 +165,8 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     knobs |= dict.fromkeys(found.auto_knobs, "auto")
     settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}
+    if found.schedule is not None:
+        settings |= _schedule(found.schedule)
     if "gradient_clipping" not in found.auto:
         settings["max_grad_norm"] = found.max_grad_norm
     accumulation = found.gradient_accumulation_steps
@@ -175,6 +182,35 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if found.dtype == "fp16":
         settings |= {"gradients": "keep", "grad_scaler": dict(found.grad_scaler or {})}
     return settings, knobs
+
+
+def _schedule(schedule: DeepSpeedSchedule) -> dict[str, Any]:
+    named = {
+        "schedule": schedule.shape,
+        "lr": schedule.max_lr,
+        "steps": schedule.total_steps,
+        "warmup_steps": schedule.warmup_steps,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def settle_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which a rise over so many steps, as DeepSpeed has it, is a share.
+
+    Raises:
+        ConfigError: The run is as long as its epochs, which are not counted in steps yet.
+    """
+    made = dict(settings)
+    steps = made.pop("warmup_steps", None)
+    if steps is None or "warmup" in made:
+        return made
+    if made.get("epochs") is not None:
+        raise ConfigError(
+            f"scheduler.params.warmup_num_steps ({steps}) is a share of the steps, and --epochs "
+            "leaves their number to the data: give --warmup, or --steps"
+        )
+    made["warmup"] = min(1.0, steps / (made.get("steps") or DEFAULT_STEPS))
+    return made
 
 
 def _nearest_preset(config: ZenFlowConfig, names: Sequence[str]) -> tuple[str, dict[str, Any]]:

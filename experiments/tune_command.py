@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.configfile import read_config_file
+from experiments.configfile import read_config_file, settle_warmup
 from experiments.first_checks import check_first, located, trainable_name
 from experiments.options import KNOB_NAMES, given_flags, train_flags
 from experiments.recipes import TrainSettings
@@ -183,7 +183,7 @@ def _backend(
 
         if flags["config_file"] is not None:
             from_file, file_knobs = read_config_file(flags["config_file"])
-            given, knobs = {**from_file, **given}, {**file_knobs, **knobs}
+            given, knobs = settle_warmup({**from_file, **given}), {**file_knobs, **knobs}
         given["strategy"] = "zenflow"
         settings = located(TrainSettings(**given, knobs=knobs))
         check_first(settings)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import zenflow
 from experiments.cli import main
-from experiments.configfile import read_config_file
+from experiments.configfile import read_config_file, settle_warmup
 from experiments.options import KNOB_NAMES
 from experiments.recipes import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, train, trained, write_text
@@ -248,6 +248,53 @@ def test_deepspeed_json_becomes_settings(tmp_path):
     assert made.config(None).topk_ratio == 0.2
     assert (made.batch_size, made.grad_accum, made.max_grad_norm) == (3, 2, 0.7)
     assert (made.lr, made.betas, made.dtype) == (2e-5, (0.8, 0.9), "bfloat16")
+
+
+HUGGING_FACE = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000,
+             "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},
+    "optimizer": {"type": "AdamW", "params": {
+        "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {
+        "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+    "zero_optimization": {
+        "stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "allgather_partitions": True, "allgather_bucket_size": 2e8, "overlap_comm": True,
+        "reduce_scatter": True, "reduce_bucket_size": 2e8, "contiguous_gradients": True},
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}  # fmt: skip
+"""As transformers' documentation has it for ZeRO-2 with offloading."""
+
+
+def settings_of(path, content, *flags):
+    path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="logarithm|no effect"):
+        settings, _ = read_config_file(path)
+    return settle_warmup({**settings, **dict(flags)})
+
+
+def test_a_deepspeed_json_whose_values_are_left_to_the_program_trains(tmp_path):
+    settings = settings_of(tmp_path / "ds.json", HUGGING_FACE)
+    made = TrainSettings(**settings)
+    plain = TrainSettings()
+    assert made.strategy == "zero_offload"
+    assert made.schedule == "constant"
+    assert (made.lr, made.warmup, made.betas) == (plain.lr, plain.warmup, plain.betas)
+
+
+def test_a_deepspeed_schedule_becomes_a_share_of_the_steps(tmp_path):
+    params = {"total_num_steps": 400, "warmup_num_steps": 100, "warmup_max_lr": 3e-5}
+    content = {**HUGGING_FACE, "scheduler": {"type": "WarmupDecayLR", "params": params}}
+    path = tmp_path / "ds.json"
+    settings = settings_of(path, content)
+    assert settings["schedule"] == "linear"
+    assert (settings["steps"], settings["warmup"], settings["lr"]) == (400, 0.25, 3e-5)
+    assert settings_of(path, content, ("steps", 200))["warmup"] == 0.5
+    assert settings_of(path, content, ("warmup", 0.1))["warmup"] == 0.1
+    with pytest.raises(ConfigError, match="--epochs leaves their number to the data"):
+        settings_of(path, content, ("epochs", 2.0))
 
 
 def test_epochs_of_selection_are_counted_in_the_runs_own_steps():
