@@ -211,6 +211,27 @@ def test_the_same_command_goes_on_and_the_study_can_be_opened_elsewhere(tmp_path
     ]
 
 
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda text: text + b"junk\n", -1),
+        (lambda text: text + b"\xff\xfe\n", -1),
+        (lambda text: b"[1]\n" + text, 0),
+        (lambda text: text[: len(text) // 2], -1),
+    ],
+)
+def test_a_damaged_journal_is_refused_by_its_line_and_left_as_it_is(damage, line, tmp_path):
+    storage = tmp_path / "a.journal"
+    tuned(tmp_path / "out", *SIMULATED, "--storage", storage, "--trials", "1")
+    damaged = damage(storage.read_bytes())
+    storage.write_bytes(damaged)
+    done = tune(*SIMULATED, "--storage", storage, "--trials", "2", "--out", tmp_path / "other")
+    assert done.exit_code == 2, done.output
+    number = range(1, len(damaged.splitlines()) + 1)[line]
+    assert f"line {number}, is no entry" in " ".join(done.output.split())
+    assert storage.read_bytes() == damaged
+
+
 def test_ctrl_c_writes_what_there_is(tmp_path):
     out = tmp_path / "out"
     storage = tmp_path / "study.journal"
