@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.data import TrainingData, make_batches, read_source
+from experiments.host_memory import check_host_memory
 from experiments.pretrained import (
     NamedModel,
     find_model,
@@ -168,8 +169,12 @@ def make_optimizer(bench: Workbench, controller: AbstractController | None = Non
         bench: The run.
         controller: Changes the knobs while the run goes on; it may ask for spans of more steps by
             an attribute ``timeline_steps``.
+
+    Raises:
+        ConfigError: The host has not as much memory.
     """
     settings = bench.settings
+    check_host_memory(bench.model, bench.config, on_cpu=bench.device.type == "cpu")
     trainable = [item for item in bench.model.named_parameters() if item[1].requires_grad]
     groups = [
         {

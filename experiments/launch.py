@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from experiments.compare import run_comparison
@@ -13,6 +14,7 @@ from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.training import Outcome, run
+from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
 _WIDTH_WITHOUT_TERMINAL = 132
@@ -28,6 +30,8 @@ def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool
     with StopRequest() as stop:
         try:
             outcome = work(settings, folder, reporter=reporter, stop=stop, resume=resume)
+        except (MemoryError, RuntimeError) as error:
+            raise _out_of_memory(error) or error from error
         finally:
             reporter.finish()
         if outcome.stopped:
@@ -41,6 +45,23 @@ def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
     return 0
+
+
+def _out_of_memory(error: Exception) -> ZenFlowError | None:
+    """Return what to say of memory that was refused; None of another error."""
+    words = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        place = "the device's"
+    elif isinstance(error, MemoryError) or "can't allocate memory" in words:
+        place = "the host's"
+    else:
+        return None
+    first = (words.splitlines() or ["MemoryError"])[0]
+    return ZenFlowError(
+        f"{place} memory is too small for this run ({first}): try --checkpointing, a smaller "
+        "--batch-size or --sequence with more --grad-accum, or a smaller model; zenflow plan says "
+        "what a machine can do"
+    )
 
 
 def _last_line(outcome: Outcome) -> str:
