@@ -115,7 +115,6 @@ def train(
         else:
             settings = _new_settings(context, config_file, replay, compare)
         check_first(settings)
-        settings = located(settings)
         if resume is None:
             folder = _new_folder(out, overwrite, _label(settings, compare))
     except ConfigError as error:
@@ -161,7 +160,7 @@ def _new_settings(
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
     try:
         values, knobs = settle_auto({**values, **settings}, knobs)
-        made = TrainSettings(**settle_warmup(values), knobs=knobs)
+        made = TrainSettings(**located(settle_warmup(values)), knobs=knobs)
     except ConfigError as error:
         if config_file is None:
             raise
@@ -226,7 +225,7 @@ def _resumed_settings(
         saved.update(steps=None, epochs=None)
     saved["knobs"] = {**saved_knobs, **knobs}
     try:
-        return TrainSettings.from_dict({**saved, **settings}), was_comparison
+        return TrainSettings.from_dict({**saved, **located(settings)}), was_comparison
     except ConfigError as error:
         raise ConfigError(f"with the settings of {path}, {error}") from error
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments.recipes import MODEL_SIZES, TrainSettings
 from zenflow.errors import ConfigError
@@ -60,23 +61,19 @@ def check_named(name: str | None, flag: str) -> None:
         raise _missing(name, flag)
 
 
-def located(settings: TrainSettings) -> TrainSettings:
-    """Return the settings with absolute paths, so that a run resumes from any directory."""
-    name = settings.model.removeprefix("own:")
-    prefix = settings.model.removesuffix(name)
-    return replace(
-        settings,
-        data=_absolute(settings.data),
-        eval_data=_absolute(settings.eval_data),
-        model=settings.model if name in MODEL_SIZES else f"{prefix}{_absolute(name)}",
-    )
-
-
-def _absolute(name: str | None) -> str | None:
-    if name is None:
-        return None
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name
+def located(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with absolute paths, so that their run resumes from any directory."""
+    made = dict(values)
+    for key in ("data", "eval_data", "model"):
+        name = made.get(key)
+        if not isinstance(name, str):
+            continue
+        own = "own:" if key == "model" and name.startswith("own:") else ""
+        path = Path(name.removeprefix(own)).expanduser()
+        is_size = key == "model" and name.removeprefix(own) in MODEL_SIZES
+        if path.exists() and not is_size:
+            made[key] = f"{own}{path.resolve()}"
+    return made
 
 
 def _missing(name: str, flag: str) -> ConfigError:

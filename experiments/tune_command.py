@@ -185,7 +185,7 @@ def _backend(
             from_file, file_knobs = read_config_file(flags["config_file"])
             given, knobs = settle_warmup({**from_file, **given}), {**file_knobs, **knobs}
         given["strategy"] = "zenflow"
-        settings = located(TrainSettings(**given, knobs=knobs))
+        settings = TrainSettings(**located(given), knobs=knobs)
         check_first(settings)
         given |= {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
         return MeasuredBackend(settings), limits, {**given, "zenflow": knobs}

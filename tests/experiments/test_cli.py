@@ -68,6 +68,18 @@ def test_a_run_can_be_resumed_from_another_directory(tmp_path, monkeypatch):
     assert len((out / "steps.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_run_whose_record_has_a_relative_path_resumes_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "a.txt")
+    monkeypatch.setattr("experiments.cli.located", dict)  # as runs of earlier versions were
+    out = trained(tmp_path / "run", *FAST, "--data", "a.txt", "--steps", "1")
+    assert json.loads((out / "config.json").read_text())["settings"]["data"] == "a.txt"
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    result = train("--resume", out, "--steps", "2")
+    assert result.exit_code == 0, result.output
+
+
 def test_the_command_tells_its_version():
     result = CliRunner().invoke(main, ["--version"])
     assert result.exit_code == 0
