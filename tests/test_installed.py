@@ -117,7 +117,7 @@ def test_a_wheel_of_a_source_archive_says_the_archives_commit(clone, tmp_path):
     build(clone[0], "sdist", "-d", str(tmp_path))
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as content:
-        content.extractall(tmp_path)
+        content.extractall(tmp_path, filter="data")
     source = tmp_path / archive.name.removesuffix(".tar.gz")
     repository(tmp_path)  # one that is not the package's
     build(source, "build_py")
