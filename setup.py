@@ -1,16 +1,54 @@
-"""Build of the optional C kernel; everything else about the package is in pyproject.toml."""
+"""Build of the optional C kernel, and of the commit that a package was built from.
+
+Everything else about the package is in pyproject.toml.
+"""
 
 from __future__ import annotations
 
+import runpy
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+ROOT = Path(__file__).resolve().parent
 
 # Without contraction every operation rounds on its own, so all clones of a loop agree bit for bit;
 # the two flags before it let loops with sqrt and selects vectorise and change no result.
 _FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 
+
+def bake_commit(folder: str) -> None:
+    """Write the commit below a folder that gets a copy of this tree; nothing if it is unknown."""
+    own = runpy.run_path(str(ROOT / "experiments" / "commit.py"))
+    commit = own["commit"]()
+    target = Path(folder, "experiments", own["BAKED"])
+    if commit is not None and target.parent.is_dir():
+        target.unlink(missing_ok=True)  # it may be a hard link into this tree
+        target.write_text(f"{commit}\n", encoding="utf-8")
+
+
+class BuildPy(build_py):
+    """Packages with the commit; an installation in place is a clone, where git knows it."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            bake_commit(self.build_lib)
+
+
+class SourceArchive(sdist):
+    """Sources with the commit, for a wheel that is built where there is no repository."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        bake_commit(base_dir)
+
+
 setup(
+    cmdclass={"build_py": BuildPy, "sdist": SourceArchive},
     ext_modules=[
         Extension(
             "zenflow._host_kernel",
@@ -20,5 +58,5 @@ setup(
             extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],
             optional=True,  # without a compiler the package installs and runs on torch operations
         )
-    ]
+    ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -47,6 +48,7 @@ def open_storage(where: str | None) -> BaseStorage | None:
             f"storage is a file ending in {' or '.join(JOURNAL_SUFFIXES)}, or a database's URL, "
             f"got {where!r}: write study.journal, or sqlite:///{path.with_suffix('.db')}"
         )
+    _check_journal(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
@@ -54,6 +56,32 @@ def open_storage(where: str | None) -> BaseStorage | None:
         raise ConfigError(
             f"storage {where} can't be opened ({error}): check the path, or take another"
         ) from error
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a journal with a line that is no entry: Optuna would end in a traceback, or write on.
+
+    Raises:
+        ConfigError: A line is none, or the last one has no end; the message has its number.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError:  # not there yet, or unreadable: opening it says so
+            return
+        if not lines[-1]:
+            break
+        time.sleep(_PAUSE * (attempt < _ATTEMPTS - 1))  # another worker may be writing it
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], start=1):
+        try:
+            is_entry = number < len(lines) and "op_code" in dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            is_entry = False
+        if not is_entry:
+            raise ConfigError(
+                f"storage {path}, line {number}, is no entry of a study: {line[:60]!r}. Remove "
+                "that line and those behind it, or take another file"
+            )
 
 
 def _database(url: str) -> BaseStorage:

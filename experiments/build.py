@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.data import TrainingData, make_batches, read_source
 from experiments.fingerprint import fingerprint
+from experiments.host_memory import check_host_memory
 from experiments.pretrained import (
     NamedModel,
     find_model,
@@ -113,12 +114,7 @@ def choose_device(settings: TrainSettings) -> torch.device:
     name = settings.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be auto, cpu or cuda, but is {name!r}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, but is {name!r}")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"device {name} needs a CUDA GPU and a torch built for it, and torch "
@@ -180,8 +176,12 @@ def make_optimizer(bench: Workbench, controller: AbstractController | None = Non
         bench: The run.
         controller: Changes the knobs while the run goes on; it may ask for spans of more steps by
             an attribute ``timeline_steps``.
+
+    Raises:
+        ConfigError: The host has not as much memory.
     """
     settings = bench.settings
+    check_host_memory(bench.model, bench.config, on_cpu=bench.device.type == "cpu")
     trainable = [item for item in bench.model.named_parameters() if item[1].requires_grad]
     groups = [
         {
@@ -245,12 +245,13 @@ def warmup_steps(settings: TrainSettings, total_steps: int) -> int:
 
 
 def describe(bench: Workbench) -> str:
-    """Return one line on what is about to be trained on what."""
+    """Return what is about to be trained on what, and what there is to say of the data."""
     settings = bench.settings
     name = Path(settings.model).name if bench.found.kind != "hub" else settings.model
     made_by = "experiments.models" if bench.found.own else "transformers"
-    return (
+    about = (
         f"model {name} ({made_by}, {settings.dtype}) on {bench.data.name}, "
         f"{bench.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
         f"{settings.sequence} tokens on {bench.device}"
     )
+    return "\n".join((about, *(f"data: {note}" for note in bench.data.notes)))

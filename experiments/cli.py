@@ -10,12 +10,15 @@ from typing import Any
 
 import click
 
+import zenflow
 from experiments import calibration_commands, trace_commands
-from experiments.configfile import read_config_file, settle_auto
+from experiments.commit import commit
+from experiments.configfile import read_config_file, settle_auto, settle_warmup, tuned_for
 from experiments.figures_command import figures_command
+from experiments.first_checks import check_first, located
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.plan_command import plan_command
-from experiments.recipes import MODEL_SIZES, TrainSettings
+from experiments.recipes import TrainSettings
 from experiments.records import remove_results
 from experiments.report_command import report_command
 from experiments.runlock import LOCK, locked
@@ -28,7 +31,22 @@ RUNS = Path("runs")
 """Where runs go without --out, below the working directory."""
 
 
+def _show_version(context: click.Context, param: click.Parameter, value: bool) -> None:
+    del param
+    if value:
+        click.echo(f"zenflow {zenflow.__version__}, commit {commit() or 'unknown'}")
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show version and commit.",
+)
 def main() -> None:
     """Train with optimizer states on the host, without waiting for them."""
 
@@ -98,7 +116,8 @@ def train(
         else:
             settings = _new_settings(context, config_file, replay, compare)
             folder = _new_folder(out, _label(settings, compare))
-    except (ConfigError, TypeError) as error:
+        check_first(settings)
+    except ConfigError as error:
         raise click.UsageError(str(error), context) from error
     try:
         with locked(folder):
@@ -139,10 +158,18 @@ def _new_settings(
     if config_file is not None:
         from_file, file_knobs = read_config_file(config_file)
         values, knobs = {**values, **from_file}, {**file_knobs, **knobs}
+        about = tuned_for(config_file)
+        if about is not None:
+            click.echo(about, err=True)
     if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
         values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
-    values, knobs = settle_auto({**values, **settings}, knobs)
-    made = TrainSettings(**_with_absolute_paths(values), knobs=knobs)
+    try:
+        values, knobs = settle_auto({**values, **settings}, knobs)
+        made = TrainSettings(**located(settle_warmup(values)), knobs=knobs)
+    except ConfigError as error:
+        if config_file is None:
+            raise
+        raise ConfigError(f"with the settings of {config_file}, {error}") from error
     return made.for_comparison() if compare else made
 
 
@@ -203,7 +230,8 @@ def _resumed_settings(
             "--resume takes directory and settings from the run itself: leave out "
             + " and ".join(given)
         )
-    record = _config_record(folder / "config.json")
+    path = folder / "config.json"
+    record = _config_record(path)
     saved = dict(record["settings"])
     was_comparison = "compare" in record
     if compare and not was_comparison:
@@ -213,14 +241,10 @@ def _resumed_settings(
     if {"steps", "epochs"} & settings.keys():
         saved.update(steps=None, epochs=None)
     saved["knobs"] = {**saved.get("knobs", {}), **knobs}
-    values = {**saved, **_with_absolute_paths(settings)}
     try:
-        return TrainSettings.from_dict(values), was_comparison
-    except TypeError as error:
-        raise ConfigError(
-            f"{folder / 'config.json'} has a setting of another kind than a run writes ({error}): "
-            "restore it from a copy"
-        ) from error
+        return TrainSettings.from_dict({**saved, **located(settings)}), was_comparison
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"with the settings of {path}, {error}") from error
 
 
 def _config_record(path: Path) -> dict[str, Any]:
@@ -243,17 +267,6 @@ def _config_record(path: Path) -> dict[str, Any]:
             "something else: restore it from a copy"
         )
     return record
-
-
-def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings whose files are found from any working directory: a run may be resumed."""
-    made = dict(values)
-    for name in ("data", "model", "profile"):
-        own = "own:" if str(made.get(name)).startswith("own:") else ""
-        given = str(made.get(name) or "").removeprefix(own)
-        if given and given not in MODEL_SIZES and Path(given).expanduser().exists():
-            made[name] = own + str(Path(given).expanduser().resolve())
-    return made
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Our own files hold the flags' names with underscores (``lr``, ``batch_size``, ``link_gbps``) and a
 table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller may choose can be
-"auto" there, as in DeepSpeed's.
+"auto" there, as in DeepSpeed's. A table ``tuned_for`` says what `zenflow tune` has found them for.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.options import KNOB_NAMES, SETTING_NAMES, TUNING_NAMES
+from experiments.recipes import DEFAULT_STEPS, TrainSettings
+from experiments.setting_types import typed
 from experiments.tuning_rules import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zenflow.deepspeed import DeepSpeedSchedule
 
 _FILE_NAMES = (
     *(name for name in SETTING_NAMES if name != "link"),
     "link_gbps",
     *TUNING_NAMES,
     "zenflow",
+    "tuned_for",
 )
 _GIGABYTES = ("device_memory", "host_memory")
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -30,7 +36,9 @@ _KNOBS = (*KNOB_NAMES, "steps_per_epoch")
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a file's settings and its knobs of the update rule; ``settle_auto`` comes next.
+    """Return a file's settings and its knobs of the update rule.
+
+    ``settle_auto`` and ``settle_warmup`` come next, once flags have been added.
 
     Raises:
         ConfigError: The file can't be read, or has a key that is nothing; the nearest is named.
@@ -46,17 +54,30 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     ]
     unknown += [f"zenflow.{unknown_name(key, _KNOBS)}" for key in knobs if key not in _KNOBS]
     raise_violations(str(path), unknown)
-    settings = {key: value for key, value in content.items() if key != "zenflow"}
-    if "link_gbps" in settings:
-        settings["link"] = _link(path, settings.pop("link_gbps"))
-    for name in _GIGABYTES:
-        if isinstance(settings.get(name), int | float):
-            settings[name] *= 1e9
-    if isinstance(settings.get("betas"), list):
-        settings["betas"] = tuple(settings["betas"])
+    settings = {
+        key: value for key, value in content.items() if key not in ("zenflow", "tuned_for")
+    }
+    link = settings.pop("link_gbps", None)
     if settings.get("max_grad_norm") == "none":  # TOML has no null
         settings["max_grad_norm"] = None
+    settings, broken = typed(TrainSettings, settings)
+    raise_violations(str(path), broken)
+    if link is not None:
+        settings["link"] = _link(path, link)
+    for name in _GIGABYTES:
+        if settings.get(name) is not None:
+            settings[name] *= 1e9
     return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
+
+
+def tuned_for(path: Path) -> str | None:
+    """Return what model and machine a file's knobs were found for; None if nobody says."""
+    about = _parse(path).get("tuned_for")
+    if not isinstance(about, Mapping):
+        return None
+    names = {"model": "of {}", "machine": "on {}", "figures": "({} figures)"}
+    words = [form.format(about[name]) for name, form in names.items() if name in about]
+    return f"Knobs of {path} were tuned for a run {' '.join(words)}"
 
 
 def settle_auto(
@@ -101,7 +122,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"--config {path} can't be read ({error.strerror}): check the path"
         ) from error
-    except ValueError as error:  # both parsers' errors are ValueErrors, with a line number
+    except (ValueError, RecursionError) as error:  # a parser's ValueError has a line number
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ConfigError(f"--config {path} is not valid {kind}: {error}") from error
     if not isinstance(content, dict):
@@ -127,7 +148,7 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
 
 def _link(path: Path, value: Any) -> tuple[float, float]:
     rates = value if isinstance(value, list) else [value, value]
-    if len(rates) != 2 or not all(isinstance(rate, int | float) for rate in rates):
+    if len(rates) != 2 or not all(type(rate) in (int, float) for rate in rates):
         raise ConfigError(f"link_gbps in {path} must be two numbers of GB/s, but is {value!r}")
     return rates[0] * 1e9, rates[1] * 1e9
 
@@ -144,6 +165,8 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     knobs |= dict.fromkeys(found.auto_knobs, "auto")
     settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}
+    if found.schedule is not None:
+        settings |= _schedule(found.schedule)
     if "gradient_clipping" not in found.auto:
         settings["max_grad_norm"] = found.max_grad_norm
     accumulation = found.gradient_accumulation_steps
@@ -159,6 +182,35 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if found.dtype == "fp16":
         settings |= {"gradients": "keep", "grad_scaler": dict(found.grad_scaler or {})}
     return settings, knobs
+
+
+def _schedule(schedule: DeepSpeedSchedule) -> dict[str, Any]:
+    named = {
+        "schedule": schedule.shape,
+        "lr": schedule.max_lr,
+        "steps": schedule.total_steps,
+        "warmup_steps": schedule.warmup_steps,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def settle_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which a rise over so many steps, as DeepSpeed has it, is a share.
+
+    Raises:
+        ConfigError: The run is as long as its epochs, which are not counted in steps yet.
+    """
+    made = dict(settings)
+    steps = made.pop("warmup_steps", None)
+    if steps is None or "warmup" in made:
+        return made
+    if made.get("epochs") is not None:
+        raise ConfigError(
+            f"scheduler.params.warmup_num_steps ({steps}) is a share of the steps, and --epochs "
+            "leaves their number to the data: give --warmup, or --steps"
+        )
+    made["warmup"] = min(1.0, steps / (made.get("steps") or DEFAULT_STEPS))
+    return made
 
 
 def _nearest_preset(config: ZenFlowConfig, names: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -14,11 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from experiments.first_checks import check_named
 from experiments.hub_data import hub_dataset, is_saved_dataset
 from experiments.recipes import TrainSettings
 from experiments.sources import (
     Documents,
     LabelledTexts,
+    evaluated_on,
     path_documents,
     stdlib_documents,
     tsv_texts,
@@ -79,6 +81,8 @@ class TrainingData:
     """Classes of a classification; 0 for a language model."""
     train: Batches
     held_out: Batches
+    notes: tuple[str, ...] = ()
+    """What a user should know of how the texts were read and split, a line each."""
 
 
 def read_source(settings: TrainSettings) -> Documents | LabelledTexts:
@@ -87,26 +91,33 @@ def read_source(settings: TrainSettings) -> Documents | LabelledTexts:
     Raises:
         ConfigError: There is nothing usable under that name; the message says what would be.
     """
-    task = settings.task
-    if settings.data is None:
-        if task == "classification":
-            raise ConfigError(
-                "the default data (this Python's source) has no labels: give --data a TSV of "
-                "text and label for classification"
-            )
-        return stdlib_documents()
-    path = Path(settings.data).expanduser()
-    if not path.exists() or is_saved_dataset(path):
+    path = None if settings.data is None else Path(settings.data).expanduser()
+    evaluation = None if settings.eval_data is None else Path(settings.eval_data).expanduser()
+    if path is not None and path.exists() and not is_saved_dataset(path):
+        has_labels = path.suffix == ".tsv" or (path / "train.tsv").is_file()
+        if settings.task == "classification" or (settings.task == "auto" and has_labels):
+            return tsv_texts(path, evaluation)
+        return path_documents(path, evaluation)
+    check_named(settings.data, "--data")
+    source = _named_source(settings)
+    return source if evaluation is None else evaluated_on(source, evaluation)
+
+
+def _named_source(settings: TrainSettings) -> Documents | LabelledTexts:
+    """Return this Python's source, or a Hugging Face data set."""
+    if settings.data is not None:
         return hub_dataset(
             settings.data,
-            task=task,
+            task=settings.task,
             text_column=settings.text_column,
             label_column=settings.label_column,
         )
-    has_labels = path.suffix == ".tsv" or (path / "train.tsv").is_file()
-    if task == "classification" or (task == "auto" and has_labels):
-        return tsv_texts(path)
-    return path_documents(path)
+    if settings.task == "classification":
+        raise ConfigError(
+            "the default data (this Python's source) has no labels: give --data a TSV of "
+            "text and label for classification"
+        )
+    return stdlib_documents()
 
 
 def make_batches(
@@ -132,6 +143,7 @@ def make_batches(
         num_classes=len(source.classes) if isinstance(source, LabelledTexts) else 0,
         train=made[0],
         held_out=made[1],
+        notes=source.notes,
     )
 
 
@@ -168,7 +180,8 @@ class TokenWindows:
         if num_windows < 1:
             raise ConfigError(
                 f"a sequence of {sequence} tokens needs at least {sequence + 1} tokens in each "
-                f"part of the data, but one has {len(tokens)}: lower --sequence or give more text"
+                f"part of the data, but one has {len(tokens)}: lower --sequence, give more text, "
+                "or texts to evaluate on with --eval-data"
             )
         self._tokens = tokens
         self._batch_size = batch_size

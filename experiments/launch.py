@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from experiments.checkpoint import CHECKPOINTS
@@ -15,6 +16,7 @@ from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.saving import resume_line
 from experiments.training import Outcome, run
+from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
 _WIDTH_WITHOUT_TERMINAL = 132
@@ -40,6 +42,11 @@ def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool
             reporter.finish()
             reporter.say(_what_is_left(folder))
             return stop.exit_code
+        except (MemoryError, RuntimeError) as error:
+            told = _out_of_memory(error)
+            if told is None:
+                raise
+            raise told from error
         finally:
             reporter.close()
         if outcome.stopped:
@@ -60,6 +67,23 @@ def _what_is_left(folder: Path) -> str:
     if not found:
         return "Ended at once. Nothing had been saved."
     return f"Ended at once. The last save is {found[-1]}. Go on with: {resume_line(folder)}"
+
+
+def _out_of_memory(error: Exception) -> ZenFlowError | None:
+    """Return what to say of memory that was refused; None of another error."""
+    words = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        place = "the device's"
+    elif isinstance(error, MemoryError) or "can't allocate memory" in words:
+        place = "the host's"
+    else:
+        return None
+    first = (words.splitlines() or ["MemoryError"])[0]
+    return ZenFlowError(
+        f"{place} memory is too small for this run ({first}): try --checkpointing, a smaller "
+        "--batch-size or --sequence with more --grad-accum, or a smaller model; zenflow plan says "
+        "what a machine can do"
+    )
 
 
 def _last_line(outcome: Outcome) -> str:

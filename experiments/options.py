@@ -95,6 +95,10 @@ _RUN_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
             "(name or name:config); default: the source of this Python's standard library."
         },
     ),
+    (
+        "--eval-data",
+        {"help": "File or directory to evaluate on; default: a part of --data is held out."},
+    ),
     ("--task", {"type": _choice(TASKS), "help": "auto goes by the data."}),
     ("--text-column", {"help": "Column of a data set that holds the text."}),
     ("--label-column", {"help": "Column of a data set that holds the class."}),

@@ -6,10 +6,12 @@ Nothing here imports torch, so that a mistake in a command is found before anyth
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from experiments.setting_types import typed
 from experiments.tuning_rules import BOUNDS, MACHINE, tuning_errors
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 
@@ -17,6 +19,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
 TASKS = ("auto", "lm", "classification")
+_DEVICE = re.compile(r"auto|(cpu|cuda)(:\d+)?")
 
 COMPARED = ("on_device", "zero_offload", "zenflow_paper", "zenflow")
 """The strategies of ``--compare``, in the order of the table."""
@@ -95,6 +98,8 @@ class TrainSettings:
     """A size's name, a config.json, a local directory or a hub name."""
     data: str | None = None
     """A text file, a TSV, a directory or a dataset's name; None is this Python's own source."""
+    eval_data: str | None = None
+    """A file or directory to evaluate on; None holds out a part of the data."""
     task: str = "auto"
     text_column: str | None = None
     label_column: str | None = None
@@ -163,6 +168,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without data or model."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        raise_violations("the run", typed(TrainSettings, values)[1])
         broken = [*_choice_errors(self), *_range_errors(self), *_combination_errors(self)]
         broken += tuning_errors(self)
         raise_violations("the run", broken)
@@ -271,11 +278,14 @@ def _choice_errors(settings: TrainSettings) -> list[str]:
         "gradients": GRADIENT_MODES,
         "task": TASKS,
     }
-    return [
+    broken = [
         f"{name} must be one of {', '.join(allowed)}, but is {getattr(settings, name)!r}"
         for name, allowed in choices.items()
         if getattr(settings, name) not in allowed
     ]
+    if not _DEVICE.fullmatch(settings.device):
+        broken.append(f"device must be auto, cpu or cuda, but is {settings.device!r}")
+    return broken
 
 
 def _range_errors(settings: TrainSettings) -> list[str]:

@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from experiments.commit import commit
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
 
@@ -231,6 +231,12 @@ def hardware() -> dict[str, Any]:
     return found
 
 
+def machine_name() -> str:
+    """Return the name of the GPU that trains here, or of the CPU."""
+    found = hardware()
+    return str(found["gpu"] or found["cpu"])
+
+
 def available_cores() -> int:
     """Return the cores this process may use, which a container may have made fewer."""
     if hasattr(os, "sched_getaffinity"):
@@ -247,19 +253,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout this runs from, ``-dirty`` behind it if changed."""
-    root = Path(__file__).resolve().parent
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        described = subprocess.run(
-            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.stdout.strip() or None
 
 
 def percentile(values: Sequence[float], share: float) -> float:

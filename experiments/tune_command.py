@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.configfile import read_config_file
+from experiments.configfile import read_config_file, settle_warmup
+from experiments.first_checks import check_first, located, trainable_name
 from experiments.options import KNOB_NAMES, given_flags, train_flags
 from experiments.recipes import TrainSettings
 from experiments.sim_options import hardware_of, simulation_flags, workload_of
@@ -73,7 +74,7 @@ _SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _T
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of it.")
 @click.option(
-    "--trials", type=int, default=100, show_default=True, help="Settings to measure, in all."
+    "--trials", type=int, default=100, show_default=True, help="Settings to try, in all."
 )
 @click.option("--timeout", type=float, help="Seconds after which no other trial begins.")
 @click.option(
@@ -88,7 +89,7 @@ _SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _T
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Results go here.")
 @click.option(
     "--config", "config_file", type=click.Path(path_type=Path),
-    help="Settings to measure, as of `zenflow train`; flags win over it.",
+    help="Settings of the runs, as of `zenflow train`; flags win over it.",
 )  # fmt: skip
 @click.pass_context
 def tune_command(context: click.Context, /, **flags: Any) -> None:
@@ -100,7 +101,7 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
     """
     try:
         task, settings = _task(context, flags)
-    except (ConfigError, TypeError) as error:  # a value in a file may have the wrong type
+    except ConfigError as error:
         raise click.UsageError(str(error), context) from error
     from experiments.tune_results import run_study  # loads Optuna, which help must not
 
@@ -110,7 +111,7 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
             task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]
         )
     except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
+        raise click.UsageError(f"{error}{_remedy(context, flags, task)}", context) from error
     if result.interrupted:
         sys.exit(128 + signal.SIGINT)
 
@@ -182,19 +183,23 @@ def _backend(
 
         if flags["config_file"] is not None:
             from_file, file_knobs = read_config_file(flags["config_file"])
-            given, knobs = {**from_file, **given}, {**file_knobs, **knobs}
+            given, knobs = settle_warmup({**from_file, **given}), {**file_knobs, **knobs}
         given["strategy"] = "zenflow"
-        settings = TrainSettings(**given, knobs=knobs)
+        settings = TrainSettings(**located(given), knobs=knobs)
+        check_first(settings)
+        given |= {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
         return MeasuredBackend(settings), limits, {**given, "zenflow": knobs}
     from autotune.backends import SimulatedBackend
 
     base = ZenFlowConfig.preset("zenflow", **knobs)
-    hardware, _ = hardware_of(_simulation(flags))
-    workload = workload_of(_simulation(flags), hardware)
+    flags = _simulation(flags)
+    hardware, _ = hardware_of(flags)
+    workload = workload_of(flags, hardware)
     releases = flags["gradients"] != "keep"
     backend = SimulatedBackend(workload, hardware, releases=releases, base=base)
     given = {
         "strategy": "zenflow",
+        "model": trainable_name(flags["model"]),
         "batch_size": workload.batch_size,
         "sequence": workload.sequence,
         "grad_accum": workload.accumulation,
@@ -204,6 +209,15 @@ def _backend(
         "zenflow": {"min_split_elements": base.min_split_elements, **knobs},
     }
     return backend, limits.within(hardware), given
+
+
+def _remedy(context: click.Context, flags: dict[str, Any], task: Task) -> str:
+    """Return what would make a simulated model fit, where nothing does."""
+    if flags["backend"] != "simulated":
+        return ""
+    from experiments.tune_remedy import remedy
+
+    return remedy(_simulation(flags), lambda other: _backend(context, other)[:2], task.space)
 
 
 def _simulation(flags: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from autotune.result import Candidate, TuneResult
 from autotune.study import tune
 from autotune.trial_loop import Task
 from experiments.plots import save_figure
-from experiments.records import provenance, write_json, write_text
+from experiments.records import machine_name, provenance, write_json, write_text
 from experiments.tune_plots import draw_found, draw_importance
 
 _SHOWN = 5
@@ -95,14 +95,21 @@ def best_toml(result: TuneResult, settings: Mapping[str, Any]) -> str:
     best = result.best[0]
     config = {**settings["zenflow"], **best.knobs.to_dict()}
     figures = ", ".join(f"{name} {value:.6g}" for name, value in best.values.items())
-    about = result.task.backend.describe()
+    backend = result.task.backend
+    tuned_for = {
+        "model": backend.describe().get("model", settings.get("model")),
+        "machine": backend.describe().get("machine", machine_name()),
+        "figures": backend.kind,
+    }
     lines = [
-        f"# The best of {len(result.candidates)} settings, {result.task.backend.kind}: {figures}.",
-        *(f"# {name}: {about[name]}" for name in ("model", "machine") if name in about),
+        f"# The best of {len(result.candidates)} settings, {backend.kind}: {figures}.",
         *(_toml_line(name, value) for name, value in settings.items() if name != "zenflow"),
         "",
         "[zenflow]",
         *(_toml_line(name, value) for name, value in config.items()),
+        "",
+        "[tuned_for]",
+        *(_toml_line(name, value) for name, value in tuned_for.items()),
     ]
     return "\n".join(line for line in lines if line is not None) + "\n"
 
@@ -117,12 +124,13 @@ def _toml_line(name: str, value: Any) -> str | None:
         return None
     if isinstance(value, Mapping):
         return None  # a loss scaler's arguments, which only a DeepSpeed file can give
-    # JSON's strings, numbers, booleans and lists are TOML's too.
-    return f"{name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}"
+    # JSON's strings, numbers, booleans and lists are TOML's too, but for pairs of \u escapes.
+    shown = list(value) if isinstance(value, tuple) else value
+    return f"{name} = {json.dumps(shown, ensure_ascii=False)}"
 
 
 def trials_csv(result: TuneResult) -> str:
-    """Return a row for each setting that was measured, seconds and bytes."""
+    """Return a row for each setting that was tried, seconds and bytes."""
     text = io.StringIO()
     rows = [_row(candidate) for candidate in result.candidates]
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["number"], lineterminator="\n")
@@ -153,7 +161,7 @@ def _summary(result: TuneResult) -> dict[str, Any]:
         "objectives": {goal.name: goal.direction for goal in task.goals},
         "constraints": {name: getattr(task.constraints, name) for name in task.constraints.names},
         "space": {name: list(values) for name, values in task.space.values.items()},
-        "num_trials": dict(result.num_trials),
+        "num_trials": _counts(result),
         "asked_for": task.num_trials,
         "is_complete": result.is_complete,
         "interrupted": result.interrupted,
@@ -164,23 +172,33 @@ def _summary(result: TuneResult) -> dict[str, Any]:
     }
 
 
+def _counts(result: TuneResult) -> dict[str, int]:
+    """Return the number of trials by what became of them; those with figures by their kind."""
+    kind = result.task.backend.kind
+    return {
+        kind if name == "measured" else name: count for name, count in result.num_trials.items()
+    }
+
+
 def say_results(console: Console, result: TuneResult, folder: Path) -> None:
     """Print the best settings beside the default, and where everything is."""
     if result.best:
         console.print(_table(result))
-    counts = ", ".join(f"{count} {name}" for name, count in result.num_trials.items())
-    lines = [f"Trials: {counts}."]
+    counts = ", ".join(f"{count} {name}" for name, count in _counts(result).items())
+    lines = [f"Trials: {counts or 'none'}."]
     if result.interrupted:
         lines.append("Interrupted; the running trial is marked, and the same command goes on.")
     elif not result.is_complete:
-        lines.append(f"Fewer settings than the {result.task.num_trials} asked for were measured.")
+        lines.append(f"Fewer settings than the {result.task.num_trials} asked for were tried.")
     if not result.best:
-        lines.append("No setting that keeps the constraints has been measured.")
+        lines.append("No setting that keeps the constraints has been tried.")
     if result.default is None:
-        lines.append("The default setting is not among those that were measured.")
+        lines.append("The default setting is not among those that were tried.")
     lines.append(f"Results are in {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
     if result.best:
-        lines.append(f"Train with it: zenflow train --config {shlex.quote(f'{folder}/best.toml')}")
+        data = " --data TEXTS" if result.task.backend.kind == "simulated" else ""
+        file = shlex.quote(f"{folder}/best.toml")
+        lines.append(f"Train with it: zenflow train --config {file}{data}")
     if result.task.storage is not None:
         where = shlex.quote(result.task.storage)
         lines.append(f"Look at the study (pip install optuna-dashboard): optuna-dashboard {where}")

@@ -76,7 +76,7 @@ def _parse(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the profile {path} can't be read: {error}") from error
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise ConfigError(
             f"the profile {path} is not JSON: {error}; write one with `zenflow calibrate`"
         ) from error

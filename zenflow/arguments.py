@@ -48,6 +48,23 @@ def frozen_params(param_groups: Sequence[dict[str, Any]]) -> list[Tensor]:
     return [p for group in param_groups for p in group["params"] if not p.requires_grad]
 
 
+def checked_config(config: object) -> ZenFlowConfig:
+    """Return the settings of the update rule; the preset "zenflow" for None.
+
+    Raises:
+        TypeError: It is something else, such as the settings' dict.
+    """
+    if config is None:
+        return ZenFlowConfig()
+    if isinstance(config, ZenFlowConfig):
+        return config
+    remedy = "ZenFlowConfig(**config)" if isinstance(config, dict) else "ZenFlowConfig(...)"
+    raise TypeError(
+        f"config must be a ZenFlowConfig or None, got {type(config).__name__}: pass {remedy}, or "
+        "ZenFlowConfig.from_deepspeed(...) for a DeepSpeed JSON"
+    )
+
+
 def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:
     """Check a parameter group's settings.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zenflow.adamw import Hyper
-from zenflow.arguments import check_arguments, check_settings, frozen_params
+from zenflow.arguments import check_arguments, check_settings, checked_config, frozen_params
 from zenflow.assembly import start_engine
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
@@ -95,9 +95,10 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             wait_timeout: Seconds after which a wait is an error.
 
         Raises:
+            TypeError: The config is no ``ZenFlowConfig``.
             ValueError: An argument breaks its rule.
         """
-        self.config = config or ZenFlowConfig()
+        self.config = checked_config(config)
         check_settings(lr, betas, eps, weight_decay)
         check_arguments(
             max_grad_norm, accumulation_steps, timeline_steps, host_threads, wait_timeout

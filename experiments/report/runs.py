@@ -19,6 +19,15 @@ from zenflow.errors import ConfigError
 MOST_POINTS = 1200
 """Of a curve; a longer run's are means over as many equal parts."""
 DECISIONS = "decisions.jsonl"
+_TABLES = ("settings", "config", "emulated_link", "tuning", "hardware", "versions")
+"""Keys of config.json and summary.json that hold objects."""
+_NUMBERS = (
+    "steps", "planned_steps", "run_seconds", "mean_step_seconds", "median_step_seconds",
+    "p95_step_seconds", "stall_seconds", "stall_fraction", "d2h_bytes_per_step",
+    "h2d_bytes_per_step", "host_bytes_per_param", "tokens_per_second", "captured_energy",
+    "max_staleness", "eval_loss", "eval_accuracy", "final_train_loss", "num_params",
+)  # fmt: skip
+"""Keys of summary.json that hold numbers, or null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +65,10 @@ def read_run(folder: Path) -> Run:
     Raises:
         ConfigError: A file of it can't be read, or neither steps nor a summary are there.
     """
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _read_record(folder / "config.json") if (folder / "config.json").is_file() else {}
     rows, notes = read_steps(folder / "steps.jsonl"), []
     if (folder / "summary.json").is_file():
-        summary = read_json(folder / "summary.json")
+        summary = _read_record(folder / "summary.json")
     elif rows:
         summary = _so_far(config, rows)
         planned = summary.get("planned_steps")
@@ -151,6 +160,21 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold an object, but holds {type(content).__name__}")
+    return content
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return a run's config.json or summary.json, whose values are of the types they need."""
+    content = read_json(path)
+    checks = {"an object": (_TABLES, Mapping), "a number": (_NUMBERS, int | float)}
+    for kind, (names, allowed) in checks.items():
+        for name in names:
+            value = content.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, allowed)):
+                raise ConfigError(
+                    f"{path}: {name} must be {kind}, but is {value!r:.80}: restore the file, or "
+                    "run again"
+                )
     return content
 
 

@@ -73,6 +73,7 @@ def _counted(seed: int, width: int, steps: int) -> dict[str, Any]:
                 [*command, str(rank), str(_RANKS), f"{scratch}/meeting",
                  str(seed), str(width), str(steps)],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                cwd=scratch,  # -m looks here first, and a project may have an experiments/
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
             )
             for rank in range(_RANKS)

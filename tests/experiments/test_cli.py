@@ -1,11 +1,14 @@
+import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+import zenflow
 from experiments.cli import main
-from experiments.configfile import read_config_file
+from experiments.configfile import read_config_file, settle_warmup
 from experiments.options import KNOB_NAMES
 from experiments.recipes import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, train, trained, write_text
@@ -26,6 +29,61 @@ def test_help_loads_neither_torch_nor_matplotlib(arguments):
     )
     assert ran.returncode == 0, ran.stderr
     assert "Usage" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--device", "tpu"], ["--data", "nosuch.txt"], ["--model", "llama-2-7b"], ["--steps", "0"]],
+)
+def test_what_can_be_seen_without_torch_is_refused_before_it_loads(flags):
+    program = (
+        "import sys\nfrom experiments.cli import main\n"
+        f"try: main(['train', *{flags!r}])\nexcept SystemExit as end: assert end.code == 2\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_training_without_torch_says_how_to_get_it(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name)
+    )
+    result = train()
+    assert result.exit_code == 2
+    assert "pip install torch" in result.output
+
+
+def test_a_run_can_be_resumed_from_another_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "a.txt")
+    out = trained(tmp_path / "run", *FAST, "--data", "a.txt", "--steps", "1")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = train("--resume", out, "--steps", "2")
+    assert result.exit_code == 0, result.output
+    assert len((out / "steps.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_whose_record_has_a_relative_path_resumes_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "a.txt")
+    monkeypatch.setattr("experiments.cli.located", dict)  # as runs of earlier versions were
+    out = trained(tmp_path / "run", *FAST, "--data", "a.txt", "--steps", "1")
+    assert json.loads((out / "config.json").read_text())["settings"]["data"] == "a.txt"
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    result = train("--resume", out, "--steps", "2")
+    assert result.exit_code == 0, result.output
+
+
+def test_the_command_tells_its_version():
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"zenflow {zenflow.__version__}, commit ")
 
 
 def test_every_field_of_the_config_has_a_flag():
@@ -56,6 +114,10 @@ def test_every_field_of_the_config_has_a_flag():
         (["--start-steps", "-5", "--compare"], ["start_steps must be 0"]),
         (["--device", "abacus"], ["device", "abacus"]),
         (["--config", "/no/such/config.toml"], ["can't be read"]),
+        (["--eval-data", "no/such/folder"], ["--eval-data", "no directory"]),
+        (["--model", "llama-2-7b"], ["--model meta-llama/Llama-2-7b-hf"]),
+        (["--model", "Qwen2.5-0.5B"], ["--model Qwen/Qwen2.5-0.5B"]),
+        (["--model", "./llama-2-7b"], ["has no llama-2-7b"]),
     ],
 )
 def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, flags, words):
@@ -120,6 +182,18 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
         ("step = 3", "did you mean 'steps'"),
         ("[zenflow]\ntop_k_ratio = 0.1", "did you mean 'topk_ratio'"),
         ("lr = = 1", "not valid TOML"),
+        ('lr = "fast"', "lr must be a number, but is 'fast'"),
+        ("lr = [1, 2]", "lr must be a number"),
+        ('betas = "x"', "betas must be two numbers"),
+        ("betas = [0.9]", "betas must be two numbers"),
+        ("seed = true", "seed must be a whole number, but is True"),
+        ("steps = 1.5", "steps must be a whole number, but is 1.5"),
+        ('device_memory = "lots"', "device_memory must be a number"),
+        ("model = 5", "model must be text in quotes, but is 5"),
+        ("data = [1]", "data must be text in quotes"),
+        ('checkpointing = "no"', "checkpointing must be true or false, but is 'no'"),
+        ('link_gbps = "fast"', "link_gbps in .* must be two numbers"),
+        ('lr = "fast"\nmodel = 5', "breaks 2 rules"),
     ],
 )
 def test_config_file_mistakes_name_the_nearest_key(tmp_path, text, hint):
@@ -127,6 +201,33 @@ def test_config_file_mistakes_name_the_nearest_key(tmp_path, text, hint):
     path.write_text(text)
     with pytest.raises(ConfigError, match=hint):
         read_config_file(path)
+
+
+def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text('{"steps": 1e3, "lr": 1, "betas": [0.9, 0.95]}')
+    settings, _ = read_config_file(path)
+    assert repr(settings) == "{'steps': 1000, 'lr': 1, 'betas': (0.9, 0.95)}"
+
+
+@pytest.mark.parametrize("text", ["lr = -1.0", '[zenflow]\nrolling = "yes"', "model = 5"])
+def test_a_broken_rule_names_the_file_it_came_from(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    result = train("--config", path)
+    assert result.exit_code == 2
+    assert str(path) in result.output
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"settings": 5}', '{"settings": {"lr": "x"}}', "{", "{}", "[" * 50_000,
+             '{"settings": {"knobs": 3}}'],
+)  # fmt: skip
+def test_a_damaged_record_of_a_run_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    result = train("--resume", tmp_path)
+    assert result.exit_code == 2
+    assert str(tmp_path / "config.json") in result.output
 
 
 def test_deepspeed_json_becomes_settings(tmp_path):
@@ -159,6 +260,53 @@ def test_deepspeed_json_becomes_settings(tmp_path):
     assert made.config(None).topk_ratio == 0.2
     assert (made.batch_size, made.grad_accum, made.max_grad_norm) == (3, 2, 0.7)
     assert (made.lr, made.betas, made.dtype) == (2e-5, (0.8, 0.9), "bfloat16")
+
+
+HUGGING_FACE = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000,
+             "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},
+    "optimizer": {"type": "AdamW", "params": {
+        "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {
+        "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+    "zero_optimization": {
+        "stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "allgather_partitions": True, "allgather_bucket_size": 2e8, "overlap_comm": True,
+        "reduce_scatter": True, "reduce_bucket_size": 2e8, "contiguous_gradients": True},
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}  # fmt: skip
+"""As transformers' documentation has it for ZeRO-2 with offloading."""
+
+
+def settings_of(path, content, *flags):
+    path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="logarithm|no effect"):
+        settings, _ = read_config_file(path)
+    return settle_warmup({**settings, **dict(flags)})
+
+
+def test_a_deepspeed_json_whose_values_are_left_to_the_program_trains(tmp_path):
+    settings = settings_of(tmp_path / "ds.json", HUGGING_FACE)
+    made = TrainSettings(**settings)
+    plain = TrainSettings()
+    assert made.strategy == "zero_offload"
+    assert made.schedule == "constant"
+    assert (made.lr, made.warmup, made.betas) == (plain.lr, plain.warmup, plain.betas)
+
+
+def test_a_deepspeed_schedule_becomes_a_share_of_the_steps(tmp_path):
+    params = {"total_num_steps": 400, "warmup_num_steps": 100, "warmup_max_lr": 3e-5}
+    content = {**HUGGING_FACE, "scheduler": {"type": "WarmupDecayLR", "params": params}}
+    path = tmp_path / "ds.json"
+    settings = settings_of(path, content)
+    assert settings["schedule"] == "linear"
+    assert (settings["steps"], settings["warmup"], settings["lr"]) == (400, 0.25, 3e-5)
+    assert settings_of(path, content, ("steps", 200))["warmup"] == 0.5
+    assert settings_of(path, content, ("warmup", 0.1))["warmup"] == 0.1
+    with pytest.raises(ConfigError, match="--epochs leaves their number to the data"):
+        settings_of(path, content, ("epochs", 2.0))
 
 
 def test_epochs_of_selection_are_counted_in_the_runs_own_steps():

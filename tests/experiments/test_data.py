@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from experiments import data
 from experiments.data import LabelledBatches, TokenWindows, make_batches, read_source
 from experiments.recipes import TrainSettings
 from experiments.sources import (
+    Documents,
     is_held_out,
     path_documents,
     stdlib_documents,
@@ -53,6 +55,103 @@ def test_single_file_is_held_out_by_its_end(tmp_path):
     documents = path_documents(path)
     assert documents.train == ("a" * 950,)
     assert documents.held_out == ("b" * 50,)
+
+
+@pytest.mark.parametrize("names", [["a.txt"], ["a.txt", "b.txt", "c.txt"]])
+def test_few_files_hold_out_the_end_of_the_largest_and_say_so(tmp_path, names):
+    for number, name in enumerate(names, start=1):
+        (tmp_path / name).write_text(f"{number}" * 100 * number)
+    documents = path_documents(tmp_path)
+    (held_out,) = documents.held_out
+    total = sum(100 * number for number in range(1, len(names) + 1))
+    assert held_out == str(len(names)) * (total // 20)
+    assert sum(map(len, documents.train)) + len(held_out) == total
+    assert names[-1] in documents.notes[0]
+
+
+def test_a_tiny_largest_file_keeps_half_of_itself(tmp_path):
+    names = [name for number in range(90) if not is_held_out(name := f"{number}.txt")]
+    for name in names:
+        (tmp_path / name).write_text("abcd")
+    documents = path_documents(tmp_path)
+    assert documents.held_out == ("cd",)
+    assert documents.train.count("ab") == 1
+
+
+def test_a_split_by_files_has_no_notes(tmp_path):
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    assert path_documents(tmp_path).notes == ()
+
+
+def test_texts_to_evaluate_on_leave_the_data_whole(tmp_path):
+    folder, other = tmp_path / "data", tmp_path / "other.txt"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(f"text {number}")
+    other.write_text("elsewhere")
+    source = read_source(TrainSettings(data=str(folder), eval_data=str(other)))
+    assert sorted(source.train) == sorted(f"text {number}" for number in range(60))
+    assert source.held_out == ("elsewhere",)
+    single = read_source(TrainSettings(data=str(folder / "1.txt"), eval_data=str(other)))
+    assert (single.train, single.held_out) == (("text 1",), ("elsewhere",))
+
+
+def test_the_standard_library_can_be_evaluated_on_other_texts(tmp_path):
+    (tmp_path / "a.txt").write_text("elsewhere")
+    source = read_source(TrainSettings(eval_data=str(tmp_path / "a.txt")))
+    assert source.held_out == ("elsewhere",)
+    assert source.train == stdlib_documents().train
+
+
+def test_labelled_texts_to_evaluate_on_share_the_classes(tmp_path):
+    (tmp_path / "a.tsv").write_text("good\tyes\nbad\tno\n")
+    (tmp_path / "b.tsv").write_text("fine\tyes\n")
+    settings = TrainSettings(data=str(tmp_path / "a.tsv"), eval_data=str(tmp_path / "b.tsv"))
+    source = read_source(settings)
+    assert source.train == (("good", 1), ("bad", 0))
+    assert source.held_out == (("fine", 1),)
+
+
+def test_bytes_that_are_not_utf8_are_counted(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 100 + b"\xff" + b"y" * 100 + b"\xfe\xff")
+    documents = path_documents(tmp_path / "a.txt")
+    assert "".join((*documents.train, *documents.held_out)).count("\ufffd") == 3
+    assert "3 in all" in documents.notes[0]
+    assert "byte 100 of" in documents.notes[0]
+
+
+def test_a_replacement_character_of_the_texts_own_is_none(tmp_path):
+    (tmp_path / "a.txt").write_text("x\ufffd" * 100, encoding="utf-8")
+    assert path_documents(tmp_path / "a.txt").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"text\0more", "byte 4 is 0"),
+        ("wide".encode("utf-16"), "UTF-16"),
+        (bytes(range(128, 256)) * 4, "not text in UTF-8.*byte 0"),
+    ],
+)
+def test_a_binary_file_is_refused(tmp_path, content, words):
+    (tmp_path / "a.txt").write_bytes(content)
+    for path in (tmp_path, tmp_path / "a.txt"):
+        with pytest.raises(ConfigError, match=words):
+            path_documents(path)
+
+
+def test_line_ends_of_other_systems_are_read_as_one(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n" * 20)
+    assert "".join(path_documents(tmp_path / "a.txt").train).startswith("a\nb\nc\n")
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(ConfigError, match=r"a\.txt must hold text, but is empty"):
+        path_documents(tmp_path / "a.txt")
+    with pytest.raises(ConfigError, match="none in 1 text files"):
+        path_documents(tmp_path)
 
 
 def test_empty_directory_is_refused_with_the_suffixes_that_count(tmp_path):
@@ -151,10 +250,28 @@ def test_default_data_has_no_labels():
         read_source(TrainSettings(task="classification"))
 
 
-def test_unknown_data_says_that_it_is_neither_file_nor_known_set(tmp_path):
-    pytest.importorskip("datasets")
-    with pytest.raises(ConfigError, match="can't be loaded"):
-        read_source(TrainSettings(data=str(tmp_path / "nothing" / "here" / "at" / "all")))
+def test_a_path_that_is_not_there_is_never_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "hub_dataset", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_texts").mkdir()
+    (tmp_path / "corpus.txt").write_text("")
+    for name, words in {
+        "corpsu.txt": "did you mean corpus.txt",
+        "nothing/here/at/all": "no directory",
+        "./glue": "has no glue",
+        "my_texts/a": "has no a",
+        str(tmp_path / "my_text"): "did you mean .*my_texts",
+        "my text": "my_texts",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            read_source(TrainSettings(data=name))
+
+
+@pytest.mark.parametrize("name", ["glue:sst2", "teknium/OpenHermes-2.5", "imdb", "a/b.v2"])
+def test_names_of_the_hub_are_looked_for_there(monkeypatch, name):
+    found = Documents(name=name, train=("a",), held_out=("b",))
+    monkeypatch.setattr(data, "hub_dataset", lambda *_, **__: found)
+    assert read_source(TrainSettings(data=name)) is found
 
 
 def test_saved_dataset_is_read_with_its_class_names(tmp_path):

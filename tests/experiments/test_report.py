@@ -178,6 +178,23 @@ def test_an_unfinished_run_is_shown_as_far_as_it_came(tmp_path):
     assert any("4 steps of 6" in note for note in data["notes"])
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("summary.json", "emulated_link", "none"), ("summary.json", "config", [1]),
+        ("summary.json", "eval_loss", "low"), ("summary.json", "stall_fraction", True),
+        ("config.json", "settings", 5), ("config.json", "config", "x"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_named_with_its_file(tmp_path, file, key, value):
+    folder = write_run(tmp_path / "run")
+    path = folder / file
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    (folder / file).write_text(json.dumps({**content, key: value}))
+    with pytest.raises(ConfigError, match=f"{file}: {key} must be"):
+        read_run(folder)
+
+
 def test_a_decision_is_shown_with_what_came_of_it(tmp_path):
     write_decisions(write_run(tmp_path / "run", "auto"))
     tuning = data_of(tmp_path / "run")["runs"][0]["tuning"]

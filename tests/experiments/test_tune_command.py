@@ -16,7 +16,7 @@ from PIL import Image
 from autotune.backends import SimulatedBackend
 from autotune.constraints import staleness_of
 from experiments.cli import main
-from experiments.configfile import read_config_file
+from experiments.configfile import read_config_file, tuned_for
 from experiments.measured_backend import MeasuredBackend
 from experiments.recipes import TrainSettings
 from sim.catalog import find_machine
@@ -67,7 +67,61 @@ def test_the_best_setting_is_a_config_file_of_train(simulated):
     assert settings["strategy"] == "zenflow"
     assert (settings["batch_size"], settings["sequence"]) == (2, 1024)
     assert settings["checkpointing"] is True
+    assert settings["model"] == "Qwen/Qwen2.5-0.5B", "train knows names of the hub"
     assert knobs["hysteresis"] == 0.2
+    assert tuned_for(out / "best.toml").endswith(
+        "qwen2.5-0.5b on rtx4090-desktop (simulated figures)"
+    )
+
+
+def test_nothing_simulated_is_called_measured(simulated):
+    out, text = simulated
+    assert "14 simulated" in text
+    assert "measured" not in text
+    assert summary(out)["num_trials"]["simulated"] == 14
+
+
+def test_a_run_says_what_its_file_was_tuned_for(simulated, tmp_path):
+    out, _ = simulated
+    changes = ["--model", "own:tiny", "--sequence", "32", "--steps", "1", "--device", "cpu"]
+    command = ["train", "--config", str(out / "best.toml"), *changes, "--no-checkpointing"]
+    done = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert "tuned for a run of qwen2.5-0.5b on rtx4090-desktop" in done.output
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama-2-7b", "./own/config.json"])
+def test_the_best_setting_names_the_model_that_was_searched(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/config.json").write_text(json.dumps(find_model("gpt2")[1]))
+    machine = ["--gpu", "a100-80gb", "--host-ram", "512", "--checkpointing"]
+    tuned("out", "--model", name, *machine, "--trials", "1")
+    expected = {
+        "tiny": "tiny",
+        "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+        "./own/config.json": str(tmp_path / "own" / "config.json"),
+    }
+    assert read_config_file(Path("out/best.toml"))[0]["model"] == expected[name]
+
+
+@pytest.mark.parametrize(
+    ("flags", "way_out"),
+    [
+        ([], "It fits with --checkpointing --host-ram 128."),
+        (["--checkpointing"], "It fits with --host-ram 128."),
+        (["--checkpointing", "--host-memory", "64"], None),
+    ],
+)
+def test_a_model_that_does_not_fit_gets_the_flags_with_which_it_would(flags, way_out, tmp_path):
+    command = ["--model", "llama-2-7b", "--hardware", "rtx4090-desktop", "--trials", "1"]
+    command += ["--update-interval", "4", "--lag", "1"]  # fewer settings to look at
+    done = tune(*command, *flags, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert (way_out in said) if way_out else ("It fits with" not in said)
+    if flags == ["--checkpointing"]:
+        tuned(tmp_path / "out", *command, *flags, "--host-ram", "128")
 
 
 def test_figures_are_those_of_the_simulation(simulated):
@@ -96,7 +150,7 @@ def test_every_file_is_there_and_can_be_read(simulated):
     assert sorted(path.name for path in out.iterdir()) == names
     rows = rows_of(out)
     found = summary(out)
-    assert len(rows) == found["num_trials"]["measured"] == 14
+    assert len(rows) == found["num_trials"]["simulated"] == 14
     best = max(rows, key=lambda row: float(row["goodput"]))
     assert float(best["goodput"]) == found["best"][0]["values"]["goodput"]
     assert {"hardware", "versions", "commit"} <= found.keys()
@@ -138,7 +192,7 @@ def test_the_same_command_goes_on_and_the_study_can_be_opened_elsewhere(tmp_path
     command = [*SIMULATED, "--storage", storage, "--study-name", "mine"]
     tuned(tmp_path / "a", *command, "--trials", "4")
     text = tuned(tmp_path / "a", *command, "--trials", "7")
-    assert summary(tmp_path / "a")["num_trials"]["measured"] == 7
+    assert summary(tmp_path / "a")["num_trials"]["simulated"] == 7
     assert f"optuna-dashboard {storage}" in text
     code = (
         "import optuna\nfrom optuna.storages import JournalStorage\n"
@@ -155,6 +209,27 @@ def test_the_same_command_goes_on_and_the_study_can_be_opened_elsewhere(tmp_path
         best["knobs"]["topk_ratio"],
         best["values"]["goodput"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda text: text + b"junk\n", -1),
+        (lambda text: text + b"\xff\xfe\n", -1),
+        (lambda text: b"[1]\n" + text, 0),
+        (lambda text: text[: len(text) // 2], -1),
+    ],
+)
+def test_a_damaged_journal_is_refused_by_its_line_and_left_as_it_is(damage, line, tmp_path):
+    storage = tmp_path / "a.journal"
+    tuned(tmp_path / "out", *SIMULATED, "--storage", storage, "--trials", "1")
+    damaged = damage(storage.read_bytes())
+    storage.write_bytes(damaged)
+    done = tune(*SIMULATED, "--storage", storage, "--trials", "2", "--out", tmp_path / "other")
+    assert done.exit_code == 2, done.output
+    number = range(1, len(damaged.splitlines()) + 1)[line]
+    assert f"line {number}, is no entry" in " ".join(done.output.split())
+    assert storage.read_bytes() == damaged
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path):
@@ -175,7 +250,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path):
     assert "the same command goes on" in text
     found = summary(out)
     assert found["interrupted"]
-    assert found["num_trials"]["measured"] >= 2
+    assert found["num_trials"]["simulated"] >= 2
     assert "running" not in found["num_trials"]
 
 
@@ -198,6 +273,8 @@ def test_a_measured_study_trains_and_its_best_can_be_trained_with(tmp_path):
     assert best == Knobs.from_dict(found["best"][0]["knobs"])
     assert settings["max_grad_norm"] is None
     assert settings["link"] == (0.5e9, 0.25e9)
+    assert settings["data"] == str(data)
+    assert settings["model"] == "own:tiny"
     trained = CliRunner().invoke(
         main,
         [

@@ -162,7 +162,12 @@ def test_all_broken_rules_are_listed_at_once(path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is not JSON"), ("[1]", "must hold an object"), (b"\xff\xfe", "is not JSON")],
+    [
+        ("{", "is not JSON"),
+        ("[1]", "must hold an object"),
+        (b"\xff\xfe", "is not JSON"),
+        ("[" * 50_000, "is not JSON"),
+    ],
 )
 def test_a_file_that_holds_no_object_is_refused(text, message, path):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

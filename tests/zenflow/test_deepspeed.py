@@ -52,6 +52,11 @@ def read(**changes):
     return read_deepspeed(example(changes))
 
 
+def rising(kind, **params):
+    """Return a change of the example: a schedule whose rate rises linearly unless it says."""
+    return {"scheduler": {"type": kind, "params": {"warmup_type": "linear", **params}}}
+
+
 def test_the_example_is_the_papers_rule_with_the_files_values():
     settings = read()
     assert settings.config == ZenFlowConfig.preset(
@@ -273,7 +278,15 @@ def test_features_that_are_switched_off_are_no_reason_to_speak():
         ({"train_micro_batch_size_per_gpu": 3}, "got 8 and 3"),
         ({"fp16": {"enabled": True}}, "bf16 and fp16 can't both be enabled"),
         ({"bf16.bf16_optimizer_states": True}, "moments are float32"),
-        ({"scheduler": {"type": "WarmupLR"}}, "torch.optim.lr_scheduler"),
+        ({"scheduler": {"type": "OneCycle"}}, "torch.optim.lr_scheduler"),
+        ({"scheduler": 3}, "scheduler must be an object"),
+        (rising("WarmupLR", warmup_min_lr=1e-6), "the rate rises from 0"),
+        (rising("WarmupLR", warmup_num_steps=0), "must be an integer >= 1"),
+        (rising("WarmupLR", warmup_max_lr="fast"), "warmup_max_lr must be a number"),
+        (rising("WarmupLR", warmup_steps=5), "'warmup_steps' is unknown"),
+        (rising("WarmupLR", warmup_type="square"), "must be log or linear"),
+        (rising("WarmupDecayLR"), "total_num_steps must be an integer >= 1 or 'auto', got None"),
+        (rising("WarmupCosineLR", total_num_steps=9, cos_min_ratio=0.1), "goes down to 0"),
         ({"torch_autocast": {"enabled": True}}, "torch.autocast in your own loop"),
         ({"zero_optimization": []}, r"zero_optimization must be an object, got \[\]"),
         ({"zero_optimization.stage": 4}, "stage must be 0..3, got 4"),
@@ -293,6 +306,30 @@ def test_features_that_are_switched_off_are_no_reason_to_speak():
 def test_what_would_change_results_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         read(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (rising("WarmupLR"), ("constant", None, 1000, None)),
+        (rising("WarmupLR", warmup_max_lr=3e-5, warmup_num_steps=9), ("constant", 3e-5, 9, None)),
+        (rising("WarmupDecayLR", total_num_steps=90), ("linear", 1e-3, 1000, 90)),
+        (
+            rising("WarmupDecayLR", total_num_steps="auto", warmup_max_lr="auto"),
+            ("linear", None, 1000, None),
+        ),
+        (rising("WarmupCosineLR", total_num_steps=90), ("cosine", None, 1000, 90)),
+    ],
+)
+def test_a_schedule_keeps_deepspeeds_defaults(changes, expected):
+    found = read(**changes).schedule
+    assert (found.shape, found.max_lr, found.warmup_steps, found.total_steps) == expected
+    assert read().schedule is None
+
+
+def test_a_rise_of_another_shape_is_told():
+    with pytest.warns(UserWarning, match="logarithm"):
+        read(scheduler={"type": "WarmupLR", "params": {}})
 
 
 def test_everything_that_is_refused_is_told_at_once():

@@ -27,6 +27,12 @@ def make(model, mode="keep", **arguments):
     )
 
 
+@pytest.mark.parametrize("config", [{"lag": 1}, "zenflow", 3])
+def test_a_config_of_another_type_is_refused_with_how_to_make_one(config):
+    with pytest.raises(TypeError, match=r"config must be a ZenFlowConfig .* ZenFlowConfig\("):
+        make(nn.Linear(4, 4), config=config)
+
+
 def take_step(model, optimizer):
     model(torch.ones(2, 8)).square().sum().backward()
     optimizer.step()

@@ -8,6 +8,7 @@ without both it is ``on_device``. Loads neither torch nor DeepSpeed.
 
 from __future__ import annotations
 
+from zenflow.deepspeed.schedule import DeepSpeedSchedule
 from zenflow.deepspeed.settings import DeepSpeedSettings, read_deepspeed
 
-__all__ = ["DeepSpeedSettings", "read_deepspeed"]
+__all__ = ["DeepSpeedSchedule", "DeepSpeedSettings", "read_deepspeed"]

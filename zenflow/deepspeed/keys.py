@@ -34,7 +34,6 @@ REFUSED_TOP_LEVEL = {
     "hybrid_engine": "remove it",
     "progressive_layer_drop": "remove it",
     "quantize_training": "remove it",
-    "scheduler": "remove it and hand the optimizer to a scheduler of torch.optim.lr_scheduler",
     "sparse_attention": "remove it",
     "tensor_parallel": "remove it: the engine updates whole matrices",
     "torch_autocast": "use torch.autocast in your own loop",

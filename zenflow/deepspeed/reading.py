@@ -30,6 +30,9 @@ class Reading:
     unused: list[str] = field(default_factory=list)
     """Names of keys that have no effect and change no result."""
 
+    notes: list[str] = field(default_factory=list)
+    """What is done in another way here, and may change results a little."""
+
     auto: list[str] = field(default_factory=list)
     """Names of keys that are left to the program."""
 
@@ -74,7 +77,7 @@ class Reading:
             if key in unused:
                 self.unused.append(name)
             elif key not in refused:
-                known = unknown_name(key, [*read, *unused, *refused])
+                known = unknown_name(key, sorted([*read, *unused, *refused]))
                 self.refused.append(f"{prefix}{known}" if prefix else known)
             elif is_on(value):
                 self.refuse(name, refused[key])

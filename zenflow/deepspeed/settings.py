@@ -13,6 +13,7 @@ from zenflow.config import raise_violations
 from zenflow.deepspeed import keys
 from zenflow.deepspeed.reading import Reading, is_number
 from zenflow.deepspeed.rule import read_rule
+from zenflow.deepspeed.schedule import DeepSpeedSchedule, read_schedule
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _READ_TOP_LEVEL = (
     *_BATCH_KEYS,
     "zero_optimization",
     "optimizer",
+    "scheduler",
     "gradient_clipping",
     "bf16",
     "fp16",
@@ -61,6 +63,9 @@ class DeepSpeedSettings:
     DeepSpeed's defaults stand for keys that ``optimizer.params`` lacks (its weight decay is 0);
     keys that are "auto" are absent, and so are all where the file has no optimizer.
     """
+
+    schedule: DeepSpeedSchedule | None
+    """Of the learning rate, for a scheduler of ``torch.optim.lr_scheduler``; None is constant."""
 
     max_grad_norm: float | None
     """Largest norm over all gradients; None is no clipping (or "auto", see ``auto``)."""
@@ -108,7 +113,7 @@ def read_deepspeed(
     hand the optimizer a controller, else it stays there.
 
     Keys that can't be honoured and change no result (buffers, buckets, logs) are named in one
-    ``UserWarning``.
+    ``UserWarning``; a learning rate that rises in another way is told by another.
 
     Args:
         source: Path of the JSON file, or its content.
@@ -129,6 +134,7 @@ def read_deepspeed(
     settings = DeepSpeedSettings(
         config=read_rule(reading, zero, steps_per_epoch),
         optimizer=_optimizer(reading, root.pop("optimizer", None)),
+        schedule=read_schedule(reading, root.pop("scheduler", None)),
         max_grad_norm=_max_grad_norm(reading, root.pop("gradient_clipping", None)),
         train_micro_batch_size_per_gpu=batch["train_micro_batch_size_per_gpu"],
         gradient_accumulation_steps=batch["gradient_accumulation_steps"],
@@ -139,6 +145,8 @@ def read_deepspeed(
     )
     reading.sort(root, "", keys.UNUSED_TOP_LEVEL, keys.REFUSED_TOP_LEVEL, _READ_TOP_LEVEL)
     raise_violations("the DeepSpeed configuration", reading.refused)
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=2)
     if reading.unused:
         warnings.warn(
             "these DeepSpeed keys have no effect here (and change no result): "

@@ -1,0 +1,128 @@
+"""Memory that is not there is refused before it is allocated."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from experiments import host_memory
+from experiments.build import build_workbench, make_optimizer
+from experiments.host_memory import _cgroup_bytes, check_host_memory, free_bytes
+from experiments.recipes import TrainSettings
+from tests.experiments.runs import FAST, train, write_text
+from zenflow import ConfigError, ZenFlowConfig
+
+
+def group(folder, limit, used, cache):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
+
+
+def test_the_tightest_limit_of_a_group_and_those_above_it_counts(tmp_path):
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("0::/outer/inner\n")
+    assert _cgroup_bytes(own, root) == math.inf
+    group(root / "outer" / "inner", "max", 100, 10)
+    assert _cgroup_bytes(own, root) == math.inf
+    group(root / "outer", 1000, 400, 50)
+    assert _cgroup_bytes(own, root) == 650
+    group(root / "outer" / "inner", 500, 100, 10)
+    assert _cgroup_bytes(own, root) == 410
+    group(root, 300, 100, 0)
+    assert _cgroup_bytes(own, root) == 200
+
+
+def test_groups_of_the_first_version_count_too(tmp_path):
+    own, folder = tmp_path / "own", tmp_path / "cgroup" / "memory" / "a"
+    own.write_text("3:cpu,cpuacct:/a\n2:memory:/a\n")
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("1000\n")
+    (folder / "memory.usage_in_bytes").write_text("300\n")
+    (folder / "memory.stat").write_text("total_inactive_file 30\n")
+    assert _cgroup_bytes(own, tmp_path / "cgroup") == 730
+
+
+def test_a_limit_of_the_shell_counts():
+    program = (
+        "import resource, psutil\nfrom experiments.host_memory import free_bytes\n"
+        "room = psutil.Process().memory_info().vms + 200_000_000\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
+        "free, limit = free_bytes()\n"
+        "assert 0 < free <= 200_000_000, free\nassert limit == 'ulimit -v'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["on_device", "zero_offload", "zenflow_paper", "zenflow"])
+def test_what_is_counted_is_what_the_optimizer_takes_and_never_more(strategy, tmp_path):
+    settings = TrainSettings(
+        model="own:small", data=str(write_text(tmp_path / "a.txt")), strategy=strategy,
+        sequence=32, device="cpu",
+    )  # fmt: skip
+    bench = build_workbench(settings)
+    optimizer = make_optimizer(bench)
+    plan = optimizer.memory
+    optimizer.close()
+    taken = plan.host_bytes + plan.device_extra_bytes
+    least = next(n for n in range(0, 200) if allows(bench, n * 1_000_000)) * 1_000_000
+    assert 0.75 * taken < least <= taken + 1_000_000
+
+
+def allows(bench, free):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_memory, "free_bytes", lambda: (float(free), "a test"))
+        try:
+            check_host_memory(bench.model, bench.config, on_cpu=True)
+        except ConfigError:
+            return False
+    return True
+
+
+def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: (1000.0, "a test"))
+    model, config = nn.Linear(100, 100), ZenFlowConfig.preset("on_device")
+    check_host_memory(model, config, on_cpu=False)
+    with pytest.raises(ConfigError, match="a test leaves"):
+        check_host_memory(model, config, on_cpu=True)
+
+
+def test_a_run_without_enough_memory_is_refused_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: (1e5, "the container's limit"))
+    data = write_text(tmp_path / "a.txt")
+    result = train(*FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "the container's limit leaves 0.0 GB" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "the host's memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: tried 5"), "the host's memory"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "the device's memory"),
+    ],
+)
+def test_memory_that_runs_out_on_the_way_is_told_in_words(tmp_path, monkeypatch, error, words):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("experiments.training.forward", fail)
+    data = write_text(tmp_path / "a.txt")
+    result = train(*FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert f"{words} is too small for this run" in " ".join(result.output.split())
+    assert "--checkpointing" in result.output
+
+
+def test_there_is_some_memory_here():
+    free, limit = free_bytes()
+    assert free > 0
+    assert limit

