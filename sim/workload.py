@@ -176,7 +176,7 @@ class Workload:
             return shared + (4.0 * hidden + 2.0 * inner) * size, 14
         norm = 24.0 + 4.0 * size if size < 4 else 28.0
         rotated = layer.attention_width * (1.0 + self.num_key_value_heads_share)
-        return shared + 2.0 * norm * hidden + (9.0 * rotated + 5.0 * inner) * size, 31
+        return shared + norm * self._normed_width(layer) + (9.0 * rotated + 5.0 * inner) * size, 31
 
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.
@@ -191,7 +191,7 @@ class Workload:
         kept = []
         for index, layer in enumerate(self.layers):
             if index == len(self.layers) - 1:
-                each = self._norm_bytes(is_gated) + self.hidden * self.dtype_bytes
+                each = self.hidden * (self._norm_bytes(is_gated) + self.dtype_bytes)
                 each += 4.0 * self._vocabulary
             elif not layer.attention_width:
                 each = 8.0 + (0 if is_gated else self.hidden)
@@ -214,24 +214,35 @@ class Workload:
         attention = width + 2.0 * query * (1.0 + self.num_key_value_heads_share)
         is_gated = _is_gated(layer)
         feed_forward = width + (4.0 if is_gated else 2.0) * self._inner_width(layer)
-        gates = [p for p in layer.parameters if p.name.endswith("gate_proj.weight")]
-        feed_forward += 2.0 * width * sum(p.active for p in gates if p.name.startswith("experts."))
-        kept = 2.0 * self._norm_bytes(is_gated) + size * (attention + feed_forward)
+        gates = [p for p, _ in _gates(layer) if p.name.startswith("experts.")]
+        feed_forward += 2.0 * width * sum(p.active for p in gates)
+        norms = self._normed_width(layer) * self._norm_bytes(is_gated)
+        kept = norms + size * (attention + feed_forward)
         return kept if is_gated else kept + 2.0 * width
 
     def _norm_bytes(self, is_gated: bool) -> float:
-        """Return what a norm keeps for each token, its output aside.
+        """Return what a norm keeps for each token and unit of its width, its output aside.
 
         A layer norm keeps its input. The gated families' RMS norm computes in float32 on a copy of
         its input, and keeps what it multiplies by its weights in the model's dtype.
         """
-        return self.hidden * (4.0 + self.dtype_bytes if is_gated else float(self.dtype_bytes))
+        return 4.0 + self.dtype_bytes if is_gated else float(self.dtype_bytes)
+
+    def _normed_width(self, layer: Layer) -> float:
+        """Return the width that a layer's norms have together: two, and those of its family."""
+        names = [p.name.removesuffix(".weight") for p in layer.parameters]
+        more = sum(name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+                   for name in names)  # fmt: skip
+        query = layer.attention_width
+        heads = query * (
+            ("q_norm" in names) + self.num_key_value_heads_share * ("k_norm" in names)
+        )
+        return (2.0 + more) * self.hidden + heads
 
     def _inner_width(self, layer: Layer) -> float:
         """Return the width inside the feed-forward, over all experts that a token goes to."""
         if _is_gated(layer):
-            gates = [p for p in layer.parameters if p.name.endswith("gate_proj.weight")]
-            return sum(p.active * p.shape[0] for p in gates)
+            return sum(gate.active * width for gate, width in _gates(layer))
         matrices = sum(p.numel for p in layer.parameters if len(p.shape) > 1)
         return (matrices - 4.0 * self.hidden * layer.attention_width) / (2.0 * self.hidden)
 
@@ -281,4 +292,13 @@ class Workload:
 
 
 def _is_gated(layer: Layer) -> bool:
-    return any(p.name.endswith("gate_proj.weight") for p in layer.parameters)
+    return bool(_gates(layer))
+
+
+def _gates(layer: Layer) -> list[tuple[Parameter, float]]:
+    """Return the matrices that make gates, and how wide these are."""
+    alone = [
+        (p, float(p.shape[0])) for p in layer.parameters if p.name.endswith("gate_proj.weight")
+    ]
+    both = [p for p in layer.parameters if p.name.endswith("gate_up_proj.weight")]
+    return [*alone, *((p, p.shape[0] / 2) for p in both)]
