@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sim.block_plan import BlockPlan
 from sim.costs import StepCosts
+from sim.engine_memory import released_ring
 from sim.machine import Rates
 from sim.simulate import Strategy
 from sim.window_phases import WindowPhase, window_phases
@@ -50,6 +51,22 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True)
+class _Released:
+    """Times of a step in release mode, (N, L) over segments in the order of backward, or (N,)."""
+
+    begun: Array
+    passed: Array
+    """When backward has passed a segment."""
+    stepped: Array
+    """When the device has taken its own step."""
+    copied: Array
+    pressed: Array
+    """Seconds for which the end of backward waits for room in the ring."""
+    is_free: NDArray[np.bool_]
+    """Whether it waits nowhere else."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Jobs:
     """What a lane serves in turn: the segments with bytes, and what is left from each on."""
 
@@ -73,6 +90,46 @@ class _Jobs:
         left = self.bytes_left / rate[:, None] + self.seconds_left
         ends: Array = (ready[:, self.columns] + left).max(axis=1)
         return ends
+
+
+@dataclass(frozen=True, slots=True)
+class _RingJobs:
+    """Copies out of the ring of `sim.schedules.ring`: of a segment's head, then of its tail."""
+
+    num_bytes: Array
+    """Of heads and tails in turn; a head of none is no copy."""
+    fixed: Array
+    """Seconds beside them."""
+    room: NDArray[np.intp]
+    """For each segment the job that has to be done when its backward ends; -1 is none."""
+
+    @classmethod
+    def of(cls, plan: BlockPlan, grads: Array, fixed: float) -> _RingJobs:
+        """Return the jobs of these gradients, in the order of backward."""
+        size = 1 if not plan.deferred else grads.sum() / plan.deferred
+        tallest = max((block.shape.num_rows for block in plan.blocks), default=0)
+        ring = float(released_ring(int(grads.sum()), int(tallest * size)))
+        tails = np.minimum(grads, ring)
+        sizes = np.stack([grads - tails, tails], axis=1).ravel()
+        room = [cls._room(sizes, 2 * index + 1, ring) for index in range(len(grads))]
+        return cls(sizes, np.where(sizes > 0, fixed, 0.0), np.array(room))
+
+    @staticmethod
+    def _room(sizes: Array, place: int, ring: float) -> int:
+        if not sizes[place]:
+            return -1  # nothing is sent, so nothing is waited for
+        filled = 0.0
+        for job in range(place, -1, -1):
+            filled += sizes[job]
+            if sizes[job] and filled > ring:
+                return job
+        return -1
+
+    def ended(self, begun: Array, passed: Array, rate: Array) -> Array:
+        """Return when each job ends, (N, 2 L), if heads wait for begins and tails for ends."""
+        ready = np.stack([begun, passed], axis=2).reshape(len(rate), -1)
+        ready = np.where(self.num_bytes > 0, ready, -np.inf)
+        return _served(ready, self.fixed + self.num_bytes / rate[:, None])
 
 
 class ClosedForm:
@@ -103,7 +160,7 @@ class ClosedForm:
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
             overheads = costs.hardware.overheads
             copy = overheads.copy.value + costs.hardware.link.latency.value
-            self._copies = _Jobs.of(self._grads, copy, overheads.pack_bandwidth.value)
+            self._ring = _RingJobs.of(self._plan, self._grads, copy)
             self._uploads = [_Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
@@ -231,7 +288,8 @@ class ClosedForm:
 
     def _in_turn(self, axes: dict[str, Array]) -> Steady:
         """The engine without overlap: updates start as copies arrive, one upload ends the step."""
-        _, stepped, copied = self._copied(axes)
+        step = self._released(axes)
+        stepped, copied = step.stepped, step.copied
         (phase,) = self._phases
         tasks = self._host_seconds(phase.update, axes)
         done = _served(np.maximum(copied, stepped[:, None]), tasks)[:, -1]
@@ -240,16 +298,17 @@ class ClosedForm:
         stall = done - stepped + upload
         alone = copied[:, -1] <= stepped
         room = self._rates.sharing * (axes["host"] + axes["d2h"]) <= axes["dram"]
-        applies = self._copies_are_free(axes, both_ways=False) & (alone | room)
-        return Steady(stepped + stall, stall, applies)
+        applies = self._copies_are_free(axes, both_ways=False) & (alone | room) & step.is_free
+        return Steady(stepped + stall, stall + step.pressed, applies)
 
     def _overlapped(self, axes: dict[str, Array]) -> Steady:
         """The engine behind a device that it keeps up with: what is left is the last uploads."""
-        passed, stepped, copied = self._copied(axes)
+        step = self._released(axes)
+        passed, stepped, copied = step.passed, step.stepped, step.copied
         assert self._strategy.config is not None
         config = self._strategy.config
         is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
-        applies = self._copies_are_free(axes, both_ways=True)
+        applies = self._copies_are_free(axes, both_ways=True) & step.is_free
         stalls = [
             np.maximum(0.0, uploads.ended(passed, axes["h2d"]) - stepped)
             for uploads in self._uploads
@@ -257,16 +316,16 @@ class ClosedForm:
         for index, uploads in enumerate(self._uploads):
             before, stall = self._phases[index - 1], stalls[index - 1]
             done = self._host_done(before, axes, stepped, copied, is_fused)
-            late = np.maximum(passed, done - (stepped + stall)[:, None])
-            tail = self._copies.ended(late, axes["d2h"])
-            applies &= tail <= np.maximum(copied[:, -1], stepped) * _EXACT
+            free = done - (stepped + stall)[:, None]
+            # A gradient whose place on the host is free late would hold backward up.
+            applies &= ((free <= step.begun) | (self._grads == 0)).all(axis=1)
             if is_fused:
-                delayed = uploads.ended(late, axes["h2d"])
+                delayed = uploads.ended(np.maximum(passed, free), axes["h2d"])
                 applies &= delayed <= (stepped + stalls[index]) * _EXACT
         if not is_fused:
             applies &= self._keeps_up(axes, stepped, copied, config)
         mean: Array = np.mean(stalls, axis=0)
-        return Steady(stepped + mean, mean, applies)
+        return Steady(stepped + mean, mean + step.pressed, applies)
 
     def _host_done(
         self,
@@ -311,17 +370,27 @@ class ClosedForm:
         overheads = self._costs.hardware.overheads
         return (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
 
-    def _copied(self, axes: dict[str, Array]) -> tuple[Array, Array, Array]:
-        """Return when segments are passed, (N, L), the step ends, (N,), and copies end, (N, L)."""
+    def _released(self, axes: dict[str, Array]) -> _Released:
+        """Return when a step's parts end whose gradients leave through the ring."""
         overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
         shares = self._plan.shares[::-1]
         intake = np.array([s.split * size / overheads.intake_bandwidth.value for s in shares])
-        passed = self._passed(axes, intake)
-        step = overheads.step.value + self._plan.on_device / overheads.device_update.value
-        grads = self._grads
-        copies = self._copy_seconds(grads, axes["d2h"], overheads.pack_bandwidth.value)
-        released = np.where(grads > 0, passed, -np.inf)
-        return passed, passed[:, -1] + step, _served(released, copies)
+        passed = self._passed(axes, intake + self._grads / overheads.pack_bandwidth.value)
+        start = self._costs.accumulation * axes["forward"]
+        start = start + (self._costs.accumulation - 1) * axes["backward"]
+        begun = np.concatenate([start[:, None], passed[:, :-1]], axis=1)
+        ended = self._ring.ended(begun, passed, axes["d2h"])
+        waits = np.where(self._ring.room >= 0, ended[:, self._ring.room], -np.inf)
+        pressed = np.maximum(0.0, waits[:, -1] - passed[:, -1])
+        seconds = overheads.step.value + self._plan.on_device / overheads.device_update.value
+        return _Released(
+            begun=begun,
+            passed=passed,
+            stepped=passed[:, -1] + pressed + seconds,
+            copied=np.maximum.accumulate(ended[:, 1::2], axis=1),
+            pressed=pressed,
+            is_free=(waits[:, :-1] <= passed[:, :-1] * _EXACT).all(axis=1),
+        )
 
 
 def _crowded(axes: dict[str, Array]) -> dict[str, Array]:
