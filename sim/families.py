@@ -102,16 +102,14 @@ def _llama(config: Config) -> list[Layer]:
     groups = config.get("num_key_value_heads") or heads
     embedding = Parameter(name="embed_tokens.weight", shape=(vocabulary, width))
     layers = [Layer(name="embedding", parameters=(embedding,))]
+    own = (  # the same of every layer, which lets others count it once
+        _vector("input_layernorm.weight", width),
+        *_attention(config, width, heads * head, groups * head, head),
+        *(_vector(f"{name}_layernorm.weight", width) for name in _more_norms(kind)),
+        *_feed_forward(config, width),
+    )
     for index in range(_field(config, "num_hidden_layers")):
-        own = [
-            _vector("input_layernorm.weight", width),
-            *_attention(config, width, heads * head, groups * head, head),
-            *(_vector(f"{name}_layernorm.weight", width) for name in _more_norms(kind)),
-            *_feed_forward(config, width),
-        ]
-        layers.append(
-            Layer(name=f"layers.{index}", parameters=tuple(own), attention_width=heads * head)
-        )
+        layers.append(Layer(name=f"layers.{index}", parameters=own, attention_width=heads * head))
     last = [_vector("norm.weight", width)]
     if not config.get("tie_word_embeddings", kind.startswith("gemma")):
         last += _linear("lm_head", vocabulary, width)

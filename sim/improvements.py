@@ -6,7 +6,8 @@ whatever then does best. Where nothing fits, more of the host's memory comes bef
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -25,7 +26,9 @@ _HOST_SIZES = tuple(
 )
 """Of devices and of hosts that are sold, bytes."""
 _GAIN = 0.03
-"""Share of a step below which a change is no gain."""
+"""Share of a step below which a faster part is no gain."""
+_WORTH_A_DEVICE = 0.1
+"""The same for memory, which is more than a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,59 +83,59 @@ def faster_parts(now: Option, search: Search) -> list[Improvement]:
         now: What is recommended.
         search: That found it.
     """
+    usual = search.estimate(now)
     found = []
     for change, other in _faster(search.planner.hardware):
-        option = Planner(other).option_of(now.need)
-        found.append(_improvement(change, replace(option, changes=now.changes), now))
+        if search.estimate(now, other) < (1 - _GAIN) * usual:
+            option = Planner(other).option_of(now.need)
+            found.append(_improvement(change, replace(option, changes=now.changes), now))
+    found += _larger_memory(now, search)
+    return sorted(found, key=lambda item: -(item.saved_share or 0.0))
+
+
+def _larger_memory(now: Option, search: Search) -> Iterator[Improvement]:
+    """Yield sizes of memory, from the next one on, each of which saves more than the one before."""
+    least = now.step_seconds
     for change, machine in _larger(search.planner.hardware):
+        promised = next(search.fitting(hardware=machine), None)
+        if promised is None or promised.seconds > (1 - _WORTH_A_DEVICE) * least:
+            continue
         best = search.best(hardware=machine)
-        if best is not None:
-            found.append(_improvement(change, best, now))
-    gains = sorted(found, key=lambda item: -(item.saved_share or 0.0))
-    return _without_repetition(gains)
+        if best is not None and best.step_seconds < (1 - _WORTH_A_DEVICE) * least:
+            least = best.step_seconds
+            yield _improvement(change, best, now)
 
 
-def _without_repetition(gains: list[Improvement]) -> list[Improvement]:
-    """Return the gains without sizes of memory that bring no more than a smaller one."""
-    kept: list[Improvement] = []
-    for item in gains:
-        same = [
-            other
-            for other in kept
-            if other.setting == item.setting and other.step_seconds == item.step_seconds
-        ]
-        if not same:
-            kept.append(item)
-    return kept
-
-
-def more_memory(search: Search, names: Collection[str] = PRESETS) -> Iterator[Improvement]:
+def more_memory(
+    searches: Sequence[Search], names: Collection[str] = PRESETS
+) -> Iterator[Improvement]:
     """Yield what memory would make something fit: the host's, the device's, or both.
 
     Args:
-        search: Of the step's tokens on one device.
+        searches: Of the step's tokens on one device: those asked for, then fewer and fewer.
         names: Presets to look at.
     """
-    machine = search.planner.hardware
+    machine = searches[0].planner.hardware
     host, device = machine.host.dram_bytes.value, machine.device.memory.value
     hosts = [size for size in _HOST_SIZES if size > host]
     devices = [size for size in _DEVICE_SIZES if size > 1.02 * device]
-    for sizes in ([(device, h) for h in hosts], [(d, host) for d in devices]):
-        found = _first_that_fits(search, sizes, names)
-        if found is not None:
-            yield found
-    if not machine.device.is_cpu:
+    if machine.device.is_cpu:
+        devices = []
+    alone = [
+        _first_that_fits(searches, [(device, size) for size in hosts], names),
+        _first_that_fits(searches[:1], [(size, host) for size in devices], names),
+    ]
+    if alone == [None, None]:
         both = [(d, h) for d in devices for h in hosts]
-        found = _first_that_fits(search, both, names)
-        if found is not None:
-            yield found
+        alone = [_first_that_fits(searches[:1], both, names)]
+    yield from (item for item in alone if item is not None)
 
 
 def _first_that_fits(
-    search: Search, sizes: list[tuple[float, float]], names: Collection[str]
+    searches: Sequence[Search], sizes: list[tuple[float, float]], names: Collection[str]
 ) -> Improvement | None:
-    machine = search.planner.hardware
-    for device, host in sizes:
+    machine = searches[0].planner.hardware
+    for search, (device, host) in itertools.product(searches, sizes):
         other = machine.with_values({"device.memory": device, "host.dram_bytes": host})
         best = search.best(names=names, hardware=other)
         if best is None:

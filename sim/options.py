@@ -14,7 +14,6 @@ from sim.memory import MemoryNeed, Shortfall, memory_of
 from sim.rules import rule_of
 from sim.simulate import Prediction, Strategy, simulate
 from sim.workload import Workload
-from zenflow.config import ZenFlowConfig
 
 _MEASURED = 2
 """Steps that are simulated once they repeat, and at least a window."""
@@ -125,8 +124,8 @@ class Planner:
         """
         self.hardware = hardware
         self.reserve = reserve
-        self._costs: dict[Workload, StepCosts] = {}
-        self._known: dict[tuple[Workload, str, ZenFlowConfig | None, str], Prediction] = {}
+        self._costs: dict[tuple[Any, ...], StepCosts] = {}
+        self._known: dict[tuple[Any, ...], Prediction] = {}
 
     def fitted(self, workload: Workload, strategy: Strategy) -> Option:
         """Return a strategy with no more changes than it takes to fit the device.
@@ -165,13 +164,14 @@ class Planner:
 
     def costs(self, workload: Workload) -> StepCosts:
         """Return the costs of a workload's step on the machine."""
-        if workload not in self._costs:
-            self._costs[workload] = costs_of(workload, self.hardware)
-        return self._costs[workload]
+        key = _key(workload)
+        if key not in self._costs:
+            self._costs[key] = costs_of(workload, self.hardware)
+        return self._costs[key]
 
     def predict(self, workload: Workload, strategy: Strategy) -> Prediction:
         """Return a strategy's step, as if there were memory for it."""
-        key = (workload, strategy.name, strategy.config, str(strategy.options))
+        key = (*_key(workload), strategy.name, strategy.config, str(strategy.options))
         if key not in self._known:
             # One window is enough where steps repeat; with a lag in between they take longer to.
             config = strategy.config
@@ -183,6 +183,13 @@ class Planner:
                 num_steps=_MEASURED if repeats else None,
             )
         return self._known[key]
+
+
+def _key(workload: Workload) -> tuple[Any, ...]:
+    """Return what tells workloads of one plan apart: comparing all their layers takes long."""
+    work = workload
+    size = (work.batch_size, work.sequence, work.accumulation, work.checkpointing)
+    return (*size, work.name, work.num_params, work.dtype)
 
 
 def variants(workload: Workload) -> list[tuple[Workload, tuple[str, ...]]]:

@@ -10,9 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.bounds import least_step_seconds
-from sim.costs import costs_of
-from sim.engine_memory import engine_memory
 from sim.hardware import HardwareProfile
 from sim.improvements import Improvement, faster_parts, more_memory
 from sim.options import Option, Planner, default_reserve
@@ -144,33 +141,25 @@ def plan(
         exact=exact,
         window=window,
         tight=finder.tight(chosen),
-        interval=interval(chosen, search.planner.hardware, draws) if chosen and search else None,
+        interval=interval(chosen, search, draws) if chosen and search else None,
         improvements=tuple(finder.improvements(chosen, search)),
     )
 
 
-def interval(option: Option, hardware: HardwareProfile, draws: int) -> Interval | None:
+def interval(option: Option, search: Search, draws: int = DRAWS) -> Interval | None:
     """Return an interval of an option's tokens per second over draws of the machine's figures.
 
-    The simulated step is scaled as its bound moves from draw to draw, which takes a hundredth of
+    The simulated step is scaled as its estimate moves from draw to draw, which takes a hundredth of
     the time of simulating each.
     """
     if not draws:
         return None
-    work, strategy = option.need.workload, option.strategy
-    assert strategy.config is not None
-    config = strategy.config
-    own = engine_memory([p.shape for p in work.parameters], config, work.dtype_bytes)
-
-    def least(machine: HardwareProfile) -> float:
-        return least_step_seconds(costs_of(work, machine), config, own)
-
-    usual = least(hardware)
+    usual = search.estimate(option)
 
     def tokens_per_second(drawn: HardwareProfile) -> float:
-        return option.tokens_per_second * usual / least(drawn)
+        return option.tokens_per_second * usual / search.estimate(option, drawn)
 
-    return interval_of(hardware, tokens_per_second, count=draws)
+    return interval_of(search.planner.hardware, tokens_per_second, count=draws)
 
 
 def _others(search: Search | None, chosen: Option | None) -> tuple[Option | None, Option | None]:
@@ -290,4 +279,5 @@ class _Finder:
         if chosen is not None and search is not None:
             yield from faster_parts(chosen, search)
             return
-        yield from more_memory(self.search(1, self._workload), self._presets)
+        works = [self._workload, *([] if self._is_hopeless else fewer_tokens(self._workload))]
+        yield from more_memory([self.search(1, work) for work in works], self._presets)

@@ -1,17 +1,19 @@
 """Search: the engine's fastest settings for one step's tokens on a machine. No torch.
 
-Micro-batches, checkpointing, k, S and moments are searched together. Bounds of `sim.bounds` put
-the settings in order; the first ones that fit are simulated, until no bound left promises more
-than the best that was simulated.
+Micro-batches, checkpointing, k, S and moments are searched together. Estimates put the settings in
+order; the first ones that fit are simulated, until none that is left promises more than the best
+of these.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.bounds import least_step_seconds
+from sim.estimates import estimated_seconds
+from sim.costs import StepCosts, costs_of
 from sim.engine_memory import engine_memory
 from sim.hardware import HardwareProfile
 from sim.memory import MemoryNeed, memory_of
@@ -21,8 +23,12 @@ from sim.simulate import Strategy
 from sim.workload import Workload
 from zenflow.config import PRESETS
 
-TOLERANCE = 0.01
+TOLERANCE = 0.03
 """Share by which what is found may be slower than the best setting of the grid."""
+_AS_GOOD = 0.01
+"""Share of a step that is no reason to prefer a setting."""
+_MOST = 8
+"""Settings that are simulated to find the best one."""
 KS = (0.1, 0.0, 0.01, 0.02, 0.05, 0.2, 0.3, 0.45, 0.6, 0.8)
 """Shares of columns on the device; the default first, which stays where nothing is faster."""
 INTERVALS = (4, 8, 16)
@@ -32,7 +38,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
     """One setting of the grid."""
 
@@ -40,15 +46,15 @@ class Candidate:
     strategy: Strategy
     changes: tuple[str, ...]
     """What differs from the preset and from the workload that was asked for."""
-    least_seconds: float
-    """What a step takes at least."""
+    seconds: float
+    """About what a step takes."""
     distance: int
     """Of its rule from AdamW."""
 
     @property
     def score(self) -> float:
-        """Seconds at least, the longer the farther its rule is from AdamW."""
-        return self.least_seconds * WORTH**self.distance
+        """Seconds, the more the farther its rule is from AdamW."""
+        return self.seconds * WORTH**self.distance
 
 
 class Search:
@@ -77,26 +83,28 @@ class Search:
         """
         self.planner = planner
         self.workload = workload
-        self._needs: dict[tuple[Workload, Strategy | str], MemoryNeed] = {}
+        self._shapes = [parameter.shape for parameter in workload.parameters]
+        self._needs: dict[Candidate, MemoryNeed] = {}
         recomputes = (False, True) if checkpointing is None else (checkpointing,)
+        strategies = list(_strategies(names, releases=workload.dtype != "float16"))
         made = [
-            self._candidate(work, strategy, changes)
+            self._candidate(work, planner.costs(work), strategy, changes)
             for work in _splits(workload, recomputes)
-            for strategy, changes in _strategies(names)
+            for strategy, changes in strategies
         ]
         self._ordered = sorted(made, key=lambda item: item.score)
 
     def _candidate(
-        self, work: Workload, strategy: Strategy, changes: tuple[str, ...]
+        self, work: Workload, costs: StepCosts, strategy: Strategy, changes: tuple[str, ...]
     ) -> Candidate:
         config = strategy.config
         assert config is not None
-        own = engine_memory([p.shape for p in work.parameters], config, work.dtype_bytes)
+        own = engine_memory(self._shapes, config, work.dtype_bytes)
         return Candidate(
             workload=work,
             strategy=strategy,
             changes=(*changes, *_changes_of(work, self.workload)),
-            least_seconds=least_step_seconds(self.planner.costs(work), config, own),
+            seconds=estimated_seconds(costs, config, own, releases=strategy.releases),
             distance=distance(strategy),
         )
 
@@ -111,7 +119,7 @@ class Search:
         """Return the best setting that fits; None if none does.
 
         A rule that is farther from AdamW by 1 has to be `WORTH` times as fast. Of settings as
-        good within `TOLERANCE` the one with the fewest changes is taken. Baselines are taken only
+        good the one with the fewest changes is taken. Baselines are taken only
         where they are all that is asked for, or all that fits.
 
         Args:
@@ -129,14 +137,18 @@ class Search:
 
     def _best(self, fitting: Iterator[Candidate]) -> Candidate | None:
         simulated: list[tuple[float, Candidate]] = []
+        off = math.inf  # least factor by which an estimate was too low
         for item in fitting:
-            if simulated and item.score >= min(simulated, key=_score)[0] / (1 + TOLERANCE):
-                break
+            if simulated:
+                best = min(simulated, key=_score)[0]
+                if len(simulated) == _MOST or item.score * off >= best * (1 - _AS_GOOD):
+                    break
             taken = self.planner.predict(item.workload, item.strategy).step_seconds
             simulated.append((taken * WORTH**item.distance, item))
+            off = min(off, taken / item.seconds)
         if not simulated:
             return None
-        most = min(simulated, key=_score)[0] * (1 + TOLERANCE)
+        most = min(simulated, key=_score)[0] * (1 + _AS_GOOD)
         good = [item for score, item in simulated if score <= most]
         return min(good, key=lambda item: (len(item.changes), item.distance))
 
@@ -154,12 +166,12 @@ class Search:
     ) -> Iterator[Candidate]:
         """Yield settings that fit, those that promise most first; arguments are those of `best`.
 
-        More columns on the device never need less of its memory, and never more of the host's;
-        nor do micro-batches and checkpointing touch the host's, or windows the device's.
+        More columns on the device never need less of its memory, nor more of the host's; what
+        moments see is the host's matter, micro-batches and checkpointing the device's.
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
-        most_k: dict[tuple[str, Workload], float] = {}
+        most_k: dict[tuple[str, int, int, bool], float] = {}
         least_k: dict[tuple[str, int, str], float] = {}
         for item in self._ordered:
             config = item.strategy.config
@@ -167,7 +179,9 @@ class Search:
             name, k = item.strategy.name, config.topk_ratio
             if name not in names or (name == "zenflow" and config.deferred_moments != moments):
                 continue
-            device, host = (name, item.workload), (name, config.update_interval, moments)
+            interval, work = config.update_interval, item.workload
+            device = (name, interval, work.batch_size, work.checkpointing)
+            host = (name, interval, config.deferred_moments)
             if k >= most_k.get(device, 2.0) or k <= least_k.get(host, -1.0):
                 continue
             short = self.need(item).short_of(machine, kept)
@@ -180,11 +194,18 @@ class Search:
 
     def need(self, item: Candidate) -> MemoryNeed:
         """Return the memory that a setting takes."""
-        config = item.strategy.config
-        key = (item.workload, f"{item.strategy.name} {config}")
-        if key not in self._needs:
-            self._needs[key] = memory_of(item.workload, item.strategy, self.planner.hardware)
-        return self._needs[key]
+        if item not in self._needs:
+            self._needs[item] = memory_of(item.workload, item.strategy, self.planner.hardware)
+        return self._needs[item]
+
+    def estimate(self, option: Option, hardware: HardwareProfile | None = None) -> float:
+        """Return about what an option's step takes, on another machine if one is given."""
+        config = option.strategy.config
+        assert config is not None
+        work, machine = option.need.workload, hardware or self.planner.hardware
+        own = engine_memory(self._shapes, config, work.dtype_bytes)
+        costs = costs_of(work, machine)
+        return estimated_seconds(costs, config, own, releases=option.strategy.releases)
 
     def nearest(self, name: str) -> Candidate:
         """Return the setting of a preset that comes nearest to fitting."""
@@ -231,11 +252,16 @@ def _splits(workload: Workload, recomputes: Collection[bool]) -> Iterator[Worklo
             )
 
 
-def _strategies(names: Collection[str]) -> Iterator[tuple[Strategy, tuple[str, ...]]]:
-    """Yield each preset, and zenflow's with every setting of the grid, with what is changed."""
+def _strategies(
+    names: Collection[str], *, releases: bool
+) -> Iterator[tuple[Strategy, tuple[str, ...]]]:
+    """Yield each preset, and zenflow's with every setting of the grid, with what is changed.
+
+    A loss scaler looks at all gradients before the step, so that float16's can't leave before.
+    """
     for name in names:
         if name != "zenflow":
-            yield Strategy.of(name), ()
+            yield Strategy.of(name, releases=releases), ()
             continue
         for k in KS:
             for interval in INTERVALS:
@@ -244,7 +270,7 @@ def _strategies(names: Collection[str]) -> Iterator[tuple[Strategy, tuple[str, .
                     knobs |= {"deferred_moments": moments}
                     changed = {key: v for key, v in knobs.items() if v != _DEFAULTS[key]}
                     text = tuple(f"{key}={value}" for key, value in changed.items())
-                    yield Strategy.of(name, **changed), text
+                    yield Strategy.of(name, releases=releases, **changed), text
 
 
 def _changes_of(work: Workload, asked: Workload) -> tuple[str, ...]:

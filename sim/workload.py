@@ -117,7 +117,8 @@ class Workload:
     @property
     def num_params(self) -> int:
         """Parameters of the model, tied ones counted once."""
-        return sum(layer.numel for layer in self.layers)
+        sizes = {id(layer.parameters): layer.numel for layer in self._distinct}
+        return sum(sizes[id(layer.parameters)] for layer in self.layers)
 
     @property
     def model_bytes(self) -> int:
@@ -127,10 +128,19 @@ class Workload:
     def works(self) -> list[LayerWork]:
         """Return every layer's forward, in the order of forward."""
         last = len(self.layers) - 1
-        return [
-            self._work(layer, is_first=index == 0, is_last=index == last)
-            for index, layer in enumerate(self.layers)
-        ]
+        known: dict[tuple[int, bool, bool], LayerWork] = {}
+        found = []
+        for index, layer in enumerate(self.layers):
+            key = (id(layer.parameters), index == 0, index == last)
+            if key not in known:
+                known[key] = self._work(layer, is_first=key[1], is_last=key[2])
+            found.append(known[key])
+        return found
+
+    @property
+    def _distinct(self) -> list[Layer]:
+        """Layers that don't share their parameters' shapes with one before, in order."""
+        return list({id(layer.parameters): layer for layer in reversed(self.layers)}.values())[::-1]
 
     def _work(self, layer: Layer, *, is_first: bool, is_last: bool) -> LayerWork:
         tokens, size = self.tokens, self.dtype_bytes
@@ -187,7 +197,8 @@ class Workload:
         see `_kept_per_token`. Where a layer is recomputed it keeps its input. The embedding keeps
         indices, the head its norm, its product's input and the loss's float32 log-probabilities.
         """
-        is_gated = any(_is_gated(layer) for layer in self.layers)
+        is_gated = any(_is_gated(layer) for layer in self._distinct)
+        whole = {id(layer.parameters): self._kept_per_token(layer) for layer in self._distinct}
         kept = []
         for index, layer in enumerate(self.layers):
             if index == len(self.layers) - 1:
@@ -198,7 +209,7 @@ class Workload:
             elif self.checkpointing:
                 each = float(self.hidden * self.dtype_bytes)
             else:
-                each = self._kept_per_token(layer)
+                each = whole[id(layer.parameters)]
             kept.append(self.tokens * each)
         return kept
 
@@ -257,7 +268,7 @@ class Workload:
         """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
         if not self.checkpointing:
             return 0.0
-        inner = [layer for layer in self.layers if layer.attention_width]
+        inner = [layer for layer in self._distinct if layer.attention_width]
         return self.tokens * max((self._kept_per_token(layer) for layer in inner), default=0.0)
 
     def working_bytes(self) -> float:
@@ -265,7 +276,7 @@ class Workload:
 
         Those of the feed-forward's two factors and of the residual stream.
         """
-        inner = [self._inner_width(layer) for layer in self.layers if layer.attention_width]
+        inner = [self._inner_width(layer) for layer in self._distinct if layer.attention_width]
         return self.tokens * self.dtype_bytes * (2.0 * max(inner, default=0.0) + self.hidden)
 
     def tied_bytes(self) -> float:
@@ -286,8 +297,8 @@ class Workload:
     @property
     def hidden(self) -> int:
         """Width of the residual stream."""
-        inner = [layer for layer in self.layers if layer.attention_width]
-        norms = [p for layer in inner[:1] for p in layer.parameters if len(p.shape) == 1]
+        inner = next((layer for layer in self.layers if layer.attention_width), None)
+        norms = [p for p in inner.parameters if len(p.shape) == 1] if inner else []
         return norms[0].shape[0] if norms else self.layers[0].parameters[0].shape[-1]
 
 
