@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 DATA = "my_texts/"
 """Stands for the user's own in the command that is printed."""
-_LR = {"small": 2e-5, "large": 1e-5}
+_SMALL_LR, _LARGE_LR = "2e-5", "1e-5"
+"""Usual for fine-tuning all weights."""
 _LARGE = 3e9
-"""Parameters from which on the lower rate is usual."""
+"""Parameters from which on the lower one is."""
 _SAVE_SECONDS = 1800.0
 _DOUBTFUL = 1.5
 """Times one device's speed that several should reach to be worth their price."""
@@ -82,7 +83,7 @@ def train_arguments(option: Option, wishes: Wishes) -> list[str]:
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
     if not is_scratch:
-        words += ["--lr", f"{_LR['large' if work.num_params >= _LARGE else 'small']:.0e}"]
+        words += ["--lr", _LARGE_LR if work.num_params >= _LARGE else _SMALL_LR]
     if wishes.tokens is None:
         words += ["--epochs", "1"]
     else:
@@ -162,11 +163,14 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
 
 def _sharding(plan: Plan) -> list[str]:
     work, device = plan.workload, plan.hardware.device
-    first = (
+    lines = [
         f"{work.name} needs sharding (FSDP, ZeRO-3), which nothing here does: its weights alone "
         f"are {gib(work.model_bytes)}, and each {device.name} has {gib(device.memory.value)}."
-    )
-    return [first, *_helps(plan)]
+    ]
+    if plan.largest is not None:
+        lines.append(f"The largest model of the table that this machine trains: {plan.largest}.")
+    lines += [f"With {item.change}: {_offer(plan, item)}." for item in plan.improvements]
+    return lines
 
 
 def _nothing(plan: Plan, wishes: Wishes) -> list[str]:
@@ -174,30 +178,31 @@ def _nothing(plan: Plan, wishes: Wishes) -> list[str]:
         need = plan.tight.need
         return [
             f"May not fit: {plan.tight.label} takes {_used(plan, plan.tight)}, which leaves less "
-            f"than the reserve of {gib(plan.reserve)}; nothing needs less with as many tokens.",
+            f"than the reserve of {gib(plan.reserve)}.",
             f"If it does fit: {_speed(plan.tight)} with {_tokens(need.workload)} to a step.",
-            *_helps(plan),
+            *_changes(plan),
             *_run(plan, wishes),
         ]
-    ours = [option for option in plan.options if option.is_ours and option.shortfalls]
-    lines = ["Nothing fits, with fewer tokens to a step neither."]
-    if ours:
-        near = min(ours, key=lambda o: max(s.needed / max(1.0, s.available) for s in o.shortfalls))
-        short = "; ".join(
-            f"{_PLACES[s.place]} {gib(s.needed)} of {gib(s.available)}" for s in near.shortfalls
-        )
-        lines.append(f"Nearest is {near.label}, which takes of {short}.")
-    return [*lines, *_accumulation(plan), *_helps(plan)]
+    return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
 
 
-_PLACES = {"device": "device memory", "host": "host memory", "nvme": "NVMe space"}
+def _changes(plan: Plan) -> Iterator[str]:
+    """Yield what to change where nothing surely fits."""
+    if not plan.improvements:
+        yield "No memory that is sold would make it fit."
+        return
+    first, *others = plan.improvements
+    yield f"Change first: {first.change}. Then {_offer(plan, first)}."
+    if first.host_memory is not None:
+        yield f"(Ask again with --host-ram {first.host_memory / 2**30:.0f} for the command.)"
+    yield from (f"Or: {item.change}. Then {_offer(plan, item)}." for item in others)
 
 
 def _headline(plan: Plan, chosen: Option) -> str:
     work = chosen.need.workload
     told = plan.interval
     between = (
-        f" ({told.coverage:.0%} of draws: {told.low:,.0f} to {told.high:,.0f})" if told else ""
+        f" ({told.coverage:.0%} interval: {told.low:,.0f} to {told.high:,.0f})" if told else ""
     )
     done = chosen.prediction
     assert done is not None
@@ -311,7 +316,7 @@ def _accumulation(plan: Plan) -> Iterator[str]:
             f"Its micro-batches cost a whole gradient, {gradient} on the device: autograd adds "
             "each to .grad, so that none leaves before the last one."
         )
-    elif several and (chosen is None or plan.has_fewer_tokens):
+    elif several and plan.has_fewer_tokens:
         yield (
             f"Smaller micro-batches would not do: accumulation keeps a whole gradient, {gradient}, "
             "on the device, since autograd adds each to .grad and none leaves before the last."
@@ -333,9 +338,9 @@ def _accuracy(plan: Plan, chosen: Option) -> Iterator[str]:
     if plan.window is not None:
         faster = plan.window.tokens_per_second / chosen.tokens_per_second - 1
         yield (
-            f"Faster by {faster:.0%}, with another rule: add --deferred-moments window "
-            f"({_settings(plan.window)}). It ended {EVIDENCE['window']}: compare the losses of "
-            "short runs of both first."
+            f"Faster by {faster:.0%}, but with another rule: --deferred-moments window "
+            f"({_settings(plan.window)}). The decoder ended {EVIDENCE['window']}: compare the "
+            "losses of short runs of both before you use it."
         )
 
 
@@ -350,31 +355,22 @@ def _evidence(option: Option) -> str:
     assert config is not None
     if option.strategy.name != "zenflow":
         return f"its rule is another one ({option.rule})."
-    told = "k = 0" if config.topk_ratio == 0 else f"S = {config.update_interval}"
+    told = [f"with S = {config.update_interval} {EVIDENCE[f'S = {config.update_interval}']}"]
+    told += [f"with k = 0 {EVIDENCE['k = 0']}"] if config.topk_ratio == 0 else []
     return (
-        f"{option.rule}; fine-tuning a small decoder that way ended {EVIDENCE[told]}, of loss "
-        "above AdamW's."
+        f"{option.rule}. Fine-tuning a small decoder so ended {'; '.join(told)} above AdamW's "
+        "loss."
     )
 
 
 def _helps(plan: Plan) -> Iterator[str]:
-    """Yield what to change first."""
+    """Yield what would make the recommended setting faster."""
     useful = [item for item in plan.improvements if item.helps][:_MOST_HELPS]
-    if not useful:
-        yield (
-            "No other part of the machine that was tried would help."
-            if plan.recommended
-            else "No memory that is sold would make it fit."
-        )
-        return
-    if plan.recommended is None:
-        yield "What to change first:"
-        yield from (f"- {item.change}: {_offer(plan, item)}" for item in useful)
-        return
-    yield "What would help: " + "; ".join(
-        f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
-        for item in useful
-    ) + "."
+    if useful:
+        yield "What would help: " + "; ".join(
+            f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
+            for item in useful
+        ) + "."
 
 
 def _offer(plan: Plan, item: Improvement) -> str:
@@ -384,7 +380,7 @@ def _offer(plan: Plan, item: Improvement) -> str:
         if item.tokens < plan.workload.tokens_per_step
         else ""
     )
-    return f"{item.setting} fits{one}, {item.tokens_per_second:,.0f} tokens/s{fewer}"
+    return f"{item.setting} fits{one}: {item.tokens_per_second:,.0f} tokens/s{fewer}"
 
 
 def _run(plan: Plan, wishes: Wishes) -> Iterator[str]:
@@ -393,7 +389,7 @@ def _run(plan: Plan, wishes: Wishes) -> Iterator[str]:
     if chosen is not None and chosen.need.num_devices > 1:
         config = chosen.strategy.config
         knobs = "".join(
-            f", {change.replace('=', '=', 1)}" for change in chosen.changes if "=" in change
+            f", {change}" for change in chosen.changes if "=" in change
         )
         work = chosen.need.workload
         yield (

@@ -43,6 +43,8 @@ class Improvement:
     """Of a step, over all devices."""
     step_seconds: float
     """With the change."""
+    host_memory: float | None = None
+    """Bytes, where the host's memory is what changes."""
     saved_share: float | None
     """Of the recommended setting's time for a token; None where nothing fits without the change."""
 
@@ -141,11 +143,13 @@ def _first_that_fits(
         if best is None:
             continue
         parts = []
-        if host != machine.host.dram_bytes.value:
+        is_host = host != machine.host.dram_bytes.value
+        if is_host:
             parts.append(f"{gib(host)} of host memory")
         if device != machine.device.memory.value:
             parts.append(f"a device with {gib(device)}")
-        return _improvement(" and ".join(parts), best, None)
+        found = _improvement(" and ".join(parts), best, None)
+        return replace(found, host_memory=host if len(parts) == 1 and is_host else None)
     return None
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from sim.hardware import HardwareProfile
 from sim.improvements import Improvement, faster_parts, more_memory
+from sim.memory import memory_of
+from sim.models import find_model, model_names
 from sim.options import Option, Planner, default_reserve
 from sim.rules import EXACT
 from sim.search import Search, fewer_tokens
@@ -51,6 +53,8 @@ class Plan:
     """Of the recommended one's tokens per second."""
     improvements: tuple[Improvement, ...]
     """Changes of the machine, those to make first at the front."""
+    largest: str | None = None
+    """The largest model of the table that fits, where this one's weights exceed a device."""
 
     @property
     def needs_sharding(self) -> bool:
@@ -92,6 +96,7 @@ class Plan:
             "dtype": self.workload.dtype,
             "reserve": self.reserve,
             "needs_sharding": self.needs_sharding,
+            "largest": self.largest,
             **found,
             "tokens_per_second_interval": None
             if told is None
@@ -143,6 +148,7 @@ def plan(
         tight=finder.tight(chosen),
         interval=interval(chosen, search, draws) if chosen and search else None,
         improvements=tuple(finder.improvements(chosen, search)),
+        largest=finder.largest(),
     )
 
 
@@ -281,3 +287,19 @@ class _Finder:
             return
         works = [self._workload, *([] if self._is_hopeless else fewer_tokens(self._workload))]
         yield from more_memory([self.search(1, work) for work in works], self._presets)
+
+    def largest(self) -> str | None:
+        """Return the largest named model that one device trains, if this one can't be."""
+        if not self._is_hopeless:
+            return None
+        machine, asked = replace(self._hardware, num_devices=1), self._workload
+        works = [
+            Workload.of_config(
+                *find_model(name), dtype=asked.dtype, sequence=asked.sequence, checkpointing=True
+            )
+            for name in model_names()
+        ]
+        for work in sorted(works, key=lambda work: -work.num_params):
+            if not memory_of(work, "zero_offload", machine).short_of(machine, self._reserve):
+                return work.name
+        return None
