@@ -337,17 +337,16 @@ class ClosedForm:
     ) -> Array:
         """Return by when the host is done with each segment of a step at the latest, (N, L).
 
-        It takes all gradients in, then updates. Each byte that is copied meanwhile, the rest of
+        It takes each segment's gradients in, and updates what is due there. Each byte that is copied meanwhile, the rest of
         this step's and the next one's, costs it a byte of DRAM at most.
         """
         intake = self._host_seconds(phase.intake, axes)
         copies = 2 * (self._grads.sum() + phase.uploads.sum())
         lost = copies / np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
         start = np.maximum(copied[:, -1], stepped) + lost
-        done: Array = start[:, None] + np.cumsum(intake, axis=1)
         if is_fused:
-            update = np.cumsum(self._host_seconds(phase.update, axes), axis=1)
-            done = np.where(phase.update > 0, done[:, -1:] + update, done)
+            intake = intake + self._host_seconds(phase.update, axes)
+        done: Array = start[:, None] + np.cumsum(intake, axis=1)
         return done
 
     def _keeps_up(

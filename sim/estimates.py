@@ -1,8 +1,8 @@
 """Estimates: what a step takes, to a few per cent and without simulating it. No torch.
 
-A step is about as long as its busiest lane, or as what follows in turn in it: an update for which
-the device waits, or gradients that wait for room on the host. A search that goes by these has to
-simulate few of its settings. They are the step's least where nothing waits for such room.
+A step is about as long as its busiest lane, or as what follows in turn in it where the device waits
+for its own update. It can't be shorter. A search that goes by these has to simulate few of its
+settings.
 """
 
 from __future__ import annotations
@@ -43,28 +43,7 @@ def estimated_seconds(
     dram = rates.sharing * (moved + down + up) / rates.dram
     if hardware.device.is_cpu:  # copies are bounded by its cores
         dram = 0.0
-    held_up = 0.0
-    if not keeps and not hardware.device.is_cpu and window > 1:
-        held_up = _held_up_seconds(costs, config, own, host / moved if moved else 0.0)
-    return max(device, link, host, dram, held_up, _reduce_seconds(costs))
-
-
-def _held_up_seconds(
-    costs: StepCosts, config: ZenFlowConfig, own: EngineMemory, seconds_per_byte: float
-) -> float:
-    """Return how long a step takes in which backward waits for room on the host.
-
-    The host takes in all gradients of a step first, then updates what is due, of nearly every
-    segment some part. Until then the next gradients of that segment have nowhere to go.
-    """
-    size, overheads = costs.dtype_bytes, costs.hardware.overheads
-    is_fused = _is_fused(config)
-    taken = config.update_interval - is_fused
-    intake = _intake_bytes(config, size, taken) * costs.intake_factor / config.update_interval
-    backward = costs.backward_seconds + own.deferred * size / overheads.pack_bandwidth.value
-    backward += (own.deferred + own.important) * size / overheads.intake_bandwidth.value
-    first = costs.segments[-1].backward if own.deferred else 0.0
-    return own.deferred * intake * seconds_per_byte + backward - first
+    return max(device, link, host, dram, _reduce_seconds(costs))
 
 
 def _device_seconds(costs: StepCosts, own: EngineMemory) -> float:
@@ -86,16 +65,8 @@ def _reduce_seconds(costs: StepCosts) -> float:
 
 def _host_bytes(config: ZenFlowConfig, size: int, intake_factor: float) -> float:
     """Return the bytes of DRAM for one deferred element's window."""
-    is_fused = _is_fused(config)
+    is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
     taken = config.update_interval - is_fused
+    intake = sum(intake_bytes(config, size, is_first=index == 0) for index in range(taken))
     update = update_bytes(config, size, count=config.update_interval, is_fused=is_fused)
-    return _intake_bytes(config, size, taken) * intake_factor + update
-
-
-def _intake_bytes(config: ZenFlowConfig, size: int, count: int) -> int:
-    return sum(intake_bytes(config, size, is_first=index == 0) for index in range(count))
-
-
-def _is_fused(config: ZenFlowConfig) -> bool:
-    """Whether a window's update takes its last gradient in itself."""
-    return config.deferred_moments == "step" or config.effective_lag() <= 1
+    return intake * intake_factor + update

@@ -103,8 +103,9 @@ class EngineSchedule(AbstractSchedule):
         due = self._begin(step)
         selecting = [b for b in due if self._wants_selection[b.index] and self._can_select(b)]
         chosen = {block.index for block in selecting}
-        self._update([b for b in due if b.index not in chosen], step)
-        self._close([b for b in due if b.index not in chosen], step)
+        rest = [block for block in due if block.index not in chosen]
+        self._take_in(rest, step)
+        self._close(rest, step)
         yield from self._wait_landed(landing, step)
         if selecting:
             yield from self._select(selecting, step)
@@ -222,21 +223,23 @@ class EngineSchedule(AbstractSchedule):
     # ---- the host -----------------------------------------------------------------------------
 
     def _begin(self, step: int) -> list[PlannedBlock]:
-        """Queue the intake of this step's gradients; return the blocks whose window ends."""
+        """Count this step's gradients; return the blocks whose window ends."""
         if self._calendar.selects(step):
             self._wants_selection = [True] * len(self._wants_selection)
-        next_due, blocks = self._calendar.next_due, self.plan.blocks
-        due = [block for block in blocks if next_due[block.index] == step]
-        is_fused = self._is_fused(step)
-        work = [0] * len(self._states)
-        config, size = self._config, self.costs.dtype_bytes
-        first = intake_bytes(config, size, is_first=True)
-        later = intake_bytes(config, size, is_first=False)
-        for block in blocks:
+        next_due = self._calendar.next_due
+        for block in self.plan.blocks:
             self._counts[block.index] += 1
-            if not (is_fused and next_due[block.index] == step):
-                cost = first if self._counts[block.index] == 1 else later
-                work[block.segment] += block.elements * cost
+        return [block for block in self.plan.blocks if next_due[block.index] == step]
+
+    def _take_in(self, updating: list[PlannedBlock], step: int) -> None:
+        """Queue the intake of this step's gradients and these updates, segment by segment.
+
+        A segment's staging is so free in the order in which backward brings the next gradients.
+        """
+        work = self._intake_work(step)
+        members: list[list[PlannedBlock]] = [[] for _ in work]
+        for block in updating:
+            members[block.segment].append(block)
         for index in reversed(range(len(work))):
             state = self._states[index]
             before = [*self._copied[index], *state.staging_free]
@@ -246,7 +249,19 @@ class EngineSchedule(AbstractSchedule):
                 state.staging_free = [
                     self.machine.host.submit("accumulate", step, taken, before, deadline=step + 1)
                 ]
-        return due
+            self._update(members[index], step)
+
+    def _intake_work(self, step: int) -> list[int]:
+        """Return the bytes of DRAM that each segment's intake moves."""
+        is_fused, next_due = self._is_fused(step), self._calendar.next_due
+        first = intake_bytes(self._config, self.costs.dtype_bytes, is_first=True)
+        later = intake_bytes(self._config, self.costs.dtype_bytes, is_first=False)
+        work = [0] * len(self._states)
+        for block in self.plan.blocks:
+            if not (is_fused and next_due[block.index] == step):
+                cost = first if self._counts[block.index] == 1 else later
+                work[block.segment] += block.elements * cost
+        return work
 
     def _is_fused(self, step: int) -> bool:
         """Whether a window's update takes its last gradient in itself."""

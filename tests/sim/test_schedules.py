@@ -88,7 +88,7 @@ def test_zenflow_needs_a_window_in_which_the_host_can_hide():
     llama = costs_of_phases(**LLAMA_7B, num_params=6_738_415_616)
     times = {s: step(llama, "zenflow_paper", update_interval=s) for s in (1, 2, 3, 4)}
     assert times[1] > times[2] > 1.05 * 2.045
-    # With three the host is done a little late for backward's first gradients, which wait for it.
+    # With three the last gradients of backward wait a little for room on the host.
     assert times[3] == pytest.approx(2.045, rel=0.05)
     assert times[4] == pytest.approx(2.045, rel=0.01)
 

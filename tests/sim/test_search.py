@@ -171,4 +171,5 @@ def test_estimates_are_near_the_simulation(model, machine, k):
         own = engine_memory([p.shape for p in work.parameters], strategy.config, 2)
         about = estimated_seconds(planner.costs(work), strategy.config, own)
         done = simulate(planner.costs(work), strategy, keeps_spans=False)
-        assert about == pytest.approx(done.step_seconds - done.selection_seconds, rel=0.15)
+        taken = done.step_seconds - done.selection_seconds
+        assert 0.93 * taken < about <= taken * (1 + 1e-9), "no step is shorter"
