@@ -69,7 +69,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     configuration and a table of hardware, in seconds, with no GPU and no torch. Times are
     predictions for a steady state, as `zenflow simulate` makes them.
     """
-    from experiments.plan_text import Wishes, train_command
+    from experiments.plan_run import Wishes, train_command
     from sim.plan import plan
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS

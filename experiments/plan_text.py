@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from experiments.recipes import MODEL_SIZES
+from experiments.plan_run import Wishes, what_to_run
 from sim.memory_parts import gib
-from sim.models import hub_name
 from sim.rules import EXACT
 
 if TYPE_CHECKING:
@@ -20,13 +16,6 @@ if TYPE_CHECKING:
     from sim.options import Option
     from sim.plan import Plan
 
-DATA = "my_texts/"
-"""Stands for the user's own in the command that is printed."""
-_SMALL_LR, _LARGE_LR = "2e-5", "1e-5"
-"""Usual for fine-tuning all weights."""
-_LARGE = 3e9
-"""Parameters from which on the lower one is."""
-_SAVE_SECONDS = 1800.0
 _DOUBTFUL = 1.5
 """Times one device's speed that several should reach to be worth their price."""
 _MOST_HELPS = 3
@@ -40,69 +29,6 @@ EVIDENCE: Mapping[str, str] = {
 }
 """Held-out loss above AdamW's when a small decoder was fine-tuned, from the accuracy and
 update-rule records under `experiments/results`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the user said beside model and machine."""
-
-    model: str
-    data: str | None = None
-    tokens: float | None = None
-    """To train on."""
-    usd_per_hour: float | None = None
-
-
-# ---- the command ------------------------------------------------------------------------------
-
-
-def train_command(plan: Plan, wishes: Wishes) -> str | None:
-    """Return the `zenflow train` command of the best setting on one device; None if none fits."""
-    option = _on_one(plan)
-    return None if option is None else shlex.join(train_arguments(option, wishes))
-
-
-def _on_one(plan: Plan) -> Option | None:
-    """Return the best setting on one device, which is what `zenflow train` runs."""
-    options = [*plan.per_devices, *([plan.tight] if plan.tight else [])]
-    return next((option for option in options if option.need.num_devices == 1), None)
-
-
-def train_arguments(option: Option, wishes: Wishes) -> list[str]:
-    """Return the words of the command that trains with an option's settings."""
-    work, config = option.need.workload, option.strategy.config
-    assert config is not None
-    is_scratch = wishes.model in MODEL_SIZES
-    words = ["zenflow", "train", "--model", hub_name(wishes.model)]
-    words += ["--data", wishes.data or DATA, "--strategy", option.strategy.name]
-    for change in option.changes:
-        name, _, value = change.partition("=")
-        words += [f"--{name.replace('_', '-')}", value] if value else []
-    words += ["--dtype", work.dtype, *(["--checkpointing"] if work.checkpointing else [])]
-    words += [] if option.strategy.releases else ["--gradients", "keep"]
-    words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
-    words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
-    if not is_scratch:
-        words += ["--lr", _LARGE_LR if work.num_params >= _LARGE else _SMALL_LR]
-    if wishes.tokens is None:
-        words += ["--epochs", "1"]
-    else:
-        words += ["--steps", str(math.ceil(wishes.tokens / work.tokens_per_step))]
-    words += ["--save-every", str(_round_steps(_SAVE_SECONDS / option.step_seconds))]
-    return [*words, "--out", f"runs/{work.name}"]
-
-
-def _round_steps(count: float) -> int:
-    """Return the largest of 1, 2, 5, 10, 20 and so on that is no more than a number.
-
-    >>> [_round_steps(n) for n in (0.3, 4.9, 580)]
-    [1, 2, 500]
-    """
-    power = 10 ** math.floor(math.log10(max(1.0, count)))
-    return int(next(m for m in (5, 2, 1) if m * power <= max(1.0, count)) * power)
-
-
-# ---- the answer -------------------------------------------------------------------------------
 
 
 def heading(plan: Plan, notes: list[str]) -> list[str]:
@@ -158,7 +84,7 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
     chosen = plan.recommended
     lines = [_headline(plan, chosen), *_devices(plan), *_costs(plan, chosen, wishes)]
     lines += [_memory(plan, chosen), *_fewer(plan), *_accuracy(plan, chosen), *_helps(plan)]
-    return [*lines, *_run(plan, wishes)]
+    return [*lines, *what_to_run(plan, wishes)]
 
 
 def _sharding(plan: Plan) -> list[str]:
@@ -181,7 +107,7 @@ def _nothing(plan: Plan, wishes: Wishes) -> list[str]:
             f"than the reserve of {gib(plan.reserve)}.",
             f"If it does fit: {_speed(plan.tight)} with {_tokens(need.workload)} to a step.",
             *_changes(plan),
-            *_run(plan, wishes),
+            *what_to_run(plan, wishes),
         ]
     return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
 
@@ -312,14 +238,17 @@ def _accumulation(plan: Plan) -> Iterator[str]:
     several = work.batch_size * work.accumulation > 1
     gradient = gib(work.model_bytes)
     if chosen is not None and chosen.need.workload.accumulation > 1:
+        if chosen.need.num_devices > 1:
+            return  # gradients stay until all devices' are averaged anyway
         yield (
             f"Its micro-batches cost a whole gradient, {gradient} on the device: autograd adds "
             "each to .grad, so that none leaves before the last one."
         )
     elif several and plan.has_fewer_tokens:
         yield (
-            f"Smaller micro-batches would not do: accumulation keeps a whole gradient, {gradient}, "
-            "on the device, since autograd adds each to .grad and none leaves before the last."
+            "Smaller micro-batches would not do: accumulation keeps a whole gradient, "
+            f"{gradient}, on the device, since autograd adds each to .grad and none leaves before "
+            "the last."
         )
 
 
@@ -367,10 +296,14 @@ def _helps(plan: Plan) -> Iterator[str]:
     """Yield what would make the recommended setting faster."""
     useful = [item for item in plan.improvements if item.helps][:_MOST_HELPS]
     if useful:
-        yield "What would help: " + "; ".join(
-            f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
-            for item in useful
-        ) + "."
+        yield (
+            "What would help: "
+            + "; ".join(
+                f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
+                for item in useful
+            )
+            + "."
+        )
 
 
 def _offer(plan: Plan, item: Improvement) -> str:
@@ -381,31 +314,3 @@ def _offer(plan: Plan, item: Improvement) -> str:
         else ""
     )
     return f"{item.setting} fits{one}: {item.tokens_per_second:,.0f} tokens/s{fewer}"
-
-
-def _run(plan: Plan, wishes: Wishes) -> Iterator[str]:
-    """Yield what to run."""
-    chosen = plan.recommended
-    if chosen is not None and chosen.need.num_devices > 1:
-        config = chosen.strategy.config
-        knobs = "".join(
-            f", {change}" for change in chosen.changes if "=" in change
-        )
-        work = chosen.need.workload
-        yield (
-            f"Predicted, not measured. On {chosen.need.num_devices} devices, in your own loop "
-            f"under DistributedDataParallel, {work.accumulation} micro-batches of "
-            f"{work.batch_size} on each:"
-        )
-        assert config is not None
-        yield (
-            "    ZenFlowAdamW(model.parameters(), lr=1e-5, "
-            f'config=ZenFlowConfig.preset("{chosen.strategy.name}"{knobs}))'
-        )
-    command = train_command(plan, wishes)
-    if command is None:
-        return
-    where = "On one device" if plan.hardware.num_devices > 1 else "Predicted, not measured. Run it"
-    put = "" if wishes.data else f" (your data in place of {DATA})"
-    yield f"{where}{put}:"
-    yield f"    {command}"

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from sim.block_plan import BlockPlan
 from sim.costs import StepCosts
-from sim.engine_memory import released_ring
 from sim.machine import Rates
+from sim.ring_jobs import Released, RingJobs, served
 from sim.simulate import Strategy
 from sim.window_phases import WindowPhase, window_phases
 from zenflow.config import ZenFlowConfig, unknown_name
@@ -51,22 +51,6 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True)
-class _Released:
-    """Times of a step in release mode, (N, L) over segments in the order of backward, or (N,)."""
-
-    begun: Array
-    passed: Array
-    """When backward has passed a segment."""
-    stepped: Array
-    """When the device has taken its own step."""
-    copied: Array
-    pressed: Array
-    """Seconds for which the end of backward waits for room in the ring."""
-    is_free: NDArray[np.bool_]
-    """Whether it waits nowhere else."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Jobs:
     """What a lane serves in turn: the segments with bytes, and what is left from each on."""
 
@@ -90,46 +74,6 @@ class _Jobs:
         left = self.bytes_left / rate[:, None] + self.seconds_left
         ends: Array = (ready[:, self.columns] + left).max(axis=1)
         return ends
-
-
-@dataclass(frozen=True, slots=True)
-class _RingJobs:
-    """Copies out of the ring of `sim.schedules.ring`: of a segment's head, then of its tail."""
-
-    num_bytes: Array
-    """Of heads and tails in turn; a head of none is no copy."""
-    fixed: Array
-    """Seconds beside them."""
-    room: NDArray[np.intp]
-    """For each segment the job that has to be done when its backward ends; -1 is none."""
-
-    @classmethod
-    def of(cls, plan: BlockPlan, grads: Array, fixed: float) -> _RingJobs:
-        """Return the jobs of these gradients, in the order of backward."""
-        size = 1 if not plan.deferred else grads.sum() / plan.deferred
-        tallest = max((block.shape.num_rows for block in plan.blocks), default=0)
-        ring = float(released_ring(int(grads.sum()), int(tallest * size)))
-        tails = np.minimum(grads, ring)
-        sizes = np.stack([grads - tails, tails], axis=1).ravel()
-        room = [cls._room(sizes, 2 * index + 1, ring) for index in range(len(grads))]
-        return cls(sizes, np.where(sizes > 0, fixed, 0.0), np.array(room))
-
-    @staticmethod
-    def _room(sizes: Array, place: int, ring: float) -> int:
-        if not sizes[place]:
-            return -1  # nothing is sent, so nothing is waited for
-        filled = 0.0
-        for job in range(place, -1, -1):
-            filled += sizes[job]
-            if sizes[job] and filled > ring:
-                return job
-        return -1
-
-    def ended(self, begun: Array, passed: Array, rate: Array) -> Array:
-        """Return when each job ends, (N, 2 L), if heads wait for begins and tails for ends."""
-        ready = np.stack([begun, passed], axis=2).reshape(len(rate), -1)
-        ready = np.where(self.num_bytes > 0, ready, -np.inf)
-        return _served(ready, self.fixed + self.num_bytes / rate[:, None])
 
 
 class ClosedForm:
@@ -160,7 +104,7 @@ class ClosedForm:
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
             overheads = costs.hardware.overheads
             copy = overheads.copy.value + costs.hardware.link.latency.value
-            self._ring = _RingJobs.of(self._plan, self._grads, copy)
+            self._ring = RingJobs.of(self._plan, self._grads, copy)
             self._uploads = [_Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
@@ -275,7 +219,7 @@ class ClosedForm:
         overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
         passed = self._passed(axes)
         copies = self._copy_seconds(self._elements * 2.0, axes["d2h"])
-        copied = _served(passed, copies)[:, -1]
+        copied = served(passed, copies)[:, -1]
         stepped = passed[:, -1] + overheads.step.value
         total = self._elements.sum(keepdims=True)
         update = self._host_seconds(total * 28.0, axes)[:, 0]
@@ -292,7 +236,7 @@ class ClosedForm:
         stepped, copied = step.stepped, step.copied
         (phase,) = self._phases
         tasks = self._host_seconds(phase.update, axes)
-        done = _served(np.maximum(copied, stepped[:, None]), tasks)[:, -1]
+        done = served(np.maximum(copied, stepped[:, None]), tasks)[:, -1]
         total = phase.uploads.sum(keepdims=True)
         upload = self._copy_seconds(total, axes["h2d"], self._unpack_rate)[:, 0]
         stall = done - stepped + upload
@@ -337,8 +281,9 @@ class ClosedForm:
     ) -> Array:
         """Return by when the host is done with each segment of a step at the latest, (N, L).
 
-        It takes each segment's gradients in, and updates what is due there. Each byte that is copied meanwhile, the rest of
-        this step's and the next one's, costs it a byte of DRAM at most.
+        It takes each segment's gradients in, and updates what is due there. Each byte that is
+        copied meanwhile, the rest of this step's and the next one's, costs it a byte of DRAM at
+        most.
         """
         intake = self._host_seconds(phase.intake, axes)
         copies = 2 * (self._grads.sum() + phase.uploads.sum())
@@ -369,7 +314,7 @@ class ClosedForm:
         overheads = self._costs.hardware.overheads
         return (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
 
-    def _released(self, axes: dict[str, Array]) -> _Released:
+    def _released(self, axes: dict[str, Array]) -> Released:
         """Return when a step's parts end whose gradients leave through the ring."""
         overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
         shares = self._plan.shares[::-1]
@@ -382,13 +327,13 @@ class ClosedForm:
         waits = np.where(self._ring.room >= 0, ended[:, self._ring.room], -np.inf)
         pressed = np.maximum(0.0, waits[:, -1] - passed[:, -1])
         seconds = overheads.step.value + self._plan.on_device / overheads.device_update.value
-        return _Released(
+        return Released(
             begun=begun,
             passed=passed,
             stepped=passed[:, -1] + pressed + seconds,
             copied=np.maximum.accumulate(ended[:, 1::2], axis=1),
             pressed=pressed,
-            is_free=(waits[:, :-1] <= passed[:, :-1] * _EXACT).all(axis=1),
+            is_free=np.all(waits[:, :-1] <= passed[:, :-1] * _EXACT, axis=1),
         )
 
 
@@ -415,10 +360,3 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
         return strategy.name in PUBLISHED and not strategy.options
     in_turn = not strategy.config.overlap_step and strategy.config.update_interval > 1
     return strategy.releases and not in_turn
-
-
-def _served(ready: Array, lengths: Array) -> Array:
-    """Return when a lane that serves jobs in turn ends each, (N, L); see the module."""
-    total = np.cumsum(lengths, axis=1)
-    ends: Array = total + np.maximum.accumulate(ready - (total - lengths), axis=1)
-    return ends

@@ -1,8 +1,8 @@
 """Estimates: what a step takes, to a few per cent and without simulating it. No torch.
 
-A step is about as long as its busiest lane, or as what follows in turn in it where the device waits
-for its own update. It can't be shorter. A search that goes by these has to simulate few of its
-settings.
+A step is about as long as its busiest lane, or as what follows in turn in it where the device
+waits for its own update. It can't be shorter. A search that goes by these has to simulate few of
+its settings.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Improvement:
     host_memory: float | None = None
     """Bytes, where the host's memory is what changes."""
     saved_share: float | None
-    """Of the recommended setting's time for a token; None where nothing fits without the change."""
+    """Of the recommended setting's time for a token; None where nothing fits without it."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -86,9 +86,14 @@ def faster_parts(now: Option, search: Search) -> list[Improvement]:
         search: That found it.
     """
     usual = search.estimate(now)
+    estimates: list[float] = []
     found = []
     for change, other in _faster(search.planner.hardware):
-        if search.estimate(now, other) < (1 - _GAIN) * usual:
+        about = search.estimate(now, other)
+        if " and " in change:  # two parts at once must be worth more than one
+            usual = min(usual, *estimates)
+        estimates.append(about)
+        if about < (1 - _GAIN) * usual:
             option = Planner(other).option_of(now.need)
             found.append(_improvement(change, replace(option, changes=now.changes), now))
     found += _larger_memory(now, search)
@@ -96,7 +101,7 @@ def faster_parts(now: Option, search: Search) -> list[Improvement]:
 
 
 def _larger_memory(now: Option, search: Search) -> Iterator[Improvement]:
-    """Yield sizes of memory, from the next one on, each of which saves more than the one before."""
+    """Yield sizes of memory, smallest first, each of which saves more than the one before."""
     least = now.step_seconds
     for change, machine in _larger(search.planner.hardware):
         promised = next(search.fitting(hardware=machine), None)
@@ -134,7 +139,7 @@ def more_memory(
 
 
 def _first_that_fits(
-    searches: Sequence[Search], sizes: list[tuple[float, float]], names: Collection[str]
+    searches: Sequence[Search], sizes: Sequence[tuple[float, float]], names: Collection[str]
 ) -> Improvement | None:
     machine = searches[0].planner.hardware
     for search, (device, host) in itertools.product(searches, sizes):

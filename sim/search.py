@@ -7,14 +7,13 @@ of these.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.estimates import estimated_seconds
 from sim.costs import StepCosts, costs_of
 from sim.engine_memory import engine_memory
+from sim.estimates import estimated_seconds
 from sim.hardware import HardwareProfile
 from sim.memory import MemoryNeed, memory_of
 from sim.options import Option, Planner
@@ -47,7 +46,7 @@ class Candidate:
     changes: tuple[str, ...]
     """What differs from the preset and from the workload that was asked for."""
     seconds: float
-    """About what a step takes."""
+    """What a step takes at least, and about."""
     distance: int
     """Of its rule from AdamW."""
 
@@ -137,15 +136,13 @@ class Search:
 
     def _best(self, fitting: Iterator[Candidate]) -> Candidate | None:
         simulated: list[tuple[float, Candidate]] = []
-        off = math.inf  # least factor by which an estimate was too low
         for item in fitting:
             if simulated:
                 best = min(simulated, key=_score)[0]
-                if len(simulated) == _MOST or item.score * off >= best * (1 - _AS_GOOD):
+                if len(simulated) == _MOST or item.score >= best * (1 - _AS_GOOD):
                     break
             taken = self.planner.predict(item.workload, item.strategy).step_seconds
             simulated.append((taken * WORTH**item.distance, item))
-            off = min(off, taken / item.seconds)
         if not simulated:
             return None
         most = min(simulated, key=_score)[0] * (1 + _AS_GOOD)
@@ -266,8 +263,8 @@ def _strategies(
         for k in KS:
             for interval in INTERVALS:
                 for moments in MOMENTS:
-                    knobs = {"topk_ratio": k, "update_interval": interval}
-                    knobs |= {"deferred_moments": moments}
+                    knobs: dict[str, Any] = {"topk_ratio": k, "update_interval": interval}
+                    knobs["deferred_moments"] = moments
                     changed = {key: v for key, v in knobs.items() if v != _DEFAULTS[key]}
                     text = tuple(f"{key}={value}" for key, value in changed.items())
                     yield Strategy.of(name, releases=releases, **changed), text

@@ -140,7 +140,9 @@ class Workload:
     @property
     def _distinct(self) -> list[Layer]:
         """Layers that don't share their parameters' shapes with one before, in order."""
-        return list({id(layer.parameters): layer for layer in reversed(self.layers)}.values())[::-1]
+        return list({id(layer.parameters): layer for layer in reversed(self.layers)}.values())[
+            ::-1
+        ]
 
     def _work(self, layer: Layer, *, is_first: bool, is_last: bool) -> LayerWork:
         tokens, size = self.tokens, self.dtype_bytes

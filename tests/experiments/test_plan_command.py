@@ -98,7 +98,9 @@ def test_a_24_gb_card_is_told_how_to_train_8b():
     ran = run(*LLAMA, "--host-ram", "128", "--tokens", "1e9", "--usd-per-hour", "0.5")
     assert "3 x 1024 tokens do. Use zenflow" in ran.output
     assert re.search(r"tokens/s \(80% interval: \d+ to [\d,]+\)", ran.output)
-    days, price = re.search(r"1,000,000,000 tokens: ([\d.]+) days .*, ([\d.]+) USD", ran.output).groups()
+    days, price = re.search(
+        r"1,000,000,000 tokens: ([\d.]+) days .*, ([\d.]+) USD", ran.output
+    ).groups()
     rate = float(re.search(r"checkpointing: ([\d,]+) tokens/s", ran.output)[1].replace(",", ""))
     assert float(days) == pytest.approx(1e9 / rate / 86400, rel=0.01)
     assert float(price) == pytest.approx(1e9 / rate / 3600 * 0.5, rel=0.01)
@@ -139,7 +141,7 @@ def test_several_devices_get_their_own_loop_and_the_command_of_one():
               "--draws", "0")  # fmt: skip
     assert "One device makes" in ran.output
     assert "DistributedDataParallel" in ran.output
-    made = re.search(r'ZenFlowConfig\.preset\((.*)\)\)', ran.output)[1]
+    made = re.search(r"ZenFlowConfig\.preset\((.*)\)\)", ran.output)[1]
     name, *knobs = made.split(", ")
     given = {key: ast.literal_eval(value) for key, value in (knob.split("=") for knob in knobs)}
     found = record("plan", "--model", "llama-2-13b", "--gpu", "h100", "--num-gpus", "8",
