@@ -147,7 +147,10 @@ class Search:
             return None
         most = min(simulated, key=_score)[0] * (1 + _AS_GOOD)
         good = [item for score, item in simulated if score <= most]
-        return min(good, key=lambda item: (len(item.changes), item.distance))
+        return min(
+            good,
+            key=lambda item: (len(item.changes), item.distance, self.need(item).device_bytes),
+        )
 
     def option(self, item: Candidate, hardware: HardwareProfile | None = None) -> Option:
         """Return a setting as an option, on the machine with other memory if one is given."""
