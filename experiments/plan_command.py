@@ -1,175 +1,123 @@
-"""``zenflow plan``: what fits a machine, and how fast. Loads no torch and runs nothing."""
+"""``zenflow plan``: which setting to use on a machine. Loads no torch and runs nothing."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.sim_options import hardware_of, simulation_flags, workload_of
+from experiments.sim_options import Memory, hardware_of, simulation_flags, workload_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from sim.memory import MemoryNeed
-    from sim.options import Option
     from sim.plan import Plan
 
 _FILE_WIDTH = 120
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+class Count(click.ParamType):
+    """A number of things, as in 300M or 2e9."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the number."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([\d._,]*\d(?:e[+]?\d+)?)([kmbt]?)", str(value).strip().lower())
+        number = math.nan
+        if found is not None:
+            try:
+                number = float(re.sub("[_,]", "", found[1])) * _COUNTS[found[2]]
+            except ValueError:
+                number = math.nan
+        if not (math.isfinite(number) and number >= 1):
+            self.fail(f"must be a number of at least 1, as in 300M or 2e9, got {value!r}",
+                      param, ctx)  # fmt: skip
+        return number
 
 
 @click.command(name="plan")
 @simulation_flags
 @click.option(
     "--checkpointing/--no-checkpointing", default=None,
-    help="Whether backward recomputes activations; with neither, where it takes that to fit.",
+    help="Whether backward recomputes activations; with neither, what is faster.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
+@click.option(
+    "--reserve", type=Memory(zero=True),
+    help="GiB to leave free on each device and on the host; default: 1, or 5% of the device's "
+    "memory if that is more.",
+)  # fmt: skip
+@click.option("--tokens", type=Count(), help="Say how long training on so many takes.")
+@click.option("--usd-per-hour", type=click.FloatRange(min=0, min_open=True),
+              help="Price of the machine, to say what training costs.")  # fmt: skip
+@click.option("--data", help="Your data, for the command that is printed.")
+@click.option("--draws", type=click.IntRange(min=0), default=100, show_default=True,
+              help="Draws of uncertain figures; 0: no interval.")  # fmt: skip
+@click.option("--systems", is_flag=True, help="Show other systems too, which don't run here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no text.")
 @click.pass_context
 def plan_command(context: click.Context, /, **flags: Any) -> None:
-    """Say which strategies fit a machine, how fast each would be, and which to use.
+    """Say which setting to use on a machine, how fast it would be, and the command that runs it.
 
-    From a model's configuration and a table of hardware, in a second, with no GPU and no torch.
-    Times are predictions for each strategy's steady state, as `zenflow simulate` makes them.
+    --batch-size times --grad-accum is what a step takes on each device; how it is cut into
+    micro-batches, checkpointing and the update rule's knobs are searched. From a model's
+    configuration and a table of hardware, in seconds, with no GPU and no torch. Times are
+    predictions for a steady state, as `zenflow simulate` makes them.
     """
+    from experiments.plan_run import Wishes, train_command
     from sim.plan import plan
+    from sim.simulate import STRATEGIES
+    from zenflow.config import PRESETS
 
     try:
         hardware, notes = hardware_of(flags)
         workload = workload_of(flags, hardware)
-        found = plan(workload, hardware, may_shrink=flags["checkpointing"] is not False)
+        found = plan(
+            workload,
+            hardware,
+            strategies=STRATEGIES if flags["systems"] else PRESETS,
+            checkpointing=flags["checkpointing"],
+            reserve=flags["reserve"],
+            draws=flags["draws"],
+        )
     except ConfigError as error:
         raise click.UsageError(str(error), context) from error
+    wishes = Wishes(
+        model=flags["model"],
+        data=flags["data"],
+        tokens=flags["tokens"],
+        usd_per_hour=flags["usd_per_hour"],
+    )
     if flags["as_json"]:
-        record = {**found.to_dict(), "notes": notes}
+        command = train_command(found, wishes)
+        record = {**found.to_dict(), "notes": notes, "command": command}
         click.echo(json.dumps(_finite(record), indent=2, allow_nan=False))
     else:
-        _print(found, notes, flags["model"])
+        _print(found, notes, wishes)
 
 
-# ---- the answer -------------------------------------------------------------------------------
-
-
-def _print(plan: Plan, notes: list[str], model: str) -> None:
+def _print(plan: Plan, notes: list[str], wishes: Any) -> None:
     from rich.console import Console
 
-    from sim.memory_parts import gib
+    from experiments.plan_text import answer, heading, plan_table
 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a file or a pipe has no width to fit
         console.width = _FILE_WIDTH
-    hardware, work = plan.hardware, plan.workload
 
-    def say(text: str = "") -> None:
-        console.print(text, soft_wrap=not console.is_terminal)
+    def say(lines: list[str]) -> None:
+        for line in lines:
+            console.print(line, soft_wrap=not console.is_terminal)
 
-    devices = f"{hardware.num_devices} x {hardware.device.name}"
-    say(
-        f"{work.name}, {work.num_params / 1e9:.3g} billion parameters in {work.dtype}; each "
-        f"device takes {work.batch_size} x {work.sequence} tokens, {work.accumulation} to a step"
-    )
-    say(
-        f"{hardware.name}: {devices} with {gib(hardware.device.memory.value)}, "
-        f"{hardware.host.name} with {gib(hardware.host.dram_bytes.value)}, {hardware.link.name}, "
-        f"{hardware.nvme.name if hardware.nvme else 'no'} drives"
-    )
-    for note in notes:
-        say(f"({note})")
-    say()
-    console.print(plan_table(plan))
-    chosen = plan.recommended
-    say("Predicted, not measured. Memory: of one device, of the host for all of them.")
-    say()
-    say(f"Use: {chosen.label if chosen else 'nothing here'}. {plan.reason}")
-    if chosen is not None:
-        say(f"     zenflow train --model {model} {' '.join(_train_flags(chosen))}")
-        if hardware.num_devices > 1:
-            say("     (several devices: in your own loop, under DistributedDataParallel)")
-        say(f"     Largest parts: {_largest(chosen.need)}.")
-    _print_shortfalls(plan, say)
-    _print_improvements(plan, say)
-
-
-def plan_table(plan: Plan) -> Table:
-    """Return every strategy with its predicted step and its memory; a notebook shows it too."""
-    from rich.table import Table
-
-    from sim.memory_parts import gib
-
-    table = Table()
-    table.add_column("strategy")
-    for name in ("step", "tokens/s", "stalled", "device", "host", "fits", "AdamW"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for option, after in zip(plan.options, [*plan.options[1:], None], strict=True):
-        done = option.prediction
-        table.add_row(
-            option.label,
-            f"{option.step_seconds:.3g} s" if done else "-",
-            f"{option.tokens_per_second:,.0f}" if done else "-",
-            f"{done.stall_fraction:.1%}" if done else "-",
-            gib(option.need.device_bytes),
-            gib(option.need.host_bytes),
-            "yes" if option.fits else "no",
-            "exactly" if option.rule.startswith("AdamW exactly") else "no",
-            end_section=after is not None and option.is_ours != after.is_ours,
-            style="bold" if option is plan.recommended else None,
-        )
-    return table
-
-
-def _train_flags(option: Option) -> list[str]:
-    """Return the flags with which `zenflow train` runs an option."""
-    work, config = option.need.workload, option.strategy.config
-    assert config is not None
-    flags = [f"--strategy {option.strategy.name}", f"--dtype {work.dtype}"]
-    flags += [f"--batch-size {work.batch_size}", f"--sequence {work.sequence}"]
-    flags += [f"--grad-accum {work.accumulation}"] if work.accumulation > 1 else []
-    flags += [
-        f"--{change.replace('_', '-').replace('=', ' ')}"
-        for change in option.changes
-        if "=" in change
-    ]
-    if work.checkpointing:
-        flags.append("--checkpointing")
-    return flags
-
-
-def _largest(need: MemoryNeed) -> str:
-    from sim.memory_parts import gib
-
-    parts = sorted(need.parts, key=lambda part: -part.num_bytes)[:6]
-    listed = ", ".join(f"{part.name} {gib(part.num_bytes)} ({part.place})" for part in parts)
-    return f"{listed}; the device is fullest at the {need.moment}"
-
-
-def _print_shortfalls(plan: Plan, say: Any) -> None:
-    short = [option for option in plan.options if option.shortfalls]
-    if not short:
-        return
-    say()
-    say("Does not fit, and what would change that:")
-    for option in short:
-        say(f"- {option.label}: {'; '.join(map(str, option.shortfalls))}")
-
-
-def _print_improvements(plan: Plan, say: Any) -> None:
-    useful = [item for item in plan.improvements if item.helps]
-    say()
-    if not useful:
-        say("No other part that was tried in the machine saves anything.")
-        return
-    say("What would help:" if plan.recommended else "With more memory:")
-    for item in useful:
-        if item.saved_seconds is None or item.saved_share is None:
-            say(f"- {item.change}: {item.strategy} would fit, {item.step_seconds:.3g} s a step")
-            continue
-        say(
-            f"- {item.change}: saves {item.saved_seconds:.3g} s of a step, {item.saved_share:.1%} "
-            f"({item.strategy})"
-        )
+    say(heading(plan, notes))
+    if any(option.prediction for option in plan.options):
+        console.print(plan_table(plan))
+    say(answer(plan, wishes))
 
 
 def _finite(value: Any) -> Any:

@@ -24,9 +24,13 @@ _NAMED_BASES = ("gpu", "machine", "profile")
 
 
 class Memory(click.ParamType):
-    """A positive number of GiB."""
+    """A positive number of GiB, or 0 where that means something."""
 
     name = "GIB"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        """Take whether 0 is allowed."""
+        self._least = 0.0 if zero else math.ulp(0.0)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         """Return bytes."""
@@ -34,10 +38,9 @@ class Memory(click.ParamType):
             size = float(value)
         except (TypeError, ValueError):
             size = math.nan
-        if not (math.isfinite(size) and size > 0):
-            self.fail(
-                f"must be a positive number of GiB, got {value!r}: write 64, say", param, ctx
-            )
+        if not (math.isfinite(size) and size >= self._least):
+            what = "a positive number of GiB" if self._least else "0 or more GiB"
+            self.fail(f"must be {what}, got {value!r}: write 64, say", param, ctx)
         return size * (1 << 30)
 
 

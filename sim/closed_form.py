@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sim.block_plan import BlockPlan
 from sim.costs import StepCosts
 from sim.machine import Rates
+from sim.ring_jobs import Released, RingJobs, served
 from sim.simulate import Strategy
 from sim.window_phases import WindowPhase, window_phases
 from zenflow.config import ZenFlowConfig, unknown_name
@@ -103,7 +104,7 @@ class ClosedForm:
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
             overheads = costs.hardware.overheads
             copy = overheads.copy.value + costs.hardware.link.latency.value
-            self._copies = _Jobs.of(self._grads, copy, overheads.pack_bandwidth.value)
+            self._ring = RingJobs.of(self._plan, self._grads, copy)
             self._uploads = [_Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
@@ -218,7 +219,7 @@ class ClosedForm:
         overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
         passed = self._passed(axes)
         copies = self._copy_seconds(self._elements * 2.0, axes["d2h"])
-        copied = _served(passed, copies)[:, -1]
+        copied = served(passed, copies)[:, -1]
         stepped = passed[:, -1] + overheads.step.value
         total = self._elements.sum(keepdims=True)
         update = self._host_seconds(total * 28.0, axes)[:, 0]
@@ -231,25 +232,27 @@ class ClosedForm:
 
     def _in_turn(self, axes: dict[str, Array]) -> Steady:
         """The engine without overlap: updates start as copies arrive, one upload ends the step."""
-        _, stepped, copied = self._copied(axes)
+        step = self._released(axes)
+        stepped, copied = step.stepped, step.copied
         (phase,) = self._phases
         tasks = self._host_seconds(phase.update, axes)
-        done = _served(np.maximum(copied, stepped[:, None]), tasks)[:, -1]
+        done = served(np.maximum(copied, stepped[:, None]), tasks)[:, -1]
         total = phase.uploads.sum(keepdims=True)
         upload = self._copy_seconds(total, axes["h2d"], self._unpack_rate)[:, 0]
         stall = done - stepped + upload
         alone = copied[:, -1] <= stepped
         room = self._rates.sharing * (axes["host"] + axes["d2h"]) <= axes["dram"]
-        applies = self._copies_are_free(axes, both_ways=False) & (alone | room)
-        return Steady(stepped + stall, stall, applies)
+        applies = self._copies_are_free(axes, both_ways=False) & (alone | room) & step.is_free
+        return Steady(stepped + stall, stall + step.pressed, applies)
 
     def _overlapped(self, axes: dict[str, Array]) -> Steady:
         """The engine behind a device that it keeps up with: what is left is the last uploads."""
-        passed, stepped, copied = self._copied(axes)
+        step = self._released(axes)
+        passed, stepped, copied = step.passed, step.stepped, step.copied
         assert self._strategy.config is not None
         config = self._strategy.config
         is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
-        applies = self._copies_are_free(axes, both_ways=True)
+        applies = self._copies_are_free(axes, both_ways=True) & step.is_free
         stalls = [
             np.maximum(0.0, uploads.ended(passed, axes["h2d"]) - stepped)
             for uploads in self._uploads
@@ -257,16 +260,16 @@ class ClosedForm:
         for index, uploads in enumerate(self._uploads):
             before, stall = self._phases[index - 1], stalls[index - 1]
             done = self._host_done(before, axes, stepped, copied, is_fused)
-            late = np.maximum(passed, done - (stepped + stall)[:, None])
-            tail = self._copies.ended(late, axes["d2h"])
-            applies &= tail <= np.maximum(copied[:, -1], stepped) * _EXACT
+            free = done - (stepped + stall)[:, None]
+            # A gradient whose place on the host is free late would hold backward up.
+            applies &= ((free <= step.begun) | (self._grads == 0)).all(axis=1)
             if is_fused:
-                delayed = uploads.ended(late, axes["h2d"])
+                delayed = uploads.ended(np.maximum(passed, free), axes["h2d"])
                 applies &= delayed <= (stepped + stalls[index]) * _EXACT
         if not is_fused:
             applies &= self._keeps_up(axes, stepped, copied, config)
         mean: Array = np.mean(stalls, axis=0)
-        return Steady(stepped + mean, mean, applies)
+        return Steady(stepped + mean, mean + step.pressed, applies)
 
     def _host_done(
         self,
@@ -278,17 +281,17 @@ class ClosedForm:
     ) -> Array:
         """Return by when the host is done with each segment of a step at the latest, (N, L).
 
-        It takes all gradients in, then updates. Each byte that is copied meanwhile, the rest of
-        this step's and the next one's, costs it a byte of DRAM at most.
+        It takes each segment's gradients in, and updates what is due there. Each byte that is
+        copied meanwhile, the rest of this step's and the next one's, costs it a byte of DRAM at
+        most.
         """
         intake = self._host_seconds(phase.intake, axes)
         copies = 2 * (self._grads.sum() + phase.uploads.sum())
         lost = copies / np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
         start = np.maximum(copied[:, -1], stepped) + lost
-        done: Array = start[:, None] + np.cumsum(intake, axis=1)
         if is_fused:
-            update = np.cumsum(self._host_seconds(phase.update, axes), axis=1)
-            done = np.where(phase.update > 0, done[:, -1:] + update, done)
+            intake = intake + self._host_seconds(phase.update, axes)
+        done: Array = start[:, None] + np.cumsum(intake, axis=1)
         return done
 
     def _keeps_up(
@@ -311,17 +314,27 @@ class ClosedForm:
         overheads = self._costs.hardware.overheads
         return (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
 
-    def _copied(self, axes: dict[str, Array]) -> tuple[Array, Array, Array]:
-        """Return when segments are passed, (N, L), the step ends, (N,), and copies end, (N, L)."""
+    def _released(self, axes: dict[str, Array]) -> Released:
+        """Return when a step's parts end whose gradients leave through the ring."""
         overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
         shares = self._plan.shares[::-1]
         intake = np.array([s.split * size / overheads.intake_bandwidth.value for s in shares])
-        passed = self._passed(axes, intake)
-        step = overheads.step.value + self._plan.on_device / overheads.device_update.value
-        grads = self._grads
-        copies = self._copy_seconds(grads, axes["d2h"], overheads.pack_bandwidth.value)
-        released = np.where(grads > 0, passed, -np.inf)
-        return passed, passed[:, -1] + step, _served(released, copies)
+        passed = self._passed(axes, intake + self._grads / overheads.pack_bandwidth.value)
+        start = self._costs.accumulation * axes["forward"]
+        start = start + (self._costs.accumulation - 1) * axes["backward"]
+        begun = np.concatenate([start[:, None], passed[:, :-1]], axis=1)
+        ended = self._ring.ended(begun, passed, axes["d2h"])
+        waits = np.where(self._ring.room >= 0, ended[:, self._ring.room], -np.inf)
+        pressed = np.maximum(0.0, waits[:, -1] - passed[:, -1])
+        seconds = overheads.step.value + self._plan.on_device / overheads.device_update.value
+        return Released(
+            begun=begun,
+            passed=passed,
+            stepped=passed[:, -1] + pressed + seconds,
+            copied=np.maximum.accumulate(ended[:, 1::2], axis=1),
+            pressed=pressed,
+            is_free=np.all(waits[:, :-1] <= passed[:, :-1] * _EXACT, axis=1),
+        )
 
 
 def _crowded(axes: dict[str, Array]) -> dict[str, Array]:
@@ -347,10 +360,3 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
         return strategy.name in PUBLISHED and not strategy.options
     in_turn = not strategy.config.overlap_step and strategy.config.update_interval > 1
     return strategy.releases and not in_turn
-
-
-def _served(ready: Array, lengths: Array) -> Array:
-    """Return when a lane that serves jobs in turn ends each, (N, L); see the module."""
-    total = np.cumsum(lengths, axis=1)
-    ends: Array = total + np.maximum.accumulate(ready - (total - lengths), axis=1)
-    return ends

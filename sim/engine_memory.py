@@ -23,6 +23,7 @@ Shape = tuple[int, ...]
 _ALIGNMENT = 64
 _BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
+_RING = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,10 @@ class EngineMemory:
     """Scores, energies, ownership and indices of every column of split parameters."""
     rings: int
     """Largest packed gradients, twice."""
+    released_ring: int
+    """What gradients leave a GPU through in release mode; see `released_ring`."""
+    block: int
+    """Deferred elements of the largest block."""
     deferred: int
     """Elements that the host owns."""
     important: int
@@ -110,7 +115,7 @@ def engine_memory(
     return _engine_memory(tuple(shapes), config, dtype_bytes)
 
 
-@functools.lru_cache(maxsize=64)  # a plan asks for the same one again and again
+@functools.lru_cache(maxsize=256)  # a search asks for the same one again and again
 def _engine_memory(
     shapes: tuple[Shape, ...], config: ZenFlowConfig, dtype_bytes: int
 ) -> EngineMemory:
@@ -137,6 +142,7 @@ def _engine_memory(
     important_columns = sum(width for _, width in split) - sum(columns)
     own_master = _FLOAT if dtype_bytes < _FLOAT else 0
     lag = config.effective_lag()
+    tallest = max((rows for rows, _ in split), default=0) * dtype_bytes
     return EngineMemory(
         host_state=3 * _FLOAT * deferred,
         accumulators=_FLOAT * deferred * num_accumulators(config),
@@ -150,6 +156,8 @@ def _engine_memory(
         + _FLOAT * num_residents,
         column_vectors=(2 * _FLOAT + 1 + _INDEX) * sum(width for _, width in split),
         rings=2 * max(packed, default=0),
+        released_ring=released_ring(sum(packed), tallest),
+        block=max((block.deferred_elements for block in blocks), default=0),
         deferred=deferred,
         important=num_split - deferred,
         resident=resident,
@@ -157,6 +165,19 @@ def _engine_memory(
         bank=_largest_bank(split, columns),
         dtype_bytes=dtype_bytes,
     )
+
+
+def released_ring(deferred_bytes: int, column_bytes: int) -> int:
+    """Return the bytes of the ring through which a GPU's gradients leave in release mode.
+
+    All deferred gradients of a step are packed into it as backward makes them. Where the link is
+    late backward waits for room, so that no more than this waits on the device.
+
+    Args:
+        deferred_bytes: Of a step's deferred gradients.
+        column_bytes: Of the longest column.
+    """
+    return min(deferred_bytes, max(_RING, 4 * column_bytes))
 
 
 def num_accumulators(config: ZenFlowConfig) -> int:

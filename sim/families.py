@@ -1,8 +1,9 @@
 """Parameter shapes of a model, from its config.json alone: which tensors, layer by layer.
 
-Covers the Llama family (with Mistral, Qwen2 and its biases, Mixtral and Qwen2-MoE experts), GPT-2,
-OPT and BERT, as Hugging Face's language models hold them. Matrices are (O, I), as the gradient of
-a linear layer is: I is the input channel, the engine's column. No torch, no transformers.
+Covers the Llama family (with Mistral, Qwen2 and its biases, Qwen3, text-only Gemma, Phi-3 and
+Phi-4, Mixtral and Qwen2-MoE experts), GPT-2, OPT and BERT, as Hugging Face's language models hold
+them. Matrices are (O, I), as the gradient of a linear layer is: I is the input channel, the
+engine's column. No torch, no transformers.
 """
 
 from __future__ import annotations
@@ -94,37 +95,64 @@ def _norm(name: str, width: int) -> list[Parameter]:
 
 
 def _llama(config: Config) -> list[Layer]:
+    kind = config["model_type"]
     width, heads = _field(config, "hidden_size"), _field(config, "num_attention_heads")
     vocabulary = _field(config, "vocab_size")
     head = config.get("head_dim") or width // heads
     groups = config.get("num_key_value_heads") or heads
-    is_qwen = config["model_type"].startswith("qwen2")
-    bias = is_qwen or bool(config.get("attention_bias"))
     embedding = Parameter(name="embed_tokens.weight", shape=(vocabulary, width))
     layers = [Layer(name="embedding", parameters=(embedding,))]
+    own = (  # the same of every layer, which lets others count it once
+        _vector("input_layernorm.weight", width),
+        *_attention(config, width, heads * head, groups * head, head),
+        *(_vector(f"{name}_layernorm.weight", width) for name in _more_norms(kind)),
+        *_feed_forward(config, width),
+    )
     for index in range(_field(config, "num_hidden_layers")):
-        own = [
-            _vector("input_layernorm.weight", width),
-            *_linear("q_proj", heads * head, width, bias=bias),
-            *_linear("k_proj", groups * head, width, bias=bias),
-            *_linear("v_proj", groups * head, width, bias=bias),
-            *_linear("o_proj", width, heads * head, bias=bias and not is_qwen),
-            _vector("post_attention_layernorm.weight", width),
-            *_feed_forward(config, width),
-        ]
-        layers.append(
-            Layer(name=f"layers.{index}", parameters=tuple(own), attention_width=heads * head)
-        )
+        layers.append(Layer(name=f"layers.{index}", parameters=own, attention_width=heads * head))
     last = [_vector("norm.weight", width)]
-    if not config.get("tie_word_embeddings"):
+    if not config.get("tie_word_embeddings", kind.startswith("gemma")):
         last += _linear("lm_head", vocabulary, width)
     return [*layers, Layer(name="head", parameters=tuple(last))]
+
+
+def _more_norms(kind: str) -> tuple[str, ...]:
+    """Return the norms of a layer behind its first one."""
+    if kind in ("gemma2", "gemma3_text"):
+        return ("post_attention", "pre_feedforward", "post_feedforward")
+    return ("post_attention",)
+
+
+def _attention(config: Config, width: int, queries: int, keys: int, head: int) -> list[Parameter]:
+    """Return attention's projections, in one matrix for Phi, and the norms of queries and keys."""
+    kind = config["model_type"]
+    is_qwen2 = kind.startswith("qwen2")
+    bias = is_qwen2 or bool(config.get("attention_bias"))
+    if kind == "phi3":
+        return [
+            *_linear("qkv_proj", queries + 2 * keys, width),
+            *_linear("o_proj", width, queries),
+        ]
+    norms = ("q_norm", "k_norm") if kind in ("qwen3", "gemma3_text") else ()
+    return [
+        *_linear("q_proj", queries, width, bias=bias),
+        *_linear("k_proj", keys, width, bias=bias),
+        *_linear("v_proj", keys, width, bias=bias),
+        *_linear("o_proj", width, queries, bias=bias and not is_qwen2),
+        *(_vector(f"{name}.weight", head) for name in norms),
+    ]
 
 
 def _feed_forward(config: Config, width: int) -> list[Parameter]:
     """Return a gated feed-forward layer, or a mixture of them with its router."""
     kind = config["model_type"]
     bias = bool(config.get("mlp_bias"))
+    if kind == "phi3":  # both factors in one matrix
+        inner = _field(config, "intermediate_size")
+        return [
+            *_linear("mlp.gate_up_proj", 2 * inner, width),
+            *_linear("mlp.down_proj", width, inner),
+        ]
     if kind not in ("mixtral", "qwen2_moe"):
         return _gated("mlp", width, _field(config, "intermediate_size"), bias=bias)
     experts = _field(config, "num_local_experts", "num_experts")
@@ -260,6 +288,11 @@ FAMILIES: Mapping[str, Callable[[Config], list[Layer]]] = {
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _llama,
+    "qwen3": _llama,
+    "gemma": _llama,
+    "gemma2": _llama,
+    "gemma3_text": _llama,
+    "phi3": _llama,
     "mixtral": _llama,
     "qwen2_moe": _llama,
     "gpt2": _gpt2,

@@ -1,32 +1,34 @@
-"""Improvements: what another part in a machine would save, by predicting again with it. No torch.
+"""Improvements: what another part in a machine would bring, by predicting again with it. No torch.
 
-Faster parts are tried under the recommended strategy. More memory is tried under every preset of
-the engine that it would make fit.
+Where something fits, other parts are tried under the recommended setting, and more memory under
+whatever then does best. Where nothing fits, more of the host's memory comes before another device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sim.catalog import find_link, find_nvme
+from sim.catalog import find_link
 from sim.hardware import HardwareProfile
-from sim.memory import MemoryNeed, memory_of
 from sim.memory_parts import gib
-from sim.options import BASELINES, Option, Planner
-from sim.workload import Workload
+from sim.options import Option, Planner
+from sim.search import Search
+from zenflow.config import PRESETS
 
 _NEXT_LINK = {"pcie3-x16": "pcie4-x16", "pcie4-x16": "pcie5-x16"}
 _DEVICE_SIZES = tuple(size << 30 for size in (16, 24, 32, 40, 48, 80, 96, 141, 192, 288))
-"""Of devices that are sold, bytes."""
-_DRIVES = "4x-gen4"
-_DRIVEN = "zero_infinity"
-"""The strategy that needs drives."""
-_Sizes = tuple[float, float]
-"""Of device and host memory, bytes."""
-_GAIN = 0.001
-"""Share of a step below which a change is no gain."""
+_HOST_SIZES = tuple(
+    size << 30
+    for size in (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
+)
+"""Of devices and of hosts that are sold, bytes."""
+_GAIN = 0.03
+"""Share of a step below which a faster part is no gain."""
+_WORTH_A_DEVICE = 0.1
+"""The same for memory, which is more than a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,60 +36,136 @@ class Improvement:
     """What a change of the machine would bring."""
 
     change: str
-    strategy: str
-    """Whose step it is, with its changes."""
-    is_ours: bool
+    setting: str
+    """Strategy and changes with which it was predicted."""
+    num_devices: int
+    tokens: int
+    """Of a step, over all devices."""
     step_seconds: float
     """With the change."""
-    saved_seconds: float | None
-    """Of the recommended strategy's step; None where no preset fits without the change."""
+    host_memory: float | None = None
+    """Bytes, where the host's memory is what changes."""
     saved_share: float | None
+    """Of the recommended setting's time for a token; None where nothing fits without it."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """With the change, over all devices."""
+        return self.tokens / self.step_seconds
 
     @property
     def helps(self) -> bool:
-        """Whether it saves anything, or makes something fit at all."""
+        """Whether it saves anything worth naming, or makes something fit at all."""
         return self.saved_share is None or self.saved_share >= _GAIN
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, and whether it helps."""
-        return {**asdict(self), "helps": self.helps}
-
-
-def improvements(
-    workload: Workload, options: Sequence[Option], now: Option | None, planner: Planner
-) -> list[Improvement]:
-    """Return what each change of the machine would save, the most helpful first.
-
-    Args:
-        workload: As asked for.
-        options: On the machine as it is.
-        now: The one that is recommended.
-        planner: Of the machine as it is.
-    """
-    changed = [*_more_memory(workload, options, planner), *_drives(workload, options, planner)]
-    if now is not None:
-        changed += _faster_parts(now, planner.hardware)
-    found = [_improvement(change, option, now) for change, option in changed]
-    return sorted(found, key=lambda item: (-(item.saved_seconds or 0.0), item.step_seconds))
+        found = {**asdict(self), "tokens_per_second": self.tokens_per_second}
+        return {**found, "helps": self.helps}
 
 
 def _improvement(change: str, option: Option, now: Option | None) -> Improvement:
-    saved = None if now is None else max(0.0, now.step_seconds - option.step_seconds)
+    saved = None
+    if now is not None:
+        saved = max(0.0, 1.0 - now.tokens_per_second / option.tokens_per_second)
     return Improvement(
         change=change,
-        strategy=option.label,
-        is_ours=option.is_ours,
+        setting=option.label,
+        num_devices=option.need.num_devices,
+        tokens=option.tokens,
         step_seconds=option.step_seconds,
-        saved_seconds=saved,
-        saved_share=None if now is None or saved is None else saved / now.step_seconds,
+        saved_share=saved,
     )
 
 
-def _faster_parts(now: Option, hardware: HardwareProfile) -> Iterator[tuple[str, Option]]:
-    """Yield a faster link, faster host memory and more cores under the recommended strategy."""
-    for change, other in _faster(hardware):
-        option = Planner(other).option(now.need.workload, now.strategy)
-        yield change, replace(option, changes=now.changes)
+def faster_parts(now: Option, search: Search) -> list[Improvement]:
+    """Return what faster parts and more memory would save, the most helpful first.
+
+    Args:
+        now: What is recommended.
+        search: That found it.
+    """
+    usual = search.estimate(now)
+    estimates: list[float] = []
+    found = []
+    for change, other in _faster(search.planner.hardware):
+        about = search.estimate(now, other)
+        if " and " in change:  # two parts at once must be worth more than one
+            usual = min(usual, *estimates)
+        estimates.append(about)
+        if about < (1 - _GAIN) * usual:
+            option = Planner(other).option_of(now.need)
+            found.append(_improvement(change, replace(option, changes=now.changes), now))
+    found += _larger_memory(now, search)
+    return sorted(found, key=lambda item: -(item.saved_share or 0.0))
+
+
+def _larger_memory(now: Option, search: Search) -> Iterator[Improvement]:
+    """Yield sizes of memory, smallest first, each of which saves more than the one before."""
+    least = now.step_seconds
+    for change, machine in _larger(search.planner.hardware):
+        promised = next(search.fitting(hardware=machine), None)
+        if promised is None or promised.seconds > (1 - _WORTH_A_DEVICE) * least:
+            continue
+        best = search.best(hardware=machine)
+        if best is not None and best.step_seconds < (1 - _WORTH_A_DEVICE) * least:
+            least = best.step_seconds
+            yield _improvement(change, best, now)
+
+
+def more_memory(
+    searches: Sequence[Search], names: Collection[str] = PRESETS
+) -> Iterator[Improvement]:
+    """Yield what memory would make something fit: the host's, the device's, or both.
+
+    Args:
+        searches: Of the step's tokens on one device: those asked for, then fewer and fewer.
+        names: Presets to look at.
+    """
+    machine = searches[0].planner.hardware
+    host, device = machine.host.dram_bytes.value, machine.device.memory.value
+    hosts = [size for size in _HOST_SIZES if size > host]
+    devices = [size for size in _DEVICE_SIZES if size > 1.02 * device]
+    if machine.device.is_cpu:
+        devices = []
+    alone = [
+        _first_that_fits(searches, [(device, size) for size in hosts], names),
+        _first_that_fits(searches[:1], [(size, host) for size in devices], names),
+    ]
+    if alone == [None, None]:
+        both = [(d, h) for d in devices for h in hosts]
+        alone = [_first_that_fits(searches[:1], both, names)]
+    yield from (item for item in alone if item is not None)
+
+
+def _first_that_fits(
+    searches: Sequence[Search], sizes: Sequence[tuple[float, float]], names: Collection[str]
+) -> Improvement | None:
+    machine = searches[0].planner.hardware
+    for search, (device, host) in itertools.product(searches, sizes):
+        other = machine.with_values({"device.memory": device, "host.dram_bytes": host})
+        best = search.best(names=names, hardware=other)
+        if best is None:
+            continue
+        parts = []
+        is_host = host != machine.host.dram_bytes.value
+        if is_host:
+            parts.append(f"{gib(host)} of host memory")
+        if device != machine.device.memory.value:
+            parts.append(f"a device with {gib(device)}")
+        found = _improvement(" and ".join(parts), best, None)
+        return replace(found, host_memory=host if len(parts) == 1 and is_host else None)
+    return None
+
+
+def _larger(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]:
+    """Yield the machine with the next sizes of memory."""
+    host, device = hardware.host.dram_bytes.value, hardware.device.memory.value
+    for size in [size for size in _HOST_SIZES if size > host][:2]:
+        yield f"{gib(size)} of host memory", hardware.with_values({"host.dram_bytes": size})
+    if not hardware.device.is_cpu:
+        for size in [size for size in _DEVICE_SIZES if size > 1.02 * device]:
+            yield f"a device with {gib(size)}", hardware.with_values({"device.memory": size})
 
 
 def _faster(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]:
@@ -115,67 +193,3 @@ def _more_cores(hardware: HardwareProfile) -> HardwareProfile:
         host=replace(hardware.host, cores=2 * hardware.host.cores),
         host_threads=None if threads is None else 2 * threads,
     )
-
-
-def _more_memory(
-    workload: Workload, options: Sequence[Option], planner: Planner
-) -> Iterator[tuple[str, Option]]:
-    """Yield sizes of memory with which a preset fits that does not now, the fastest first.
-
-    Each is looked at as asked for and with activation checkpointing; what takes as much memory as
-    a faster one is left out.
-    """
-    presets = {
-        option.strategy.name: option.strategy
-        for option in reversed(options)
-        if option.is_ours and option.strategy.name not in BASELINES
-    }
-    tried: list[tuple[Option, _Sizes]] = []
-    for strategy in presets.values():
-        for other, changes in planner.variants(workload)[:2]:
-            sizes = _sizes_sold(memory_of(other, strategy, planner.hardware), planner.hardware)
-            if sizes is not None:
-                option = planner.option(other, strategy)
-                tried.append((replace(option, changes=changes), sizes))
-    cheapest: list[_Sizes] = []
-    for option, sizes in sorted(tried, key=lambda item: item[0].step_seconds):
-        if not any(sizes[0] >= device and sizes[1] >= host for device, host in cheapest):
-            cheapest.append(sizes)
-            yield _in_words(option, sizes), option
-
-
-def _sizes_sold(need: MemoryNeed, hardware: HardwareProfile) -> _Sizes | None:
-    """Return device and host memory that are sold and suffice, bytes.
-
-    None if there is enough already, or no such device.
-    """
-    device, host = hardware.device.memory.value, hardware.host.dram_bytes.value
-    short = need.short_of(hardware)
-    for place, (needed, _) in short.items():
-        if place == "device":
-            device = next((size for size in _DEVICE_SIZES if size >= needed), 0.0)
-        elif place == "host":
-            host = 1 << 34
-            while host < needed:
-                host *= 2
-    return (device, host) if short and device else None
-
-
-def _in_words(option: Option, sizes: _Sizes) -> str:
-    whole = {
-        "device": f"a device with {gib(sizes[0])}",
-        "host": f"{gib(sizes[1])} of host memory",
-    }
-    return " and ".join(f"{whole[s.place]} (it needs {gib(s.needed)})" for s in option.shortfalls)
-
-
-def _drives(
-    workload: Workload, options: Sequence[Option], planner: Planner
-) -> Iterator[tuple[str, Option]]:
-    """Yield what drives would do; no preset of the engine uses them."""
-    if planner.hardware.nvme is not None or not any(o.strategy.name == _DRIVEN for o in options):
-        return
-    other = Planner(replace(planner.hardware, nvme=find_nvme(_DRIVES)))
-    option = other.options(workload, _DRIVEN)[0]
-    if option.fits:
-        yield f"NVMe drives ({_DRIVES}), which only {_DRIVEN} uses", option

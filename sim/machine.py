@@ -8,7 +8,7 @@ the same. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,9 +163,11 @@ class Machine:
         self.nvme_read_kind = FlowKind("nvme read", {reads: count, **dram})
         self.nvme_write_kind = FlowKind("nvme write", {writes: count, **dram})
 
-    def compute(self, name: str, seconds: float, step: int) -> simpy.Event:
-        """Queue work on the device; return the event of its end."""
-        return self.device.submit(name, step, self.device_work(seconds))
+    def compute(
+        self, name: str, seconds: float, step: int, after: Iterable[simpy.Event] = ()
+    ) -> simpy.Event:
+        """Queue work on the device, to start after these events; return that of its end."""
+        return self.device.submit(name, step, self.device_work(seconds), after)
 
     def device_work(self, seconds: float) -> Work:
         """Return so many seconds of an undisturbed device as work."""

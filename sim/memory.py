@@ -106,18 +106,24 @@ class MemoryNeed:
         """Return the bytes of each place for each parameter of the model."""
         return {place: self.bytes_at(place) / self.workload.num_params for place in PLACES}
 
-    def short_of(self, hardware: HardwareProfile) -> dict[Place, tuple[float, float]]:
+    def short_of(
+        self, hardware: HardwareProfile, reserve: float = 0.0
+    ) -> dict[Place, tuple[float, float]]:
         """Return need and room, bytes, of each place of a machine that is too small.
 
         A CPU in the role of the device has the host's memory and no other.
+
+        Args:
+            hardware: The machine.
+            reserve: Bytes that have to stay free on the device and on the host.
         """
         drives = hardware.nvme.capacity.value if hardware.nvme else 0.0
         device, host = self.device_bytes, self.host_bytes
         if hardware.device.is_cpu:
             device, host = 0.0, host + self.num_devices * device
         needs: dict[Place, tuple[float, float]] = {
-            "device": (device, hardware.device.memory.value),
-            "host": (host, hardware.host.dram_bytes.value),
+            "device": (device, hardware.device.memory.value - reserve),
+            "host": (host, hardware.host.dram_bytes.value - reserve),
             "nvme": (self.nvme_bytes, drives),
         }
         return {place: (need, room) for place, (need, room) in needs.items() if need > room}
@@ -238,12 +244,18 @@ def _engine_parts(
     own = engine_memory(shapes, config, size)
     releases = strategy.releases and count == 1
     whole = float(own.num_params * size)
-    in_flight = 2.0 * own.bucket * size
-    after = whole
-    if releases:
+    in_flight, after, ring = 2.0 * own.bucket * size, whole, own.rings
+    at_step: float | None = None
+    if releases and hardware.device.is_cpu:
         leaving = own.deferred * size
         waiting = leaving * _share_that_waits(workload, hardware, leaving)
         after = (own.important + own.resident) * size + min(leaving, in_flight + waiting)
+    elif releases:  # a gradient is packed into the ring and freed before the next layer's
+        in_flight = float(max(layer.numel for layer in workload.layers) * size)
+        at_step = float((own.important + own.resident) * size)
+        after = min(whole, at_step + in_flight)
+        ring = own.released_ring
+    temporaries = 0.0 if hardware.device.is_cpu else 2.0 * own.block * size
     float_size = 4 if size < 4 else 0
     device = DeviceParts(
         always=[
@@ -252,13 +264,15 @@ def _engine_parts(
                 "optimizer state", "device", own.device_state, "important columns, whole tensors"
             ),
             Part("column vectors", "device", own.column_vectors, "scores, indices"),
-            Part("rings", "device", own.rings, "packed gradients on their way"),
+            Part("rings", "device", ring, "packed gradients on their way"),
+            Part("uploads' temporaries", "device", temporaries, "of the largest block"),
             Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
         ],
         in_flight=min(whole, in_flight),
         # Gradients of earlier micro-batches stay until the last one has been added.
         gradients_before=whole if workload.accumulation > 1 else 0.0,
         gradients_after=after,
+        gradients_at_step=at_step,
         step=[
             Part("float32 gradients", "device", own.resident * float_size, "of whole tensors"),
             Part("update's temporaries", "device", 12.0 * own.bank, "of one bank of columns"),
@@ -283,7 +297,7 @@ def _engine_host_parts(own: EngineMemory, count: int, *, is_cpu: bool) -> list[P
 
 
 def _share_that_waits(workload: Workload, hardware: HardwareProfile, num_bytes: float) -> float:
-    """Return which share of the gradients is still on the device when backward has ended."""
+    """Return which share of the gradients still waits when backward has ended, on a CPU."""
     seconds = num_bytes / Rates.of(hardware).d2h
     if not seconds:
         return 0.0

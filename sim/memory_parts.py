@@ -40,6 +40,8 @@ class DeviceParts:
     """Bytes of gradients that backward holds at a time, where all leave at once."""
     gradients_after: float
     """Bytes of gradients when backward ends."""
+    gradients_at_step: float | None = None
+    """Bytes of gradients that the step still needs; None is all there are when backward ends."""
 
 
 def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
@@ -51,6 +53,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     kept = workload.activation_bytes()
     whole, layer = sum(kept[:-1]), max(kept[:-1], default=0.0)
     before, after = device.gradients_before, device.gradients_after
+    at_step = after if device.gradients_at_step is None else device.gradients_at_step
     inside = [
         Part("recomputed layer", "device", workload.recomputed_bytes()),
         Part("activations' gradients", "device", workload.working_bytes(), "of one layer"),
@@ -74,7 +77,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
             ),
             *inside,
         ],
-        "step": [Part("gradients", "device", after), *device.step],
+        "step": [Part("gradients", "device", at_step), *device.step],
     }
     totals = {name: sum(part.num_bytes for part in parts) for name, parts in moments.items()}
     moment = max(totals, key=totals.__getitem__)

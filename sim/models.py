@@ -1,7 +1,7 @@
 """Models: configurations by name, or from a config.json. No torch, no transformers, no network.
 
 ``sim/data/models`` holds, for each named model, the fields of its public Hugging Face config that
-decide its shapes.
+decide its shapes, its repository, and others whose models have the same shapes.
 """
 
 from __future__ import annotations
@@ -50,6 +50,20 @@ def find_model(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any
     return name, _read(file)
 
 
+def hub_name(name_or_path: str) -> str:
+    """Return what the Hugging Face hub calls a named model; anything else as it is.
+
+    >>> hub_name("llama_3.1_8b_instruct"), hub_name("llama-3.1-8b"), hub_name("./mine")
+    ('meta-llama/Llama-3.1-8B-Instruct', 'meta-llama/Llama-3.1-8B', './mine')
+    """
+    name = _known().get(fold(name_or_path))
+    if name is None:
+        return name_or_path
+    own, *others = _repositories(name)
+    asked = fold(name_or_path)
+    return next((r for r in others if asked in (fold(r), fold(r.rsplit("/", 1)[-1]))), own)
+
+
 def _read(file: Path) -> dict[str, Any]:
     """Return a file's configuration, after checking that its shapes can be told."""
     try:
@@ -92,8 +106,14 @@ def _named() -> dict[str, str]:
 def _known() -> dict[str, str]:
     """Return the models' names by what they may be called, folded."""
     known = {fold(name): name for name in _named()}
-    for name, text in _named().items():
-        repository = json.loads(text)["_name_or_path"]
-        known[fold(repository)] = name
-        known[fold(repository.rsplit("/", 1)[-1])] = name
+    for name in _named():
+        for repository in _repositories(name):
+            known[fold(repository)] = name
+            known[fold(repository.rsplit("/", 1)[-1])] = name
     return known
+
+
+def _repositories(name: str) -> list[str]:
+    """Return a named model's repositories on the Hugging Face hub, its own first."""
+    config = json.loads(_named()[name])
+    return [config["_name_or_path"], *config.get("same_shapes", ())]

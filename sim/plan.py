@@ -1,28 +1,29 @@
-"""Plan: which strategies fit a machine, how fast each would be, which to use, what would help.
+"""Plan: which setting to use on a machine, how fast it would be, and what would help.
 
-Only the engine's own presets are recommended, since they are what ``zenflow train`` runs; other
-systems stand beside them for comparison. Nothing is run: times are `sim.simulate`'s, memory is
-`sim.memory`'s. No torch.
+Only what this package's engine runs is recommended; other systems stand beside it. Nothing is run:
+times are `sim.simulate`'s, memory is `sim.memory`'s. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sim.finder import Finder
 from sim.hardware import HardwareProfile
-from sim.improvements import Improvement, improvements
-from sim.options import BASELINES, Option, Planner
-from sim.simulate import STRATEGIES
+from sim.improvements import Improvement
+from sim.options import Option, default_reserve
+from sim.rules import EXACT
+from sim.search import Search
+from sim.simulate import STRATEGIES, Strategy
+from sim.uncertainty import Interval, interval_of
 from sim.workload import Workload
-from zenflow.config import PRESETS
 
-_DISTANCE: Mapping[str, int] = {"on_device": 0, "zero_offload": 0, "zenflow": 1, "delayed": 2}
-"""How far a preset's rule is from AdamW, from records of losses under `experiments/results`."""
-_FARTHEST = 4
-_WORTH = 1.1
-"""How many times as fast a rule must be to be preferred to one that is nearer by 1."""
+DRAWS = 100
+"""Of uncertain figures, for an interval."""
+_FASTER = 1.05
+"""How many times as fast a setting of another rule must be to be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +31,58 @@ class Plan:
     """What a machine can do for a workload."""
 
     workload: Workload
+    """As asked for."""
     hardware: HardwareProfile
+    reserve: float
+    """Bytes that stay free on each device and on the host."""
     options: tuple[Option, ...]
-    """The engine's presets first, each with its knobs behind it; then other systems."""
+    """Each preset of the engine as it does best, then other systems."""
     recommended: Option | None
     """None if no preset of the engine fits."""
-    reason: str
-    """Why it is recommended, or what is missing, in a few sentences."""
+    per_devices: tuple[Option, ...]
+    """The best for each number of the machine's devices that was looked at, most devices first."""
+    exact: Option | None
+    """The fastest whose rule is AdamW exactly, where the recommended one's is not."""
+    window: Option | None
+    """A faster one with moments of windows' means, which changes accuracy; else None."""
+    tight: Option | None
+    """One with more tokens to a step, or any, for which less than the reserve is left; or None."""
+    interval: Interval | None
+    """Of the recommended one's tokens per second."""
     improvements: tuple[Improvement, ...]
-    """Changes of the machine, the most helpful first; those that save nothing too."""
+    """Changes of the machine, those to make first at the front."""
+    largest: str | None = None
+    """The largest model of the table that fits, where this one's weights exceed a device."""
+
+    @property
+    def needs_sharding(self) -> bool:
+        """Whether the weights alone exceed a device."""
+        return self.workload.model_bytes > self.hardware.device.memory.value
+
+    @property
+    def has_fewer_tokens(self) -> bool:
+        """Whether what is recommended takes fewer tokens to a step than asked for."""
+        chosen = self.recommended
+        if chosen is None:
+            return False
+        return chosen.need.workload.tokens_per_step < self.workload.tokens_per_step
 
     def option(self, name: str) -> Option:
-        """Return a strategy's first option."""
+        """Return a strategy's option."""
         return next(option for option in self.options if option.strategy.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
+        found = {
+            name: None if option is None else option.to_dict()
+            for name, option in (
+                ("recommended", self.recommended),
+                ("exact", self.exact),
+                ("window", self.window),
+                ("tight", self.tight),
+            )
+        }
+        told = self.interval
         return {
             "model": self.workload.name,
             "num_params": self.workload.num_params,
@@ -55,9 +92,14 @@ class Plan:
             "sequence": self.workload.sequence,
             "accumulation": self.workload.accumulation,
             "dtype": self.workload.dtype,
-            "checkpointing": self.workload.checkpointing,
-            "recommended": None if self.recommended is None else self.recommended.to_dict(),
-            "reason": self.reason,
+            "reserve": self.reserve,
+            "needs_sharding": self.needs_sharding,
+            "largest": self.largest,
+            **found,
+            "tokens_per_second_interval": None
+            if told is None
+            else {"low": told.low, "high": told.high, "coverage": told.coverage},
+            "per_devices": [option.to_dict() for option in self.per_devices],
             "options": [option.to_dict() for option in self.options],
             "improvements": [item.to_dict() for item in self.improvements],
         }
@@ -68,92 +110,74 @@ def plan(
     hardware: HardwareProfile,
     *,
     strategies: Sequence[str] = STRATEGIES,
-    may_shrink: bool = True,
+    checkpointing: bool | None = None,
+    reserve: float | None = None,
+    draws: int = DRAWS,
 ) -> Plan:
     """Return what a machine can do for a workload.
 
     Args:
-        workload: Model and batch of each device.
-        hardware: The machine.
+        workload: Model, and tokens of a step on each device; how these are cut into micro-batches
+            is searched.
+        hardware: The machine. Fewer of its devices are looked at too.
         strategies: Which to look at, by name.
-        may_shrink: Whether checkpointing and smaller micro-batches are tried where a strategy does
-            not fit; both compute the same step.
+        checkpointing: Whether backward recomputes activations; None tries both.
+        reserve: Bytes to leave free on each device and on the host; None is `default_reserve`.
+        draws: Of uncertain figures, for the interval; 0 is none.
 
     Raises:
         ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
     """
-    planner = Planner(hardware, may_shrink=may_shrink)
-    ordered = sorted(strategies, key=lambda name: name not in PRESETS)
-    options = [option for name in ordered for option in planner.options(workload, name)]
-    chosen = recommend(options)
+    strategies = [Strategy.of(name).name for name in strategies]
+    kept = default_reserve(hardware) if reserve is None else reserve
+    finder = Finder(workload, hardware, strategies, checkpointing, kept)
+    chosen, per_devices = finder.chosen()
+    search = finder.search(chosen.need.num_devices, _asked_of(chosen)) if chosen else None
+    exact, window = _others(search, chosen)
     return Plan(
         workload=workload,
         hardware=hardware,
-        options=tuple(options),
+        reserve=kept,
+        options=tuple(finder.rows(search)),
         recommended=chosen,
-        reason=_nearest_miss(options) if chosen is None else _reason(chosen, options),
-        improvements=tuple(improvements(workload, options, chosen, planner)),
+        per_devices=per_devices,
+        exact=exact,
+        window=window,
+        tight=finder.tight(chosen),
+        interval=interval(chosen, search, draws) if chosen and search else None,
+        improvements=tuple(finder.improvements(chosen, search)),
+        largest=finder.largest(),
     )
 
 
-def recommend(options: Iterable[Option]) -> Option | None:
-    """Return the option to use: of the engine's that fit the fastest, unless it is farther off.
+def interval(option: Option, search: Search, draws: int = DRAWS) -> Interval | None:
+    """Return an interval of an option's tokens per second over draws of the machine's figures.
 
-    A rule that is farther from AdamW by 1 has to be `_WORTH` times as fast. None if none fits.
+    The simulated step is scaled as its estimate moves from draw to draw: simulating each draw
+    takes a hundred times as long.
     """
-    fitting = [option for option in options if option.is_ours and option.fits]
-    fitting = [o for o in fitting if o.strategy.name not in BASELINES] or fitting
-    if not fitting:
+    if not draws:
         return None
-    return min(fitting, key=lambda option: option.step_seconds * _WORTH ** distance(option))
+    usual = search.estimate(option)
+
+    def tokens_per_second(drawn: HardwareProfile) -> float:
+        return option.tokens_per_second * usual / search.estimate(option, drawn)
+
+    return interval_of(search.planner.hardware, tokens_per_second, count=draws)
 
 
-def distance(option: Option) -> int:
-    """Return how far a preset's rule is from AdamW: 0 is AdamW, and longer windows are farther."""
-    config = option.strategy.config
-    assert config is not None
-    far = _DISTANCE.get(option.strategy.name, _FARTHEST)
-    if option.strategy.name != "zenflow":
-        return far
-    far += max(0, (config.update_interval - 1).bit_length() - 2)  # 4 steps are the default
-    return far + (config.deferred_moments == "window") + (config.effective_lag() > 1)
+def _others(search: Search | None, chosen: Option | None) -> tuple[Option | None, Option | None]:
+    """Return the fastest exact option, and a faster one with window moments."""
+    if search is None or chosen is None:
+        return None, None
+    exact = None if chosen.strategy.name in EXACT else search.best(names=EXACT)
+    window = search.best(names=("zenflow",), moments="window")
+    if window is not None and window.step_seconds * _FASTER > chosen.step_seconds:
+        window = None
+    return exact, window
 
 
-def _reason(chosen: Option, options: Sequence[Option]) -> str:
-    """Return why an option is recommended, and what its rule means for accuracy."""
-    assert chosen.prediction is not None
-    stall = chosen.prediction.stall_fraction
-    text = f"{chosen.label} fits and stalls for {stall:.1%} of a step of {seconds(chosen)}"
-    if distance(chosen) == 0:
-        return (
-            f"{text}. Its rule is AdamW exactly, so that accuracy is AdamW's too, and nothing "
-            "else that fits is so much faster that it would be worth another rule."
-        )
-    exact = [o for o in options if o.is_ours and o.fits and distance(o) == 0]
-    if exact:
-        best = min(exact, key=lambda option: option.step_seconds)
-        factor = best.step_seconds / chosen.step_seconds
-        text += f", {factor:.1f} times as fast as {best.label}, whose rule is AdamW exactly"
-    else:
-        text += "; nothing whose rule is AdamW exactly fits"
-    return (
-        f"{text}. Its own rule is another one: {chosen.rule}. That decides accuracy, of which "
-        "nothing here says anything: compare losses with `zenflow train --compare` first."
-    )
-
-
-def seconds(option: Option) -> str:
-    """Return an option's step time in words."""
-    return f"{option.step_seconds:.3g} s"
-
-
-def _nearest_miss(options: Iterable[Option]) -> str:
-    """Return which preset comes nearest to fitting, and what it lacks."""
-    ours = [option for option in options if option.is_ours]
-    if not ours:
-        return "None of the engine's presets was asked for."
-    nearest = min(
-        ours, key=lambda option: max(s.needed / max(1.0, s.available) for s in option.shortfalls)
-    )
-    listed = "; ".join(str(shortfall) for shortfall in nearest.shortfalls)
-    return f"No preset of the engine fits this machine. {nearest.label} comes nearest. {listed}."
+def _asked_of(option: Option) -> Workload:
+    """Return the step of an option in one micro-batch, without what the search has changed."""
+    work = option.need.workload
+    return replace(work, batch_size=work.batch_size * work.accumulation, accumulation=1)

@@ -117,7 +117,8 @@ class Workload:
     @property
     def num_params(self) -> int:
         """Parameters of the model, tied ones counted once."""
-        return sum(layer.numel for layer in self.layers)
+        sizes = {id(layer.parameters): layer.numel for layer in self._distinct}
+        return sum(sizes[id(layer.parameters)] for layer in self.layers)
 
     @property
     def model_bytes(self) -> int:
@@ -127,9 +128,20 @@ class Workload:
     def works(self) -> list[LayerWork]:
         """Return every layer's forward, in the order of forward."""
         last = len(self.layers) - 1
-        return [
-            self._work(layer, is_first=index == 0, is_last=index == last)
-            for index, layer in enumerate(self.layers)
+        known: dict[tuple[int, bool, bool], LayerWork] = {}
+        found = []
+        for index, layer in enumerate(self.layers):
+            key = (id(layer.parameters), index == 0, index == last)
+            if key not in known:
+                known[key] = self._work(layer, is_first=key[1], is_last=key[2])
+            found.append(known[key])
+        return found
+
+    @property
+    def _distinct(self) -> list[Layer]:
+        """Layers that don't share their parameters' shapes with one before, in order."""
+        return list({id(layer.parameters): layer for layer in reversed(self.layers)}.values())[
+            ::-1
         ]
 
     def _work(self, layer: Layer, *, is_first: bool, is_last: bool) -> LayerWork:
@@ -176,7 +188,7 @@ class Workload:
             return shared + (4.0 * hidden + 2.0 * inner) * size, 14
         norm = 24.0 + 4.0 * size if size < 4 else 28.0
         rotated = layer.attention_width * (1.0 + self.num_key_value_heads_share)
-        return shared + 2.0 * norm * hidden + (9.0 * rotated + 5.0 * inner) * size, 31
+        return shared + norm * self._normed_width(layer) + (9.0 * rotated + 5.0 * inner) * size, 31
 
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.
@@ -187,18 +199,19 @@ class Workload:
         see `_kept_per_token`. Where a layer is recomputed it keeps its input. The embedding keeps
         indices, the head its norm, its product's input and the loss's float32 log-probabilities.
         """
-        is_gated = any(_is_gated(layer) for layer in self.layers)
+        is_gated = any(_is_gated(layer) for layer in self._distinct)
+        whole = {id(layer.parameters): self._kept_per_token(layer) for layer in self._distinct}
         kept = []
         for index, layer in enumerate(self.layers):
             if index == len(self.layers) - 1:
-                each = self._norm_bytes(is_gated) + self.hidden * self.dtype_bytes
+                each = self.hidden * (self._norm_bytes(is_gated) + self.dtype_bytes)
                 each += 4.0 * self._vocabulary
             elif not layer.attention_width:
                 each = 8.0 + (0 if is_gated else self.hidden)
             elif self.checkpointing:
                 each = float(self.hidden * self.dtype_bytes)
             else:
-                each = self._kept_per_token(layer)
+                each = whole[id(layer.parameters)]
             kept.append(self.tokens * each)
         return kept
 
@@ -214,24 +227,35 @@ class Workload:
         attention = width + 2.0 * query * (1.0 + self.num_key_value_heads_share)
         is_gated = _is_gated(layer)
         feed_forward = width + (4.0 if is_gated else 2.0) * self._inner_width(layer)
-        gates = [p for p in layer.parameters if p.name.endswith("gate_proj.weight")]
-        feed_forward += 2.0 * width * sum(p.active for p in gates if p.name.startswith("experts."))
-        kept = 2.0 * self._norm_bytes(is_gated) + size * (attention + feed_forward)
+        gates = [p for p, _ in _gates(layer) if p.name.startswith("experts.")]
+        feed_forward += 2.0 * width * sum(p.active for p in gates)
+        norms = self._normed_width(layer) * self._norm_bytes(is_gated)
+        kept = norms + size * (attention + feed_forward)
         return kept if is_gated else kept + 2.0 * width
 
     def _norm_bytes(self, is_gated: bool) -> float:
-        """Return what a norm keeps for each token, its output aside.
+        """Return what a norm keeps for each token and unit of its width, its output aside.
 
         A layer norm keeps its input. The gated families' RMS norm computes in float32 on a copy of
         its input, and keeps what it multiplies by its weights in the model's dtype.
         """
-        return self.hidden * (4.0 + self.dtype_bytes if is_gated else float(self.dtype_bytes))
+        return 4.0 + self.dtype_bytes if is_gated else float(self.dtype_bytes)
+
+    def _normed_width(self, layer: Layer) -> float:
+        """Return the width that a layer's norms have together: two, and those of its family."""
+        names = [p.name.removesuffix(".weight") for p in layer.parameters]
+        more = sum(name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+                   for name in names)  # fmt: skip
+        query = layer.attention_width
+        heads = query * (
+            ("q_norm" in names) + self.num_key_value_heads_share * ("k_norm" in names)
+        )
+        return (2.0 + more) * self.hidden + heads
 
     def _inner_width(self, layer: Layer) -> float:
         """Return the width inside the feed-forward, over all experts that a token goes to."""
         if _is_gated(layer):
-            gates = [p for p in layer.parameters if p.name.endswith("gate_proj.weight")]
-            return sum(p.active * p.shape[0] for p in gates)
+            return sum(gate.active * width for gate, width in _gates(layer))
         matrices = sum(p.numel for p in layer.parameters if len(p.shape) > 1)
         return (matrices - 4.0 * self.hidden * layer.attention_width) / (2.0 * self.hidden)
 
@@ -246,7 +270,7 @@ class Workload:
         """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
         if not self.checkpointing:
             return 0.0
-        inner = [layer for layer in self.layers if layer.attention_width]
+        inner = [layer for layer in self._distinct if layer.attention_width]
         return self.tokens * max((self._kept_per_token(layer) for layer in inner), default=0.0)
 
     def working_bytes(self) -> float:
@@ -254,7 +278,7 @@ class Workload:
 
         Those of the feed-forward's two factors and of the residual stream.
         """
-        inner = [self._inner_width(layer) for layer in self.layers if layer.attention_width]
+        inner = [self._inner_width(layer) for layer in self._distinct if layer.attention_width]
         return self.tokens * self.dtype_bytes * (2.0 * max(inner, default=0.0) + self.hidden)
 
     def tied_bytes(self) -> float:
@@ -275,10 +299,19 @@ class Workload:
     @property
     def hidden(self) -> int:
         """Width of the residual stream."""
-        inner = [layer for layer in self.layers if layer.attention_width]
-        norms = [p for layer in inner[:1] for p in layer.parameters if len(p.shape) == 1]
+        inner = next((layer for layer in self.layers if layer.attention_width), None)
+        norms = [p for p in inner.parameters if len(p.shape) == 1] if inner else []
         return norms[0].shape[0] if norms else self.layers[0].parameters[0].shape[-1]
 
 
 def _is_gated(layer: Layer) -> bool:
-    return any(p.name.endswith("gate_proj.weight") for p in layer.parameters)
+    return bool(_gates(layer))
+
+
+def _gates(layer: Layer) -> list[tuple[Parameter, float]]:
+    """Return the matrices that make gates, and how wide these are."""
+    alone = [
+        (p, float(p.shape[0])) for p in layer.parameters if p.name.endswith("gate_proj.weight")
+    ]
+    both = [p for p in layer.parameters if p.name.endswith("gate_up_proj.weight")]
+    return [*alone, *((p, p.shape[0] / 2) for p in both)]

@@ -56,8 +56,7 @@ LINES = {
         "make test": Elsewhere("tests/test_layering.py"),
         'pip install "path/to/this/clone[hf]"': Elsewhere("tests/test_installed.py"),
         "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":
-            # The constant rate goes once a run under a cosine schedule can be made longer.
-            trained((500, 6), f"{SMALL} --schedule constant"),
+            trained((500, 6)),
         "zenflow train --compare --out runs/compare": Scaled(added=f"{SMALL} --steps 4"),
         "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
         "zenflow plan --model meta-llama/Llama-3.1-8B --gpu rtx4090 --host-ram 128": AS_IT_STANDS,

@@ -42,10 +42,13 @@ class AbstractSchedule(ABC):
         """Return the seconds in which AdamW on the device updates so many elements."""
         return elements / self.machine.hardware.overheads.device_update.value
 
-    def forward(self, step: int) -> None:
-        """Queue the forward of one micro-batch."""
-        for segment in self.costs.segments:
+    def forward(self, step: int) -> simpy.Event:
+        """Queue the forward of one micro-batch; return the event of its end."""
+        ends = [
             self.machine.compute("forward", segment.forward, step)
+            for segment in self.costs.segments
+        ]
+        return ends[-1]
 
     def compute(self, step: int, *, passes: float = 1.0) -> list[simpy.Event]:
         """Queue forward and backward of a step.

@@ -2,7 +2,8 @@
 
 Mirrors `zenflow.engine` step for step: gradients leave as backward finishes each segment (or at
 the step, in keep mode), the host takes them in behind the next step, blocks whose window ends are
-updated, and what lands is uploaded behind the backward of its landing step.
+updated, and what lands is uploaded behind the backward of its landing step. On a GPU in release
+mode backward itself packs gradients into a ring, and waits where the link leaves no room there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import simpy
 
 from sim.block_plan import BlockPlan, PlannedBlock, intake_bytes, update_bytes
 from sim.costs import StepCosts
+from sim.engine_memory import released_ring
 from sim.machine import Machine, Process
+from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule
 from zenflow.config import ZenFlowConfig
 
@@ -67,6 +70,11 @@ class EngineSchedule(AbstractSchedule):
         self._wants_selection = [False] * len(self.plan.blocks)
         self._landings: dict[tuple[int, int], list[_Landing]] = {}
         self._copied: list[list[simpy.Event]] = [[] for _ in range(count)]
+        self._ring: Ring | None = None
+        if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
+            tallest = max((block.shape.num_rows for block in self.plan.blocks), default=0)
+            size = costs.dtype_bytes
+            self._ring = Ring(machine, released_ring(self.plan.deferred * size, tallest * size))
 
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
@@ -75,9 +83,11 @@ class EngineSchedule(AbstractSchedule):
 
     def _step(self, step: int) -> Process:
         machine, reducing = self.machine, 0.0
+        if self._ring:
+            self._ring.pressed = 0.0
         if self._releases:
-            self._compute(step)
-            stepped = machine.compute("step", self._step_seconds(), step)
+            room = self._compute(step)
+            stepped = machine.compute("step", self._step_seconds(), step, room)
         else:
             reduced = self.compute(step, passes=2.0)
             yield self.computed
@@ -86,15 +96,16 @@ class EngineSchedule(AbstractSchedule):
             reducing = machine.env.now - since
             stepped = machine.compute("step", self._step_seconds(), step)
             for index in reversed(range(len(self.costs.segments))):
-                self._send(index, step, stepped)
+                self._send(index, step, stepped, stepped)
         yield stepped
-        waited = machine.env.now - reducing
+        waited = machine.env.now - reducing - (self._ring.pressed if self._ring else 0.0)
         landing = self._landing(step)
         due = self._begin(step)
         selecting = [b for b in due if self._wants_selection[b.index] and self._can_select(b)]
         chosen = {block.index for block in selecting}
-        self._update([b for b in due if b.index not in chosen], step)
-        self._close([b for b in due if b.index not in chosen], step)
+        rest = [block for block in due if block.index not in chosen]
+        self._take_in(rest, step)
+        self._close(rest, step)
         yield from self._wait_landed(landing, step)
         if selecting:
             yield from self._select(selecting, step)
@@ -108,17 +119,26 @@ class EngineSchedule(AbstractSchedule):
 
     # ---- the device ---------------------------------------------------------------------------
 
-    def _compute(self, step: int) -> None:
-        """Queue forward and backward in release mode, with what each segment's end sets off."""
+    def _compute(self, step: int) -> list[simpy.Event]:
+        """Queue forward and backward in release mode, with what each segment's end sets off.
+
+        Returns:
+            What the device has to wait for behind them: room in the ring.
+        """
         machine, segments = self.machine, self.costs.segments
+        room: list[simpy.Event] = []
         for micro in range(self.costs.accumulation):
-            self.forward(step)
-            is_last = micro == self.costs.accumulation - 1
-            for index in reversed(range(len(segments))):
-                seconds = segments[index].backward + (self._intake(index) if is_last else 0.0)
-                passed = machine.compute("backward", seconds, step)
-                if is_last:
-                    self._send(index, step, passed)
+            begun = self.forward(step)
+            if micro < self.costs.accumulation - 1:
+                for segment in reversed(segments):
+                    machine.compute("backward", segment.backward, step)
+        # Gradients of a segment are taken to come evenly while its backward runs.
+        for index in reversed(range(len(segments))):
+            seconds = segments[index].backward + self._intake(index) + self._packing(index)
+            passed = machine.compute("backward", seconds, step, room)
+            room = self._send(index, step, passed, begun)
+            begun = passed
+        return room
 
     def _intake(self, index: int) -> float:
         """Return the seconds in which a segment's gradients are measured and gathered."""
@@ -131,6 +151,13 @@ class EngineSchedule(AbstractSchedule):
             seconds += share.matrices * overheads.bucket.value
         return seconds
 
+    def _packing(self, index: int) -> float:
+        """Return the seconds in which backward packs a segment's gradients; else a copy does."""
+        return self._ring.packing(self._gradient_bytes(index)) if self._ring else 0.0
+
+    def _gradient_bytes(self, index: int) -> float:
+        return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
+
     def _step_seconds(self) -> float:
         overheads = self.machine.hardware.overheads
         seconds = overheads.step.value + self.plan.on_device / overheads.device_update.value
@@ -140,17 +167,32 @@ class EngineSchedule(AbstractSchedule):
 
     # ---- copies -------------------------------------------------------------------------------
 
-    def _send(self, index: int, step: int, passed: simpy.Event) -> None:
-        """Queue what a segment's backward sets off: uploads first, then its gradients."""
+    def _send(
+        self, index: int, step: int, passed: simpy.Event, begun: simpy.Event
+    ) -> list[simpy.Event]:
+        """Queue what a segment's backward sets off: uploads first, then its gradients.
+
+        Args:
+            index: Of the segment.
+            step: Its step.
+            passed: The end of its backward.
+            begun: Its begin.
+
+        Returns:
+            What backward has to wait for before it goes on: room in the ring.
+        """
         self._upload(self._landings.get((step, index), []), step, after=[passed])
-        state, share = self._states[index], self.plan.shares[index]
+        state, num_bytes = self._states[index], self._gradient_bytes(index)
         self._copied[index] = []
-        if not share.deferred:
-            return
-        work = self.machine.down(share.deferred * self.costs.dtype_bytes, packs=True)
-        self._copied[index] = [
-            self.machine.d2h.submit("grads", step, work, [passed, *state.staging_free])
-        ]
+        if not num_bytes:
+            return []
+        if self._ring:
+            copied, room = self._ring.send(num_bytes, step, (begun, passed), state.staging_free)
+        else:
+            work, room = self.machine.down(num_bytes, packs=True), []
+            copied = self.machine.d2h.submit("grads", step, work, [passed, *state.staging_free])
+        self._copied[index] = [copied]
+        return room
 
     def _landing(self, step: int) -> list[_Landing]:
         """Return what lands in a step."""
@@ -181,21 +223,23 @@ class EngineSchedule(AbstractSchedule):
     # ---- the host -----------------------------------------------------------------------------
 
     def _begin(self, step: int) -> list[PlannedBlock]:
-        """Queue the intake of this step's gradients; return the blocks whose window ends."""
+        """Count this step's gradients; return the blocks whose window ends."""
         if self._calendar.selects(step):
             self._wants_selection = [True] * len(self._wants_selection)
-        next_due, blocks = self._calendar.next_due, self.plan.blocks
-        due = [block for block in blocks if next_due[block.index] == step]
-        is_fused = self._is_fused(step)
-        work = [0] * len(self._states)
-        config, size = self._config, self.costs.dtype_bytes
-        first = intake_bytes(config, size, is_first=True)
-        later = intake_bytes(config, size, is_first=False)
-        for block in blocks:
+        next_due = self._calendar.next_due
+        for block in self.plan.blocks:
             self._counts[block.index] += 1
-            if not (is_fused and next_due[block.index] == step):
-                cost = first if self._counts[block.index] == 1 else later
-                work[block.segment] += block.elements * cost
+        return [block for block in self.plan.blocks if next_due[block.index] == step]
+
+    def _take_in(self, updating: list[PlannedBlock], step: int) -> None:
+        """Queue the intake of this step's gradients and these updates, segment by segment.
+
+        A segment's staging is so free in the order in which backward brings the next gradients.
+        """
+        work = self._intake_work(step)
+        members: list[list[PlannedBlock]] = [[] for _ in work]
+        for block in updating:
+            members[block.segment].append(block)
         for index in reversed(range(len(work))):
             state = self._states[index]
             before = [*self._copied[index], *state.staging_free]
@@ -205,7 +249,19 @@ class EngineSchedule(AbstractSchedule):
                 state.staging_free = [
                     self.machine.host.submit("accumulate", step, taken, before, deadline=step + 1)
                 ]
-        return due
+            self._update(members[index], step)
+
+    def _intake_work(self, step: int) -> list[int]:
+        """Return the bytes of DRAM that each segment's intake moves."""
+        is_fused, next_due = self._is_fused(step), self._calendar.next_due
+        first = intake_bytes(self._config, self.costs.dtype_bytes, is_first=True)
+        later = intake_bytes(self._config, self.costs.dtype_bytes, is_first=False)
+        work = [0] * len(self._states)
+        for block in self.plan.blocks:
+            if not (is_fused and next_due[block.index] == step):
+                cost = first if self._counts[block.index] == 1 else later
+                work[block.segment] += block.elements * cost
+        return work
 
     def _is_fused(self, step: int) -> bool:
         """Whether a window's update takes its last gradient in itself."""

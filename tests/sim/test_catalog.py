@@ -81,8 +81,8 @@ def test_an_unknown_name_is_refused(kind):
 
 
 def test_a_nearly_right_name_gets_the_nearest_ones():
-    with pytest.raises(ConfigError, match="nearest names are rtx4090, rtx5090, rtx3090"):
-        find_device("rtx 4080")
+    with pytest.raises(ConfigError, match="nearest names are rtx4090, "):
+        find_device("rtx 4091")
     with pytest.raises(ConfigError, match="nearest names are dgx-a100-40, "):
         find_machine("dgx-a100-41")
 

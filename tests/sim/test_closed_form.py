@@ -74,7 +74,7 @@ def test_the_formula_applies_on_a_machine_that_keeps_up(name):
 
 
 def test_many_machines_at_once_are_each_as_by_itself():
-    given_costs = costs("llama-3.1-8b", batch=16, **{"link.duplex": 1.0})
+    given_costs = costs("llama-3.1-8b", batch=32, **{"link.duplex": 1.0})
     form = ClosedForm(given_costs, STRATEGIES["zenflow"])
     rates = np.linspace(5e9, 60e9, 1500)  # more than one chunk
     together = form.solve(d2h=rates, h2d=rates[::-1], duplex=1e15)
@@ -86,7 +86,7 @@ def test_many_machines_at_once_are_each_as_by_itself():
 
 
 def test_within_a_tolerance_it_holds_on_a_half_duplex_link_too():
-    given_costs = costs("llama-3.1-8b", batch=16)
+    given_costs = costs("llama-3.1-8b", batch=32)
     assert given_costs.hardware.link.duplex.value < 1
     form = ClosedForm(given_costs, STRATEGIES["zenflow"])
     assert not form.solve().applies[0]

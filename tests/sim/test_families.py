@@ -20,6 +20,18 @@ CONFIGS = {
                 "num_key_value_heads": 2},
     "qwen2": {"model_type": "qwen2", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
               "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
+              "head_dim": 16},
+    "gemma, tied where nothing is said": {
+        "model_type": "gemma", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
+        "head_dim": 16,
+    },
+    "gemma2": {"model_type": "gemma2", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
+               "head_dim": 16},
+    "gemma3": {"model_type": "gemma3_text", **SMALL, "intermediate_size": 96,
+               "num_key_value_heads": 2, "head_dim": 16},
+    "phi3": {"model_type": "phi3", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
+             "pad_token_id": 0},
     "mixtral": {"model_type": "mixtral", **SMALL, "intermediate_size": 96,
                 "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {

@@ -297,9 +297,9 @@ LOGS = [
   6.0-  6.5 d2h grads 3
   6.0-  6.5 h2d params 3
   7.0-  8.0 device forward 4
-  7.0-  7.9 host accumulate 3
-  7.9-  9.3 host adam 3
+  7.0-  8.4 host adam 3
   8.0-  9.0 device forward 4
+  8.4-  9.3 host accumulate 3
   9.0- 11.0 device backward 4
  11.0- 13.0 device backward 4
  11.0- 11.5 d2h grads 4

@@ -11,7 +11,7 @@ RANGES = {
     "device.memory": (10e9, 300e9),
     "device.flops.bfloat16": (50e12, 3e15),
     "device.flops.float16": (50e12, 3e15),
-    "device.flops.float32": (10e12, 200e12),
+    "device.flops.float32": (8e12, 200e12),
     "device.matmul_efficiency": (0.5, 0.97),
     "device.matmul_latency": (0.1e-6, 50e-6),
     "device.attention_efficiency": (0.2, 0.75),
@@ -48,7 +48,7 @@ PIN_GBITS = {
     "HBM2e": (2.9, 3.6),
     "HBM3": (5.1, 6.4),
     "HBM3e": (6.2, 9.8),
-    "GDDR6": (14, 20),
+    "GDDR6": (10, 20),
     "GDDR6X": (19, 24),
     "GDDR7": (28, 32),
 }

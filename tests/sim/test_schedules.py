@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from sim.catalog import find_machine
+from sim.costs import costs_of
 from sim.hardware import Fabric, Figure, Nvme
 from sim.machine import Machine
+from sim.models import find_model
 from sim.phases import costs_of_phases
 from sim.schedules.deep_optimizer_states import DeepOptimizerStates
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
+from sim.workload import Workload
 from zenflow.errors import ConfigError
 
 LAYERS = 10
@@ -88,7 +92,8 @@ def test_zenflow_needs_a_window_in_which_the_host_can_hide():
     llama = costs_of_phases(**LLAMA_7B, num_params=6_738_415_616)
     times = {s: step(llama, "zenflow_paper", update_interval=s) for s in (1, 2, 3, 4)}
     assert times[1] > times[2] > 1.05 * 2.045
-    assert times[3] == pytest.approx(2.045, rel=0.01)
+    # With three the last gradients of backward wait a little for room on the host.
+    assert times[3] == pytest.approx(2.045, rel=0.05)
     assert times[4] == pytest.approx(2.045, rel=0.01)
 
 
@@ -492,3 +497,23 @@ def test_a_machine_without_drives_is_told_what_to_do():
     bare = replace(found, hardware=replace(found.hardware, nvme=None))
     with pytest.raises(ConfigError, match=r"phases has none: add nvme to the profile"):
         predict(bare, "zero_infinity")
+
+
+def test_backward_waits_where_the_ring_holds_no_more():
+    work = Workload.of_config(*find_model("llama-2-7b"), batch_size=4)
+    slow = find_machine("dgx-a100-80", 1).with_values({"link.d2h": 4e9, "link.duplex": 1.0})
+    # Few columns' worth of host work, so that only the link is late.
+    slow = slow.with_values({"host.dram": 1e13, "host.core_bandwidth": 1e12})
+    done = simulate(costs_of(work, slow), Strategy.of("zenflow"))
+    ring = 256 << 20
+    for step in {span.step for span in done.timeline.spans}:
+        own = [span for span in done.timeline.spans if span.step == step]
+        began = min(s.start for s in own if s.name == "backward")
+        (stepped,) = (s for s in own if s.lane == "device" and s.name == "step")
+        left = (stepped.start - began) * 4e9
+        assert done.d2h_bytes - left <= ring
+        waits = [s for s in own if s.name == "stall:d2h"]
+        assert waits
+        assert all(began <= s.start < stepped.start + 1e-9 for s in waits)
+    waited = done.stall_seconds / done.step_seconds
+    assert waited > 0.5

@@ -1,0 +1,72 @@
+"""Estimates: what a step takes, to a few per cent and without simulating it. No torch.
+
+A step is about as long as its busiest lane, or as what follows in turn in it where the device
+waits for its own update. It can't be shorter. A search that goes by these has to simulate few of
+its settings.
+"""
+
+from __future__ import annotations
+
+from sim.block_plan import intake_bytes, update_bytes
+from sim.costs import StepCosts
+from sim.engine_memory import EngineMemory
+from sim.machine import Rates
+from zenflow.config import ZenFlowConfig
+
+
+def estimated_seconds(
+    costs: StepCosts, config: ZenFlowConfig, own: EngineMemory, *, releases: bool = True
+) -> float:
+    """Return about what a steady-state step of the engine takes, selections aside.
+
+    Args:
+        costs: Of one step of the model on the machine.
+        config: The update rule's settings.
+        own: Who owns how many elements under these settings.
+        releases: Whether gradients leave during backward, on one device.
+    """
+    hardware = costs.hardware
+    rates = Rates.of(hardware)
+    window, size = config.update_interval, costs.dtype_bytes
+    down = float(own.deferred * size)
+    up = down / window
+    moved = own.deferred * _host_bytes(config, size, costs.intake_factor) / window
+    host = max(moved / rates.host, rates.sharing * moved / rates.dram)
+    keeps = hardware.num_devices > 1 or not releases
+    device = _device_seconds(costs, own)
+    if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
+        device += down / hardware.overheads.pack_bandwidth.value
+    if not config.overlap_step and window == 1:  # all of it in turn
+        copied = down / rates.d2h if keeps else 0.0
+        return device + max(copied, host) + up / rates.h2d
+    link = max(down / rates.d2h, up / rates.h2d, (down + up) / rates.duplex)
+    dram = rates.sharing * (moved + down + up) / rates.dram
+    if hardware.device.is_cpu:  # copies are bounded by its cores
+        dram = 0.0
+    return max(device, link, host, dram, _reduce_seconds(costs))
+
+
+def _device_seconds(costs: StepCosts, own: EngineMemory) -> float:
+    overheads = costs.hardware.overheads
+    seconds = costs.compute_seconds + overheads.step.value
+    seconds += (own.important + own.resident) / overheads.device_update.value
+    split = (own.deferred + own.important) * costs.dtype_bytes
+    return seconds + split / overheads.intake_bandwidth.value
+
+
+def _reduce_seconds(costs: StepCosts) -> float:
+    """Return what an all-reduce of all gradients takes."""
+    fabric, count = costs.hardware.fabric, costs.hardware.num_devices
+    if fabric is None or count == 1:
+        return 0.0
+    num_bytes = 2.0 * costs.num_params * costs.dtype_bytes * (count - 1) / count
+    return num_bytes / fabric.bandwidth.value
+
+
+def _host_bytes(config: ZenFlowConfig, size: int, intake_factor: float) -> float:
+    """Return the bytes of DRAM for one deferred element's window."""
+    is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
+    taken = config.update_interval - is_fused
+    intake = sum(intake_bytes(config, size, is_first=index == 0) for index in range(taken))
+    update = update_bytes(config, size, count=config.update_interval, is_fused=is_fused)
+    return intake * intake_factor + update

@@ -1,0 +1,137 @@
+"""Finder: one workload's searches over numbers of devices and of tokens. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sim.hardware import HardwareProfile
+from sim.improvements import Improvement, faster_parts, more_memory
+from sim.memory import memory_of
+from sim.models import find_model, model_names
+from sim.options import Option, Planner
+from sim.search import Search, fewer_tokens
+from sim.simulate import Strategy
+from sim.workload import Workload
+from zenflow.config import PRESETS
+
+
+class Finder:
+    """Searches for one workload over numbers of devices and of tokens; remembers each."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: HardwareProfile,
+        strategies: Sequence[str],
+        checkpointing: bool | None,
+        reserve: float,
+    ) -> None:
+        """Start with nothing searched; arguments are those of `sim.plan.plan`."""
+        self._workload = workload
+        self._hardware = hardware
+        self._presets = [name for name in strategies if name in PRESETS]
+        self._systems = [name for name in strategies if name not in PRESETS]
+        self._checkpointing = checkpointing
+        self._reserve = reserve
+        self._searches: dict[tuple[int, int, int], Search] = {}
+        self._planners: dict[int, Planner] = {}
+        self._is_hopeless = workload.model_bytes > hardware.device.memory.value
+
+    def search(self, count: int, workload: Workload) -> Search:
+        """Return the search for a step's tokens on so many devices."""
+        sequences = workload.batch_size * workload.accumulation
+        key = (count, sequences, workload.sequence)
+        if key not in self._searches:
+            if sequences == self._workload.batch_size * self._workload.accumulation:
+                workload = replace(self._workload, sequence=workload.sequence)
+            else:
+                workload = replace(workload, checkpointing=self._workload.checkpointing)
+            self._searches[key] = Search(
+                workload,
+                self._planner(count),
+                names=self._presets,
+                checkpointing=self._checkpointing,
+            )
+        return self._searches[key]
+
+    def _planner(self, count: int) -> Planner:
+        if count not in self._planners:
+            machine = replace(self._hardware, num_devices=count)
+            self._planners[count] = Planner(machine, reserve=self._reserve)
+        return self._planners[count]
+
+    @property
+    def _counts(self) -> list[int]:
+        """Numbers of devices: all, halves of it, and one."""
+        counts = [self._hardware.num_devices]
+        while counts[-1] > 1:
+            counts.append(counts[-1] // 2)
+        return counts
+
+    def chosen(self) -> tuple[Option | None, tuple[Option, ...]]:
+        """Return the fastest option, and the best for the numbers of devices looked at.
+
+        All devices and one; where all don't fit, as many as do. With fewer tokens to a step only
+        where nothing fits with those asked for.
+        """
+        if self._is_hopeless:
+            return None, ()
+        for workload in (self._workload, *fewer_tokens(self._workload)):
+            found: list[Option] = []
+            for count in self._counts:
+                if found and count > 1:
+                    continue
+                best = self.search(count, workload).best(names=self._presets)
+                found += [] if best is None else [best]
+            if found:
+                return max(found, key=lambda option: option.tokens_per_second), tuple(found)
+        return None, ()
+
+    def tight(self, chosen: Option | None) -> Option | None:
+        """Return what may fit with more tokens to a step than what is chosen, if anything is."""
+        if self._is_hopeless:
+            return None
+        least = chosen.need.workload.tokens_per_step if chosen else 0
+        for workload in (self._workload, *fewer_tokens(self._workload)):
+            if workload.tokens_per_step <= least:
+                return None
+            for count in dict.fromkeys((self._hardware.num_devices, 1)):
+                best = self.search(count, workload).best(names=self._presets, reserve=0.0)
+                if best is not None:
+                    return best
+        return None
+
+    def rows(self, search: Search | None) -> Iterable[Option]:
+        """Yield every strategy as it does best where the recommended one runs."""
+        if search is None:
+            search = self.search(self._hardware.num_devices, self._workload)
+        for name in self._presets:
+            best = search.best(names=(name,)) or search.best(names=(name,), reserve=0.0)
+            yield best or search.option(search.nearest(name))
+        for name in self._systems:
+            yield search.planner.fitted(search.workload, Strategy.of(name))
+
+    def improvements(self, chosen: Option | None, search: Search | None) -> Iterable[Improvement]:
+        """Return what would help, first things first."""
+        if chosen is not None and search is not None:
+            yield from faster_parts(chosen, search)
+            return
+        works = [self._workload, *([] if self._is_hopeless else fewer_tokens(self._workload))]
+        yield from more_memory([self.search(1, work) for work in works], self._presets)
+
+    def largest(self) -> str | None:
+        """Return the largest named model that one device trains, if this one can't be."""
+        if not self._is_hopeless:
+            return None
+        machine, asked = replace(self._hardware, num_devices=1), self._workload
+        works = [
+            Workload.of_config(
+                *find_model(name), dtype=asked.dtype, sequence=asked.sequence, checkpointing=True
+            )
+            for name in model_names()
+        ]
+        for work in sorted(works, key=lambda work: -work.num_params):
+            if not memory_of(work, "zero_offload", machine).short_of(machine, self._reserve):
+                return work.name
+        return None

@@ -1,0 +1,175 @@
+"""The search: what it finds is what a grid finds, and it fits."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.catalog import find_machine
+from sim.engine_memory import engine_memory
+from sim.estimates import estimated_seconds
+from sim.memory import memory_of
+from sim.models import find_model
+from sim.options import Planner, default_reserve
+from sim.rules import BASELINES, WORTH, distance
+from sim.search import TOLERANCE, Search, fewer_tokens
+from sim.simulate import Strategy, simulate
+from sim.workload import Workload
+
+GIB = 1 << 30
+
+
+def workload(name, **settings):
+    return Workload.of_config(*find_model(name), **{"batch_size": 4, **settings})
+
+
+def search(name, machine, reserve=None, **settings):
+    kept = default_reserve(machine) if reserve is None else reserve
+    return Search(workload(name, **settings), Planner(machine, reserve=kept))
+
+
+CASES = {
+    "short of the device": (
+        "qwen2.5-0.5b",
+        find_machine("rtx4090-desktop").with_values({"device.memory": 8 * GIB}),
+        {"batch_size": 2},
+    ),
+    "slow host": (
+        "gpt2-medium",
+        find_machine("rtx3090-desktop").with_values(
+            {"host.dram": 8e9, "device.memory": 7 * GIB, "host.core_bandwidth": 2e9}
+        ),
+        {"sequence": 512, "batch_size": 2},
+    ),
+    "two devices": (
+        "gpt2-medium",
+        find_machine("rtx4090-server", 2).with_values({"device.memory": 8 * GIB}),
+        {"sequence": 512, "batch_size": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_finds_what_brute_force_finds(name, monkeypatch):
+    monkeypatch.setattr("sim.search.KS", (0.1, 0.0, 0.05, 0.6))
+    monkeypatch.setattr("sim.search.INTERVALS", (4, 16))
+    model, machine, settings = CASES[name]
+    made = search(model, machine, **settings)
+    best = made.best()
+    every = list(made.fitting(["on_device", "zero_offload", "zenflow"]))
+    assert len(every) > 10
+
+    def score(item):
+        done = made.planner.predict(item.workload, item.strategy)
+        return done.step_seconds * WORTH**item.distance
+
+    least = min(score(item) for item in every)
+    found = best.step_seconds * WORTH ** distance(best.strategy)
+    assert found <= least * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_it_finds_fits_with_the_reserve_when_looked_at_by_hand(name):
+    model, machine, settings = CASES[name]
+    best = search(model, machine, **settings).best()
+    work = replace(workload(model, **settings))
+    assert best.need.workload.tokens_per_step == work.tokens_per_step
+    config = best.strategy.config
+    by_hand = Strategy.of(
+        best.strategy.name,
+        **{key: getattr(config, key) for key in ("topk_ratio", "update_interval")},
+    )
+    assert by_hand == best.strategy
+    need = memory_of(best.need.workload, by_hand, machine)
+    reserve = default_reserve(machine)
+    assert need.device_bytes <= machine.device.memory.value - reserve
+    assert need.host_bytes <= machine.host.dram_bytes.value - reserve
+    assert best.fits
+    assert not best.may_fit
+
+
+def test_settings_that_are_left_out_do_not_fit():
+    model, machine, settings = CASES["short of the device"]
+    made = search(model, machine, **settings)
+    kept = {id(item) for item in made.fitting()}
+    left = [
+        item for item in made._ordered
+        if id(item) not in kept and item.strategy.config.deferred_moments == "step"
+    ]  # fmt: skip
+    assert left
+    for item in left:
+        short = made.need(item).short_of(machine, default_reserve(machine))
+        assert short, item.changes
+
+
+def test_less_than_the_reserve_left_is_no_fit():
+    machine = find_machine("rtx4090-desktop")
+    need = search("qwen2.5-0.5b", machine).best().need
+    for room, fits in ((1.1 * GIB, True), (0.9 * GIB, False)):
+        other = machine.with_values({"device.memory": need.device_bytes + room})
+        option = Planner(other, reserve=GIB).option_of(need)
+        assert (option.fits, option.may_fit) == (fits, not fits)
+        assert option.prediction is not None
+    full = machine.with_values({"device.memory": need.device_bytes - 1})
+    option = Planner(full, reserve=GIB).option_of(need)
+    assert not option.fits
+    assert not option.may_fit
+
+
+def test_the_reserve_is_a_gibibyte_or_a_twentieth():
+    assert default_reserve(find_machine("t4-server", 1)) == GIB
+    machine = find_machine("hgx-h100", 1)
+    assert default_reserve(machine) == pytest.approx(0.05 * machine.device.memory.value)
+
+
+def test_micro_batches_without_checkpointing_are_taken_where_they_are_faster():
+    best = search("qwen2.5-1.5b", find_machine("rtx3090-desktop")).best()
+    work = best.need.workload
+    assert (work.batch_size, work.accumulation, work.checkpointing) == (2, 2, False)
+    recomputing = Search(
+        workload("qwen2.5-1.5b"),
+        Planner(find_machine("rtx3090-desktop"), reserve=GIB),
+        checkpointing=True,
+    ).best()
+    assert recomputing.need.workload.checkpointing
+    assert best.tokens_per_second > 1.1 * recomputing.tokens_per_second
+
+
+def test_baselines_and_window_moments_are_taken_only_where_they_are_asked_for():
+    made = search("qwen2.5-1.5b", find_machine("rtx3090-desktop"))
+    assert made.best().strategy.name not in BASELINES
+    assert made.best().strategy.config.deferred_moments == "step"
+    assert made.best(names=BASELINES).strategy.name in BASELINES
+    window = made.best(names=("zenflow",), moments="window")
+    assert window.strategy.config.deferred_moments == "window"
+
+
+def test_float16_keeps_its_gradients_for_the_loss_scaler():
+    best = search("qwen2.5-0.5b", find_machine("t4-server", 1), dtype="float16").best()
+    assert not best.strategy.releases
+
+
+def test_fewer_tokens_come_down_to_one_short_sequence():
+    sizes = [
+        (work.batch_size, work.sequence)
+        for work in fewer_tokens(workload("gpt2", sequence=512, accumulation=2))
+    ]
+    assert sizes == [(6, 512), (4, 512), (3, 512), (2, 512), (1, 512), (1, 256), (1, 128)]
+    tokens = [batch * length for batch, length in sizes]
+    assert tokens == sorted(tokens, reverse=True)
+
+
+@pytest.mark.parametrize("k", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [("qwen2.5-1.5b", "rtx3090-desktop"), ("llama-2-7b", "hgx-h100"), ("gpt2", "rtx4090-desktop")],
+)
+def test_estimates_are_near_the_simulation(model, machine, k):
+    planner = Planner(find_machine(machine, 1))
+    work = workload(model)
+    for knobs in ({}, {"deferred_moments": "window"}):
+        strategy = Strategy.of("zenflow", topk_ratio=k, **knobs)
+        own = engine_memory([p.shape for p in work.parameters], strategy.config, 2)
+        about = estimated_seconds(planner.costs(work), strategy.config, own)
+        done = simulate(planner.costs(work), strategy, keeps_spans=False)
+        taken = done.step_seconds - done.selection_seconds
+        assert 0.93 * taken < about <= taken * (1 + 1e-9), "no step is shorter"
