@@ -72,7 +72,7 @@ def link_or_host(
 
 
 def _what_fits(frame: pd.DataFrame) -> str:
-    """Say which links a batch needs to fit at all: gradients queue up before a slow one."""
+    """Say which links a batch needs to fit at all."""
     short = frame[frame["status"] == NO_ROOM]
     parts = []
     for (strategy, batch), part in short.groupby(["strategy", "batch"], sort=True):
@@ -83,10 +83,7 @@ def _what_fits(frame: pd.DataFrame) -> str:
         parts.append(f"{strategy} {count} {'nowhere' if len(part) == len(every) else fits}")
     if not parts:
         return "Every batch fits the device with every link."
-    return (
-        f"Device memory, in which gradients queue before a slow link, holds {', '.join(parts)}; "
-        "all else fits."
-    )
+    return f"Device memory holds {', '.join(parts)}; all else fits."
 
 
 # ---- where ZenFlow stops paying ---------------------------------------------------------------
