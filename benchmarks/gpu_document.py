@@ -23,12 +23,15 @@ from xml.etree import ElementTree
 from benchmarks.gpu_aims import aims
 from benchmarks.gpu_suite import SUITE
 from experiments import validation_docs
+from experiments.compare_traces import align, load, whole_steps
+from experiments.overlay import draw_overlay
+from experiments.plots import save_figure
 from experiments.records import RESULTS, newest, write_text
 from zenflow.errors import ConfigError
 
 README = RESULTS.parent.parent / "README.md"
 BEGIN, END = "<!-- made by python -m benchmarks.gpu_document -->", "<!-- /made -->"
-RECORD, TESTS = "record.json", "tests.xml"
+RECORD, TESTS, PICTURE = "record.json", "tests.xml", "timeline.png"
 _VALIDATION = "validation"
 _COUNTS = ("tests", "failures", "errors", "skipped")
 """Of a JUnit file's suites."""
@@ -67,6 +70,7 @@ def keep(runs: Path, results: Path = RESULTS) -> Path:
     if (runs / _VALIDATION / "runs.json").is_file():
         own = results / f"{day}_{_VALIDATION}_{name}"
         shutil.copytree(runs / _VALIDATION, own, dirs_exist_ok=True)
+    draw(folder)
     return folder
 
 
@@ -87,10 +91,39 @@ def section(results: Path = RESULTS) -> str:
     cells = [cell for record in records for cell in record["cells"]]
     if any(cell["runs"] for cell in cells):
         lines += ["", *_table(cells), "", *_aims(cells)]
+    if (folder / PICTURE).is_file():
+        text = "two steps under zero_offload and under zenflow"
+        lines += ["", f"![{text}](experiments/results/{folder.name}/{PICTURE})"]
     left = [name for record in records for name in record["not_reached"]]
     if left:
         lines += ["", f"Not reached in time: {'; '.join(left)}."]
     return "\n".join(lines)
+
+
+def draw(folder: Path) -> None:
+    """Draw two steps under zero_offload above two under zenflow, of the first cell with both."""
+    pairs = (
+        (first, first.with_name(first.name.replace("_zero_offload.", "_zenflow.")))
+        for first in sorted(folder.glob("presets-*/*_zero_offload.trace.json.gz"))
+    )
+    found = next(((a, b) for a, b in pairs if b.is_file()), None)
+    if found is None:
+        return
+    sides = [whole_steps(load(path)) for path in found]
+    last = min(max(side.starts) for side in sides)
+    left, right = align(sides[0].trace, sides[1].trace, (last - 1, last))
+    figure = draw_overlay(left, right)
+    gpu = _json(folder / SUITE)["hardware"]["gpu"]
+    cell = found[0].name.partition("_zero_offload.")[0].replace("_", " ")
+    names = (("A", "zero_offload", left), ("B", "zenflow", right))
+    listed = ", ".join(
+        f"{mark} {name}: {1e3 * side.step_seconds:.0f} ms, {side.stall_fraction:.1%} stalled"
+        for mark, name, side in names
+    )
+    figure.suptitle(
+        f"{cell}, one {gpu}, measured; a step of {listed}", fontsize=11, x=0.01, ha="left"
+    )
+    save_figure(figure, folder / PICTURE)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def test_a_suites_records_are_kept_and_told(suite, tmp_path):
     assert list(tmp_path.glob("*_validation_nvidia-h100-80gb-hbm3/runs.json"))
     assert not (folder / "validation").exists()
     text = section(tmp_path)
+    assert (folder / "timeline.png").is_file()
+    assert f"experiments/results/{folder.name}/timeline.png" in text
     assert "NVIDIA H100 80GB HBM3" in text
     assert "0123456789ab" in text
     assert "tests 6 passed, 1 failed, 2 skipped (failed with code 1)" in text
