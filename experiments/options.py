@@ -139,7 +139,13 @@ _RUN_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"type": int, "help": "Steps on the device that --compare goes on from; 0: none."},
     ),
     ("--save-every", {"type": int, "help": "Steps between checkpoints; 0: by minutes only."}),
-    ("--save-minutes", {"type": float, "help": "Minutes between checkpoints; 0: by steps only."}),
+    (
+        "--save-minutes",
+        {
+            "type": float,
+            "help": "Minutes between checkpoints, or more; 0: by steps only.",
+        },
+    ),
     ("--eval-every", {"type": int, "help": "Steps between evaluations; 0: at the end only."}),
     ("--eval-batches", {"type": int, "help": "Held-out batches of an evaluation, at most."}),
     ("--timeline-steps", {"type": int, "help": "Last steps whose spans are recorded."}),

@@ -144,7 +144,8 @@ class TrainSettings:
     save_every: int = 0
     """Steps between checkpoints; 0 counts minutes only."""
     save_minutes: float = 10.0
-    """Minutes between checkpoints, beside those by steps; 0 counts steps only."""
+    """Minutes between checkpoints, beside those by steps; more where saving would take over 5% of
+    the time. 0 counts steps only."""
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates at the end only."""
     eval_batches: int = 24

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 60.0
 """From a save that failed to the next try, at most."""
+MOST_SHARE = 0.05
+"""Share of the run's time that saves by the clock may take: a large state is saved less often."""
 
 
 class SavePace:
@@ -38,9 +40,13 @@ class SavePace:
         by_steps = self._steps and step % self._steps == 0
         return bool(by_steps) or self._clock() >= self._due
 
-    def saved(self) -> None:
-        """Count from now on."""
-        self._due = self._clock() + self._seconds
+    def saved(self, took: float) -> None:
+        """Count from now on.
+
+        Args:
+            took: Seconds that the save took.
+        """
+        self._due = self._clock() + max(self._seconds, took / MOST_SHARE - took)
 
     def failed(self) -> None:
         """Let the next try come soon: a disk may have been cleared by then."""
@@ -79,9 +85,10 @@ def warn_of_space(run: Savable, model_bytes: int) -> None:
 
 def save_or_warn(run: Savable, pace: SavePace) -> None:
     """Save in the middle of a run, which a save that fails does not end."""
+    started = time.monotonic()
     try:
         run.save()
-        pace.saved()
+        pace.saved(time.monotonic() - started)
     except CheckpointError as error:
         pace.failed()
         run.reporter.say(

@@ -9,12 +9,12 @@ import shutil
 import pytest
 import torch
 
-from experiments import training
+from experiments import saving, training
 from experiments.build import schedule_factor
 from experiments.checkpoint import latest_checkpoint
 from experiments.recipes import TrainSettings
 from experiments.records import StepLog, read_steps
-from experiments.saving import RETRY_SECONDS, SavePace
+from experiments.saving import MOST_SHARE, RETRY_SECONDS, SavePace
 from tests.experiments.deadly_runs import differences
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
 from tests.experiments.test_checkpoint import file_size_limit
@@ -55,8 +55,20 @@ def test_by_default_a_save_is_due_every_ten_minutes():
         clock.now = 60.0 * minute
         if pace.is_due(minute):
             due.append(minute)
-            pace.saved()
+            pace.saved(1.0)
     assert due == [10, 20, 30]
+
+
+def test_saves_that_take_long_are_made_less_often():
+    clock = Clock()
+    pace, spent = SavePace(0, 10, clock), 0.0
+    while clock.now < 20 * 3600:
+        clock.now += 1.0
+        if pace.is_due(1):
+            clock.now += 90.0
+            spent += 90.0
+            pace.saved(90.0)
+    assert 0.03 < spent / clock.now <= MOST_SHARE + 0.005
 
 
 def test_a_save_is_due_by_steps_and_soon_after_one_that_failed():
@@ -68,7 +80,7 @@ def test_a_save_is_due_by_steps_and_soon_after_one_that_failed():
     assert not pace.is_due(9)
     clock.now = RETRY_SECONDS
     assert pace.is_due(9)
-    pace.saved()
+    pace.saved(1.0)
     clock.now = 1e9
     assert not pace.is_due(9)
 
@@ -92,7 +104,8 @@ def test_a_saved_step_is_not_saved_again(tmp_path, flags, saves):
     assert saves == [2, 4]
 
 
-def test_minutes_save_without_steps_and_nothing_else_does(tmp_path, flags, saves):
+def test_minutes_save_without_steps_and_nothing_else_does(monkeypatch, tmp_path, flags, saves):
+    monkeypatch.setattr(saving, "MOST_SHARE", 1.0)  # else these tiny steps are too short to save
     trained(tmp_path / "often", *flags, "--steps", "3", "--save-minutes", "1e-9")
     trained(tmp_path / "never", *flags, "--steps", "3", "--save-minutes", "0")
     assert saves == [1, 2, 3, 3]
