@@ -189,7 +189,7 @@ def test_an_error_of_any_other_kind_is_saved_before_too(tmp_path, flags, broken)
     out = tmp_path / "run"
     broken(6, no_memory)
     result = train("--out", out, *flags, "--steps", "8")
-    assert isinstance(result.exception, torch.OutOfMemoryError)
+    assert "memory is too small for this run (no memory)" in said(result)
     assert "Everything up to step 5 is saved" in said(result)
     broken(0)
     assert train("--resume", out).exit_code == 0
@@ -385,7 +385,7 @@ def test_a_run_on_a_relative_path_goes_on_from_another_directory(tmp_path, flags
      (b"[]", "must hold an object with the run's settings"),
      (b'{"settings": 5}', "must hold an object with the run's settings"),
      (b'{"settings": {"knobs": 5}}', "must hold an object with the run's settings"),
-     (b'{"settings": {"lr": "fast"}}', "has a setting of another kind than a run writes")],
+     (b'{"settings": {"lr": "fast"}}', "lr must be a number, but is 'fast'")],
 )  # fmt: skip
 def test_a_damaged_config_is_named_with_what_is_wrong(tmp_path, content, words):
     (tmp_path / "config.json").write_bytes(content)
