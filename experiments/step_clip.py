@@ -13,13 +13,16 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from zenflow.errors import ConfigError
+from zenflow.host_pool import HostPool
 from zenflow.host_store import HostRows
 from zenflow.host_update import WindowUpdate
 
 
 @contextmanager
 def clipped_steps(bound: float | None) -> Iterator[None]:
-    """Clip the host's steps of all optimizers of this process; None changes nothing.
+    """Clip the host's steps of all optimizers made inside the context; None changes nothing.
+
+    They run on Python threads: the C pool knows no such bound.
 
     Args:
         bound: Most that an element may move, over the learning rate of its window. AdamW's own
@@ -33,7 +36,7 @@ def clipped_steps(bound: float | None) -> Iterator[None]:
         return
     if not bound > 0:
         raise ConfigError(f"a step's bound must be positive, got {bound}: None clips nothing")
-    plain = WindowUpdate.apply
+    plain, opened = WindowUpdate.apply, HostPool.__dict__["open"]
 
     def apply(
         self: WindowUpdate, host: HostRows, factor: float, active: Tensor, out: Tensor
@@ -46,7 +49,9 @@ def clipped_steps(bound: float | None) -> Iterator[None]:
         out.copy_(before.add_(moved, alpha=self.prediction))
 
     WindowUpdate.apply = apply  # type: ignore[method-assign]  # an experiment, not a setting
+    HostPool.open = classmethod(lambda cls, _: None)  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
         WindowUpdate.apply = plain  # type: ignore[method-assign]
+        HostPool.open = opened  # type: ignore[method-assign]

@@ -179,7 +179,7 @@ def test_the_document_is_what_the_committed_records_make():
 def test_without_records_the_document_says_so(tmp_path):
     text = document(tmp_path)
     assert text.count("No record yet") == 2
-    assert "Nothing of this has been run on a GPU" in text
+    assert "Neither calibration nor validation has been run on a GPU" in text
 
 
 def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
@@ -198,7 +198,7 @@ def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
     (folder / RUNS).write_text(json.dumps(record_of([(settings, seen, 0.02)], {})))
     write_profile(find_machine("rtx4090-desktop"), folder / PROFILE)
     text = document(tmp_path)
-    assert "Nothing of this has been run on a GPU" not in text
+    assert "Neither calibration nor validation has been run on a GPU" not in text
     ours, gpu = text.split("## On a GPU")
     assert "| a run | 500.0 | 2.0% |" in gpu
     assert "a run" not in ours
