@@ -88,7 +88,7 @@ def our_jobs(state: State, threads: int) -> list[Job]:
     Raises:
         RuntimeError: There is no C kernel.
     """
-    pool = HostPool.open(threads)
+    pool = HostPool.open(threads - 1)
     if pool is None:
         raise RuntimeError("the C kernel is not built: reinstall with a C compiler present")
     return [

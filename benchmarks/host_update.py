@@ -70,12 +70,12 @@ def cached_rate(threads: int) -> float:
     """Return our parameters/s on data in each core's own cache: the speed of the arithmetic.
 
     The best of short bursts, each thread with a pool of its own, less the time of calls without
-    rows: Python's part of a call, and waking a thread, are much beside so small a piece.
+    rows: Python's part of a call is much beside so small a piece.
     """
 
     def best(state: State) -> float:
         bursts = []
-        job, pool = state.update(), HostPool.open(1)
+        job, pool = state.update(), HostPool.open(0)
         assert pool is not None
         for _ in range(60):
             started = time.perf_counter()

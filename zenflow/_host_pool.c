@@ -1,9 +1,10 @@
 /* Threads that run the host's jobs without the interpreter.
  *
  * Loaded by zenflow/host_pool.py with ctypes. A caller hands over some jobs, each the rows of one
- * block, and sleeps until they are done. The threads cut the rows into pieces and take them from
- * the oldest call first, so that two callers keep all threads at work while one of them prepares
- * its next call. The arithmetic is that of _host_kernel.c, whose cut into calls changes no bit.
+ * block, and works on them itself. Where they are more than a piece, the pool's threads help: they
+ * take pieces from the oldest call first, so that two callers keep all threads at work while one
+ * of them prepares its next call. The arithmetic is that of _host_kernel.c, whose cut into calls
+ * changes no bit.
  */
 #include <math.h>
 #include <stdint.h>
@@ -138,10 +139,9 @@ static void forget(Pool *pool, Call *call)
     *link = call->next;
 }
 
-/* Takes the next piece of the oldest call and runs it; call with the lock held. */
-static void run_piece(Pool *pool)
+/* Takes the next piece of a call and runs it; call with the lock held. */
+static void run_piece(Pool *pool, Call *call)
 {
-    Call *call = pool->oldest;
     const HostJob *job = &call->jobs[call->job];
     int64_t most = job->cols ? call->piece_elements / job->cols : job->rows;
     const int64_t low = call->row;
@@ -167,7 +167,7 @@ static void *loop(void *argument)
     pthread_mutex_lock(&pool->lock);
     while (pool->oldest || !pool->is_closing) {
         if (pool->oldest)
-            run_piece(pool);
+            run_piece(pool, pool->oldest);
         else
             pthread_cond_wait(&pool->work, &pool->lock);
     }
@@ -208,6 +208,14 @@ EXPORT void *zenflow_pool_open(int num_threads)
     return pool;
 }
 
+static int is_shared(const HostJob *jobs, int64_t num_jobs, int64_t piece_elements)
+{
+    int64_t elements = 0;
+    for (int64_t i = 0; i < num_jobs; i++)
+        elements += jobs[i].rows * jobs[i].cols;
+    return elements > piece_elements;
+}
+
 /* Returns when all rows of all jobs are done. */
 EXPORT void zenflow_pool_run(void *opened, const HostJob *jobs, int64_t num_jobs, float factor,
                              int64_t piece_elements)
@@ -221,8 +229,11 @@ EXPORT void zenflow_pool_run(void *opened, const HostJob *jobs, int64_t num_jobs
     while (*last)
         last = &(*last)->next;
     *last = &call;
-    pthread_cond_broadcast(&pool->work);
-    while (call.job < call.num_jobs || call.num_running)
+    if (is_shared(jobs, num_jobs, piece_elements))
+        pthread_cond_broadcast(&pool->work); /* waking a thread takes longer than a small piece */
+    while (call.job < call.num_jobs)
+        run_piece(pool, &call);
+    while (call.num_running)
         pthread_cond_wait(&pool->done, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
 }

@@ -81,8 +81,9 @@ class Engine:
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
-        self.pool = HostPool.open(host_threads)
-        num_callers = host_threads if self.pool is None else min(POOL_CALLERS, host_threads)
+        num_callers = min(POOL_CALLERS, host_threads)
+        self.pool = HostPool.open(host_threads - num_callers)
+        num_callers = host_threads if self.pool is None else num_callers
         self.worker = HostWorker(num_callers, self.recorder, device.enter_thread)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)

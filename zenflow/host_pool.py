@@ -140,15 +140,14 @@ def adamw(
 
 
 class HostPool:
-    """C threads that run jobs. Owned by the optimizer; `close` ends the threads."""
+    """C threads that help their callers with jobs. Owned by the optimizer; `close` ends them."""
 
-    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
-        """Start the threads.
+    def __init__(self, library: ctypes.CDLL, num_helpers: int) -> None:
+        """Start the threads, of which there may be none: callers work themselves.
 
         Raises:
             RuntimeError: The system gives no more.
         """
-        self.num_threads = num_threads
         self._run = library.zenflow_pool_run
         self._run.argtypes = (
             *(ctypes.c_void_p, ctypes.c_void_p),
@@ -159,18 +158,18 @@ class HostPool:
         self._close.argtypes, self._close.restype = (ctypes.c_void_p,), None
         library.zenflow_pool_open.argtypes = (ctypes.c_int,)
         library.zenflow_pool_open.restype = ctypes.c_void_p
-        self._pool = library.zenflow_pool_open(num_threads)
+        self._pool = library.zenflow_pool_open(num_helpers)
         if not self._pool:
             raise RuntimeError(
-                f"the system gives no {num_threads} threads for the host's update: choose fewer "
+                f"the system gives no {num_helpers} threads for the host's update: choose fewer "
                 "host_threads, or raise the limit on processes (ulimit -u)"
             )
 
     @classmethod
-    def open(cls, num_threads: int) -> HostPool | None:
+    def open(cls, num_helpers: int) -> HostPool | None:
         """Return a pool, or None where the host's updates run on torch operations."""
         library = kernel.library()
-        return None if library is None else cls(library, num_threads)
+        return None if library is None else cls(library, num_helpers)
 
     def run(self, jobs: Sequence[HostJob], factor: float) -> None:
         """Do all rows of all jobs, gradients times the clip factor; any thread may call it.

@@ -90,7 +90,7 @@ KINDS = ["accumulate", "moments", "adamw"]
     cols=st.integers(1, 40),
     dtype=st.sampled_from(DTYPES),
     piece=st.integers(1, 3000),
-    threads=st.integers(1, 4),
+    threads=st.integers(0, 3),
 )
 def test_any_cut_on_any_threads_gives_the_kernels_bits(kinds, rows, cols, dtype, piece, threads):
     states = [make_state(rows, cols, dtype, seed) for seed in range(len(kinds))]
@@ -154,7 +154,7 @@ def test_a_call_returns_only_when_its_last_piece_is_done(monkeypatch):
     """Pieces of a few milliseconds, while the ends of small calls wake whoever waits."""
     rows, cols = 2, 1 << 21
     monkeypatch.setattr(host_pool, "PIECE_ELEMENTS", cols)
-    grad, pool, over = torch.ones(rows, cols), HostPool.open(rows + 1), threading.Event()
+    grad, pool, over = torch.ones(rows, cols), HostPool.open(rows), threading.Event()
 
     def call_again_and_again():
         small = torch.zeros(1, 8), torch.ones(1, 8)
