@@ -38,7 +38,8 @@ def _pytest(out: Path, *arguments: str) -> list[str]:
     """Return pytest in some processes: the tests' models are too small to fill a GPU."""
     workers = str(min(8, max(1, usable_cores() // 2)))
     report = f"--junitxml={out / 'tests.xml'}"
-    return _python("pytest", "-q", report, "-n", workers, "--timeout=300", *arguments)
+    options = ("-q", report, "-n", workers, "--timeout=300")
+    return _python("pytest", "tests/zenflow", *options, *arguments)
 
 
 def _series(name: str) -> Callable[[Path, float], list[str]]:

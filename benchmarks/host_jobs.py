@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow import host_pool
 from zenflow.adamw import Hyper
 from zenflow.host_pool import HostJob, HostPool
+from zenflow.host_store import HostRows
+from zenflow.host_update import Moments, WindowUpdate
 
 COLUMNS = 4096
 CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache
@@ -51,30 +52,32 @@ class State:
         self.exp_avg, self.exp_avg_sq = torch.zeros(shape), torch.zeros(shape)
         self.grad = (torch.randn(shape, generator=generator) * 0.01).bfloat16()
         self.out = torch.empty(shape, dtype=torch.bfloat16)
-        self.step = torch.full((self.rows,), 100)
         self.active = torch.ones(self.rows, dtype=torch.uint8)
+        self.shape = shape
+        self.host = HostRows(
+            master=self.master.data,
+            exp_avg=self.exp_avg,
+            exp_avg_sq=self.exp_avg_sq,
+            step=torch.full((self.rows,), 100),
+            accumulators=[],
+            staging=self.grad,
+        )
 
     def update(self) -> HostJob:
-        """Return our update of all rows."""
-        return host_pool.adamw(
-            (self.master.data, self.exp_avg, self.exp_avg_sq, self.step),
-            self.out,
-            (self.rows, COLUMNS),
-            grad=self.grad,
-            acc=None,
-            count=1,
-            active=self.active,
+        """Return our update of all rows, which reads their gradients and moves the moments."""
+        window = WindowUpdate(
             hyper=HYPER,
-            lr=LR,
-            decay=1 - LR * DECAY,
+            lr_scale=1.0,
+            count=1,
+            accumulator=None,
+            reads_staging=True,
             prediction=1.0,
         )
+        return window.encode(self.host, self.shape, self.active, self.out)
 
     def move_moments(self) -> HostJob:
         """Return our mid-window pass over all rows."""
-        return host_pool.moments(
-            self.exp_avg, self.exp_avg_sq, self.step, self.grad, (self.rows, COLUMNS), HYPER
-        )
+        return Moments(self.host, self.shape, HYPER).encode()
 
     def adopt(self, optimizer: torch.optim.Optimizer, step: Tensor | int) -> None:
         """Give the optimizer our moments, so that all jobs walk over the same memory."""

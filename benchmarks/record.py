@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -40,12 +40,7 @@ def copy_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
     """Return the speed of a plain copy in this process, bytes read plus written a second."""
     source = torch.ones(num_bytes // 4)
     target = torch.zeros_like(source)
-    seconds = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        target.copy_(source)
-        seconds.append(time.perf_counter() - started)
-    return 2 * source.nbytes / statistics.median(seconds[1:])
+    return 2 * source.nbytes / _median_seconds(lambda: target.copy_(source), repeats)
 
 
 def scale_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
@@ -54,12 +49,17 @@ def scale_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
     Unlike a copy it reads nothing that it does not use, so it shows what the memory really moves.
     """
     values = torch.ones(num_bytes // 4)
+    return 2 * values.nbytes / _median_seconds(lambda: values.mul_(1.0), repeats)
+
+
+def _median_seconds(run: Callable[[], Any], repeats: int) -> float:
+    """Return the median time of some runs, behind one that counts for nothing."""
     seconds = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
-        values.mul_(1.0)
+        run()
         seconds.append(time.perf_counter() - started)
-    return 2 * values.nbytes / statistics.median(seconds[1:])
+    return statistics.median(seconds[1:])
 
 
 def link_bandwidth(device: torch.device, num_bytes: int, repeats: int = 10) -> dict[str, float]:

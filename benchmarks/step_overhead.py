@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,7 +31,8 @@ from torch import Tensor, nn
 from benchmarks.engine_parts import breakdown
 from benchmarks.record import copy_bandwidth, setting, spread
 from experiments.records import write_json
-from zenflow import ZenFlowAdamW, ZenFlowConfig, host_update
+from zenflow import ZenFlowAdamW, ZenFlowConfig, kernel
+from zenflow.host_pool import HostPool
 
 FOREACH, FUSED, KEEP, RELEASE = "torch foreach", "torch fused", "ours, keep", "ours, release"
 AIM = 2.0  # times the foreach step
@@ -86,8 +86,9 @@ def idle_host() -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
-    with mock.patch.object(
-        host_update, "kernel", SimpleNamespace(accumulate=nothing, moments=nothing, adamw=nothing)
+    with (
+        mock.patch.object(HostPool, "run", nothing),
+        mock.patch.multiple(kernel, accumulate=nothing, moments=nothing, adamw=nothing),
     ):
         yield
 

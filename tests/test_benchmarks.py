@@ -23,7 +23,8 @@ from benchmarks import (
     step_overhead,
 )
 from benchmarks.record import spread
-from zenflow import Span, StepReport, Timeline, ZenFlowConfig
+from tests.models import TinyStack, closing
+from zenflow import Span, StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig
 
 
 def _report(step, seconds, stalls):
@@ -298,6 +299,24 @@ def test_the_environments_table_says_what_nvidia_smi_does_not():
     shown = gpu_environment.table(found)
     assert "unknown" in shown
     assert "2.0 GB/s up" in shown
+
+
+def test_the_hosts_arithmetic_is_left_out_where_only_the_engine_is_timed():
+    model = TinyStack()
+    config = ZenFlowConfig(update_interval=1, topk_ratio=0.0, min_split_elements=16)
+    with closing(ZenFlowAdamW(model.parameters(), config=config)) as optimizer:
+        hosts = [split.host for split in optimizer._engine.layout.splits]
+
+        def moved_by_a_step():
+            before = [host.exp_avg.clone() for host in hosts]
+            model.loss(0).backward()
+            optimizer.step()
+            optimizer.synchronize()
+            return any(not torch.equal(a, h.exp_avg) for a, h in zip(before, hosts, strict=True))
+
+        with step_overhead.idle_host():
+            assert not moved_by_a_step()
+        assert moved_by_a_step()
 
 
 def test_step_overhead_counts_shares_of_the_foreach_step():

@@ -57,25 +57,29 @@ def start_engine(
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
     num_accumulators = num_accumulators_for(config, controller)
     controller = controller or FixedInterval(config.update_interval)
-    layout = build_layout(
-        named,
-        config,
-        device,
-        least_topk_ratio=least_topk_ratio_for(config, controller),
-        largest_interval=max(config.update_interval, controller.largest_interval or 0),
-        num_accumulators=num_accumulators,
-    )
-    engine = Engine(
-        layout,
-        config,
-        device,
-        controller,
-        num_timeline_steps=timeline_steps,
-        link=link,
-        host_threads=host_threads or default_host_threads(),
-        wait_timeout=wait_timeout,
-        releases=releases,
-    )
+    try:
+        layout = build_layout(
+            named,
+            config,
+            device,
+            least_topk_ratio=least_topk_ratio_for(config, controller),
+            largest_interval=max(config.update_interval, controller.largest_interval or 0),
+            num_accumulators=num_accumulators,
+        )
+        engine = Engine(
+            layout,
+            config,
+            device,
+            controller,
+            num_timeline_steps=timeline_steps,
+            link=link,
+            host_threads=host_threads or default_host_threads(),
+            wait_timeout=wait_timeout,
+            releases=releases,
+        )
+    except BaseException:
+        device.close()  # memory that stays pinned can't be pinned by the next attempt
+        raise
     controller.attach(engine)
     places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
     places |= {resident.param: resident for resident in layout.residents}

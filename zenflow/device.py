@@ -16,7 +16,7 @@ from zenflow.recorder import DeviceSpan
 class AbstractDevice(ABC):
     """The operations of a device that the engine needs.
 
-    `pack` and `unpack` run on the copy lanes' threads, everything else on the training thread.
+    `pack`, `send` and `unpack` run on the copy lanes' threads, the rest on the training thread.
     """
 
     is_synchronous: bool
@@ -50,16 +50,14 @@ class AbstractDevice(ABC):
             after: A mark of the compute that produces the gradients.
         """
 
+    @abstractmethod
     def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan | None:
         """Copy what lies packed in a gradient ring to the host once `after` has passed.
-
-        Only a device with a ring is asked for it.
 
         Args:
             jobs: (packed columns (D, O), host buffer (D, O)) each.
             after: A mark of the compute that packs.
         """
-        raise NotImplementedError
 
     @abstractmethod
     def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan | None:

@@ -45,7 +45,7 @@ from zenflow.windows import WindowCalendar
 from zenflow.worker import HostWorker
 
 POOL_CALLERS = 2
-"""Python threads that hand jobs to the pool: one prepares a call while the other's is done."""
+"""Number of Python threads that call the pool: one prepares a call while the other's runs."""
 
 
 class Engine:
@@ -81,10 +81,10 @@ class Engine:
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
-        num_callers = min(POOL_CALLERS, host_threads)
-        self.pool = HostPool.open(host_threads - num_callers)
-        num_callers = host_threads if self.pool is None else num_callers
-        self.worker = HostWorker(num_callers, self.recorder, device.enter_thread)
+        callers = min(POOL_CALLERS, host_threads)
+        self.pool = HostPool.open(host_threads - callers)
+        num_threads = host_threads if self.pool is None else callers
+        self.worker = HostWorker(num_threads, self.recorder, device.enter_thread)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.uploads = UploadPool(device, self.upload_capacity())
@@ -128,7 +128,7 @@ class Engine:
 
     @property
     def num_upload_buffers(self) -> int:
-        """Upload buffers in use at once in the long run: one a step in flight."""
+        """Number of upload buffers in use at once in the long run: one a step in flight."""
         lag = self.calendar.lag(self.config.full_warm_up_rounds + 1)
         return lag if self.config.rolling else 1
 

@@ -19,11 +19,11 @@ from zenflow.completion import Completion
 from zenflow.device import AbstractDevice
 
 RING_BYTES = 1 << 28
-"""Most bytes of a ring, but for matrices of which four columns are more: 5 ms of a fast link."""
+"""Size of a ring in bytes, unless a step's columns are fewer or four columns are more."""
 _SHARES = 4
-"""Least number of pieces that fit a ring: packing goes on while one is on its way."""
+"""Number of the largest pieces that fit a ring. Packing goes on while one is on its way."""
 _ALIGNMENT = 512
-"""Bytes at whose multiples a GPU's memory accesses begin well."""
+"""Number of bytes at whose multiples pieces begin, for accesses of whole memory lines."""
 
 PackJob = tuple[Tensor, Tensor, Tensor]
 """A gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
@@ -58,7 +58,7 @@ class GradientRing:
         return self._memory.numel()
 
     def pieces(self, jobs: list[PackJob]) -> Iterator[list[PackJob]]:
-        """Yield the jobs cut, and put together, to pieces that leave room for others."""
+        """Yield the jobs in pieces of at most a quarter of the ring; large jobs are cut."""
         most = self.num_bytes // _SHARES
         piece: list[PackJob] = []
         filled = 0

@@ -9,19 +9,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from zenflow import kernel
-from zenflow.adamw import Hyper
 
 PIECE_ELEMENTS = 1 << 17
-"""Elements that a thread takes at once: half a millisecond's work, so that all end together."""
+"""Number of elements that a thread takes at once. All threads then end at about the same time."""
 
-_ACCUMULATE, _MOMENTS, _ADAMW = range(3)
+ACCUMULATE, MOMENTS, ADAMW = range(3)
+"""What a job does: add a gradient to a sum, to the moments, or end a window."""
 
 
 class HostJob(ctypes.Structure):
-    """One block's work, as `_host_pool.c` declares it. It holds addresses and no references."""
+    """One block's work on its rows, as `_host_pool.c` declares it.
+
+    It holds addresses and no references: whoever makes it keeps the tensors alive.
+    """
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -45,97 +46,6 @@ class HostJob(ctypes.Structure):
         ("decay", ctypes.c_float),
         ("prediction", ctypes.c_float),
         ("count", ctypes.c_float),
-    )
-
-
-def accumulation(acc: Tensor, grad: Tensor, shape: tuple[int, int], *, first: bool) -> HostJob:
-    """Return what `kernel.accumulate` does to rows, shape (R, O); the scale comes with `run`."""
-    return HostJob(
-        kind=_ACCUMULATE,
-        grad_dtype=kernel.DTYPE_CODES[grad.dtype],
-        is_first=first,
-        rows=shape[0],
-        cols=shape[1],
-        acc=acc.data_ptr(),
-        grad=grad.data_ptr(),
-    )
-
-
-def moments(
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    grad: Tensor,
-    shape: tuple[int, int],
-    hyper: Hyper,
-) -> HostJob:
-    """Return what `kernel.moments` does to all rows, shape (R, O), each a step on: (R,), int64."""
-    return HostJob(
-        kind=_MOMENTS,
-        grad_dtype=kernel.DTYPE_CODES[grad.dtype],
-        rows=shape[0],
-        cols=shape[1],
-        exp_avg=exp_avg.data_ptr(),
-        exp_avg_sq=exp_avg_sq.data_ptr(),
-        step=step.data_ptr(),
-        grad=grad.data_ptr(),
-        beta1=hyper.beta1,
-        beta2=hyper.beta2,
-    )
-
-
-def adamw(
-    state: tuple[Tensor, Tensor, Tensor, Tensor],
-    out: Tensor,
-    shape: tuple[int, int],
-    *,
-    grad: Tensor | None,
-    acc: Tensor | None,
-    count: int,
-    active: Tensor,
-    hyper: Hyper,
-    lr: float,
-    decay: float,
-    prediction: float,
-) -> HostJob:
-    """Return what `kernel.adamw` does to all rows, shape (R, O).
-
-    Args:
-        state: master, exp_avg, exp_avg_sq, and the steps taken by each row, (R,), int64: active
-            rows count one on if there is a gradient.
-        out: As in `kernel.adamw`.
-        shape: (R, O).
-        grad: As in `kernel.adamw`; its scale comes with `run`.
-        acc: As in `kernel.adamw`.
-        count: As in `kernel.adamw`.
-        active: As in `kernel.adamw`.
-        hyper: Betas and eps.
-        lr: Learning rate before the bias correction.
-        decay: As in `kernel.adamw`.
-        prediction: As in `kernel.adamw`.
-    """
-    master, exp_avg, exp_avg_sq, step = state
-    return HostJob(
-        kind=_ADAMW,
-        grad_dtype=0 if grad is None else kernel.DTYPE_CODES[grad.dtype],
-        out_dtype=kernel.DTYPE_CODES[out.dtype],
-        rows=shape[0],
-        cols=shape[1],
-        master=master.data_ptr(),
-        exp_avg=exp_avg.data_ptr(),
-        exp_avg_sq=exp_avg_sq.data_ptr(),
-        acc=None if acc is None else acc.data_ptr(),
-        grad=None if grad is None else grad.data_ptr(),
-        out=out.data_ptr(),
-        step=step.data_ptr(),
-        active=active.data_ptr(),
-        lr=lr,
-        beta1=hyper.beta1,
-        beta2=hyper.beta2,
-        eps=hyper.eps,
-        decay=decay,
-        prediction=prediction,
-        count=count,
     )
 
 
@@ -168,7 +78,7 @@ class HostPool:
     @classmethod
     def open(cls, num_helpers: int) -> HostPool | None:
         """Return a pool, or None where the host's updates run on torch operations."""
-        library = kernel.library()
+        library = kernel.c_library()
         return None if library is None else cls(library, num_helpers)
 
     def run(self, jobs: Sequence[HostJob], factor: float) -> None:

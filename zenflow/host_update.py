@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +16,10 @@ from zenflow.host_pool import HostJob, HostPool
 from zenflow.host_store import HostRows
 
 PART_ELEMENTS = 1 << 20
-"""Elements of a part without a pool: large enough that starting it costs nothing, small enough to
-share out."""
+"""Number of elements of a part for one thread, where there is no pool."""
 POOL_ELEMENTS = 1 << 23
-"""Elements of a part that a pool's threads share: two milliseconds, for which nothing more urgent
-can start."""
+"""Number of elements of a part that a pool's threads share. Nothing more urgent starts before it
+has ended."""
 
 Part = Callable[[], None]
 
@@ -69,21 +68,50 @@ class WindowUpdate:
     def encode(
         self, host: HostRows, shape: tuple[int, int], active: Tensor, out: Tensor
     ) -> HostJob:
-        """Return `apply` as a job of a pool."""
-        hyper, lr = self.hyper, self.hyper.lr * self.lr_scale
-        return host_pool.adamw(
-            (host.master, host.exp_avg, host.exp_avg_sq, host.step),
-            out,
-            shape,
-            grad=host.staging if self.reads_staging else None,
-            acc=None if self.accumulator is None else host.accumulators[self.accumulator],
-            count=self.count,
-            active=active,
-            hyper=hyper,
+        """Return `apply` as a job of a pool, for a block of this shape (D, O)."""
+        lr = self.hyper.lr * self.lr_scale
+        job = HostJob(
+            kind=host_pool.ADAMW,
+            rows=shape[0],
+            cols=shape[1],
+            master=host.master.data_ptr(),
+            out=out.data_ptr(),
+            out_dtype=kernel.DTYPE_CODES[out.dtype],
+            active=active.data_ptr(),
             lr=lr,
-            decay=1.0 - lr * hyper.weight_decay,
+            eps=self.hyper.eps,
+            decay=1.0 - lr * self.hyper.weight_decay,
             prediction=self.prediction,
+            count=self.count,
+            **_moments(host, self.hyper),
         )
+        if self.accumulator is not None:
+            job.acc = host.accumulators[self.accumulator].data_ptr()
+        if self.reads_staging:
+            job.grad = host.staging.data_ptr()
+            job.grad_dtype = kernel.DTYPE_CODES[host.staging.dtype]
+        return job
+
+
+def _moments(host: HostRows, hyper: Hyper) -> dict[str, Any]:
+    """Return the fields of a job that moves or reads the moments."""
+    return {
+        "exp_avg": host.exp_avg.data_ptr(),
+        "exp_avg_sq": host.exp_avg_sq.data_ptr(),
+        "step": host.step.data_ptr(),
+        "beta1": hyper.beta1,
+        "beta2": hyper.beta2,
+    }
+
+
+def _staged(host: HostRows, shape: tuple[int, int]) -> dict[str, Any]:
+    """Return the fields of a job that takes the staged gradient in."""
+    return {
+        "rows": shape[0],
+        "cols": shape[1],
+        "grad": host.staging.data_ptr(),
+        "grad_dtype": kernel.DTYPE_CODES[host.staging.dtype],
+    }
 
 
 class Job(Protocol):
@@ -113,8 +141,12 @@ class Accumulation:
 
     def encode(self) -> HostJob:
         """Return the work on all rows as a job of a pool."""
-        accumulator = self.host.accumulators[self.accumulator]
-        return host_pool.accumulation(accumulator, self.host.staging, self.shape, first=self.first)
+        return HostJob(
+            kind=host_pool.ACCUMULATE,
+            is_first=self.first,
+            acc=self.host.accumulators[self.accumulator].data_ptr(),
+            **_staged(self.host, self.shape),
+        )
 
     def run(self, low: int, high: int, factor: float) -> None:
         """Add rows low..high-1, times the clip factor."""
@@ -137,9 +169,10 @@ class Moments:
 
     def encode(self) -> HostJob:
         """Return the work on all rows as a job of a pool."""
-        host = self.host
-        return host_pool.moments(
-            host.exp_avg, host.exp_avg_sq, host.step, host.staging, self.shape, self.hyper
+        return HostJob(
+            kind=host_pool.MOMENTS,
+            **_staged(self.host, self.shape),
+            **_moments(self.host, self.hyper),
         )
 
     def run(self, low: int, high: int, factor: float) -> None:

@@ -46,10 +46,10 @@ _ADAMW_TYPES = (
 class _Backend:
     """What runs the updates in this process: resolved at the first call, then fixed."""
 
-    __slots__ = ("accumulate", "adamw", "library", "moments", "path")
+    __slots__ = ("accumulate", "adamw", "c_library", "moments", "path")
 
     def __init__(self, library: ctypes.CDLL | None, path: str | None) -> None:
-        self.library = library
+        self.c_library = library
         self.path = path
         self.accumulate: Any = None  # ctypes functions are untyped
         self.moments: Any = None
@@ -116,9 +116,9 @@ def active_kernel() -> Literal["c", "torch"]:
     return "torch" if _resolve().path is None else "c"
 
 
-def library() -> ctypes.CDLL | None:
-    """Return the loaded C library, or None where the fallback runs."""
-    return _resolve().library
+def c_library() -> ctypes.CDLL | None:
+    """Return the loaded C code, or None where the fallback runs."""
+    return _resolve().c_library
 
 
 def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from zenflow import host_pool, kernel
 from zenflow.adamw import Hyper, host_row_scales
 from zenflow.host_pool import HostPool
+from zenflow.host_store import HostRows
+from zenflow.host_update import Accumulation, Moments, WindowUpdate
 
 pytestmark = pytest.mark.skipif(
     kernel.active_kernel() != "c", reason="needs the compiled host kernel"
@@ -55,24 +57,29 @@ def expected_of(kind, state, factor):
             want["master"], want["exp_avg"], want["exp_avg_sq"], want["out"],
             grad=want["grad"], grad_scale=factor, acc=want["acc"], count=3, step_size=step_size,
             denom_scale=denom_scale, active=want["active"], beta1=0.9, beta2=0.98, eps=1e-8,
-            decay=0.99, prediction=1.5,
+            decay=1.0 - HYPER.lr * 2.0 * HYPER.weight_decay, prediction=1.5,
         )  # fmt: skip
     return want
 
 
+def rows_of(state):
+    return HostRows(
+        **{name: state[name] for name in ("master", "exp_avg", "exp_avg_sq", "step")},
+        accumulators=[state["acc"]],
+        staging=state["grad"],
+    )
+
+
 def job_of(kind, state):
-    shape = tuple(state["master"].shape)
+    host, shape = rows_of(state), tuple(state["master"].shape)
     if kind == "accumulate":
-        return host_pool.accumulation(state["acc"], state["grad"], shape, first=False)
+        return Accumulation(host, shape, accumulator=0, first=False).encode()
     if kind == "moments":
-        return host_pool.moments(
-            state["exp_avg"], state["exp_avg_sq"], state["step"], state["grad"], shape, HYPER
-        )
-    return host_pool.adamw(
-        tuple(state[name] for name in ("master", "exp_avg", "exp_avg_sq", "step")),
-        state["out"], shape, grad=state["grad"], acc=state["acc"], count=3,
-        active=state["active"], hyper=HYPER, lr=HYPER.lr * 2.0, decay=0.99, prediction=1.5,
-    )  # fmt: skip
+        return Moments(host, shape, HYPER).encode()
+    window = WindowUpdate(
+        hyper=HYPER, lr_scale=2.0, count=3, accumulator=0, reads_staging=True, prediction=1.5
+    )
+    return window.encode(host, shape, state["active"], state["out"])
 
 
 def assert_same(state, want):
@@ -135,15 +142,19 @@ def test_callers_share_the_threads_and_each_returns_when_its_own_rows_are_done(m
     assert not wrong
 
 
-def test_a_call_without_jobs_returns_and_closing_twice_is_fine():
-    pool = HostPool.open(2)
+def test_a_call_without_rows_returns_and_one_after_it_is_served():
+    pool, state = HostPool.open(2), make_state(9, 5, torch.float32, seed=3)
     pool.run([], 1.0)
+    pool.run([job_of(kind, make_state(0, 5, torch.float32, seed=3)) for kind in KINDS], 1.0)
+    want = expected_of("moments", state, 1.0)
+    pool.run([job_of("moments", state)], 1.0)
+    assert_same(state, want)
     pool.close()
-    pool.close()
+    pool.close()  # closing twice is fine
 
 
 def test_threads_that_the_system_does_not_give_are_an_error(monkeypatch):
-    library = kernel.library()
+    library = kernel.c_library()
     with monkeypatch.context() as patch:
         patch.setattr(library, "zenflow_pool_open", lambda _: None)
         with pytest.raises(RuntimeError, match="host_threads"):
@@ -154,20 +165,21 @@ def test_a_call_returns_only_when_its_last_piece_is_done(monkeypatch):
     """Pieces of a few milliseconds, while the ends of small calls wake whoever waits."""
     rows, cols = 2, 1 << 21
     monkeypatch.setattr(host_pool, "PIECE_ELEMENTS", cols)
-    grad, pool, over = torch.ones(rows, cols), HostPool.open(rows), threading.Event()
+    pool, over = HostPool.open(rows), threading.Event()
+
+    def sum_of(rows, cols):
+        acc = torch.zeros(rows, cols)
+        host = HostRows(acc, acc, acc, acc, accumulators=[acc], staging=torch.ones(rows, cols))
+        pool.run([Accumulation(host, (rows, cols), accumulator=0, first=True).encode()], 1.0)
+        return acc[:, -1].tolist()
 
     def call_again_and_again():
-        small = torch.zeros(1, 8), torch.ones(1, 8)
         while not over.is_set():
-            pool.run([host_pool.accumulation(*small, (1, 8), first=True)], 1.0)
+            sum_of(1, 8)
 
     other = threading.Thread(target=call_again_and_again)
     other.start()
-    ends = []
-    for _ in range(5):
-        acc = torch.zeros(rows, cols)
-        pool.run([host_pool.accumulation(acc, grad, (rows, cols), first=True)], 1.0)
-        ends.append(acc[:, -1].tolist())
+    ends = [sum_of(rows, cols) for _ in range(5)]
     over.set()
     other.join(20)
     pool.close()

@@ -382,7 +382,7 @@ def test_fallback_is_chosen_by_the_environment_and_says_so_once(monkeypatch, cap
         select(monkeypatch, "torch")
         for _ in range(3):
             run(problem(3, 4))
-    assert kernel.library() is None
+    assert kernel.c_library() is None
     assert len(caplog.records) == 1
     assert "ZENFLOW_KERNEL=torch" in caplog.text
 
