@@ -6,11 +6,14 @@ engine runs: what is simulated can't drift from what is done. No torch.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sim.costs import StepCosts, is_split
 from zenflow.blocks import BlockShape, partition
 from zenflow.config import ZenFlowConfig
+from zenflow.ring_size import ring_bytes
 from zenflow.windows import WindowCalendar
 
 
@@ -49,6 +52,7 @@ class BlockPlan:
     Attributes:
         blocks: In backward order.
         shares: Of every segment, in the order of forward.
+        ring: Bytes of the ring through which released gradients leave a GPU.
     """
 
     def __init__(self, costs: StepCosts, config: ZenFlowConfig) -> None:
@@ -71,6 +75,7 @@ class BlockPlan:
             self._share(costs, index, sum(home == index for home in homes))
             for index in range(len(costs.segments))
         ]
+        self.ring = ring_of(cut, costs.dtype_bytes)
 
     def _share(self, costs: StepCosts, index: int, matrices: int) -> SegmentShare:
         own = [block.shape for block in self.blocks if block.segment == index]
@@ -97,6 +102,14 @@ class BlockPlan:
     def calendar(self) -> WindowCalendar:
         """Return the engine's calendar over these blocks."""
         return WindowCalendar(self.config, [block.shape for block in self.blocks])
+
+
+def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int) -> int:
+    """Return the bytes of the ring through which these blocks' gradients leave a GPU."""
+    columns: Counter[tuple[int, int]] = Counter()
+    for block in blocks:
+        columns[block.matrix, block.num_rows] += block.num_deferred
+    return ring_bytes((count, rows * dtype_bytes) for (_, rows), count in columns.items())
 
 
 def intake_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_first: bool) -> int:

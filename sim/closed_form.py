@@ -104,7 +104,7 @@ class ClosedForm:
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
             overheads = costs.hardware.overheads
             copy = overheads.copy.value + costs.hardware.link.latency.value
-            self._ring = RingJobs.of(self._plan, self._grads, copy)
+            self._ring = RingJobs.of(self._grads, copy, self._plan.ring)
             self._uploads = [_Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:

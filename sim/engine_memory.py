@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sim.block_plan import ring_of
 from sim.costs import is_split
 from zenflow.blocks import BlockShape, partition
 from zenflow.config import ZenFlowConfig
@@ -23,7 +24,6 @@ Shape = tuple[int, ...]
 _ALIGNMENT = 64
 _BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
-_RING = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class EngineMemory:
     """Moments and masters of important columns and of whole parameters."""
     column_vectors: int
     """Scores, energies, ownership and indices of every column of split parameters."""
-    rings: int
-    """Largest packed gradients, twice."""
-    released_ring: int
-    """What gradients leave a GPU through in release mode; see `released_ring`."""
+    packed: int
+    """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
+    ring: int
+    """Bytes of the ring through which released gradients leave a GPU."""
     block: int
     """Deferred elements of the largest block."""
     deferred: int
@@ -77,9 +77,12 @@ class EngineMemory:
         """Bytes that torch's pinned allocator adds to the upload buffers on a GPU."""
         return (rounded(self.upload_buffer) - self.upload_buffer) * self.num_uploads
 
-    @property
-    def plan(self) -> MemoryPlan:
-        """The engine's own plan, which leaves the rounding out."""
+    def plan(self, *, has_ring: bool) -> MemoryPlan:
+        """Return the engine's own plan, which leaves the rounding out.
+
+        Args:
+            has_ring: Whether gradients leave through a ring: in release mode on a GPU.
+        """
         pinned = self.staging + self.uploads
         return MemoryPlan(
             num_params=self.num_params,
@@ -88,7 +91,7 @@ class EngineMemory:
             host_bytes=self.host_state + self.accumulators + self.steps + pinned,
             pinned_bytes=pinned,
             device_extra_bytes=self.device_state + self.column_vectors,
-            device_ring_bytes=self.rings,
+            device_ring_bytes=self.ring if has_ring else self.packed,
         )
 
 
@@ -142,7 +145,6 @@ def _engine_memory(
     important_columns = sum(width for _, width in split) - sum(columns)
     own_master = _FLOAT if dtype_bytes < _FLOAT else 0
     lag = config.effective_lag()
-    tallest = max((rows for rows, _ in split), default=0) * dtype_bytes
     return EngineMemory(
         host_state=3 * _FLOAT * deferred,
         accumulators=_FLOAT * deferred * num_accumulators(config),
@@ -155,8 +157,8 @@ def _engine_memory(
         + (2 * _FLOAT + own_master) * resident
         + _FLOAT * num_residents,
         column_vectors=(2 * _FLOAT + 1 + _INDEX) * sum(width for _, width in split),
-        rings=2 * max(packed, default=0),
-        released_ring=released_ring(sum(packed), tallest),
+        packed=2 * max(packed, default=0),
+        ring=ring_of(blocks, dtype_bytes),
         block=max((block.deferred_elements for block in blocks), default=0),
         deferred=deferred,
         important=num_split - deferred,
@@ -165,19 +167,6 @@ def _engine_memory(
         bank=_largest_bank(split, columns),
         dtype_bytes=dtype_bytes,
     )
-
-
-def released_ring(deferred_bytes: int, column_bytes: int) -> int:
-    """Return the bytes of the ring through which a GPU's gradients leave in release mode.
-
-    All deferred gradients of a step are packed into it as backward makes them. Where the link is
-    late backward waits for room, so that no more than this waits on the device.
-
-    Args:
-        deferred_bytes: Of a step's deferred gradients.
-        column_bytes: Of the longest column.
-    """
-    return min(deferred_bytes, max(_RING, 4 * column_bytes))
 
 
 def num_accumulators(config: ZenFlowConfig) -> int:

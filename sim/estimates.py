@@ -1,8 +1,8 @@
 """Estimates: what a step takes, to a few per cent and without simulating it. No torch.
 
-A step is about as long as its busiest lane, or as what follows in turn in it where the device
-waits for its own update. It can't be shorter. A search that goes by these has to simulate few of
-its settings.
+A step is about as long as the work of its busiest lane; where the device waits for its own update,
+as all that follows in turn. It can't be shorter. A search that goes by estimates has to simulate
+few settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def estimated_seconds(
     Args:
         costs: Of one step of the model on the machine.
         config: The update rule's settings.
-        own: Who owns how many elements under these settings.
+        own: The engine's memory under these settings, which says who owns how many elements.
         releases: Whether gradients leave during backward, on one device.
     """
     hardware = costs.hardware
@@ -64,7 +64,7 @@ def _reduce_seconds(costs: StepCosts) -> float:
 
 
 def _host_bytes(config: ZenFlowConfig, size: int, intake_factor: float) -> float:
-    """Return the bytes of DRAM for one deferred element's window."""
+    """Return the bytes of DRAM that the host moves for one deferred element in one window."""
     is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
     taken = config.update_interval - is_fused
     intake = sum(intake_bytes(config, size, is_first=index == 0) for index in range(taken))

@@ -1,4 +1,4 @@
-"""Finder: one workload's searches over numbers of devices and of tokens. No torch."""
+"""Finder: searches for one workload with fewer devices or fewer tokens to a step. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from zenflow.config import PRESETS
 
 
 class Finder:
-    """Searches for one workload over numbers of devices and of tokens; remembers each."""
+    """Searches for one workload, on any number of the machine's devices and with fewer tokens.
+
+    It remembers each search.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Finder:
         self._is_hopeless = workload.model_bytes > hardware.device.memory.value
 
     def search(self, count: int, workload: Workload) -> Search:
-        """Return the search for a step's tokens on so many devices."""
+        """Return the search for as many tokens as a workload has, on so many devices."""
         sequences = workload.batch_size * workload.accumulation
         key = (count, sequences, workload.sequence)
         if key not in self._searches:
@@ -63,17 +66,17 @@ class Finder:
 
     @property
     def _counts(self) -> list[int]:
-        """Numbers of devices: all, halves of it, and one."""
+        """Numbers of devices to look at: all, half of them, half of these, down to one."""
         counts = [self._hardware.num_devices]
         while counts[-1] > 1:
             counts.append(counts[-1] // 2)
         return counts
 
     def chosen(self) -> tuple[Option | None, tuple[Option, ...]]:
-        """Return the fastest option, and the best for the numbers of devices looked at.
+        """Return the fastest option, and the best one for each number of devices.
 
-        All devices and one; where all don't fit, as many as do. With fewer tokens to a step only
-        where nothing fits with those asked for.
+        Two numbers are compared: the most devices that fit, and one. Fewer tokens to a step are
+        tried only where nothing fits with those asked for.
         """
         if self._is_hopeless:
             return None, ()
@@ -89,7 +92,10 @@ class Finder:
         return None, ()
 
     def tight(self, chosen: Option | None) -> Option | None:
-        """Return what may fit with more tokens to a step than what is chosen, if anything is."""
+        """Return an option that leaves less than the reserve; None if there is no use for one.
+
+        It has more tokens to a step than the chosen one, or any number if none is chosen.
+        """
         if self._is_hopeless:
             return None
         least = chosen.need.workload.tokens_per_step if chosen else 0
@@ -103,7 +109,7 @@ class Finder:
         return None
 
     def rows(self, search: Search | None) -> Iterable[Option]:
-        """Yield every strategy as it does best where the recommended one runs."""
+        """Yield the best option of each strategy, on as many devices as the recommended one."""
         if search is None:
             search = self.search(self._hardware.num_devices, self._workload)
         for name in self._presets:
@@ -113,7 +119,7 @@ class Finder:
             yield search.planner.fitted(search.workload, Strategy.of(name))
 
     def improvements(self, chosen: Option | None, search: Search | None) -> Iterable[Improvement]:
-        """Return what would help, first things first."""
+        """Yield changes of the machine that would help, those to make first at the front."""
         if chosen is not None and search is not None:
             yield from faster_parts(chosen, search)
             return
@@ -121,7 +127,7 @@ class Finder:
         yield from more_memory([self.search(1, work) for work in works], self._presets)
 
     def largest(self) -> str | None:
-        """Return the largest named model that one device trains, if this one can't be."""
+        """Return the largest named model that one device trains; None if it trains this one."""
         if not self._is_hopeless:
             return None
         machine, asked = replace(self._hardware, num_devices=1), self._workload

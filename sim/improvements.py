@@ -1,7 +1,8 @@
 """Improvements: what another part in a machine would bring, by predicting again with it. No torch.
 
-Where something fits, other parts are tried under the recommended setting, and more memory under
-whatever then does best. Where nothing fits, more of the host's memory comes before another device.
+Where something fits, other parts are tried with the recommended setting, and more memory with
+the setting that is then best. Where nothing fits, more of the host's memory comes before another
+device.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from zenflow.config import PRESETS
 
 _NEXT_LINK = {"pcie3-x16": "pcie4-x16", "pcie4-x16": "pcie5-x16"}
 _DEVICE_SIZES = tuple(size << 30 for size in (16, 24, 32, 40, 48, 80, 96, 141, 192, 288))
+"""Bytes of devices that are sold."""
 _HOST_SIZES = tuple(
     size << 30
     for size in (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 )
-"""Of devices and of hosts that are sold, bytes."""
+"""Bytes of hosts that are sold."""
 _GAIN = 0.03
-"""Share of a step below which a faster part is no gain."""
-_WORTH_A_DEVICE = 0.1
-"""The same for memory, which is more than a part."""
+"""Share of a step that a faster part must save to be named."""
+_WORTH_MEMORY = 0.1
+"""Share of a step that more memory must save to be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +38,24 @@ class Improvement:
     """What a change of the machine would bring."""
 
     change: str
+    """Change of the machine in words."""
     setting: str
     """Strategy and changes with which it was predicted."""
     num_devices: int
+    """Number of devices for which it was predicted."""
     tokens: int
-    """Of a step, over all devices."""
+    """Number of tokens of a step over all devices."""
     step_seconds: float
-    """With the change."""
+    """Predicted seconds of a step with the change."""
     host_memory: float | None = None
-    """Bytes, where the host's memory is what changes."""
+    """Bytes of the host's memory with the change; None unless it is all that changes."""
     saved_share: float | None
-    """Of the recommended setting's time for a token; None where nothing fits without it."""
+    """Share of the recommended setting's time for a token that it saves; None where nothing fits
+    without it."""
 
     @property
     def tokens_per_second(self) -> float:
-        """With the change, over all devices."""
+        """Predicted tokens per second with the change, over all devices."""
         return self.tokens / self.step_seconds
 
     @property
@@ -82,8 +87,8 @@ def faster_parts(now: Option, search: Search) -> list[Improvement]:
     """Return what faster parts and more memory would save, the most helpful first.
 
     Args:
-        now: What is recommended.
-        search: That found it.
+        now: The recommended option.
+        search: The search that found it.
     """
     usual = search.estimate(now)
     estimates: list[float] = []
@@ -101,14 +106,14 @@ def faster_parts(now: Option, search: Search) -> list[Improvement]:
 
 
 def _larger_memory(now: Option, search: Search) -> Iterator[Improvement]:
-    """Yield sizes of memory, smallest first, each of which saves more than the one before."""
+    """Yield larger memories, smallest first, each of which saves enough over the one before."""
     least = now.step_seconds
     for change, machine in _larger(search.planner.hardware):
         promised = next(search.fitting(hardware=machine), None)
-        if promised is None or promised.seconds > (1 - _WORTH_A_DEVICE) * least:
+        if promised is None or promised.seconds > (1 - _WORTH_MEMORY) * least:
             continue
         best = search.best(hardware=machine)
-        if best is not None and best.step_seconds < (1 - _WORTH_A_DEVICE) * least:
+        if best is not None and best.step_seconds < (1 - _WORTH_MEMORY) * least:
             least = best.step_seconds
             yield _improvement(change, best, now)
 
@@ -116,10 +121,10 @@ def _larger_memory(now: Option, search: Search) -> Iterator[Improvement]:
 def more_memory(
     searches: Sequence[Search], names: Collection[str] = PRESETS
 ) -> Iterator[Improvement]:
-    """Yield what memory would make something fit: the host's, the device's, or both.
+    """Yield the memory that would make something fit: the host's, the device's, or both.
 
     Args:
-        searches: Of the step's tokens on one device: those asked for, then fewer and fewer.
+        searches: Searches on one device: for the tokens asked for, then for fewer and fewer.
         names: Presets to look at.
     """
     machine = searches[0].planner.hardware

@@ -244,7 +244,7 @@ def _engine_parts(
     own = engine_memory(shapes, config, size)
     releases = strategy.releases and count == 1
     whole = float(own.num_params * size)
-    in_flight, after, ring = 2.0 * own.bucket * size, whole, own.rings
+    in_flight, after, ring = 2.0 * own.bucket * size, whole, own.packed
     at_step: float | None = None
     if releases and hardware.device.is_cpu:
         leaving = own.deferred * size
@@ -254,7 +254,7 @@ def _engine_parts(
         in_flight = float(max(layer.numel for layer in workload.layers) * size)
         at_step = float((own.important + own.resident) * size)
         after = min(whole, at_step + in_flight)
-        ring = own.released_ring
+        ring = own.ring
     temporaries = 0.0 if hardware.device.is_cpu else 2.0 * own.block * size
     float_size = 4 if size < 4 else 0
     device = DeviceParts(

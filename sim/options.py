@@ -16,10 +16,11 @@ from sim.simulate import Prediction, Strategy, simulate
 from sim.workload import Workload
 
 _MEASURED = 2
-"""Steps that are simulated once they repeat, and at least a window."""
+"""Number of steps to simulate where steps repeat; whole windows are simulated in any case."""
 _LEAST_RESERVE = float(1 << 30)
+"""Bytes of the smallest default reserve."""
 _RESERVED = 0.05
-"""Share of a device's memory."""
+"""Default reserve's share of a device's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,15 @@ class Option:
 
     strategy: Strategy
     changes: tuple[str, ...] = ()
-    """What differs from the preset and from the workload that was asked for."""
+    """Differences from the preset and from the workload that was asked for, in words."""
     need: MemoryNeed
+    """Memory that it needs, with the workload and the number of devices that it is for."""
     shortfalls: tuple[Shortfall, ...]
     """Places that are too small; empty if it may fit."""
     is_tight: bool = False
-    """Whether less memory than the reserve is left over somewhere."""
+    """Whether it leaves less memory than the reserve somewhere."""
     prediction: Prediction | None
-    """Of a step; None where nothing was predicted."""
+    """Prediction of a step; None where it can't fit."""
 
     @property
     def fits(self) -> bool:
@@ -54,22 +56,22 @@ class Option:
 
     @property
     def rule(self) -> str:
-        """Its rule, which decides accuracy."""
+        """Update rule in words; it decides accuracy."""
         return rule_of(self.strategy)
 
     @property
     def step_seconds(self) -> float:
-        """Predicted; infinite if nothing is."""
+        """Predicted seconds of a step; infinite without a prediction."""
         return self.prediction.step_seconds if self.prediction else float("inf")
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step over all devices."""
+        """Number of tokens of a step over all devices."""
         return self.need.num_devices * self.need.workload.tokens_per_step
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all devices; 0 if nothing is predicted."""
+        """Predicted tokens per second over all devices; 0 without a prediction."""
         return self.tokens / self.step_seconds
 
     @property
@@ -108,7 +110,7 @@ def default_reserve(hardware: HardwareProfile) -> float:
 
 
 class Planner:
-    """Looks at strategies on one machine; what it has predicted once it knows.
+    """Looks at strategies on one machine, and remembers what it has predicted.
 
     Attributes:
         hardware: The machine.
@@ -149,8 +151,8 @@ class Planner:
         """Return the option with this need, predicted if it may fit.
 
         Args:
-            need: Of a strategy for a workload.
-            hardware: The machine with other memory; None is as it is.
+            need: Memory that a strategy needs for a workload.
+            hardware: The same machine with other memory; None takes it as it is.
         """
         machine = hardware or self.hardware
         shortfalls = tuple(need.fits(machine))
@@ -186,14 +188,14 @@ class Planner:
 
 
 def _key(workload: Workload) -> tuple[Any, ...]:
-    """Return what tells workloads of one plan apart: comparing all their layers takes long."""
+    """Return what tells workloads of one plan apart; comparing all their layers takes long."""
     work = workload
     size = (work.batch_size, work.sequence, work.accumulation, work.checkpointing)
     return (*size, work.name, work.num_params, work.dtype)
 
 
 def variants(workload: Workload) -> list[tuple[Workload, tuple[str, ...]]]:
-    """Return the workload, then the same step in less and less device memory, with how."""
+    """Return the workload, then the same step in less and less device memory, each in words."""
     changes: tuple[str, ...] = ()
     found = [(workload, changes)]
     if not workload.checkpointing:

@@ -21,9 +21,9 @@ from sim.uncertainty import Interval, interval_of
 from sim.workload import Workload
 
 DRAWS = 100
-"""Of uncertain figures, for an interval."""
+"""Number of draws of the machine's uncertain figures for an interval."""
 _FASTER = 1.05
-"""How many times as fast a setting of another rule must be to be named."""
+"""Speed-up that a setting with window moments must bring to be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,28 +31,31 @@ class Plan:
     """What a machine can do for a workload."""
 
     workload: Workload
-    """As asked for."""
+    """Model and tokens of a step, as asked for."""
     hardware: HardwareProfile
+    """Machine with all its devices."""
     reserve: float
     """Bytes that stay free on each device and on the host."""
     options: tuple[Option, ...]
-    """Each preset of the engine as it does best, then other systems."""
+    """Best option of each preset of the engine, then of each other system."""
     recommended: Option | None
-    """None if no preset of the engine fits."""
+    """Option to use; None if no preset of the engine fits."""
     per_devices: tuple[Option, ...]
-    """The best for each number of the machine's devices that was looked at, most devices first."""
+    """Best option for each number of devices that was compared, most devices first."""
     exact: Option | None
-    """The fastest whose rule is AdamW exactly, where the recommended one's is not."""
+    """Fastest option whose rule is AdamW exactly; None if the recommended one's is, or none fits."""
     window: Option | None
-    """A faster one with moments of windows' means, which changes accuracy; else None."""
+    """Faster option with moments of windows' means, which changes accuracy; None if there is none."""
     tight: Option | None
-    """One with more tokens to a step, or any, for which less than the reserve is left; or None."""
+    """Option that leaves less than the reserve, with more tokens to a step than the recommended
+    one; None if there is none."""
     interval: Interval | None
-    """Of the recommended one's tokens per second."""
+    """Interval of the recommended option's tokens per second; None if no draws were asked for."""
     improvements: tuple[Improvement, ...]
-    """Changes of the machine, those to make first at the front."""
+    """Changes of the machine that would help, those to make first at the front."""
     largest: str | None = None
-    """The largest model of the table that fits, where this one's weights exceed a device."""
+    """Largest model of the table that one device trains; None unless this one's weights exceed a
+    device."""
 
     @property
     def needs_sharding(self) -> bool:
@@ -61,7 +64,7 @@ class Plan:
 
     @property
     def has_fewer_tokens(self) -> bool:
-        """Whether what is recommended takes fewer tokens to a step than asked for."""
+        """Whether the recommended option has fewer tokens to a step than were asked for."""
         chosen = self.recommended
         if chosen is None:
             return False
@@ -120,10 +123,10 @@ def plan(
         workload: Model, and tokens of a step on each device; how these are cut into micro-batches
             is searched.
         hardware: The machine. Fewer of its devices are looked at too.
-        strategies: Which to look at, by name.
+        strategies: Names of presets and of other systems to look at.
         checkpointing: Whether backward recomputes activations; None tries both.
         reserve: Bytes to leave free on each device and on the host; None is `default_reserve`.
-        draws: Of uncertain figures, for the interval; 0 is none.
+        draws: Number of draws of uncertain figures for the interval; 0 makes none.
 
     Raises:
         ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
@@ -167,7 +170,7 @@ def interval(option: Option, search: Search, draws: int = DRAWS) -> Interval | N
 
 
 def _others(search: Search | None, chosen: Option | None) -> tuple[Option | None, Option | None]:
-    """Return the fastest exact option, and a faster one with window moments."""
+    """Return `Plan.exact` and `Plan.window`."""
     if search is None or chosen is None:
         return None, None
     exact = None if chosen.strategy.name in EXACT else search.best(names=EXACT)
@@ -178,6 +181,6 @@ def _others(search: Search | None, chosen: Option | None) -> tuple[Option | None
 
 
 def _asked_of(option: Option) -> Workload:
-    """Return the step of an option in one micro-batch, without what the search has changed."""
+    """Return the step of an option as one micro-batch."""
     work = option.need.workload
     return replace(work, batch_size=work.batch_size * work.accumulation, accumulation=1)

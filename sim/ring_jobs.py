@@ -7,45 +7,56 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.block_plan import BlockPlan
-from sim.engine_memory import released_ring
-
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Times of a step in release mode, (N, L) over segments in the order of backward, or (N,)."""
+    """Seconds since the begin of a step in release mode, on N machines.
+
+    What each of L segments has is (N, L), in the order of backward; the rest is (N,).
+    """
 
     begun: Array
+    """Begin of each segment's backward."""
     passed: Array
-    """When backward has passed a segment."""
+    """End of each segment's backward."""
     stepped: Array
-    """When the device has taken its own step."""
+    """End of the device's own update."""
     copied: Array
+    """Time by which the gradients of each segment, and of all before, are on the host."""
     pressed: Array
-    """Seconds for which the end of backward waits for room in the ring."""
+    """Length of the wait for room in the ring when backward ends."""
     is_free: NDArray[np.bool_]
-    """Whether it waits nowhere else."""
+    """Whether backward waits for room at its end alone, if at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingJobs:
-    """Copies out of the ring of `sim.schedules.ring`: of a segment's head, then of its tail."""
+    """Copies out of the ring of `sim.schedules.ring`: two of each of L segments.
+
+    A segment's tail is what the ring may still hold when backward goes on; its head is the rest,
+    which is copied while the segment's backward runs.
+    """
 
     num_bytes: Array
-    """Of heads and tails in turn; a head of none is no copy."""
+    """Bytes of each copy, (2 L,): a segment's head, its tail, the next segment's head, and so on.
+    No bytes are no copy."""
     fixed: Array
-    """Seconds beside them."""
+    """Seconds of each copy beside those of its bytes, (2 L,)."""
     room: NDArray[np.intp]
-    """For each segment the job that has to be done when its backward ends; -1 is none."""
+    """Index of the copy that must end before backward goes on behind each segment, (L,); -1 is
+    none."""
 
     @classmethod
-    def of(cls, plan: BlockPlan, grads: Array, fixed: float) -> RingJobs:
-        """Return the jobs of these gradients, in the order of backward."""
-        size = 1 if not plan.deferred else grads.sum() / plan.deferred
-        tallest = max((block.shape.num_rows for block in plan.blocks), default=0)
-        ring = float(released_ring(int(grads.sum()), int(tallest * size)))
+    def of(cls, grads: Array, fixed: float, ring: float) -> RingJobs:
+        """Return the copies of a step.
+
+        Args:
+            grads: Bytes of each segment's gradients, (L,), in the order of backward.
+            fixed: Seconds of a copy beside those of its bytes.
+            ring: Bytes that the ring holds.
+        """
         tails = np.minimum(grads, ring)
         sizes = np.stack([grads - tails, tails], axis=1).ravel()
         room = [cls._room(sizes, 2 * index + 1, ring) for index in range(len(grads))]

@@ -22,14 +22,14 @@ RULES: Mapping[str, str] = {
     "layer_overlapped": "AdamW exactly, without clipping by a global norm",
     "superoffload": "AdamW exactly",
 }
-"""What becomes of a gradient, which decides accuracy; no prediction here says anything of that."""
+"""Update rule of each strategy in words: it decides accuracy, of which predictions say nothing."""
 
 EXACT = ("on_device", "zero_offload")
 """Presets whose rule is AdamW exactly."""
 BASELINES = ("delayed", "zenflow_paper")
 """Presets to compare with: recommended only where no other fits."""
 WORTH = 1.1
-"""How many times as fast a rule must be to be preferred to one that is nearer by 1."""
+"""Speed-up that a rule must bring to be preferred to one that is nearer to AdamW by 1."""
 
 _DISTANCE: Mapping[str, int] = {"on_device": 0, "zero_offload": 0, "zenflow": 1, "delayed": 2}
 """How far a preset's rule is from AdamW, from records of losses under `experiments/results`."""
@@ -45,9 +45,10 @@ def rule_of(strategy: Strategy) -> str:
 
 
 def distance(strategy: Strategy) -> int:
-    """Return how far a preset's rule is from AdamW: 0 is AdamW, and longer windows are farther.
+    """Return how far a preset's rule is from AdamW: 0 is AdamW itself.
 
-    So are no columns on the device at all, a longer lag, and moments of windows' means.
+    Longer windows are farther; so are a longer lag, moments of windows' means, and no columns on
+    the device at all.
     """
     config = strategy.config
     assert config is not None

@@ -1,13 +1,13 @@
 """Search: the engine's fastest settings for one step's tokens on a machine. No torch.
 
 Micro-batches, checkpointing, k, S and moments are searched together. Estimates put the settings in
-order; the first ones that fit are simulated, until none that is left promises more than the best
-of these.
+order. Those that fit are simulated in this order, until none that is left promises more than the
+best of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,21 +20,18 @@ from sim.options import Option, Planner
 from sim.rules import BASELINES, WORTH, distance
 from sim.simulate import Strategy
 from sim.workload import Workload
-from zenflow.config import PRESETS
+from zenflow.config import PRESETS, ZenFlowConfig
 
-TOLERANCE = 0.03
-"""Share by which what is found may be slower than the best setting of the grid."""
 _AS_GOOD = 0.01
-"""Share of a step that is no reason to prefer a setting."""
+"""Share of a step by which a setting may be slower and still count as equally good."""
 _MOST = 8
-"""Settings that are simulated to find the best one."""
+"""Largest number of settings that are simulated for one answer."""
 KS = (0.1, 0.0, 0.01, 0.02, 0.05, 0.2, 0.3, 0.45, 0.6, 0.8)
-"""Shares of columns on the device; the default first, which stays where nothing is faster."""
+"""Values of k that are tried, the default first: it stays where nothing is faster."""
 INTERVALS = (4, 8, 16)
+"""Values of S that are tried, in steps."""
 MOMENTS = ("step", "window")
-_DEFAULTS: Mapping[str, Any] = {
-    "topk_ratio": 0.1, "update_interval": 4, "deferred_moments": "step",
-}  # fmt: skip
+"""Values of `deferred_moments` that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,17 +39,19 @@ class Candidate:
     """One setting of the grid."""
 
     workload: Workload
+    """Step, cut into this setting's micro-batches."""
     strategy: Strategy
+    """Preset with this setting's knobs."""
     changes: tuple[str, ...]
-    """What differs from the preset and from the workload that was asked for."""
+    """Differences from the preset and from the workload that was asked for, in words."""
     seconds: float
-    """What a step takes at least, and about."""
+    """Estimate of a step's seconds, which the simulated step is never below."""
     distance: int
-    """Of its rule from AdamW."""
+    """Distance of the update rule from AdamW; see `sim.rules.distance`."""
 
     @property
     def score(self) -> float:
-        """Seconds, the more the farther its rule is from AdamW."""
+        """Seconds of a step, times `WORTH` for each unit of distance from AdamW; less is better."""
         return self.seconds * WORTH**self.distance
 
 
@@ -60,8 +59,8 @@ class Search:
     """The engine's settings for the tokens of one step, on one machine.
 
     Attributes:
-        planner: Of the machine.
-        workload: What was asked for.
+        planner: Simulates settings on the machine, and remembers what it has simulated.
+        workload: Model and tokens of a step, as asked for.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Search:
 
         Args:
             workload: Model, and tokens of a step on each device.
-            planner: Of the machine.
+            planner: Simulates settings on the machine.
             names: Presets to look at.
             checkpointing: Whether backward recomputes; None tries both.
         """
@@ -117,15 +116,15 @@ class Search:
     ) -> Option | None:
         """Return the best setting that fits; None if none does.
 
-        A rule that is farther from AdamW by 1 has to be `WORTH` times as fast. Of settings as
-        good the one with the fewest changes is taken. Baselines are taken only
-        where they are all that is asked for, or all that fits.
+        A rule that is farther from AdamW by 1 has to be `WORTH` times as fast. Of equally good
+        settings the one with the fewest changes is taken. Baselines are taken only where they are
+        all that is asked for, or all that fits.
 
         Args:
             names: Presets to choose from.
-            moments: What the moments of the preset zenflow may see.
-            reserve: Bytes to leave free; None is the planner's.
-            hardware: The machine with other memory; None is as it is.
+            moments: Value of `deferred_moments` for the preset zenflow.
+            reserve: Bytes to leave free; None takes the planner's.
+            hardware: The same machine with other memory; None takes it as it is.
         """
         first = [name for name in names if name not in BASELINES]
         for group in (first, [name for name in names if name in BASELINES]):
@@ -164,10 +163,17 @@ class Search:
         reserve: float | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Iterator[Candidate]:
-        """Yield settings that fit, those that promise most first; arguments are those of `best`.
+        """Yield the settings that fit, those that promise most first.
 
-        More columns on the device never need less of its memory, nor more of the host's; what
-        moments see is the host's matter, micro-batches and checkpointing the device's.
+        A setting is left out unseen where its neighbours tell that it can't fit. More columns on
+        the device never need less of its memory, nor more of the host's. `deferred_moments`
+        concerns the host's memory alone; micro-batches and checkpointing the device's.
+
+        Args:
+            names: As in `best`.
+            moments: As in `best`.
+            reserve: As in `best`.
+            hardware: As in `best`.
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
@@ -193,13 +199,13 @@ class Search:
                 yield item
 
     def need(self, item: Candidate) -> MemoryNeed:
-        """Return the memory that a setting takes."""
+        """Return the memory that a setting needs."""
         if item not in self._needs:
             self._needs[item] = memory_of(item.workload, item.strategy, self.planner.hardware)
         return self._needs[item]
 
     def estimate(self, option: Option, hardware: HardwareProfile | None = None) -> float:
-        """Return about what an option's step takes, on another machine if one is given."""
+        """Return an estimate of an option's step, seconds, on another machine if one is given."""
         config = option.strategy.config
         assert config is not None
         work, machine = option.need.workload, hardware or self.planner.hardware
@@ -232,7 +238,11 @@ def fewer_tokens(workload: Workload) -> Iterator[Workload]:
 
 
 def _shares(count: int) -> list[int]:
-    """Return 3/4 and 1/2 of a number, and of each half again, down to 1."""
+    """Return 3/4 and 1/2 of a number, then of its half, and so on down to 1.
+
+    >>> _shares(8)
+    [6, 4, 3, 2, 1]
+    """
     found: list[int] = []
     while count > 1:
         found += [3 * count // 4, count // 2]
@@ -255,10 +265,14 @@ def _splits(workload: Workload, recomputes: Collection[bool]) -> Iterator[Worklo
 def _strategies(
     names: Collection[str], *, releases: bool
 ) -> Iterator[tuple[Strategy, tuple[str, ...]]]:
-    """Yield each preset, and zenflow's with every setting of the grid, with what is changed.
+    """Yield each preset, zenflow with every setting of the grid, and the changes in words.
 
-    A loss scaler looks at all gradients before the step, so that float16's can't leave before.
+    Args:
+        names: Presets.
+        releases: Whether gradients may leave during backward. Those of float16 may not: its loss
+            scaler looks at all of them before the step.
     """
+    default = ZenFlowConfig.preset("zenflow")
     for name in names:
         if name != "zenflow":
             yield Strategy.of(name, releases=releases), ()
@@ -266,9 +280,12 @@ def _strategies(
         for k in KS:
             for interval in INTERVALS:
                 for moments in MOMENTS:
-                    knobs: dict[str, Any] = {"topk_ratio": k, "update_interval": interval}
-                    knobs["deferred_moments"] = moments
-                    changed = {key: v for key, v in knobs.items() if v != _DEFAULTS[key]}
+                    knobs: dict[str, Any] = {
+                        "topk_ratio": k, "update_interval": interval, "deferred_moments": moments,
+                    }  # fmt: skip
+                    changed = {
+                        key: value for key, value in knobs.items() if value != getattr(default, key)
+                    }
                     text = tuple(f"{key}={value}" for key, value in changed.items())
                     yield Strategy.of(name, releases=releases, **changed), text
 

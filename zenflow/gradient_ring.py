@@ -17,13 +17,7 @@ from torch import Tensor
 
 from zenflow.completion import Completion
 from zenflow.device import AbstractDevice
-
-RING_BYTES = 1 << 28
-"""Size of a ring in bytes, unless a step's columns are fewer or four columns are more."""
-_SHARES = 4
-"""Number of the largest pieces that fit a ring. Packing goes on while one is on its way."""
-_ALIGNMENT = 512
-"""Number of bytes at whose multiples pieces begin, for accesses of whole memory lines."""
+from zenflow.ring_size import PIECES, aligned, ring_bytes
 
 PackJob = tuple[Tensor, Tensor, Tensor]
 """A gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
@@ -46,10 +40,7 @@ class GradientRing:
         cls, device: AbstractDevice, buffers: list[Tensor], *, wait_timeout: float
     ) -> GradientRing:
         """Return a ring for host buffers (D, O) of which each is filled once a step."""
-        step_bytes = sum(_aligned(buffer.nbytes) for buffer in buffers)
-        columns = [buffer[:1].nbytes for buffer in buffers]
-        least = _SHARES * _aligned(max(columns, default=0))
-        num_bytes = max(least, min(step_bytes, _aligned(RING_BYTES)))
+        num_bytes = ring_bytes((len(buffer), buffer[:1].nbytes) for buffer in buffers)
         return cls(device, num_bytes, wait_timeout=wait_timeout)
 
     @property
@@ -59,15 +50,15 @@ class GradientRing:
 
     def pieces(self, jobs: list[PackJob]) -> Iterator[list[PackJob]]:
         """Yield the jobs in pieces of at most a quarter of the ring; large jobs are cut."""
-        most = self.num_bytes // _SHARES
+        most = self.num_bytes // PIECES
         piece: list[PackJob] = []
         filled = 0
         for grad_OI, columns_D, host_DO in jobs:
             count = len(host_DO)
-            share = max(1, most // _aligned(host_DO[:1].nbytes))
+            share = max(1, most // aligned(host_DO[:1].nbytes))
             for low in range(0, count, share):
                 part = slice(low, low + share)
-                size = _aligned(host_DO[part].nbytes)
+                size = aligned(host_DO[part].nbytes)
                 if piece and filled + size > most:
                     yield piece
                     piece, filled = [], 0
@@ -92,14 +83,14 @@ class GradientRing:
         Returns:
             (packed columns (D, O), host's buffer (D, O)) of each job.
         """
-        first = self._make_room(sum(_aligned(host.nbytes) for _, _, host in piece), waiting)
+        first = self._make_room(sum(aligned(host.nbytes) for _, _, host in piece), waiting)
         packed = []
         at = first
         for grad_OI, columns_D, host_DO in piece:
             room = self._room(at, host_DO)
             torch.index_select(grad_OI.t(), 0, columns_D, out=room)
             packed.append((room, host_DO))
-            at += _aligned(host_DO.nbytes)
+            at += aligned(host_DO.nbytes)
         self._next = at
         self._taken.append((first, at, sent))
         return packed
@@ -128,7 +119,3 @@ class GradientRing:
                     sent.wait_set(self._wait_timeout)
                     self._device.order_after(sent)
         return first
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -14,7 +14,6 @@ import simpy
 
 from sim.block_plan import BlockPlan, PlannedBlock, intake_bytes, update_bytes
 from sim.costs import StepCosts
-from sim.engine_memory import released_ring
 from sim.machine import Machine, Process
 from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule
@@ -72,9 +71,7 @@ class EngineSchedule(AbstractSchedule):
         self._copied: list[list[simpy.Event]] = [[] for _ in range(count)]
         self._ring: Ring | None = None
         if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
-            tallest = max((block.shape.num_rows for block in self.plan.blocks), default=0)
-            size = costs.dtype_bytes
-            self._ring = Ring(machine, released_ring(self.plan.deferred * size, tallest * size))
+            self._ring = Ring(machine, self.plan.ring)
 
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""

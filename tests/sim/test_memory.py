@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from sim.block_plan import BlockPlan
 from sim.catalog import find_machine
+from sim.costs import costs_of
 from sim.engine_memory import engine_memory, num_accumulators, rounded
 from sim.memory import CONTEXT_BYTES, PROCESS_BYTES, memory_of
 from sim.memory_parts import DeviceParts, Part, fullest
@@ -72,18 +74,25 @@ def make_model(kind, dtype):
 @pytest.mark.parametrize("kind", ["stack", "odd shapes", "decoder"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_engines_memory_is_its_own_plan_to_the_byte(name, dtype, kind):
+@pytest.mark.parametrize("has_ring", [False, True], ids=["keep", "release on a GPU"])
+def test_the_engines_memory_is_its_own_plan_to_the_byte(has_ring, name, dtype, kind, monkeypatch):
     torch = pytest.importorskip("torch")
     from zenflow import ZenFlowAdamW
+    from zenflow.cpu_device import CpuDevice
 
+    monkeypatch.setattr(CpuDevice, "has_ring", has_ring)  # it allocates what a GPU's engine does
     model = make_model(kind, getattr(torch, dtype))
-    optimizer = ZenFlowAdamW(model.parameters(), config=config_of(name))
+    optimizer = ZenFlowAdamW(
+        model.parameters(),
+        config=config_of(name),
+        max_grad_norm=1.0 if has_ring else "keep",
+    )
     planned = optimizer.memory
     engine = optimizer._engine
     optimizer.close()
     shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
     found = engine_memory(shapes, config_of(name), getattr(torch, dtype).itemsize)
-    assert found.plan == planned
+    assert found.plan(has_ring=has_ring) == planned
     layout = engine.layout
     assert num_accumulators(config_of(name)) == layout.num_accumulators
     assert found.bank == max((b.num_columns * b.num_rows for b in layout.banks), default=0)
@@ -96,16 +105,29 @@ def test_a_needs_parts_sum_up_to_the_engines_plan(name):
     work = llama_7b()
     strategy = Strategy.of(name)
     need = memory_of(work, strategy, a100())
-    plan = engine_memory([p.shape for p in work.parameters], strategy.config, 2).plan
+    own = engine_memory([p.shape for p in work.parameters], strategy.config, 2)
+    plan = own.plan(has_ring=True)
     rounding = parts_of(need, "pinned").get("rounding", 0)
     assert need.host_bytes - PROCESS_BYTES - rounding == pytest.approx(plan.host_bytes, rel=1e-12)
     assert need.pinned_bytes - rounding == pytest.approx(plan.pinned_bytes, rel=1e-12)
     device = parts_of(need, "device")
     extra = device["optimizer state"] + device.get("column vectors", 0)
     assert extra == plan.device_extra_bytes
-    kept = memory_of(work, replace(strategy, releases=False), a100())
-    assert parts_of(kept, "device").get("rings", 0) == plan.device_ring_bytes
+    assert device.get("rings", 0) == plan.device_ring_bytes
     assert device["weights"] == plan.model_bytes
+    kept = memory_of(work, replace(strategy, releases=False), a100())
+    plan = own.plan(has_ring=False)
+    assert parts_of(kept, "device").get("rings", 0) == plan.device_ring_bytes
+
+
+@pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("model", ["gpt2", "qwen2.5-0.5b", "llama-2-7b"])
+def test_the_simulated_schedule_has_the_ring_that_memory_counts(model, k):
+    work = Workload.of_config(*find_model(model))
+    config = ZenFlowConfig.preset("zenflow", topk_ratio=k)
+    own = engine_memory([p.shape for p in work.parameters], config, work.dtype_bytes)
+    assert BlockPlan(costs_of(work, a100()), config).ring == own.ring
+    assert (own.ring > 0) == (k < 1)
 
 
 def test_upload_buffers_are_rounded_up_to_powers_of_two_and_staging_is_not():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.models import TINY, TinyStack, assert_equal, closing
 from tests.zenflow import test_timing as timing
-from zenflow import ZenFlowAdamW, ZenFlowConfig, assembly, gradient_ring
+from zenflow import ZenFlowAdamW, ZenFlowConfig, assembly, ring_size
 from zenflow.completion import Completion
 from zenflow.cpu_device import CpuDevice
 from zenflow.errors import DeadlineError, WorkerError
@@ -32,7 +32,7 @@ def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
 
 def ring_for(jobs, monkeypatch=None, ring_bytes=None, wait_timeout=5.0):
     if ring_bytes is not None:
-        monkeypatch.setattr(gradient_ring, "RING_BYTES", ring_bytes)
+        monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
     buffers = [host for _, _, host in jobs]
     return GradientRing.for_buffers(DEVICE, buffers, wait_timeout=wait_timeout)
 
@@ -135,7 +135,7 @@ def test_a_run_through_the_ring_has_the_weights_of_one_without(monkeypatch, rule
     config, model = timing.config_of(rule), lambda: TinyStack(num_layers=8, width=12)
     expected = timing.train(model, config, "release", 12, host_threads=1)
     monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
-    monkeypatch.setattr(gradient_ring, "RING_BYTES", ring_bytes)
+    monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
     timing.delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=1)
     actual = timing.train(model, config, "release", 12, host_threads=2)
     for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
