@@ -21,7 +21,7 @@ import torch
 from benchmarks.record import copy_bandwidth, link_bandwidth, setting
 from experiments.records import write_json, write_text
 from zenflow import kernel
-from zenflow.arguments import usable_cores
+from zenflow.process_limits import usable_cores
 
 _FIELDS = {
     "driver": "driver_version",

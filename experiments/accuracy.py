@@ -27,7 +27,6 @@ from experiments.plots import draw_excess, save_figure
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
 from experiments.records import (
-    available_cores,
     provenance,
     results_folder,
     write_json,
@@ -35,6 +34,7 @@ from experiments.records import (
 )
 from experiments.training import run
 from zenflow.errors import ConfigError, ZenFlowError
+from zenflow.process_limits import usable_cores
 
 BASELINE = "on_device"
 SEEDS = (0, 1, 2)
@@ -248,7 +248,7 @@ def main(
         train(pretraining, kept / "pretraining")
         chosen = regimes(kept / "pretraining" / "model", steps)
         tasks = tasks_of(chosen, [int(seed) for seed in seeds.split(",")], kept)
-        rows = measure(tasks, reporter, workers or available_cores())
+        rows = measure(tasks, reporter, workers or usable_cores())
     except ZenFlowError as error:
         raise click.ClickException(str(error)) from error
     folder = out or results_folder("accuracy")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.data import TrainingData, make_batches, read_source
 from experiments.fingerprint import fingerprint
-from experiments.host_memory import check_host_memory
+from experiments.memory_check import check_host_memory
 from experiments.pretrained import (
     NamedModel,
     find_model,
@@ -24,13 +24,13 @@ from experiments.pretrained import (
     recompute_activations,
 )
 from experiments.recipes import DEFAULT_STEPS, TrainSettings
-from experiments.records import available_cores
 from experiments.tokens import TextTokenizer
 from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.optimizer import ZenFlowAdamW
+from zenflow.process_limits import usable_cores
 from zenflow.transfer import PacedLink
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -135,7 +135,7 @@ def use_threads(settings: TrainSettings, device: torch.device) -> None:
     """
     wanted = settings.device_threads
     if wanted is None and device.type == "cpu":
-        wanted = max(1, available_cores() - 1)
+        wanted = max(1, usable_cores() - 1)
         limit = os.environ.get("OMP_NUM_THREADS", "")
         if limit.isdigit() and int(limit) > 0:
             wanted = min(wanted, int(limit))

@@ -12,11 +12,12 @@ from autotune.logged_controller import LoggedController
 from autotune.zen_auto import ZenAuto
 from experiments.build import Workbench, workload_of
 from experiments.recipes import TrainSettings
-from experiments.records import available_cores, hardware
+from experiments.records import hardware
 from sim.hardware import HardwareProfile
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
+from zenflow.process_limits import usable_cores
 
 
 def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
@@ -113,7 +114,7 @@ def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfil
     elif settings.hardware is not None:
         found, source = find_machine(settings.hardware, 1), "table"
     elif is_cpu:
-        found = generic_cpu(available_cores(), float(hardware()["memory_bytes"]))
+        found = generic_cpu(usable_cores(), float(hardware()["memory_bytes"]))
         source = "generic"
     else:
         found, source = generic_gpu(), "generic"

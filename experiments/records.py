@@ -26,6 +26,7 @@ import psutil
 from experiments.commit import commit
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
+from zenflow.process_limits import usable_cores
 
 RESULTS = Path(__file__).resolve().parent / "results"
 """Where records are committed."""
@@ -220,7 +221,7 @@ def hardware() -> dict[str, Any]:
     """Return the CPU's name, cores and memory, and the GPU's name where torch sees one."""
     found: dict[str, Any] = {
         "cpu": _cpu_name(),
-        "cores": available_cores(),
+        "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()}",
         "gpu": None,
@@ -235,13 +236,6 @@ def machine_name() -> str:
     """Return the name of the GPU that trains here, or of the CPU."""
     found = hardware()
     return str(found["gpu"] or found["cpu"])
-
-
-def available_cores() -> int:
-    """Return the cores this process may use, which a container may have made fewer."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

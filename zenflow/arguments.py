@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, AbstractIntervalController
 from zenflow.errors import ConfigError
 from zenflow.placement import NamedParam
+from zenflow.process_limits import usable_cores
 
 
 def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
@@ -135,17 +134,6 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
             "move the model there before the optimizer is made"
         )
     return devices.pop()
-
-
-def usable_cores() -> int:
-    """Return the cores that this process may use, by affinity and its control group's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(allowed, int(quota) // int(period)))
-    except (OSError, ValueError):  # no control groups here, or no quota ("max")
-        return allowed
 
 
 def default_host_threads() -> int:

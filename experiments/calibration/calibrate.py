@@ -38,10 +38,11 @@ from experiments.calibration.runs import ObservedRun, observe
 from experiments.calibration.selection import measure_selection, selection_settings
 from experiments.outlook import PlannedRun
 from experiments.recipes import TrainSettings
-from experiments.records import available_cores, provenance
+from experiments.records import provenance
 from experiments.stages import Stages
 from sim.hardware import HardwareProfile
 from sim.refine import SWEEPS, Refinement, refine
+from zenflow.arguments import default_host_threads
 
 _COMPUTE = "compute by layer shape"
 _PARTS = "parts of the engine by themselves"
@@ -184,7 +185,7 @@ def _probe(
     """Return the profile as parts measured by themselves give it, and their measurements."""
     device = options.device
     is_cpu = device.type == "cpu"
-    threads = options.host_threads or max(1, available_cores() - 1)
+    threads = options.host_threads or default_host_threads()
     sharing = 2.0
     with stages.stage(_PARTS, _NUM_PARTS) as advance:
         host_rates: HostRates = measure_host(threads, device)

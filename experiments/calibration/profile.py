@@ -6,9 +6,10 @@ import torch
 
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import HostRates, LinkRates, PartRates
-from experiments.records import available_cores, hardware
+from experiments.records import hardware
 from sim.fit import Fit
 from sim.hardware import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
+from zenflow.process_limits import usable_cores
 
 _ENDLESS = 1e12
 """Bytes/s, or parameters/s, of what is too fast to be seen."""
@@ -114,7 +115,7 @@ def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
     return Host(
         name=str(hardware()["cpu"]),
         sockets=1,
-        cores=available_cores(),
+        cores=usable_cores(),
         dram=measured(rates.most, "the host kernel on all its threads"),
         dram_bytes=measured(memory, "as the system says"),
         core_bandwidth=measured(rates.one_core, "the host kernel on one thread"),

@@ -30,14 +30,15 @@ _KEPT = ("variant", "seed", "accuracy", "correct", "eval_loss")
 def _make(job: Job) -> Data:
     if job.data_dir is None and not job.smoke:
         return _recorded(job)
-    from experiments.records import available_cores, provenance
+    from experiments.records import provenance
     from experiments.sst2.command import in_order
     from experiments.sst2.study import complete
+    from zenflow.process_limits import usable_cores
 
     study = _study(job)
     total = len(study.variants) * len(study.seeds)
     rows = []
-    for row in complete(study, job.folder, 1 if job.smoke else available_cores()):
+    for row in complete(study, job.folder, 1 if job.smoke else usable_cores()):
         rows.append(row)
         job.progress(len(rows) / total, f"{row['variant']} seed {row['seed']}")
     return _data(study.header(), in_order(study, rows), provenance()["commit"])

@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments.interrupt import StopRequest
-from experiments.records import available_cores, provenance
+from experiments.records import provenance
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.journal import Journal
 from experiments.sweeps.points import Row
 from experiments.sweeps.pool import local_rows
 from experiments.sweeps.table import write_table
 from zenflow.errors import ConfigError
+from zenflow.process_limits import usable_cores
 
 ENGINES = ("local", "dask")
 _SECONDS_BETWEEN_LINES = 10.0
@@ -56,7 +57,7 @@ class Engine:
         self, sweep: Sweep, points: Sequence[int], must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, Row]]:
         """Yield every point's row as it is found."""
-        workers = self.workers or available_cores()
+        workers = self.workers or usable_cores()
         if self.name == "local":
             return local_rows(sweep, points, workers, must_stop)
         from experiments.sweeps.cluster import cluster_rows

@@ -3,14 +3,16 @@
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
-from experiments import host_memory
+from experiments import memory_check
 from experiments.build import build_workbench, make_optimizer
-from experiments.host_memory import _cgroup_bytes, check_host_memory, free_bytes
+from experiments.memory_check import check_host_memory, free_bytes
 from experiments.recipes import TrainSettings
 from tests.experiments.runs import FAST, train, write_text
 from zenflow import ConfigError, ZenFlowConfig
@@ -23,33 +25,37 @@ def group(folder, limit, used, cache):
     (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
 
 
-def test_the_tightest_limit_of_a_group_and_those_above_it_counts(tmp_path):
-    own, root = tmp_path / "own", tmp_path / "cgroup"
-    own.write_text("0::/outer/inner\n")
-    assert _cgroup_bytes(own, root) == math.inf
-    group(root / "outer" / "inner", "max", 100, 10)
-    assert _cgroup_bytes(own, root) == math.inf
-    group(root / "outer", 1000, 400, 50)
-    assert _cgroup_bytes(own, root) == 650
-    group(root / "outer" / "inner", 500, 100, 10)
-    assert _cgroup_bytes(own, root) == 410
-    group(root, 300, 100, 0)
-    assert _cgroup_bytes(own, root) == 200
+def left(monkeypatch, folders):
+    """Return what the control groups in these folders leave; infinite without a limit."""
+    monkeypatch.setattr(memory_check, "control_groups", lambda controller: folders)
+    machine = SimpleNamespace(available=math.inf)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    return free_bytes()
 
 
-def test_groups_of_the_first_version_count_too(tmp_path):
-    own, folder = tmp_path / "own", tmp_path / "cgroup" / "memory" / "a"
-    own.write_text("3:cpu,cpuacct:/a\n2:memory:/a\n")
-    folder.mkdir(parents=True)
-    (folder / "memory.limit_in_bytes").write_text("1000\n")
-    (folder / "memory.usage_in_bytes").write_text("300\n")
-    (folder / "memory.stat").write_text("total_inactive_file 30\n")
-    assert _cgroup_bytes(own, tmp_path / "cgroup") == 730
+def test_the_tightest_limit_of_a_group_and_those_above_it_counts(tmp_path, monkeypatch):
+    folders = [tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path]
+    assert left(monkeypatch, folders)[0] == math.inf
+    group(folders[0], "max", 100, 10)
+    assert left(monkeypatch, folders)[0] == math.inf
+    group(folders[1], 1000, 400, 50)
+    assert left(monkeypatch, folders) == (650, "the container's limit")
+    group(folders[0], 500, 100, 10)
+    assert left(monkeypatch, folders)[0] == 410
+    group(folders[2], 300, 100, 0)
+    assert left(monkeypatch, folders)[0] == 200
+
+
+def test_groups_of_the_first_version_count_too(tmp_path, monkeypatch):
+    (tmp_path / "memory.limit_in_bytes").write_text("1000\n")
+    (tmp_path / "memory.usage_in_bytes").write_text("300\n")
+    (tmp_path / "memory.stat").write_text("total_inactive_file 30\n")
+    assert left(monkeypatch, [tmp_path])[0] == 730
 
 
 def test_a_limit_of_the_shell_counts():
     program = (
-        "import resource, psutil\nfrom experiments.host_memory import free_bytes\n"
+        "import resource, psutil\nfrom experiments.memory_check import free_bytes\n"
         "room = psutil.Process().memory_info().vms + 200_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
         "free, limit = free_bytes()\n"
@@ -61,33 +67,27 @@ def test_a_limit_of_the_shell_counts():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("strategy", ["on_device", "zero_offload", "zenflow_paper", "zenflow"])
-def test_what_is_counted_is_what_the_optimizer_takes_and_never_more(strategy, tmp_path):
+def test_what_is_counted_is_what_the_optimizer_takes(strategy, dtype, tmp_path, monkeypatch):
     settings = TrainSettings(
         model="own:small", data=str(write_text(tmp_path / "a.txt")), strategy=strategy,
-        sequence=32, device="cpu",
+        sequence=32, device="cpu", dtype=dtype,
     )  # fmt: skip
     bench = build_workbench(settings)
     optimizer = make_optimizer(bench)
     plan = optimizer.memory
     optimizer.close()
     taken = plan.host_bytes + plan.device_extra_bytes
-    least = next(n for n in range(0, 200) if allows(bench, n * 1_000_000)) * 1_000_000
-    assert 0.75 * taken < least <= taken + 1_000_000
-
-
-def allows(bench, free):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "free_bytes", lambda: (float(free), "a test"))
-        try:
-            check_host_memory(bench.model, bench.config, on_cpu=True)
-        except ConfigError:
-            return False
-    return True
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(taken), "a test"))
+    check_host_memory(bench.model, bench.config, on_cpu=True)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(taken - 1), "a test"))
+    with pytest.raises(ConfigError, match="a test leaves"):
+        check_host_memory(bench.model, bench.config, on_cpu=True)
 
 
 def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):
-    monkeypatch.setattr(host_memory, "free_bytes", lambda: (1000.0, "a test"))
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (1000.0, "a test"))
     model, config = nn.Linear(100, 100), ZenFlowConfig.preset("on_device")
     check_host_memory(model, config, on_cpu=False)
     with pytest.raises(ConfigError, match="a test leaves"):
@@ -95,7 +95,7 @@ def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):
 
 
 def test_a_run_without_enough_memory_is_refused_in_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_memory, "free_bytes", lambda: (1e5, "the container's limit"))
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (1e5, "the container's limit"))
     data = write_text(tmp_path / "a.txt")
     result = train(*FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
     assert result.exit_code == 2
