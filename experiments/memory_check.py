@@ -70,8 +70,9 @@ def check_host_memory(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool) 
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     element_bytes = min((p.element_size() for p in trained), default=0)
-    plan = engine_memory([tuple(p.shape) for p in trained], config, element_bytes).plan
-    needed = plan.host_bytes + plan.device_extra_bytes
+    engine = engine_memory([tuple(p.shape) for p in trained], config, element_bytes)
+    plan = engine.plan(has_ring=not on_cpu)
+    needed = plan.host_bytes + (plan.device_extra_bytes if on_cpu else 0)
     free, limit = free_bytes()
     if needed > free:
         raise ConfigError(

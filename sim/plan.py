@@ -43,9 +43,12 @@ class Plan:
     per_devices: tuple[Option, ...]
     """Best option for each number of devices that was compared, most devices first."""
     exact: Option | None
-    """Fastest option whose rule is AdamW exactly; None if the recommended one's is, or none fits."""
+    """Fastest option whose rule is AdamW exactly.
+
+    None if the recommended option's rule is, or if none fits."""
     window: Option | None
-    """Faster option with moments of windows' means, which changes accuracy; None if there is none."""
+    """Faster option with moments of windows' means, which changes accuracy; None if there is
+    none."""
     tight: Option | None
     """Option that leaves less than the reserve, with more tokens to a step than the recommended
     one; None if there is none."""

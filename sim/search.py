@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """Seconds of a step, times `WORTH` for each unit of distance from AdamW; less is better."""
+        """Seconds of a step, times `WORTH` for each unit of distance from AdamW."""
         return self.seconds * WORTH**self.distance
 
 
@@ -283,9 +283,7 @@ def _strategies(
                     knobs: dict[str, Any] = {
                         "topk_ratio": k, "update_interval": interval, "deferred_moments": moments,
                     }  # fmt: skip
-                    changed = {
-                        key: value for key, value in knobs.items() if value != getattr(default, key)
-                    }
+                    changed = {k: v for k, v in knobs.items() if v != getattr(default, k)}
                     text = tuple(f"{key}={value}" for key, value in changed.items())
                     yield Strategy.of(name, releases=releases, **changed), text
 
