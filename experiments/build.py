@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,16 @@ class Workbench:
 
 
 def build_workbench(
-    settings: TrainSettings, make_data: Callable[[TextTokenizer], TrainingData] | None = None
+    settings: TrainSettings,
+    make_data: Callable[[TextTokenizer], TrainingData] | None = None,
+    model: nn.Module | None = None,
 ) -> Workbench:
     """Return the run's device, model and data.
 
     Args:
         settings: What to do.
         make_data: Makes the batches, in place of those that the settings name.
+        model: A model that was built before, in place of one of its own.
 
     Raises:
         ConfigError: The settings name something that is not there or does not fit together.
@@ -85,7 +89,10 @@ def build_workbench(
         data = make_batches(source, tokenizer, settings)
     else:
         data = make_data(tokenizer)
-    model = load_model(found, settings, tokenizer, data.num_classes)
+    if model is None:
+        # torch's own initialisation, which is drawn over, takes seconds on a CPU.
+        with device if found.kind == "size" else nullcontext():
+            model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(device=device, dtype=DTYPES[settings.dtype])
     model.train()
     if settings.checkpointing:

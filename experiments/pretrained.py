@@ -104,7 +104,7 @@ def load_tokenizer(found: NamedModel) -> TextTokenizer:
 def load_model(
     found: NamedModel, settings: TrainSettings, tokenizer: TextTokenizer, num_classes: int
 ) -> nn.Module:
-    """Return the model, float32 on the CPU, with pretrained weights where there are any.
+    """Return the model in float32, with pretrained weights where there are any.
 
     Args:
         found: What ``find_model`` returned.

@@ -9,6 +9,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from torch import nn
 
 from experiments.build import Workbench, build_workbench, workload_of
 from experiments.recipes import TrainSettings
@@ -42,7 +43,7 @@ def measure_compute(
     shapes: Sequence[TrainSettings], *, rounds: int, on_round: Callable[[], None]
 ) -> list[ComputeTimes]:
     """Return every shape's times; shapes take turns, so that a noisy minute disturbs all."""
-    benches = [build_workbench(settings) for settings in shapes]
+    benches = _build(shapes)
     found: list[list[tuple[float, float]]] = [[] for _ in benches]
     for index in range(WARM_ROUNDS + rounds):
         for bench, times in zip(benches, found, strict=True):
@@ -59,6 +60,20 @@ def measure_compute(
         )
         for bench, times in zip(benches, found, strict=True)
     ]
+
+
+def _build(shapes: Sequence[TrainSettings]) -> list[Workbench]:
+    """Return the shapes' benches; those of the same model share it.
+
+    Drawing the weights of a billion parameters takes longer than all that is timed.
+    """
+    models: dict[str, nn.Module] = {}
+    benches = []
+    for settings in shapes:
+        bench = build_workbench(settings, model=models.get(settings.model))
+        models[settings.model] = bench.model
+        benches.append(bench)
+    return benches
 
 
 def _time_one(bench: Workbench, index: int) -> tuple[float, float]:
