@@ -227,7 +227,9 @@ def init_weights(model: nn.Module, seed: int) -> None:
             if parameter.ndim < 2:
                 parameter.fill_(1.0)
             else:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * INIT_STD)
+                # Always on the CPU: the same numbers for every device.
+                drawn = torch.randn(parameter.shape, generator=generator, device="cpu")
+                parameter.copy_(drawn * INIT_STD)
 
 
 def _rotation(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,3 +128,12 @@ def test_a_run_recomputes_where_it_is_asked_to(tmp_path):
     ]
     assert losses[0] == losses[1]
     assert '"checkpointing": true' in (recomputed / "config.json").read_text()
+
+
+def test_weights_are_drawn_on_the_cpu_whatever_the_default_device():
+    plain, other = LanguageModel(CONFIG), LanguageModel(CONFIG)
+    init_weights(plain, 0)
+    with torch.device("meta"):  # stands in for a GPU: what is drawn there has no numbers
+        init_weights(other, 0)
+    for mine, its in zip(plain.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, its)
