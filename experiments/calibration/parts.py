@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -13,13 +14,17 @@ import torch
 from torch import Tensor
 
 from sim.fit import Fit, Sample, fit_constants
-from zenflow import kernel
+from zenflow.adamw import Hyper
 from zenflow.assembly import bind
 from zenflow.device import AbstractDevice
+from zenflow.host_memory import zeroed
+from zenflow.host_pool import HostPool
+from zenflow.host_store import HostRows
+from zenflow.host_update import Moments
 
 _REPEATS = 7
-_HOST_PARAMS = 1 << 22
-"""Parameters of the host passes: their state exceeds what a core's caches hold."""
+_HOST_PARAMS = 1 << 24
+"""Number of parameters of a host pass. Their state exceeds the caches of all cores together."""
 _FLUSHED = 1 << 24
 """Elements of float32 that are walked over to empty a CPU's caches."""
 _COLUMNS = 1024
@@ -79,28 +84,46 @@ def measure_host(max_threads: int, device: torch.device) -> HostRates:
         counts.append(counts[-1] * 2)
     if counts[-1] != max_threads:
         counts.append(max_threads)
-    rates = {}
+    moments, rates = _moments_of_zeros(), {}
     for count in counts:
-        with ThreadPoolExecutor(count) as pool:
-            seconds = timed(_host_pass(pool, count), torch.device("cpu"))
-        rates[count] = _HOST_PARAMS * _MOMENTS_BYTES / seconds
+        with _host_pass(moments, count) as run:
+            rates[count] = _HOST_PARAMS * _MOMENTS_BYTES / timed(run, torch.device("cpu"))
     if device.type != "cuda":
         return HostRates(rates)
-    with ThreadPoolExecutor(max_threads) as pool:
-        beside = _beside_copies(_host_pass(pool, max_threads), device)
-    return HostRates(rates, _HOST_PARAMS * _MOMENTS_BYTES / beside)
+    with _host_pass(moments, max_threads) as run:
+        return HostRates(rates, _HOST_PARAMS * _MOMENTS_BYTES / _beside_copies(run, device))
 
 
-def _host_pass(pool: ThreadPoolExecutor, threads: int) -> Callable[[], Any]:
+def _moments_of_zeros() -> Moments:
+    """Return the engine's pass over moments, on memory as the engine's."""
     shape = (_HOST_PARAMS // _COLUMNS, _COLUMNS)
-    exp_avg, exp_avg_sq, grad = (torch.zeros(shape) for _ in range(3))
-    cuts = [shape[0] * index // threads for index in range(threads + 1)]
+    exp_avg, exp_avg_sq, grad = (zeroed(_HOST_PARAMS, torch.float32).view(shape) for _ in range(3))
+    rows = HostRows(
+        master=exp_avg,  # of no use to this pass
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+        step=torch.zeros(shape[0], dtype=torch.int64),
+        accumulators=[],
+        staging=grad,
+    )
+    return Moments(rows, shape, Hyper(1e-3, 0.9, 0.999, 1e-8, 0.0))
 
-    def work(first: int, last: int) -> None:
-        part = slice(first, last)
-        kernel.moments(exp_avg[part], exp_avg_sq[part], grad[part], 1.0, beta1=0.9, beta2=0.999)
 
-    return lambda: list(pool.map(work, cuts[:-1], cuts[1:]))
+@contextmanager
+def _host_pass(moments: Moments, threads: int) -> Iterator[Callable[[], Any]]:
+    """Yield the pass over all rows on so many threads: the engine's pool, where there is one."""
+    pool = HostPool.open(threads - 1)
+    if pool is not None:
+        try:
+            yield lambda: pool.run([moments.encode()], 1.0)
+        finally:
+            pool.close()
+        return
+    cuts = [moments.shape[0] * index // threads for index in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as executor:
+        yield lambda: list(
+            executor.map(lambda low, high: moments.run(low, high, 1.0), cuts[:-1], cuts[1:])
+        )
 
 
 def _beside_copies(run: Callable[[], Any], device: torch.device) -> float:
