@@ -44,7 +44,7 @@ ifndef OUT
 endif
 
 # What an installation depends on: after a change of these, the next target installs again.
-SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/_host_*.c zenflow/_host_*.h)
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/host/*.c zenflow/host/*.h)
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 
@@ -123,5 +123,5 @@ bench: $(READY_RUN)
 # The virtual environment stays; the kernel goes with the builds, so it is installed anew.
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf .import_linter_cache $(VENV)/.ready-run $(VENV)/.ready-dev zenflow/*.so
+	rm -rf .import_linter_cache $(VENV)/.ready-run $(VENV)/.ready-dev zenflow/host/*.so
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -51,9 +51,9 @@ setup(
     cmdclass={"build_py": BuildPy, "sdist": SourceArchive},
     ext_modules=[
         Extension(
-            "zenflow._host_kernel",
-            sources=["zenflow/_host_kernel.c", "zenflow/_host_pool.c"],
-            depends=["zenflow/_host_kernel.h"],
+            "zenflow.host._host_kernel",
+            sources=["zenflow/host/_host_kernel.c", "zenflow/host/_host_pool.c"],
+            depends=["zenflow/host/_host_kernel.h"],
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],
             optional=True,  # without a compiler the package installs and runs on torch operations

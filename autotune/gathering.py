@@ -14,7 +14,7 @@ from autotune.space import effective_lag
 from zenflow.controller import ObservedTimeline
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
-from zenflow.timeline import Timeline
+from zenflow.trace.timeline import Timeline
 
 _LEAST_STEPS = 12
 """Of a stretch."""

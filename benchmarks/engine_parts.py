@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from zenflow import ZenFlowAdamW, engine
+from zenflow import ZenFlowAdamW
+from zenflow.step import engine
 
 PARTS = {
     "column_energies": "energies",

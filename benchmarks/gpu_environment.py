@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.record import copy_bandwidth, link_bandwidth, setting
 from experiments.records import write_json, write_text
-from zenflow import kernel
-from zenflow.process_limits import usable_cores
+from zenflow.host import kernel
+from zenflow.host.limits import usable_cores
 
 _FIELDS = {
     "driver": "driver_version",

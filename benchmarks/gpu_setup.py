@@ -20,8 +20,8 @@ from experiments.recipes import NUM_BYTE_TOKENS, ModelSize
 from experiments.sources import stdlib_documents
 from experiments.tokens import ByteTokenizer
 from sim.workload import Workload
-from zenflow.arguments import default_host_threads
 from zenflow.config import PRESETS
+from zenflow.surface.arguments import default_host_threads
 
 DESCRIPTION = "Decoders of 1B and 3B parameters on a GPU under every preset."
 VOCAB = 32_000

@@ -47,8 +47,9 @@ from experiments.records import write_json, write_text
 from sim.generic import generic_gpu
 from sim.memory import memory_of
 from sim.simulate import Strategy
-from zenflow import StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig, kernel
+from zenflow import StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig
 from zenflow.config import PRESETS
+from zenflow.host import kernel
 
 RELEASE, KEEP = "release", "keep"
 CLIP_NORM, LR = 1.0, 1e-4

@@ -22,7 +22,7 @@ from torch import cuda
 
 from benchmarks.record import setting
 from experiments.records import write_json
-from zenflow.process_limits import usable_cores
+from zenflow.host.limits import usable_cores
 
 SUITE = "suite.json"
 _MINUTES = 9.5

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.adamw import Hyper
-from zenflow.host_pool import HostJob, HostPool
-from zenflow.host_store import HostRows
-from zenflow.host_update import Moments, WindowUpdate
+from zenflow.columns.host_rows import HostRows
+from zenflow.columns.host_update import Moments, WindowUpdate
+from zenflow.host.pool import HostJob, HostPool
+from zenflow.rule.adamw import Hyper
 
 COLUMNS = 4096
 CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache

@@ -43,8 +43,8 @@ from benchmarks.host_jobs import (
     our_jobs,
 )
 from experiments.records import provenance
-from zenflow import kernel
-from zenflow.host_pool import HostPool
+from zenflow.host import kernel
+from zenflow.host.pool import HostPool
 
 TARGETS = (
     (OURS, "bandwidth", TRIAD, 0.8),

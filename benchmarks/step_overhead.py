@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from benchmarks.engine_parts import breakdown
 from benchmarks.record import copy_bandwidth, setting, spread
 from experiments.records import write_json
-from zenflow import ZenFlowAdamW, ZenFlowConfig, kernel
-from zenflow.host_pool import HostPool
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.host import kernel
+from zenflow.host.pool import HostPool
 
 FOREACH, FUSED, KEEP, RELEASE = "torch foreach", "torch fused", "ours, keep", "ours, release"
 AIM = 2.0  # times the foreach step

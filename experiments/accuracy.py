@@ -34,7 +34,7 @@ from experiments.records import (
 )
 from experiments.training import run
 from zenflow.errors import ConfigError, ZenFlowError
-from zenflow.process_limits import usable_cores
+from zenflow.host.limits import usable_cores
 
 BASELINE = "on_device"
 SEEDS = (0, 1, 2)

@@ -30,9 +30,9 @@ from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
+from zenflow.host.limits import usable_cores
+from zenflow.lanes.copies import PacedLink
 from zenflow.optimizer import ZenFlowAdamW
-from zenflow.process_limits import usable_cores
-from zenflow.transfer import PacedLink
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

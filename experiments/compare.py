@@ -22,7 +22,7 @@ from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import provenance, read_steps, write_json
 from experiments.runlock import locked
 from experiments.training import MODEL, Outcome, run
-from zenflow.timeline import Timeline
+from zenflow.trace.timeline import Timeline
 
 START = "start"
 """Directory of the run whose weights the strategies start from."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.trace_facts import TraceFacts, differences
 from zenflow.errors import ConfigError
-from zenflow.timeline import STALL_PREFIX, Timeline
+from zenflow.trace.timeline import STALL_PREFIX, Timeline
 
 TRACE_FILES = ("trace.json", "trace.json.gz")
 """Names of a run directory's trace."""

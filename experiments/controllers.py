@@ -16,8 +16,8 @@ from experiments.records import hardware
 from sim.hardware import HardwareProfile
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
+from zenflow.host.limits import usable_cores
 from zenflow.knobs import Knobs
-from zenflow.process_limits import usable_cores
 
 
 def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:

@@ -11,7 +11,7 @@ import psutil
 
 from sim.engine_memory import engine_memory
 from zenflow.errors import ConfigError
-from zenflow.process_limits import control_groups
+from zenflow.host.limits import control_groups
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from experiments.compare_traces import Side
 from experiments.plots import SPAN_COLOURS, STALL_COLOUR
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 MOST_STEPS = 8
 """Steps of a trace that stay legible in one picture."""

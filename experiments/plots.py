@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from zenflow.timeline import LANES, Span, Timeline
+from zenflow.trace.timeline import LANES, Span, Timeline
 
 STALL_COLOUR = "#d62728"
 SPAN_COLOURS: Mapping[str, str] = {

@@ -26,7 +26,7 @@ import psutil
 from experiments.commit import commit
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
-from zenflow.process_limits import usable_cores
+from zenflow.host.limits import usable_cores
 
 RESULTS = Path(__file__).resolve().parent / "results"
 """Where records are committed."""

@@ -19,7 +19,7 @@ from sim.memory import MemoryNeed, gib, memory_of
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
 from sim.workload import Workload
 from zenflow.errors import ConfigError
-from zenflow.timeline import Timeline
+from zenflow.trace.timeline import Timeline
 
 if TYPE_CHECKING:
     from sim.uncertainty import Interval

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from zenflow.columns.host_rows import HostRows
+from zenflow.columns.host_update import WindowUpdate
 from zenflow.errors import ConfigError
-from zenflow.host_pool import HostPool
-from zenflow.host_store import HostRows
-from zenflow.host_update import WindowUpdate
+from zenflow.host.pool import HostPool
 
 
 @contextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from experiments.auto import Tuning
     from experiments.build import Workbench
     from zenflow.optimizer import ZenFlowAdamW
-    from zenflow.timeline import Timeline
+    from zenflow.trace.timeline import Timeline
 
 _LAST_LOSSES = 10
 """Steps over which the final training loss is a mean: one batch's loss is mostly noise."""

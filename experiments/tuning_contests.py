@@ -20,7 +20,7 @@ from experiments.records import provenance
 from experiments.tuned_sides import Scripted, Side, Taken, side
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
-from zenflow.transfer import PacedLink
+from zenflow.lanes.copies import PacedLink
 
 TURNS, TURN = 24, 100
 """Turns of a tuned run and steps of each; after each, one of the two fixed settings takes as many:

@@ -1,7 +1,7 @@
 """Block plan: the engine's own blocks and windows, laid over a model's segments.
 
-Blocks, phases and due steps come from `zenflow.blocks` and `zenflow.windows`, the code that the
-engine runs: what is simulated can't drift from what is done. No torch.
+Blocks, phases and due steps come from `zenflow.rule`, the code that the engine runs: what is
+simulated can't drift from what is done.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sim.costs import StepCosts, is_split
-from zenflow.blocks import BlockShape, partition
 from zenflow.config import ZenFlowConfig
-from zenflow.ring_size import ring_bytes
-from zenflow.windows import WindowCalendar
+from zenflow.rule.blocks import BlockShape, partition
+from zenflow.rule.calendar import WindowCalendar
+from zenflow.step.ring_size import ring_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the engine allocates, from shapes and a configuration alone: its `MemoryPlan` and more.
 
-Says the same as `zenflow.memory.plan_memory` does of a running engine, to the byte, and what comes
-and goes within a step besides. Blocks and phases are the engine's own code. No torch.
+Says to the byte what `zenflow.surface.memory_plan` says of a running engine, and what comes and
+goes within a step besides. Blocks and phases are the engine's own code.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from sim.block_plan import ring_of
 from sim.costs import is_split
-from zenflow.blocks import BlockShape, partition
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
-from zenflow.windows import WindowCalendar
+from zenflow.rule.blocks import BlockShape, partition
+from zenflow.rule.calendar import WindowCalendar
 
 Shape = tuple[int, ...]
 
-# As in zenflow.host_store and zenflow.device_store, which load torch.
+# As in zenflow.columns.host_rows and zenflow.columns.device_rows, which load torch.
 _ALIGNMENT = 64
 _BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
@@ -172,7 +172,7 @@ def _engine_memory(
 def num_accumulators(config: ZenFlowConfig) -> int:
     """Return how many sums of a window's gradients each block has, with a fixed window length.
 
-    As `zenflow.arguments.num_accumulators_for`, which says why, without a controller.
+    As `zenflow.surface.arguments.num_accumulators_for`, which says why, without a controller.
     """
     if config.deferred_moments == "step":
         return 0

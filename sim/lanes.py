@@ -17,7 +17,7 @@ from typing import Any
 import simpy
 
 from sim.fluid import Flow, FlowKind, FluidNetwork
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 Row = tuple[str, str, float, float, int, float]
 """Lane, name, start, end, step, bytes of a span to be."""

@@ -20,7 +20,7 @@ from sim.schedules.zero_infinity import ZeroInfinity
 from sim.schedules.zero_offload import RELEASED, ZeroOffload
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
-from zenflow.timeline import Timeline
+from zenflow.trace.timeline import Timeline
 
 MakeSchedule = Callable[[Machine, StepCosts], AbstractSchedule]
 

@@ -12,7 +12,7 @@ TORCH_FREE = [
     "zenflow.deepspeed",
     "zenflow.errors",
     "zenflow.report",
-    "zenflow.timeline",
+    "zenflow.trace.timeline",
     "sim",
 ]
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
         ZenFlowError,
     )
     from zenflow.knobs import Knobs
+    from zenflow.lanes.copies import PacedLink
     from zenflow.optimizer import ZenFlowAdamW
     from zenflow.report import MemoryPlan, StepReport, WindowNorms
-    from zenflow.timeline import LANES, Span, Timeline, compare
-    from zenflow.transfer import PacedLink
+    from zenflow.trace.timeline import LANES, Span, Timeline, compare
 
     __version__: str
 
@@ -89,8 +89,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "zenflow.knobs": ("Knobs",),
     "zenflow.optimizer": ("ZenFlowAdamW",),
     "zenflow.report": ("MemoryPlan", "StepReport", "WindowNorms"),
-    "zenflow.timeline": ("LANES", "Span", "Timeline", "compare"),
-    "zenflow.transfer": ("PacedLink",),
+    "zenflow.trace.timeline": ("LANES", "Span", "Timeline", "compare"),
+    "zenflow.lanes.copies": ("PacedLink",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from zenflow.knobs import Knobs
     from zenflow.report import StepReport
-    from zenflow.timeline import Timeline
+    from zenflow.trace.timeline import Timeline
 
 
 class ObservedTimeline(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from zenflow.engine import Engine
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
-from zenflow.timeline import Timeline
+from zenflow.step.engine import Engine
+from zenflow.trace.timeline import Timeline
 
 
 class Observed:

@@ -10,21 +10,26 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from zenflow.adamw import Hyper
-from zenflow.arguments import check_arguments, check_settings, checked_config, frozen_params
-from zenflow.assembly import start_engine
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.device_step import resident_grads_of, squared_norm
-from zenflow.engine import Engine
 from zenflow.errors import GradientError, WorkerError, ZenFlowError
-from zenflow.gradient_source import GradientSource
-from zenflow.memory import plan_memory
+from zenflow.lanes.copies import PacedLink
 from zenflow.observation import Observed
 from zenflow.report import MemoryPlan
-from zenflow.state import load_engine_state, param_state, save_engine_state
-from zenflow.transfer import PacedLink
-from zenflow.true_weights import TrueWeights
+from zenflow.rule.adamw import Hyper
+from zenflow.step.device_step import resident_grads_of, squared_norm
+from zenflow.step.engine import Engine
+from zenflow.surface.arguments import (
+    check_arguments,
+    check_settings,
+    checked_config,
+    frozen_params,
+)
+from zenflow.surface.assembly import start_engine
+from zenflow.surface.gradient_hooks import GradientSource
+from zenflow.surface.memory_plan import plan_memory
+from zenflow.surface.state_dict import load_engine_state, param_state, save_engine_state
+from zenflow.surface.true_weights import TrueWeights
 
 _log = logging.getLogger(__name__)
 

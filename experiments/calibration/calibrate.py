@@ -42,7 +42,7 @@ from experiments.records import provenance
 from experiments.stages import Stages
 from sim.hardware import HardwareProfile
 from sim.refine import SWEEPS, Refinement, refine
-from zenflow.arguments import default_host_threads
+from zenflow.surface.arguments import default_host_threads
 
 _COMPUTE = "compute by layer shape"
 _PARTS = "parts of the engine by themselves"

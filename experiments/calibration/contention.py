@@ -13,7 +13,7 @@ import torch
 from experiments.build import build_workbench
 from experiments.recipes import TrainSettings
 from experiments.training import cross_entropy, forward
-from zenflow import kernel
+from zenflow.host import kernel
 
 _ROUNDS = 5
 _SECONDS = 0.5

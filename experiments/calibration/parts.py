@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from sim.fit import Fit, Sample, fit_constants
-from zenflow.adamw import Hyper
-from zenflow.assembly import bind
-from zenflow.device import AbstractDevice
-from zenflow.host_memory import zeroed
-from zenflow.host_pool import HostPool
-from zenflow.host_store import HostRows
-from zenflow.host_update import Moments
+from zenflow.columns.host_rows import HostRows
+from zenflow.columns.host_update import Moments
+from zenflow.device.base import AbstractDevice
+from zenflow.host.memory import zeroed
+from zenflow.host.pool import HostPool
+from zenflow.rule.adamw import Hyper
+from zenflow.surface.assembly import bind
 
 _REPEATS = 7
 _HOST_PARAMS = 1 << 24

@@ -9,7 +9,7 @@ from experiments.calibration.parts import HostRates, LinkRates, PartRates
 from experiments.records import hardware
 from sim.fit import Fit
 from sim.hardware import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
-from zenflow.process_limits import usable_cores
+from zenflow.host.limits import usable_cores
 
 _ENDLESS = 1e12
 """Bytes/s, or parameters/s, of what is too fast to be seen."""

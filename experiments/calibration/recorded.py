@@ -16,7 +16,7 @@ from sim.hardware import HardwareProfile
 from sim.refine import Observation, Refinement, refine
 from sim.simulate import Strategy
 from zenflow.errors import ConfigError
-from zenflow.timeline import Timeline
+from zenflow.trace.timeline import Timeline
 
 
 def observation_of(folder: Path) -> Observation:

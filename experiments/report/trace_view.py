@@ -18,8 +18,8 @@ from typing import Any
 
 from experiments.compare_traces import Trace, whole_steps
 from zenflow.errors import ConfigError
-from zenflow.intervals import length, merge
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.intervals import length, merge
+from zenflow.trace.timeline import Span, Timeline
 
 _GZIP = b"\x1f\x8b"
 _STEP_SPANS = "ProfilerStep#"

@@ -33,7 +33,7 @@ def _make(job: Job) -> Data:
     from experiments.records import provenance
     from experiments.sst2.command import in_order
     from experiments.sst2.study import complete
-    from zenflow.process_limits import usable_cores
+    from zenflow.host.limits import usable_cores
 
     study = _study(job)
     total = len(study.variants) * len(study.seeds)

@@ -8,7 +8,7 @@ from typing import Any
 from experiments import paper
 from sim.phases import costs_of_phases
 from sim.simulate import Prediction, Strategy, simulate
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 NOTE = (
     "Simulated from the published phases, each spread evenly over 32 layers: this checks the "

@@ -13,7 +13,7 @@ from experiments.reproduction.paper_phases import NOTE, packed, simulated, unpac
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from zenflow.timeline import Timeline
+    from zenflow.trace.timeline import Timeline
 
 _WINDOWS = 3
 _RULES = {

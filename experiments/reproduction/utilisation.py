@@ -14,7 +14,7 @@ from experiments.reproduction.paper_phases import NOTE, simulated
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from zenflow.timeline import Timeline
+    from zenflow.trace.timeline import Timeline
 
 _SECONDS = 30.0
 _BIN = 0.25

@@ -18,7 +18,7 @@ from experiments.sweeps.points import Row
 from experiments.sweeps.pool import local_rows
 from experiments.sweeps.table import write_table
 from zenflow.errors import ConfigError
-from zenflow.process_limits import usable_cores
+from zenflow.host.limits import usable_cores
 
 ENGINES = ("local", "dask")
 _SECONDS_BETWEEN_LINES = 10.0

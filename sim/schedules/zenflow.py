@@ -1,9 +1,9 @@
 """The engine's schedule: any `ZenFlowConfig`, the presets for baselines included.
 
-Mirrors `zenflow.engine` step for step: gradients leave as backward finishes each segment (or at
-the step, in keep mode), the host takes them in behind the next step, blocks whose window ends are
-updated, and what lands is uploaded behind the backward of its landing step. On a GPU in release
-mode backward itself packs gradients into a ring, and waits where the link leaves no room there.
+Mirrors `zenflow.step.engine` step for step: gradients leave as backward finishes each segment (or
+at the step, in keep mode), the host takes them in behind the next step, blocks whose window ends
+are updated, and what lands is uploaded behind the backward of its landing step. On a GPU in
+release mode backward itself packs gradients into a ring, and waits where the link leaves no room.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tests.autotune.worlds import CONFIG, HERE, SMALL, machine, workload
 from tests.zenflow.test_report import a_report
 from zenflow.errors import WorkerError
 from zenflow.report import WindowNorms
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 SOME_NORMS = (WindowNorms(1, 1.0, 1.0),)
 

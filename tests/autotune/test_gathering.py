@@ -10,7 +10,7 @@ from autotune.gathering import StretchGatherer, settling_steps, stretch_steps
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 KNOBS = Knobs.of(ZenFlowConfig())
 

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.decisions import Decision, DecisionLog, Header, WindowRecord
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 STEP_SECONDS = 1.0
 NUM_STEPS = 6

@@ -14,7 +14,7 @@ from experiments.plots import draw_comparison, draw_timeline, last_steps
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, START_SHARE, TrainSettings
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from experiments.compare_traces import Trace, align, compare_sides, load, whole_
 from experiments.overlay import MOST_STEPS, draw_overlay
 from experiments.plots import SPAN_COLOURS, STALL_COLOUR
 from zenflow.errors import ConfigError
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 
 def slow(num_steps=3, first=1):

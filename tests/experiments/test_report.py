@@ -27,7 +27,7 @@ from tests.experiments.reported import (
 )
 from tests.experiments.runs import FAST, trained, write_text
 from zenflow.errors import ConfigError
-from zenflow.timeline import Span, Timeline
+from zenflow.trace.timeline import Span, Timeline
 
 
 def report(*arguments):

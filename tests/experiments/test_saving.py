@@ -18,7 +18,7 @@ from experiments.saving import MOST_SHARE, RETRY_SECONDS, SavePace
 from tests.experiments.deadly_runs import differences
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
 from tests.experiments.test_checkpoint import file_size_limit
-from zenflow.cpu_device import CpuDevice
+from zenflow.device.cpu import CpuDevice
 from zenflow.errors import CheckpointError
 
 

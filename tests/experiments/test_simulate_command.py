@@ -16,7 +16,7 @@ from sim.models import find_model
 from sim.profile_file import write_profile
 from sim.simulate import Strategy, simulate
 from sim.workload import Workload
-from zenflow.timeline import Timeline
+from zenflow.trace.timeline import Timeline
 
 MODEL = ["--model", "qwen2.5-0.5b"]
 SMALL = [*MODEL, "--hardware", "dgx-a100-80", "--num-gpus", "1", "--batch-size", "2"]

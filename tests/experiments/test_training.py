@@ -24,7 +24,7 @@ from tests.experiments.runs import (
     trained,
     write_text,
 )
-from zenflow.timeline import LANES, Timeline
+from zenflow.trace.timeline import LANES, Timeline
 
 PROMISED = {
     "strategy", "config", "emulated_link", "num_params", "model_bytes", "steps",

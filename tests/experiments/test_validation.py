@@ -41,7 +41,7 @@ from sim.refine import Observation
 from sim.simulate import Prediction, Strategy
 from tests.test_readme import README
 from zenflow.errors import ConfigError
-from zenflow.timeline import Timeline
+from zenflow.trace.timeline import Timeline
 
 
 @pytest.fixture(autouse=True)

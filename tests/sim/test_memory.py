@@ -78,7 +78,7 @@ def make_model(kind, dtype):
 def test_the_engines_memory_is_its_own_plan_to_the_byte(has_ring, name, dtype, kind, monkeypatch):
     torch = pytest.importorskip("torch")
     from zenflow import ZenFlowAdamW
-    from zenflow.cpu_device import CpuDevice
+    from zenflow.device.cpu import CpuDevice
 
     monkeypatch.setattr(CpuDevice, "has_ring", has_ring)  # it allocates what a GPU's engine does
     model = make_model(kind, getattr(torch, dtype))

@@ -1,6 +1,8 @@
 """Where tests step in between the host's threads and their work, whichever kernel runs it."""
 
-from zenflow import host_pool, host_update, kernel
+from zenflow.columns import host_update
+from zenflow.host import kernel
+from zenflow.host import pool as host_pool
 
 _JOBS = {
     "accumulate": host_update.Accumulation,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenflow.blocks import FULL_STEP, assign_phases, bucket_of_each, partition
+from zenflow.rule.blocks import FULL_STEP, assign_phases, bucket_of_each, partition
 
 SIZES = st.lists(st.integers(min_value=1, max_value=1 << 19), min_size=1, max_size=60)
 

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from tests.models import TINY, TinyStack, closing
-from zenflow import ZenFlowAdamW, ZenFlowConfig, arguments, assembly, engine, host_memory
-from zenflow.completion import Completion
-from zenflow.cpu_device import CpuDevice
-from zenflow.host_schedule import HostSchedule
-from zenflow.recorder import DeviceSpan, Recorder
-from zenflow.transfer import Copy, CopyLane
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.device.cpu import CpuDevice
+from zenflow.host import memory as host_memory
+from zenflow.lanes.completion import Completion
+from zenflow.lanes.copies import Copy, CopyLane
+from zenflow.step import engine
+from zenflow.step.host_schedule import HostSchedule
+from zenflow.surface import assembly
+from zenflow.trace.recorder import DeviceSpan, Recorder
 
 CONFIG = ZenFlowConfig(update_interval=2, topk_ratio=0.3, block_elements=20, **TINY)
 
@@ -27,25 +30,6 @@ def take_steps(model, optimizer, count):
 
 
 # ---- threads ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cores", "threads"), [(1, 1), (2, 1), (4, 3), (8, 6), (16, 12), (64, 60)]
-)
-def test_the_other_threads_keep_a_quarter_of_the_cores_and_four_at_most(
-    monkeypatch, cores, threads
-):
-    monkeypatch.setattr(arguments, "usable_cores", lambda: cores)
-    assert arguments.default_host_threads() == threads
-
-
-@pytest.mark.parametrize(
-    ("quota", "usable"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]
-)
-def test_a_containers_quota_bounds_the_cores(monkeypatch, quota, usable):
-    monkeypatch.setattr(arguments.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: quota)
-    assert arguments.usable_cores() == usable
 
 
 def test_every_thread_binds_itself_to_the_device_before_it_works(monkeypatch):
@@ -151,7 +135,7 @@ def test_a_failed_construction_gives_the_devices_memory_back(monkeypatch, broken
     if broken == "HostPool":
         monkeypatch.setattr(engine.HostPool, "open", fail)
     else:
-        monkeypatch.setattr("zenflow.placement._make_buckets", fail)
+        monkeypatch.setattr("zenflow.columns.placement._make_buckets", fail)
     with pytest.raises(MemoryError, match="no more"):
         ZenFlowAdamW(TinyStack().parameters(), config=CONFIG)
     assert len(closed) == 1

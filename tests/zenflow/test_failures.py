@@ -19,9 +19,9 @@ from zenflow import (
     WorkerError,
     ZenFlowAdamW,
     ZenFlowConfig,
-    kernel,
 )
-from zenflow.transfer import CopyLane
+from zenflow.host import kernel
+from zenflow.lanes.copies import CopyLane
 
 CONFIG = ZenFlowConfig(
     topk_ratio=0.3, update_interval=2, select_interval=3, block_elements=20, **TINY

@@ -12,15 +12,10 @@ import torch
 from tests.models import TINY, GivenGradients, TinyStack, closing, weights_of
 from tests.zenflow.decisions import decisions
 from tests.zenflow.test_reference import feed
-from zenflow import (
-    AbstractController,
-    LoggedDecisions,
-    ZenFlowAdamW,
-    ZenFlowConfig,
-    gauges,
-)
-from zenflow.blocks import important_count
-from zenflow.importance import CURVE_RATIOS
+from zenflow import AbstractController, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
+from zenflow.rule.blocks import important_count
+from zenflow.rule.importance import CURVE_RATIOS
+from zenflow.step import gauges
 
 SHAPES = [(48, 64), (7,), (32, 100), (96, 30)]
 

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from tests.models import TINY, TinyStack, assert_equal, closing
 from tests.zenflow import test_timing as timing
-from zenflow import ZenFlowAdamW, ZenFlowConfig, assembly, ring_size
-from zenflow.completion import Completion
-from zenflow.cpu_device import CpuDevice
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.device.cpu import CpuDevice
 from zenflow.errors import DeadlineError, WorkerError
-from zenflow.gradient_ring import GradientRing
-from zenflow.transfer import CopyLane
+from zenflow.lanes.completion import Completion
+from zenflow.lanes.copies import CopyLane
+from zenflow.step import ring_size
+from zenflow.step.gradient_ring import GradientRing
+from zenflow.surface import assembly
 
 DEVICE = CpuDevice(torch.device("cpu"))
 

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenflow import host_pool, kernel
-from zenflow.adamw import Hyper, host_row_scales
-from zenflow.host_pool import HostPool
-from zenflow.host_store import HostRows
-from zenflow.host_update import Accumulation, Moments, WindowUpdate
+from zenflow.columns.host_rows import HostRows
+from zenflow.columns.host_update import Accumulation, Moments, WindowUpdate
+from zenflow.host import kernel
+from zenflow.host import pool as host_pool
+from zenflow.host.pool import HostPool
+from zenflow.rule.adamw import Hyper, host_row_scales
 
 pytestmark = pytest.mark.skipif(
     kernel.active_kernel() != "c", reason="needs the compiled host kernel"

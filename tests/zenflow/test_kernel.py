@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zenflow import kernel
+from zenflow.host import kernel
 
 HYPER = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.9999, "prediction": 1.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -24,7 +24,7 @@ FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
 def select(monkeypatch, name):
     monkeypatch.setenv("ZENFLOW_KERNEL", name)
     kernel._load_backend.cache_clear()
-    if name == "c" and kernel.importlib.util.find_spec("zenflow._host_kernel") is None:
+    if name == "c" and kernel.importlib.util.find_spec("zenflow.host._host_kernel") is None:
         pytest.skip("the C kernel is not built here")
     assert kernel.active_kernel() == name
 
@@ -378,7 +378,7 @@ def test_bad_arguments_of_accumulate_are_refused_by_name(backend, acc, grad, nam
 
 
 def test_fallback_is_chosen_by_the_environment_and_says_so_once(monkeypatch, caplog):
-    with caplog.at_level(logging.WARNING, logger="zenflow.kernel"):
+    with caplog.at_level(logging.WARNING, logger="zenflow.host.kernel"):
         select(monkeypatch, "torch")
         for _ in range(3):
             run(problem(3, 4))
@@ -400,7 +400,7 @@ def test_a_library_that_is_no_use_gives_the_fallback(monkeypatch, caplog, tmp_pa
     origin.write_text("not a library")
     if state == "stranger":
         origin = torch._C.__file__  # loads, but is not ours
-    spec = ModuleSpec("zenflow._host_kernel", None, origin=str(origin))
+    spec = ModuleSpec("zenflow.host._host_kernel", None, origin=str(origin))
     found = None if state == "missing" else spec
     monkeypatch.setattr(kernel.importlib.util, "find_spec", lambda name: found)
     monkeypatch.delenv("ZENFLOW_KERNEL", raising=False)
@@ -419,7 +419,7 @@ def test_a_library_of_another_interface_is_not_called(monkeypatch, caplog):
 
 
 def test_importing_loads_no_library_and_logs_nothing():
-    program = "import zenflow.kernel as k; assert k._load_backend.cache_info().currsize == 0"
+    program = "import zenflow.host.kernel as k; assert k._load_backend.cache_info().currsize == 0"
     environment = os.environ | {"ZENFLOW_KERNEL": "torch"}
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, env=environment, capture_output=True

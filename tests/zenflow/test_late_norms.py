@@ -11,7 +11,7 @@ import pytest
 
 from tests.models import TINY, TinyStack, assert_equal, closing, weights_of
 from zenflow import GradientError, WorkerError, ZenFlowAdamW, ZenFlowConfig
-from zenflow.cpu_device import CpuDevice
+from zenflow.device.cpu import CpuDevice
 
 CONFIG = ZenFlowConfig(
     topk_ratio=0.3, update_interval=2, select_interval=3, block_elements=20, **TINY
@@ -104,7 +104,7 @@ def test_a_step_broken_off_half_done_gives_no_state_away(monkeypatch):
     with closing(optimizer):
         take_steps(model, optimizer, range(3))
         with monkeypatch.context() as patch:
-            patch.setattr("zenflow.engine.update_device", lambda *_: 1 / 0)
+            patch.setattr("zenflow.step.engine.update_device", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 take_steps(model, optimizer, [3])
         for call in ("state_dict", "eval", "synchronize"):

@@ -15,8 +15,8 @@ from zenflow import (
     ZenFlowAdamW,
     ZenFlowConfig,
 )
-from zenflow.blocks import BlockShape
-from zenflow.windows import WindowCalendar
+from zenflow.rule.blocks import BlockShape
+from zenflow.rule.calendar import WindowCalendar
 
 SMALL = ZenFlowConfig(min_split_elements=1)
 

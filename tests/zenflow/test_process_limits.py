@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from zenflow import process_limits
-from zenflow.arguments import default_host_threads
-from zenflow.process_limits import control_groups, usable_cores
+from zenflow.host import limits as process_limits
+from zenflow.host.limits import control_groups, usable_cores
+from zenflow.surface.arguments import default_host_threads
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def test_quotas_of_the_first_version_count_too(groups, tmp_path):
     assert usable_cores() == 2
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (16, 12), (64, 60)])
+@pytest.mark.parametrize(
+    ("cores", "threads"), [(1, 1), (2, 1), (4, 3), (8, 6), (16, 12), (64, 60)]
+)
 def test_a_quarter_of_the_cores_at_most_four_is_left_to_other_threads(cores, threads, monkeypatch):
-    monkeypatch.setattr("zenflow.arguments.usable_cores", lambda: cores)
+    monkeypatch.setattr("zenflow.surface.arguments.usable_cores", lambda: cores)
     assert default_host_threads() == threads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zenflow.recorder import Recorder
+from zenflow.trace.recorder import Recorder
 
 
 def steps_kept(recorder):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zenflow import LANES, Span, Timeline, compare
-from zenflow.chrome_trace import read_trace
+from zenflow.trace.chrome import read_trace
 
 times = st.integers(0, 40)  # whole seconds: sums are exact, touching spans are common
 

@@ -15,7 +15,7 @@ from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weig
 from tests.zenflow.decisions import decisions
 from tests.zenflow.host_work import cut_finely, host_work
 from zenflow import LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig
-from zenflow.transfer import CopyLane
+from zenflow.lanes.copies import CopyLane
 
 RULES = {
     "lag 1, S 1": {"update_interval": 1},

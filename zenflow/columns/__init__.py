@@ -1,0 +1,1 @@
+"""Who owns which column, and where its numbers lie."""

@@ -1,0 +1,116 @@
+"""Device memory of the optimizer: banks of important columns, and resident parameters.
+
+Important columns of many parameters share a *bank*, a (K, O) matrix with one row per column, so
+that one step costs a few kernels per column length and not a few per parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from zenflow.rule.adamw import Hyper, update_dense, update_rows
+
+BANK_ELEMENTS = 1 << 24
+"""Most elements in a bank: its update needs three temporaries of its size."""
+
+
+@dataclass(slots=True, eq=False)
+class Bank:
+    """Important columns of one length, parameter group and dtype, as rows: float32."""
+
+    group: int
+    num_rows: int
+    """Length O of a column, the width of this matrix."""
+    num_columns: int = 0
+    master: Tensor = field(default_factory=lambda: torch.empty(0))
+    exp_avg: Tensor = field(default_factory=lambda: torch.empty(0))
+    exp_avg_sq: Tensor = field(default_factory=lambda: torch.empty(0))
+    step: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def allocate(self, device: torch.device) -> None:
+        """Make room for all columns counted so far."""
+        size = (self.num_columns, self.num_rows)
+        self.master, self.exp_avg, self.exp_avg_sq = (
+            torch.zeros(size, device=device) for _ in range(3)
+        )
+        self.step = torch.zeros(self.num_columns, dtype=torch.int64, device=device)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self.num_columns = 0
+        self.master = self.exp_avg = self.exp_avg_sq = self.step = torch.empty(0)
+
+    def update(self, first: int, last: int, grad: Tensor, hyper: Hyper) -> None:
+        """Step rows first..last-1 with float32 gradients, which are overwritten."""
+        part = slice(first, last)
+        update_rows(
+            self.master[part],
+            self.exp_avg[part],
+            self.exp_avg_sq[part],
+            self.step[part],
+            grad,
+            hyper,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A parameter that stays on the device whole."""
+
+    param: Tensor
+    name: str
+    group: int
+    master: Tensor
+    """The parameter itself if it is float32, else a float32 copy."""
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: Tensor
+    """Shape (), float32, as torch's fused AdamW wants it."""
+
+    @classmethod
+    def of(cls, param: Tensor, name: str, group: int) -> Resident:
+        """Make the state of a parameter that has taken no step."""
+        data = param.data
+        is_own_master = data.dtype == torch.float32
+        master = data if is_own_master else data.float()
+        return cls(
+            param=param,
+            name=name,
+            group=group,
+            master=master,
+            exp_avg=torch.zeros_like(master),
+            exp_avg_sq=torch.zeros_like(master),
+            step=torch.zeros((), device=data.device),
+        )
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the float32 master is a tensor of its own."""
+        return self.param.dtype != torch.float32
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the live tensors under torch's names."""
+        state = {"step": self.step, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return state | {"master": self.master} if self.has_master else state
+
+
+@torch.no_grad()
+def update_residents(residents: list[Resident], grads: list[Tensor], hyper: Hyper) -> None:
+    """Step residents of one group with float32 gradients."""
+    for resident in residents:
+        if not resident.has_master:
+            resident.master = resident.param.data  # a user may have replaced `.data` since
+    update_dense(
+        [resident.master for resident in residents],
+        [resident.exp_avg for resident in residents],
+        [resident.exp_avg_sq for resident in residents],
+        [resident.step for resident in residents],
+        grads,
+        hyper,
+    )
+    low = [resident for resident in residents if resident.has_master]
+    if low:
+        torch._foreach_copy_([r.param.data for r in low], [r.master for r in low])

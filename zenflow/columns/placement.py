@@ -1,0 +1,231 @@
+"""Placement: decides where every parameter lives, once, when the optimizer is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, Resident
+from zenflow.columns.host_rows import HostRows, HostSlabs
+from zenflow.columns.layout import Block, Bucket, ColumnVectors, Layout, SplitParam
+from zenflow.config import ZenFlowConfig
+from zenflow.device.base import AbstractDevice
+from zenflow.rule.blocks import BlockShape, important_count, initial_important, partition
+
+
+@dataclass(frozen=True, slots=True)
+class NamedParam:
+    """A parameter with the group it is in and a name for messages."""
+
+    param: Tensor
+    name: str
+    group: int
+
+
+def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
+    """Whether a parameter's columns are shared out; all others are resident.
+
+    Kernels of more than two dimensions are viewed as matrices, which takes contiguous memory: one
+    in channels-last order stays on the device.
+    """
+    return (
+        config.topk_ratio < 1
+        and param.ndim >= 2
+        and param.numel() >= max(1, config.min_split_elements)
+        and (param.ndim == 2 or param.is_contiguous())
+    )
+
+
+def build_layout(
+    params: Sequence[NamedParam],
+    config: ZenFlowConfig,
+    device: AbstractDevice,
+    *,
+    least_topk_ratio: float,
+    largest_interval: int,
+    num_accumulators: int,
+) -> Layout:
+    """Share out all parameters and allocate their state; masters start as the weights are.
+
+    Args:
+        params: Every trainable parameter.
+        config: The update rule's settings.
+        device: Where the parameters are.
+        least_topk_ratio: Smallest k for which the host has memory, at most the config's.
+        largest_interval: S for which blocks are cut fine enough.
+        num_accumulators: Of each block.
+    """
+    to_split = [named for named in params if is_split(named.param, config)]
+    residents = [
+        Resident.of(named.param, named.name, named.group)
+        for named in params
+        if not is_split(named.param, config)
+    ]
+    shapes = partition(
+        [_matrix_shape(named.param) for named in to_split],
+        topk_ratio=config.topk_ratio,
+        update_interval=largest_interval,
+        block_elements=config.block_elements,
+    )
+    num_deferred, room = [0] * len(to_split), [0] * len(to_split)
+    for shape in shapes:
+        num_deferred[shape.matrix] += shape.num_deferred
+        least = important_count(least_topk_ratio, shape.num_columns)
+        room[shape.matrix] += shape.num_columns - least
+    slabs = HostSlabs(
+        device,
+        [
+            (most, named.param.shape[0], named.param.dtype)
+            for most, named in zip(room, to_split, strict=True)
+        ],
+        num_accumulators,
+    )
+    rooms = [
+        slabs.take(most, named.param.shape[0], named.param.dtype)
+        for most, named in zip(room, to_split, strict=True)
+    ]
+    columns = ColumnVectors.zeros(
+        sum(_matrix_shape(named.param)[1] for named in to_split), device.torch_device
+    )
+    splits, banks = _make_splits(to_split, num_deferred, rooms, columns)
+    blocks = [_make_block(i, shape, splits[shape.matrix]) for i, shape in enumerate(shapes)]
+    for split in splits:
+        _fill_masters(split)
+    return Layout(
+        splits=splits,
+        residents=residents,
+        banks=banks,
+        members=[members_of(bank, splits) for bank in banks],
+        blocks=blocks,
+        buckets=_make_buckets(splits),
+        slabs=slabs,
+        columns=columns,
+        num_accumulators=num_accumulators,
+        topk_ratio=config.topk_ratio,
+        least_topk_ratio=least_topk_ratio,
+    )
+
+
+def _matrix_shape(param: Tensor) -> tuple[int, int]:
+    return param.shape[0], param.numel() // param.shape[0]
+
+
+def _make_splits(
+    to_split: Sequence[NamedParam],
+    num_deferred: Sequence[int],
+    rooms: Sequence[HostRows],
+    columns: ColumnVectors,
+) -> tuple[list[SplitParam], list[Bank]]:
+    """Give every split parameter its rows on the host, in a bank, and in the column vectors."""
+    shapes = [_matrix_shape(named.param) for named in to_split]
+    num_important = [
+        num_columns - deferred
+        for (_, num_columns), deferred in zip(shapes, num_deferred, strict=True)
+    ]
+    banks, places = assign_banks(
+        [
+            (named.group, num_rows, named.param.dtype)
+            for named, (num_rows, _) in zip(to_split, shapes, strict=True)
+        ],
+        num_important,
+    )
+    splits = []
+    first = 0
+    device = columns.energies.device
+    for index, (named, (num_rows, num_columns)) in enumerate(zip(to_split, shapes, strict=True)):
+        bank, bank_first = places[index]
+        split = SplitParam(
+            param=named.param,
+            name=named.name,
+            group=named.group,
+            num_rows=num_rows,
+            num_columns=num_columns,
+            bank=bank,
+            bank_first=bank_first,
+            room=rooms[index],
+            host=rooms[index].rows(0, num_deferred[index]),
+            deferred_columns=torch.empty(num_deferred[index], dtype=torch.int64, device=device),
+            important_columns=torch.empty(num_important[index], dtype=torch.int64, device=device),
+            columns=columns.part(first, first + num_columns),
+        )
+        splits.append(split)
+        first += num_columns
+    for bank in banks:
+        bank.allocate(device)
+    return splits, banks
+
+
+def assign_banks(
+    kinds: Sequence[tuple[int, int, torch.dtype]], num_important: Sequence[int]
+) -> tuple[list[Bank], list[tuple[Bank, int]]]:
+    """Return banks without memory, and each parameter's bank and first row in it.
+
+    Args:
+        kinds: Group, column length and dtype of each parameter: equal ones may share a bank.
+        num_important: Columns of each that the device owns.
+    """
+    banks: list[Bank] = []
+    places = []
+    current: dict[tuple[int, int, torch.dtype], Bank] = {}
+    for kind, count in zip(kinds, num_important, strict=True):
+        group, num_rows, _ = kind
+        bank = current.get(kind)
+        if bank is None or (bank.num_columns + count) * num_rows > BANK_ELEMENTS:
+            bank = current[kind] = Bank(group=group, num_rows=num_rows)
+            banks.append(bank)
+        places.append((bank, bank.num_columns))
+        bank.num_columns += count
+    return banks, places
+
+
+def members_of(bank: Bank, splits: Sequence[SplitParam]) -> list[SplitParam]:
+    """Return the parameters with columns in the bank, in the order of their rows."""
+    return [split for split in splits if split.bank is bank and len(split.important_columns)]
+
+
+def _make_block(index: int, shape: BlockShape, split: SplitParam) -> Block:
+    """Cut a block out of its parameter; a parameter's blocks come with ascending columns."""
+    row = sum(block.shape.num_deferred for block in split.blocks)
+    rank = sum(block.shape.num_important for block in split.blocks)
+    block = Block(
+        index=index,
+        shape=shape,
+        split=split,
+        host=split.host.rows(row, row + shape.num_deferred),
+        deferred_columns=split.deferred_columns[row : row + shape.num_deferred],
+        important_columns=split.important_columns[rank : rank + shape.num_important],
+        bank_first=split.bank_first + rank,
+        columns=split.columns.part(shape.first, shape.first + shape.num_columns),
+    )
+    is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
+    is_important[[column - shape.first for column in initial_important(shape)]] = True
+    block.columns.is_important.copy_(is_important)
+    block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
+    block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
+    split.blocks.append(block)
+    return block
+
+
+@torch.no_grad()
+def _fill_masters(split: SplitParam) -> None:
+    """Let the masters be the weights as they are."""
+    weight_IO = split.weight().t()
+    last = split.bank_first + len(split.important_columns)
+    split.bank.master[split.bank_first : last] = weight_IO[split.important_columns].float()
+    for block in split.blocks:
+        block.host.master.copy_(weight_IO[block.deferred_columns])
+
+
+def _make_buckets(splits: list[SplitParam]) -> list[Bucket]:
+    """Put parameters, in backward order, into the buckets that their blocks name."""
+    buckets: list[Bucket] = []
+    for split in reversed(splits):
+        split.bucket = split.blocks[0].shape.bucket
+        if split.bucket == len(buckets):
+            buckets.append(Bucket(index=split.bucket))
+        buckets[-1].splits.append(split)
+        buckets[-1].blocks += split.blocks
+    return buckets

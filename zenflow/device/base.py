@@ -1,0 +1,130 @@
+"""What the engine needs of a device: a CUDA device and a CPU that plays one both provide it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zenflow.lanes.completion import Completion
+from zenflow.trace.recorder import DeviceSpan
+
+
+class AbstractDevice(ABC):
+    """The operations of a device that the engine needs.
+
+    `pack`, `send` and `unpack` run on the copy lanes' threads, the rest on the training thread.
+    """
+
+    is_synchronous: bool
+    """Whether compute is over when its launch returns."""
+
+    has_ring = False
+    """Whether compute packs released gradients into a ring, from which they are sent."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Bind to a torch device."""
+        self.torch_device = device
+
+    @abstractmethod
+    def enter_thread(self, lane: str | None = None) -> None:
+        """Make the calling thread one of this device's, before it does anything.
+
+        Args:
+            lane: "d2h" or "h2d" of a thread that only copies in that direction.
+        """
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """Return a mark of all compute launched so far (None where nothing is asynchronous)."""
+
+    @abstractmethod
+    def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan | None:
+        """Copy columns of gradients to the host once `after` has passed.
+
+        Args:
+            jobs: (gradient (O, I), column indices (D,), host buffer (D, O)) each.
+            after: A mark of the compute that produces the gradients.
+        """
+
+    @abstractmethod
+    def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan | None:
+        """Copy what lies packed in a gradient ring to the host once `after` has passed.
+
+        Args:
+            jobs: (packed columns (D, O), host buffer (D, O)) each.
+            after: A mark of the compute that packs.
+        """
+
+    @abstractmethod
+    def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan | None:
+        """Copy host columns into weights that are not in use, once `after` has passed.
+
+        Args:
+            jobs: (host buffer (D, O), column indices (D,), weight (O, I)) each.
+            after: A mark of the last compute that reads the weights.
+        """
+
+    @abstractmethod
+    def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:
+        """Write the squared norm of each column of (O, I) into `out`, shape (I,), float32.
+
+        It is ZenFlow's proxy for a column's importance (arXiv 2505.12242).
+        """
+
+    @abstractmethod
+    def order_after(self, completion: Completion) -> None:
+        """Let compute launched from now on wait for a copy that has been launched."""
+
+    @abstractmethod
+    def to_host(self, values: Tensor) -> HostValues:
+        """Start bringing a few float32 scalars to the host."""
+
+    @abstractmethod
+    def to_device(self, values: Sequence[float]) -> Tensor:
+        """Return a few float32 numbers on the device; nothing waits for the copy."""
+
+    @abstractmethod
+    def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
+        """Return zeroed host memory of exactly this many elements."""
+
+    @abstractmethod
+    def upload_memory(self, num_bytes: int) -> Tensor:
+        """Return bytes from which copies to the device are fast; freed with the tensor."""
+
+    @abstractmethod
+    def timing_mark(self) -> Any:
+        """Return a moment on the compute stream that `seconds_of` can read later."""
+
+    @abstractmethod
+    def seconds_of(self, moment: Any) -> float:
+        """Return a moment as seconds of `time.perf_counter`; waits until it has come."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for everything that was launched."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unpin host memory; nothing is copied any more."""
+
+
+class HostValues:
+    """Scalars on their way to the host; `get` blocks until they are there."""
+
+    def __init__(self, values: Tensor, event: Any = None) -> None:
+        """Wrap a host tensor that is complete once `event` has passed."""
+        self._values = values
+        self._event = event
+        self._list: list[float] | None = None
+
+    def get(self) -> list[float]:
+        """Return the values as Python floats."""
+        if self._list is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._list = self._values.tolist()
+        return self._list

@@ -1,0 +1,312 @@
+"""The arithmetic of the host side: gradient accumulation and AdamW in one pass over memory.
+
+Compiled C where the package was installed with a compiler, torch operations elsewhere. Both follow
+`torch.optim.AdamW` operation by operation in float32, but for one division by a constant that is a
+multiplication, and agree bit for bit, except that the C kernel takes subnormal float32 values
+(below 1.2e-38 in size) for zero. Every operation is elementwise: any cut of the rows into calls,
+on any threads, gives the same bits. Calls into C release the interpreter lock and start no
+threads; the fallback's threads are torch's.
+
+Shapes: R = rows (columns of the model's matrix), O = elements per row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import logging
+import os
+import threading
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from zenflow.host import torch_kernel
+
+_logger = logging.getLogger(__name__)
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The C kernel's number of each dtype."""
+_INTERFACE = 3  # the one the C file declares; raised with every change of a signature
+_CHOICES = ("c", "torch")
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_ACCUMULATE_TYPES = (_POINTER, _POINTER, _INT, _LONG, _FLOAT, _INT)
+_MOMENTS_TYPES = (_POINTER, _POINTER, _POINTER, _INT, _LONG, *(_FLOAT,) * 4)
+_ADAMW_TYPES = (
+    *(_POINTER, _POINTER, _POINTER, _POINTER, _INT),  # master, exp_avg, exp_avg_sq, out, dtype
+    *(_POINTER, _INT, _FLOAT, _POINTER, _FLOAT),  # grad, its dtype and scale, acc, count
+    *(_LONG, _LONG, _POINTER, _POINTER, _POINTER),  # rows, cols, step_size, denom_scale, active
+    *(_FLOAT,) * 6,  # beta2, 1 - beta1, 1 - beta2, eps, decay, prediction
+)
+
+
+class _Backend:
+    """What runs the updates in this process: resolved at the first call, then fixed."""
+
+    __slots__ = ("accumulate", "adamw", "c_library", "moments", "path")
+
+    def __init__(self, library: ctypes.CDLL | None, path: str | None) -> None:
+        self.c_library = library
+        self.path = path
+        self.accumulate: Any = None  # ctypes functions are untyped
+        self.moments: Any = None
+        self.adamw: Any = None
+        if library is not None:
+            self.accumulate, self.moments, self.adamw = (
+                _bound(library.zenflow_accumulate, _ACCUMULATE_TYPES),
+                _bound(library.zenflow_moments, _MOMENTS_TYPES),
+                _bound(library.zenflow_adamw, _ADAMW_TYPES),
+            )
+
+
+def _bound(function: Any, types: tuple[Any, ...]) -> Any:
+    function.argtypes, function.restype = types, None
+    return function
+
+
+_resolve_lock = threading.Lock()
+
+
+def _resolve() -> _Backend:
+    """Return the process's backend; two threads' first calls must not both load and warn."""
+    with _resolve_lock:
+        return _load_backend()
+
+
+@functools.cache
+def _load_backend() -> _Backend:
+    library, path, reason = _load_library()
+    if library is None:
+        _logger.warning("host updates run on torch operations, slower than in C: %s", reason)
+    return _Backend(library, path)
+
+
+def _load_library() -> tuple[ctypes.CDLL | None, str | None, str]:
+    """Return the C library and its path, or (None, None, why there is none)."""
+    choice = os.environ.get("ZENFLOW_KERNEL", "c")
+    if choice not in _CHOICES:
+        raise ValueError(f"ZENFLOW_KERNEL must be one of {_CHOICES}, but is {choice!r}: unset it")
+    if choice == "torch":
+        return None, None, "ZENFLOW_KERNEL=torch asks for it"
+    spec = importlib.util.find_spec("zenflow.host._host_kernel")
+    if spec is None or spec.origin is None:
+        return None, None, "the C kernel is not built; reinstall with a C compiler present"
+    try:
+        library = ctypes.CDLL(spec.origin)
+        interface = int(library.zenflow_interface())
+    except (OSError, AttributeError) as error:
+        return None, None, f"{spec.origin} does not load ({error}); reinstall the package"
+    if interface != _INTERFACE:
+        return None, None, f"{spec.origin} is built from other sources; reinstall the package"
+    return library, spec.origin, ""
+
+
+def active_kernel() -> Literal["c", "torch"]:
+    """Return what runs the host updates in this process.
+
+    The environment variable `ZENFLOW_KERNEL`, read once, forces the fallback by the value `torch`.
+    A fallback is logged once, as a warning with its reason.
+
+    Raises:
+        ValueError: `ZENFLOW_KERNEL` is neither `c` nor `torch`.
+    """
+    return "torch" if _resolve().path is None else "c"
+
+
+def c_library() -> ctypes.CDLL | None:
+    """Return the loaded C code, or None where the fallback runs."""
+    return _resolve().c_library
+
+
+def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
+    """Set `acc = scale * grad` if `first`, else add: `acc += scale * grad`, rounded in between.
+
+    Args:
+        acc: Accumulator, float32 (R, O), changed in place; what it held is ignored if `first`.
+        grad: Gradient, float32, bfloat16 or float16 (R, O), not overlapping `acc`.
+        scale: Factor on this gradient (the step's clip factor), taken as a float32.
+        first: Whether the gradient opens its window.
+
+    Raises:
+        ValueError: A tensor's shape, dtype, layout or device is none of these.
+    """
+    backend = _resolve()
+    _check_matrix("acc", acc)
+    code = _code("grad", grad, acc.shape)
+    if backend.accumulate is None:
+        torch_kernel.accumulate(acc, grad, scale, first=first)
+    else:
+        backend.accumulate(acc.data_ptr(), grad.data_ptr(), code, acc.numel(), scale, first)
+
+
+def moments(
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    scale: float,
+    *,
+    beta1: float,
+    beta2: float,
+) -> None:
+    """Move both moments by `g = scale * grad`, as `adamw` does, and no weight.
+
+    Args:
+        exp_avg: First moment, float32 (R, O), changed in place.
+        exp_avg_sq: Second moment, float32 (R, O), changed in place.
+        grad: Gradient, float32, bfloat16 or float16 (R, O), overlapping neither.
+        scale: Factor on this gradient (the step's clip factor), taken as a float32.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+
+    Raises:
+        ValueError: A tensor's shape, dtype, layout or device is none of these.
+    """
+    backend = _resolve()
+    _check_matrix("exp_avg", exp_avg)
+    shape = exp_avg.shape
+    if not _is_float32(exp_avg_sq, shape):
+        raise _refusal("exp_avg_sq", exp_avg_sq, shape, "float32")
+    code = _code("grad", grad, shape)
+    if backend.moments is None:
+        scaled = torch_kernel.mean_gradient(grad, scale, None, 1)
+        torch_kernel.moments(exp_avg, exp_avg_sq, scaled, beta1, beta2)
+        return
+    backend.moments(
+        *(exp_avg.data_ptr(), exp_avg_sq.data_ptr(), grad.data_ptr(), code, exp_avg.numel()),
+        *(scale, beta2, 1.0 - beta1, 1.0 - beta2),
+    )
+
+
+def adamw(
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    out: Tensor,
+    *,
+    grad: Tensor | None,
+    grad_scale: float,
+    acc: Tensor | None,
+    count: int,
+    step_size: Tensor,
+    denom_scale: Tensor,
+    active: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    prediction: float,
+) -> None:
+    """Update active rows by AdamW on a window's mean gradient; write every row's upload.
+
+    With `g = (acc + grad_scale * grad) / count`, or the one of the two that is given, the update
+    is torch.optim.AdamW's: `m = lerp(m, g, 1 - beta1)`, `v = beta2 * v + (1 - beta2) * g^2`;
+    with neither, the moments have seen every gradient and stay. Then
+    `delta = step_size * m / (sqrt(v) * (1 / denom_scale) + eps)`, `w = decay * w - delta`, and
+    `out = cast(w - prediction * delta)`. An inactive row keeps its state and has `out = cast(w)`.
+
+    All tensors are contiguous and on the CPU. None may overlap another, but `out` may be `grad`.
+
+    Args:
+        master: Weights, float32 (R, O), changed in place; so are the moments.
+        exp_avg: First moment, float32 (R, O).
+        exp_avg_sq: Second moment, float32 (R, O).
+        out: Weights to upload, float32, bfloat16 or float16 (R, O), rounded to nearest even.
+        grad: The window's last gradient, float32, bfloat16 or float16 (R, O), or None.
+        grad_scale: Factor on `grad`.
+        acc: Sum of the window's earlier gradients, float32 (R, O), or None. It is consumed: what
+            it holds afterwards is undefined; the next window's first gradient overwrites it.
+        count: Gradients in the window, at least 1.
+        step_size: `lr / (1 - beta1^step)` by row, float32 (R,).
+        denom_scale: `sqrt(1 - beta2^step)` by row, float32 (R,).
+        active: Nonzero where a row is updated, uint8 (R,).
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Added to the denominator.
+        decay: Factor on the weights, `1 - lr * weight_decay`.
+        prediction: Share of the displacement just applied by which `out` runs ahead of `master`.
+
+    Raises:
+        ValueError: A shape, dtype, layout or device is none of these, or `count` is below 1.
+    """
+    backend = _resolve()
+    shape = master.shape
+    _check_state(shape, master, exp_avg, exp_avg_sq, acc)
+    _check_rows(shape[0], step_size, denom_scale, active)
+    grad_code = 0 if grad is None else _code("grad", grad, shape)
+    out_code = _code("out", out, shape)
+    if count < 1:
+        raise ValueError(f"count ({count}) must be at least 1: the window's number of gradients")
+    if backend.adamw is None:
+        has_gradient = grad is not None or acc is not None
+        mean = torch_kernel.mean_gradient(grad, grad_scale, acc, count) if has_gradient else None
+        state, by_row = (master, exp_avg, exp_avg_sq), (step_size, denom_scale, active)
+        torch_kernel.adamw(state, out, mean, by_row, (beta1, beta2, eps, decay, prediction))
+        return
+    backend.adamw(
+        *(master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), out.data_ptr(), out_code),
+        *(None if grad is None else grad.data_ptr(), grad_code, grad_scale),
+        *(None if acc is None else acc.data_ptr(), count, *shape),
+        *(step_size.data_ptr(), denom_scale.data_ptr(), active.data_ptr()),
+        # 1 - beta is rounded once, from double, as torch does.
+        *(beta2, 1.0 - beta1, 1.0 - beta2, eps, decay, prediction),
+    )
+
+
+def _is_plain(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    return tensor.shape == shape and tensor.is_contiguous() and tensor.is_cpu
+
+
+def _is_float32(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    return tensor.dtype is torch.float32 and _is_plain(tensor, shape)
+
+
+def _code(name: str, tensor: Tensor, shape: tuple[int, ...]) -> int:
+    """Return the C kernel's code for the dtype of a gradient or an output of this shape."""
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None or not _is_plain(tensor, shape):
+        raise _refusal(name, tensor, shape, "float32, bfloat16 or float16")
+    return code
+
+
+def _check_state(
+    shape: torch.Size, master: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, acc: Tensor | None
+) -> None:
+    _check_matrix("master", master)
+    if not _is_float32(exp_avg, shape):
+        raise _refusal("exp_avg", exp_avg, shape, "float32")
+    if not _is_float32(exp_avg_sq, shape):
+        raise _refusal("exp_avg_sq", exp_avg_sq, shape, "float32")
+    if acc is not None and not _is_float32(acc, shape):
+        raise _refusal("acc", acc, shape, "float32")
+
+
+def _check_matrix(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 2:
+        raise ValueError(
+            f"{name} must be a matrix (R, O), but has shape {tuple(tensor.shape)}: "
+            "pass a view of columns as rows"
+        )
+    if not _is_float32(tensor, tensor.shape):
+        raise _refusal(name, tensor, tensor.shape, "float32")
+
+
+def _check_rows(rows: int, step_size: Tensor, denom_scale: Tensor, active: Tensor) -> None:
+    shape = (rows,)
+    if not _is_float32(step_size, shape):
+        raise _refusal("step_size", step_size, shape, "float32")
+    if not _is_float32(denom_scale, shape):
+        raise _refusal("denom_scale", denom_scale, shape, "float32")
+    if active.dtype is not torch.uint8 or not _is_plain(active, shape):
+        raise _refusal("active", active, shape, "uint8")
+
+
+def _refusal(name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: str) -> ValueError:
+    layout = "contiguous" if tensor.is_contiguous() else "not contiguous"
+    return ValueError(
+        f"{name} must be {dtypes}, of shape {tuple(shape)}, contiguous and on the CPU, "
+        f"but is {tensor.dtype}, {tuple(tensor.shape)}, {layout}, on {tensor.device}: "
+        "pass whole rows of a tensor that is"
+    )

@@ -1,0 +1,1 @@
+"""Work that runs beside the training thread: copies each way, and the host's tasks."""

@@ -1,0 +1,170 @@
+"""Copy lanes: one thread per direction that moves columns between device and host, in order.
+
+A lane is a first-in first-out queue. Its thread waits for what a copy needs on the host (a staging
+buffer to be free, an update to be computed); what it needs on the device is ordered by events.
+On a GPU the thread only launches work on its own stream; on a CPU it does the copying itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from zenflow.lanes.completion import Completion, finished
+from zenflow.trace.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class PacedLink:
+    """An emulated link for a CPU device: copies really take bytes / bandwidth seconds.
+
+    Everything measured over a paced link is emulated, and outputs must say so.
+    """
+
+    d2h_bytes_per_second: float
+    h2d_bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        """Refuse bandwidths that no wait could stand for."""
+        for name in ("d2h_bytes_per_second", "h2d_bytes_per_second"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(
+                    f"{name} must be positive, got {value}: leave `link` out for no pacing"
+                )
+
+
+@dataclass(slots=True)
+class Copy:
+    """One job of a lane."""
+
+    run: Callable[[], Any]
+    """Does the copy on a CPU; launches it on a GPU and returns the event of its end."""
+    after: Sequence[Completion]
+    """Host-side work that must have ended before."""
+    done: Completion
+    num_bytes: int
+    step: int
+
+
+class CopyLane:
+    """A thread that performs copies in one direction, one after another.
+
+    Owned by the optimizer; `close` ends the thread. An error in a copy fails that copy's
+    completion, and thereby the next step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        span_name: str,
+        recorder: Recorder,
+        *,
+        bytes_per_second: float | None,
+        wait_timeout: float,
+        enter_thread: Callable[[str | None], None],
+    ) -> None:
+        """Start the lane's thread.
+
+        Args:
+            name: "d2h" or "h2d".
+            span_name: What its copies are called in a timeline.
+            recorder: Notes them.
+            bytes_per_second: Paces the lane; None does not.
+            wait_timeout: Seconds after which a wait is an error.
+            enter_thread: Called first by each of its threads, with the name by the one that
+                copies.
+        """
+        self.name = name
+        self._span_name = span_name
+        self._recorder = recorder
+        self.bytes_per_second = bytes_per_second
+        self._wait_timeout = wait_timeout
+        self._enter_thread = enter_thread
+        self._link_free = 0.0
+        self.last = finished()
+        """The last copy that was queued: all before it have ended when it has."""
+        self._jobs: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        self._watcher: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._loop, name=f"zenflow-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, copy: Copy) -> None:
+        """Queue a copy behind those queued before."""
+        self.last = copy.done
+        self._jobs.put(copy)
+
+    def _loop(self) -> None:
+        self._enter_thread(self.name)
+        with torch.no_grad():
+            while (copy := self._jobs.get()) is not None:
+                try:
+                    self._perform(copy)
+                except BaseException as error:  # noqa: BLE001 - reaches step() through `done`
+                    copy.done.fail(error)
+                del copy  # holds the gradient: free it before waiting for the next job
+
+    def _perform(self, copy: Copy) -> None:
+        for completion in copy.after:
+            completion.wait(self._wait_timeout)
+        started = time.perf_counter()
+        event = copy.run()
+        if self.bytes_per_second is not None:
+            self._pace(started, copy.num_bytes)
+        if event is None:
+            self._recorder.add(
+                self.name, self._span_name, started, time.perf_counter(), copy.step, copy.num_bytes
+            )
+        else:
+            self._recorder.add_device(self.name, self._span_name, event, copy.step, copy.num_bytes)
+            event = event.end
+        copy.done.set(event)
+        if event is not None:
+            self._watch(copy.done)
+
+    def _watch(self, launched: Completion) -> None:
+        """Let a second thread tell when the device has done the copy: this one launches more.
+
+        The host's threads then learn of it by a call; none has to ask the device again and again,
+        and with that take the interpreter from the thread that launches backward.
+        """
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._see_passed, name=f"zenflow-{self.name}-end", daemon=True
+            )
+            self._watcher.start()
+        self._launched.put(launched)
+
+    def _see_passed(self) -> None:
+        self._enter_thread(None)
+        while (launched := self._launched.get()) is not None:
+            try:
+                launched.device_event.synchronize()
+            except BaseException as error:  # noqa: BLE001 - reaches step() through the completion
+                launched.fail(error)
+            else:
+                launched.passed()
+
+    def _pace(self, started: float, num_bytes: int) -> None:
+        """Sleep until the emulated link would have carried the bytes."""
+        assert self.bytes_per_second is not None
+        # A copy that begins while the link still carries another waits for that one's end.
+        self._link_free = max(self._link_free, started) + num_bytes / self.bytes_per_second
+        remaining = self._link_free - time.perf_counter()
+        if remaining > 0:
+            time.sleep(remaining)
+
+    def close(self) -> None:
+        """End the thread after the copies queued before."""
+        self._jobs.put(None)
+        self._thread.join(timeout=5.0)
+        if self._watcher is not None:
+            self._launched.put(None)
+            self._watcher.join(timeout=5.0)

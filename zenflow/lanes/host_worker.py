@@ -1,0 +1,163 @@
+"""The host worker: threads that accumulate gradients and run CPU AdamW behind the device's back.
+
+Tasks are taken earliest deadline first, and only when what they need is there: an update that is
+due in three steps never holds up the gradients of the last one. No torch; the numerical work is
+in the callables, which release the GIL.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from zenflow.lanes.completion import Completion
+from zenflow.trace.recorder import Recorder
+
+
+@dataclass(slots=True, order=True)
+class HostTask:
+    """One block's accumulation or update, as parts that may run on several threads at once."""
+
+    deadline: int
+    """Step by whose end the task must be finished."""
+    order: int
+    """Rank among tasks of the same deadline: the order of submission."""
+    name: str = field(compare=False)
+    step: int = field(compare=False)
+    parts: list[Callable[[], None]] = field(compare=False)
+    done: Completion = field(compare=False)
+    unfinished: int = field(compare=False)
+    num_awaited: int = field(compare=False)
+    """Completions that have to come before it starts."""
+    num_bytes: int = field(compare=False, default=0)
+
+
+class HostWorker:
+    """A few threads with one queue of tasks.
+
+    Owned by the optimizer; `close` ends the threads. A part that raises fails its task's
+    completion with that error; tasks that need it fail with the same cause.
+    """
+
+    def __init__(
+        self, num_threads: int, recorder: Recorder, enter_thread: Callable[[], None]
+    ) -> None:
+        """Start `num_threads` threads; each calls `enter_thread` first."""
+        self._enter_thread = enter_thread
+        self._recorder = recorder
+        self._condition = threading.Condition()
+        self._ready: list[HostTask] = []
+        self._waiting: dict[int, HostTask] = {}
+        self._order = itertools.count()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._loop, name=f"zenflow-host-{index}", daemon=True)
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(
+        self,
+        name: str,
+        parts: list[Callable[[], None]],
+        *,
+        deadline: int,
+        step: int,
+        after: Sequence[Completion],
+        num_bytes: int = 0,
+    ) -> Completion:
+        """Queue a task and return its completion; it starts once all of `after` has finished."""
+        done = Completion(f"the host's {name} of step {step}")
+        awaited = [completion for completion in after if completion.blocks]
+        task = HostTask(
+            deadline=deadline,
+            order=next(self._order),
+            name=name,
+            step=step,
+            parts=parts,
+            done=done,
+            unfinished=len(parts),
+            num_awaited=len(awaited) + 1,
+            num_bytes=num_bytes,
+        )
+        with self._condition:
+            self._waiting[task.order] = task
+        for completion in awaited:
+            completion.then(partial(self._arrived, task, completion))
+        self._arrived(task, None)
+        return done
+
+    def _arrived(self, task: HostTask, completion: Completion | None) -> None:
+        """Count one completion off; the last lets the task start, a failed one ends it."""
+        error = completion.error if completion is not None else None
+        with self._condition:
+            task.num_awaited -= 1
+            if task.order not in self._waiting or (error is None and task.num_awaited):
+                return  # ended already, or there is more to wait for
+            del self._waiting[task.order]
+            if error is None and not self._closed:
+                heapq.heappush(self._ready, task)
+                self._condition.notify(len(task.parts))
+                return
+        task.done.fail(error or RuntimeError("the optimizer was closed"))
+
+    def _take(self) -> tuple[HostTask, Callable[[], None]] | None:
+        """Return the next part to run, None when closed; call with the condition held."""
+        while not self._closed:
+            while self._ready:
+                task = self._ready[0]
+                if task.parts:
+                    return task, task.parts.pop()
+                heapq.heappop(self._ready)  # all its parts are taken
+            self._condition.wait()
+        return None
+
+    def _loop(self) -> None:
+        self._enter_thread()
+        while True:
+            with self._condition:
+                taken = self._take()
+            if taken is None:
+                return
+            task, part = taken
+            started = time.perf_counter()
+            try:
+                part()
+            except BaseException as error:  # noqa: BLE001 - reaches step() through `done`
+                with self._condition:
+                    task.parts.clear()
+                task.done.fail(error)
+                continue
+            self._recorder.add(
+                "host", task.name, started, time.perf_counter(), task.step, task.num_bytes
+            )
+            with self._condition:
+                task.unfinished -= 1
+                is_last = task.unfinished == 0
+            if is_last:
+                task.done.set()
+            del taken, task, part  # no references to buffers while idle
+
+    def close(self) -> None:
+        """End the threads; tasks not yet started are dropped, and fail for who waits for them."""
+        with self._condition:
+            self._closed = True
+            dropped = [*self._waiting.values(), *(task for task in self._ready if task.parts)]
+            self._waiting.clear()
+            self._ready.clear()
+            self._condition.notify_all()
+        for task in dropped:
+            task.done.fail(RuntimeError("the optimizer was closed"))
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread is alive, which after `close` only a part that hangs can be."""
+        return any(thread.is_alive() for thread in self._threads)

@@ -1,0 +1,1 @@
+"""The update rule as arithmetic: blocks, windows, importance, AdamW. No threads, no devices."""

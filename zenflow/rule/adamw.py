@@ -1,0 +1,125 @@
+"""AdamW on the device: by rows with a step count each, and dense. Formulas as torch.optim.AdamW.
+
+The host's AdamW is `zenflow.host.kernel`; both follow Loshchilov and Hutter (arXiv 1711.05101)
+with torch's order of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
+
+
+@dataclass(frozen=True, slots=True)
+class Hyper:
+    """One parameter group's settings at one step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Hyper:
+        """Read them from a torch parameter group."""
+        beta1, beta2 = group["betas"]
+        return cls(
+            float(group["lr"]), float(beta1), float(beta2), group["eps"], group["weight_decay"]
+        )
+
+
+def row_scales(step: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor]:
+    """Return (step_size, denom_scale), float32, shape (R,), for rows that have taken `step` steps.
+
+    step_size = lr / (1 - beta1^step), denom_scale = sqrt(1 - beta2^step), in float64 until the
+    end, as torch computes them in Python floats.
+    """
+    exact = step.double()
+    step_size = hyper.lr / (1.0 - hyper.beta1**exact)
+    denom_scale = (1.0 - hyper.beta2**exact).sqrt()
+    return step_size.float(), denom_scale.float()
+
+
+def host_row_scales(
+    step: NDArray[np.int64], hyper: Hyper, lr_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return what `row_scales` does, with the learning rate times `lr_scale`, for host rows.
+
+    Numpy on small arrays keeps the interpreter lock; torch gives it up at every operation, and on
+    a worker thread waits each time for the training thread to give it back. Each distinct step's
+    corrections are those of Python's floats, whatever rows are asked for together.
+    """
+    distinct, place = np.unique(step, return_inverse=True)  # rows of one block mostly agree
+    counts = [int(count) for count in distinct]
+    correction1 = np.array([1.0 - hyper.beta1**count for count in counts])
+    correction2 = np.array([1.0 - hyper.beta2**count for count in counts])
+    with np.errstate(divide="ignore"):  # rows that have taken no step are not active
+        step_size = (hyper.lr * lr_scale / correction1).astype(np.float32)
+    denom_scale = np.sqrt(correction2).astype(np.float32)
+    return torch.from_numpy(step_size[place]), torch.from_numpy(denom_scale[place])
+
+
+@torch.no_grad()
+def update_rows(
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    grad: Tensor,
+    hyper: Hyper,
+) -> None:
+    """Apply one AdamW step in place to rows (R, O) that have step counts of their own.
+
+    Args:
+        master: Weights, (R, O), float32.
+        exp_avg: First moments, (R, O), float32.
+        exp_avg_sq: Second moments, (R, O), float32.
+        step: Steps taken before, (R,), int64; counted up here.
+        grad: Gradients, (R, O), float32; overwritten.
+        hyper: Settings of this step.
+    """
+    step.add_(1)
+    step_size, denom_scale = row_scales(step, hyper)
+    master.mul_(1.0 - hyper.lr * hyper.weight_decay)
+    exp_avg.lerp_(grad, 1.0 - hyper.beta1)
+    exp_avg_sq.mul_(hyper.beta2).addcmul_(grad, grad, value=1.0 - hyper.beta2)
+    torch.sqrt(exp_avg_sq, out=grad)
+    denom = grad.div_(denom_scale[:, None]).add_(hyper.eps)
+    master.sub_((exp_avg * step_size[:, None]).div_(denom))
+
+
+@torch.no_grad()
+def update_dense(
+    masters: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    grads: list[Tensor],
+    hyper: Hyper,
+) -> None:
+    """Apply one AdamW step in place to whole float32 tensors: torch's own fused implementation."""
+    torch_adamw(
+        masters,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        steps,
+        fused=True,
+        foreach=False,
+        amsgrad=False,
+        maximize=False,
+        lr=hyper.lr,
+        beta1=hyper.beta1,
+        beta2=hyper.beta2,
+        eps=hyper.eps,
+        weight_decay=hyper.weight_decay,
+    )

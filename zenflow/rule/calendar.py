@@ -1,0 +1,144 @@
+"""When each block's window ends, when selection is due, and how new knobs take effect.
+
+Everything here is counted in steps that were really taken; no clock is read, so the calendar is
+the same however fast the machine is. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
+from zenflow.rule.blocks import BlockShape, assign_phases
+
+
+class WindowCalendar:
+    """The due step of every block, under the knobs in force.
+
+    Attributes:
+        knobs: Those in force, from the next step on where they have just been set.
+        rule: The configuration with these knobs.
+        next_due: Step at which each block's open window ends.
+        opened: Step after which each block's open window began.
+    """
+
+    def __init__(self, config: ZenFlowConfig, blocks: Sequence[BlockShape]) -> None:
+        """Lay out the first windows.
+
+        Args:
+            config: Rule of the windows, and the knobs of the start.
+            blocks: In backward order.
+        """
+        self._config = config
+        self._blocks = list(blocks)
+        self._known_phases: dict[int, list[int]] = {}
+        self.knobs = Knobs.of(config)
+        self.rule = self.knobs.applied_to(config)
+        self._warm_up = config.full_warm_up_rounds
+        self.opened = [0] * len(blocks)
+        if self._warm_up:
+            self.next_due = [1] * len(blocks)
+        else:
+            self.next_due = list(self.phases())
+
+    def phases(self) -> list[int]:
+        """Return every block's phase for the knobs in force; laid out once per interval."""
+        interval = self.knobs.update_interval
+        if not self.knobs.rolling:
+            return [interval] * len(self._blocks)
+        if interval not in self._known_phases:
+            loads = [block.deferred_elements for block in self._blocks]
+            buckets = [block.bucket for block in self._blocks]
+            self._known_phases[interval] = assign_phases(loads, buckets, interval)
+        return self._known_phases[interval]
+
+    def is_warm_up(self, step: int) -> bool:
+        """Whether every column is updated synchronously at this step."""
+        return step <= self._warm_up
+
+    def is_due(self, block: int, step: int) -> bool:
+        """Whether the block's window ends at this step."""
+        return self.next_due[block] == step
+
+    def close(self, block: int, step: int) -> None:
+        """End the block's window at its due step and open the next one."""
+        self.opened[block] = step
+        if step < self._warm_up:
+            self.next_due[block] = step + 1
+        elif step == self._warm_up:
+            self.next_due[block] = step + self.phases()[block]
+        else:
+            self.next_due[block] = step + self.knobs.update_interval
+
+    def open_all(self, blocks: Sequence[BlockShape], step: int) -> None:
+        """Open every block's window after this step, laid out for blocks of other loads."""
+        self._blocks = list(blocks)
+        self._known_phases.clear()
+        self.opened = [step] * len(blocks)
+        is_warm_up = self.is_warm_up(step + 1)
+        self.next_due = [step + (1 if is_warm_up else phase) for phase in self.phases()]
+
+    def lag(self, step: int) -> int:
+        """Return the lag of an update that starts at this step's boundary."""
+        return 0 if self.is_warm_up(step) else self.rule.effective_lag()
+
+    def lead(self, step: int) -> float:
+        """Return by how many steps an upload that starts at this step's boundary runs ahead."""
+        return 0.0 if self.is_warm_up(step) else self.rule.lead(self.knobs.update_interval)
+
+    def selects(self, step: int) -> bool:
+        """Whether a selection is asked for at this step; a block's comes at its next boundary."""
+        first = max(self._warm_up, 1)
+        every = self.knobs.select_interval
+        if every == 0:
+            return step == first
+        return step >= first and (step - first) % every == 0
+
+    def set_knobs(self, knobs: Knobs, step: int) -> None:
+        """Let the knobs hold from the step after this one on.
+
+        A change of S or `rolling` lays the windows out anew, without cutting open ones. Rolling
+        blocks get new phases counted from this step. Aligned ones end together, S steps after the
+        last of them began. No window grows longer than the old S and the new one together, else
+        changes at every step would put some blocks off for ever; and none ends before the next
+        step. During warm-up the new phases are laid out when it ends. A change of `topk_ratio`
+        ends every window in the next step.
+
+        Raises:
+            ConfigError: The knobs break a rule of the configuration.
+        """
+        rule = knobs.applied_to(self._config)
+        former, self.knobs, self.rule = self.knobs, knobs, rule
+        if knobs.topk_ratio != former.topk_ratio:  # every window ends, then `open_all`
+            self.next_due = [step + 1] * len(self.next_due)
+            return
+        layout = (knobs.update_interval, knobs.rolling)
+        if layout == (former.update_interval, former.rolling) or step < self._warm_up:
+            return
+        longest = former.update_interval + knobs.update_interval
+        if knobs.rolling:
+            ends = [
+                min(step + phase, opened + longest)
+                for phase, opened in zip(self.phases(), self.opened, strict=True)
+            ]
+        else:
+            first, last = min(self.opened, default=0), max(self.opened, default=0)
+            ends = [min(last + knobs.update_interval, first + longest)] * len(self.opened)
+        self.next_due = [max(step + 1, end) for end in ends]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the calendar as plain values."""
+        return {
+            "knobs": self.knobs.to_dict(),
+            "next_due": list(self.next_due),
+            "opened": list(self.opened),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a calendar that `state_dict` returned."""
+        self.knobs = Knobs.from_dict(state["knobs"])
+        self.rule = self.knobs.applied_to(self._config)
+        self.next_due = [int(step) for step in state["next_due"]]
+        self.opened = [int(step) for step in state["opened"]]

@@ -1,0 +1,71 @@
+"""Which columns are important: pure functions of the columns' scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from zenflow.rule.blocks import important_count
+
+CURVE_RATIOS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+"""Shares of each block's columns at which an energy curve is read."""
+
+
+class ScoreCurve:
+    """How much of the columns' score the best columns of every block hold, by their share."""
+
+    def __init__(self, widths: Sequence[int], device: torch.device) -> None:
+        """Note how many columns count at each of `CURVE_RATIOS`.
+
+        Args:
+            widths: Columns of each block, in the order of the columns.
+            device: Where the scores are.
+        """
+        lengths = torch.tensor(widths)
+        self._block_of = torch.arange(len(widths)).repeat_interleave(lengths).to(device)
+        firsts = lengths.cumsum(0) - lengths
+        ranks = torch.arange(int(lengths.sum())) - firsts.repeat_interleave(lengths)
+        counts = torch.tensor([[important_count(k, n) for n in widths] for k in CURVE_RATIOS])
+        taken = ranks < counts.repeat_interleave(lengths, dim=1)
+        self._last_taken = taken.sum(dim=0).to(device)
+
+    def read(self, scores: Tensor) -> Tensor:
+        """Return the total score, then what the best columns hold by `CURVE_RATIOS`; float32."""
+        descending = scores.argsort(descending=True, stable=True)
+        grouped = descending[self._block_of[descending].argsort(stable=True)]
+        ordered = scores[grouped]
+        # A column of the first rank is taken at every ratio, one of the last at none.
+        sums = [
+            torch.where(self._last_taken >= len(CURVE_RATIOS) - index, ordered, 0.0).sum()
+            for index in range(len(CURVE_RATIOS))
+        ]
+        return torch.stack([scores.sum(), *sums])
+
+
+def energy_curve(values: Sequence[float]) -> dict[float, float] | None:
+    """Return the shares by ratio from what `ScoreCurve.read` returned; None without a score."""
+    total, *sums = values
+    if not total > 0:
+        return None
+    return {ratio: min(1.0, part / total) for ratio, part in zip(CURVE_RATIOS, sums, strict=True)}
+
+
+def select_columns(scores: Tensor, is_important: Tensor, count: int, hysteresis: float) -> Tensor:
+    """Return the mask, shape (n,), of the `count` columns with the highest scores.
+
+    An important column's score counts (1 + hysteresis) times, so that near-ties do not make
+    columns change owner again and again. Equal scores: the lower column index wins.
+
+    Args:
+        scores: Moving averages of squared column norms, shape (n,), float32.
+        is_important: Who owns each column now, shape (n,), bool.
+        count: How many columns to select, at most n.
+        hysteresis: Share by which a newcomer must exceed the column it replaces.
+    """
+    weighted = torch.where(is_important, scores * (1.0 + hysteresis), scores)
+    order = torch.argsort(weighted, descending=True, stable=True)
+    mask = torch.zeros_like(is_important)
+    mask[order[:count]] = True
+    return mask

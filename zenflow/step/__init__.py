@@ -1,0 +1,1 @@
+"""One optimizer step: what becomes of its gradients, on the device, on the host, and back."""

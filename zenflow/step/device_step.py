@@ -1,0 +1,148 @@
+"""The device's share of a step: global norm, clip factor, importance, AdamW on what it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.device_rows import Bank, update_residents
+from zenflow.columns.layout import Layout, SplitParam
+from zenflow.device.base import AbstractDevice, HostValues
+from zenflow.rule.adamw import Hyper
+from zenflow.step.gradients import StepGradients
+from zenflow.step.window_sketch import WindowSketch
+
+
+def resident_grads_of(layout: Layout, gradients: StepGradients) -> list[Tensor]:
+    """Return residents' gradients as float32, in the layout's order whatever their arrival."""
+    resident = gradients.resident
+    return [resident[place].float() for place in layout.residents if place in resident]
+
+
+def squared_norm(layout: Layout, resident_grads: Sequence[Tensor]) -> Tensor:
+    """Return the squared L2 norm over all gradients of the step, float32, shape ().
+
+    Both gradient modes come through here, so that they clip by the same bits.
+    """
+    squared = layout.columns.energies.sum()
+    if resident_grads:
+        squared = squared + torch.stack(torch._foreach_norm(list(resident_grads))).square().sum()
+    return squared
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one step's gradients measure."""
+
+    factor: Tensor
+    """What gradients are multiplied by, clip factor times inverse loss scale; on the device."""
+    is_scaling: bool
+    """Whether the factor can differ from 1."""
+    values: HostValues
+    """(factor, norm, important energy, total energy of split parameters), for the host; then what
+    the sketch read, if there is one."""
+
+
+def measure(
+    layout: Layout,
+    device: AbstractDevice,
+    resident_grads: Sequence[Tensor],
+    *,
+    max_norm: float | None,
+    inverse_scale: float,
+    sketch: WindowSketch | None,
+) -> Measured:
+    """Return the step's clip factor and what else its gradients measure."""
+    columns = layout.columns
+    norm = squared_norm(layout, resident_grads).sqrt() * inverse_scale
+    factor = torch.ones_like(norm)
+    if max_norm is not None:
+        factor = clip_factor(norm, max_norm)
+    factor = factor * inverse_scale
+    total = columns.energies.sum()
+    important = torch.where(columns.is_important, columns.energies, 0.0).sum()
+    values = torch.stack([factor, norm, important, total])
+    if sketch is not None:
+        values = torch.cat([values, sketch.read(columns, factor)])
+    return Measured(
+        factor=factor,
+        is_scaling=max_norm is not None or inverse_scale != 1.0,
+        values=device.to_host(values),
+    )
+
+
+def move_scores(
+    layout: Layout, gradients: StepGradients, decay: float, inverse_scale: float
+) -> None:
+    """Move the columns' scores on by this step's energies, where there was a gradient."""
+    gain = (1.0 - decay) * inverse_scale**2
+    if len(gradients.important) == len(layout.splits):
+        layout.columns.scores.mul_(decay).add_(layout.columns.energies, alpha=gain)
+        return
+    for split in gradients.important:
+        split.columns.scores.mul_(decay).add_(split.columns.energies, alpha=gain)
+
+
+@torch.no_grad()
+def update_device(
+    layout: Layout,
+    gradients: StepGradients,
+    resident_grads: list[Tensor],
+    hypers: Sequence[Hyper],
+    measured: Measured,
+) -> None:
+    """Apply AdamW to resident parameters and important columns.
+
+    Args:
+        layout: Where everything is.
+        gradients: This step's; a parameter without one is left alone, as torch does.
+        resident_grads: What `resident_grads_of` returned; overwritten.
+        hypers: Settings of each parameter group.
+        measured: This step's factor.
+    """
+    if measured.is_scaling and resident_grads:
+        torch._foreach_mul_(resident_grads, measured.factor)
+    places = [place for place in layout.residents if place in gradients.resident]
+    for group, hyper in enumerate(hypers):
+        chosen = [index for index, place in enumerate(places) if place.group == group]
+        if chosen:
+            update_residents(
+                [places[index] for index in chosen],
+                [resident_grads[index] for index in chosen],
+                hyper,
+            )
+    for bank, members in zip(layout.banks, layout.members, strict=True):
+        present = [split for split in members if split in gradients.important]
+        # One update for a whole bank; one by one where some parameter had no gradient.
+        is_whole = len(present) == len(members)
+        runs = [present] if present and is_whole else [[split] for split in present]
+        for run in runs:
+            _update_run(bank, run, gradients, hypers[bank.group], measured)
+
+
+def _update_run(
+    bank: Bank,
+    run: list[SplitParam],
+    gradients: StepGradients,
+    hyper: Hyper,
+    measured: Measured,
+) -> None:
+    """Step neighbouring parameters' columns in their bank and write their weights."""
+    # Always a copy, and contiguous: one pass puts columns together and turns them into rows.
+    grad_KO = torch.cat([gradients.important[split].t() for split in run]).float()
+    if measured.is_scaling:
+        grad_KO.mul_(measured.factor)
+    first, last = run[0].bank_first, run[-1].bank_last
+    bank.update(first, last, grad_KO, hyper)
+    fresh_OK = bank.master[first:last].t().to(run[0].param.dtype)
+    for split in run:
+        part = fresh_OK[:, split.bank_first - first : split.bank_last - first]
+        split.weight().index_copy_(1, split.important_columns, part)

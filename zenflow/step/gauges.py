@@ -1,0 +1,72 @@
+"""Gauges: what a controller asks to have measured, beside what every report has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zenflow.columns.layout import Layout, SplitParam
+from zenflow.controller import AbstractController
+from zenflow.device.base import AbstractDevice, HostValues
+from zenflow.rule.importance import ScoreCurve
+from zenflow.step.window_sketch import WindowSketch
+
+
+@dataclass(frozen=True, slots=True)
+class Gauged:
+    """What was measured of one step; the norms themselves come with its other values."""
+
+    ages: list[int]
+    """Of each block's window, as the sketch has them; none without one."""
+    curve: HostValues | None
+    """What `ScoreCurve.read` returned, where it was this step's turn."""
+
+
+class Gauges:
+    """The sketch and the curve, each only where the controller asks for it.
+
+    Attributes:
+        sketch: Of open windows' gradients.
+    """
+
+    def __init__(
+        self, controller: AbstractController, layout: Layout, device: AbstractDevice
+    ) -> None:
+        """Make what is asked for; a layout without columns has nothing to measure."""
+        self._controller = controller
+        self._device = device
+        self._scores = layout.columns.scores
+        self._curve_interval = controller.curve_interval
+        self.sketch: WindowSketch | None = None
+        self._curve: ScoreCurve | None = None
+        if controller.measures_windows and layout.splits:
+            self.sketch = WindowSketch(layout, device)
+            self.follow()
+        if controller.curve_interval and layout.splits:
+            self._curve = ScoreCurve(layout.widths, device.torch_device)
+
+    @property
+    def watching(self) -> WindowSketch | None:
+        """The sketch, while it takes gradients."""
+        return self.sketch if self.sketch is not None and self.sketch.is_watching else None
+
+    def follow(self) -> None:
+        """Between two steps, begin or cease to watch windows as the controller wants it."""
+        if self.sketch is not None:
+            self.sketch.watch(self._controller.looks_at_windows)
+
+    def read(self, present: Sequence[SplitParam], next_due: Sequence[int], step: int) -> Gauged:
+        """Measure a step whose gradients are good, before any window ends with it.
+
+        Args:
+            present: Parameters with a gradient in it.
+            next_due: Step at which each block's window ends.
+            step: The step's number.
+        """
+        ages: list[int] = []
+        if self.watching is not None:
+            ages = self.watching.ages(present)
+            self.watching.close(next_due, step)
+        if self._curve is None or step % self._curve_interval:
+            return Gauged(ages, None)
+        return Gauged(ages, self._device.to_host(self._curve.read(self._scores)))

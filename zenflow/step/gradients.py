@@ -1,0 +1,177 @@
+"""Intake: what becomes of each gradient between backward and the optimizer step.
+
+A split parameter's gradient is measured, its important columns are kept, and the rest is queued
+for the d2h lane with its bucket. A resident's gradient is kept whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.layout import Bucket, Layout, SplitParam
+from zenflow.device.base import AbstractDevice
+from zenflow.errors import GradientError
+from zenflow.lanes.completion import Completion
+from zenflow.lanes.copies import Copy, CopyLane
+from zenflow.step.gradient_ring import GradientRing, PackJob
+from zenflow.step.released import matches
+from zenflow.step.window_sketch import WindowSketch
+
+
+@dataclass(slots=True, eq=False)
+class StepGradients:
+    """The gradients of the step under way."""
+
+    important: dict[SplitParam, Tensor] = field(default_factory=dict)
+    """Important columns as (O, K) in the gradient's dtype."""
+    resident: dict[Resident, Tensor] = field(default_factory=dict)
+    waiting: dict[int, list[tuple[SplitParam, Tensor]]] = field(default_factory=dict)
+    """Gradients (O, I) by bucket that are not on their way yet."""
+    copied: dict[int, list[Completion]] = field(default_factory=dict)
+    """Copies by bucket."""
+    num_bytes: int = 0
+
+
+class Intake:
+    """Takes gradients in, in any order, and sends each bucket off when it is full."""
+
+    def __init__(
+        self,
+        device: AbstractDevice,
+        layout: Layout,
+        lane: CopyLane,
+        on_bucket: Callable[[Bucket, object], None],
+        sketch: WindowSketch | None,
+        ring: GradientRing | None,
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Start with no gradients.
+
+        Args:
+            device: Operations of the device.
+            layout: Where everything is.
+            lane: Carries gradients to the host.
+            on_bucket: Called with a bucket and a mark when nothing computes with its weights
+                any more in this step: the moment at which uploads may begin.
+            sketch: Measures gradients that wait, if anybody wants to know.
+            ring: Where gradients are packed before they leave, so that they need not stay
+                themselves; None lets the lane pack them.
+            waiting: Encloses a wait for room in the ring.
+        """
+        self._ring = ring
+        self._waiting = waiting
+        self._sketch = sketch
+        self._device = device
+        self._layout = layout
+        self._lane = lane
+        self._on_bucket = on_bucket
+        self.gradients = StepGradients()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no gradient has come in since the last step."""
+        return not (self.gradients.important or self.gradients.resident)
+
+    def take(
+        self, place: SplitParam | Resident, grad: Tensor, step: int, *, at_once: bool
+    ) -> None:
+        """Take one parameter's final gradient of this step; call it without grad mode.
+
+        Args:
+            place: The parameter's.
+            grad: Of the parameter's shape.
+            step: The step under way.
+            at_once: Whether to send its bucket as soon as that is full; else `send_rest` does.
+
+        Raises:
+            GradientError: The gradient is sparse, or its shape, dtype or device is not the
+                parameter's.
+        """
+        if not matches(grad, place.param):
+            raise GradientError(
+                f"the gradient of {place.name} is {grad.layout} {tuple(grad.shape)} {grad.dtype} "
+                f"on {grad.device}, but must be dense {tuple(place.param.shape)} "
+                f"{place.param.dtype} on {place.param.device}: make embeddings with sparse=False "
+                "and don't replace .grad by a tensor of another kind"
+            )
+        if isinstance(place, Resident):
+            self.gradients.resident[place] = grad
+            return
+        grad_OI = place.matrix(grad)
+        self._device.column_energies(grad_OI, place.columns.energies)
+        if self._sketch is not None:
+            self._sketch.take(place, grad_OI)
+        self.gradients.important[place] = grad_OI.index_select(1, place.important_columns)
+        waiting = self.gradients.waiting.setdefault(place.bucket, [])
+        waiting.append((place, grad_OI))
+        bucket = self._layout.buckets[place.bucket]
+        if at_once and len(waiting) == len(bucket.splits):
+            self._send(bucket, step)
+
+    def complete(self) -> None:
+        """Note that no more gradients come in this step."""
+        for split in self._layout.splits:
+            if split not in self.gradients.important:
+                split.columns.energies.zero_()
+                if self._sketch is not None:
+                    self._sketch.leave_out(split)
+
+    def send_rest(self, step: int) -> None:
+        """Send what has not been sent."""
+        for bucket in self._layout.buckets:
+            if bucket.index not in self.gradients.copied:
+                self._send(bucket, step)
+
+    def _send(self, bucket: Bucket, step: int) -> None:
+        jobs = [
+            (grad_OI, split.deferred_columns, split.host.staging)
+            for split, grad_OI in self.gradients.waiting.pop(bucket.index, [])
+        ]
+        jobs = [job for job in jobs if job[1].numel()]  # len() of a tensor is Python code
+        self.gradients.copied[bucket.index] = []
+        device, ring = self._device, self._ring
+        if ring is None:
+            mark = device.mark()
+            # Uploads first: they are due in this step, the gradients at the next.
+            self._on_bucket(bucket, mark)
+            if jobs:
+                self._submit(bucket, jobs, self._copy(step), lambda: device.pack(jobs, mark), step)
+            return
+        mark = None
+        for piece in ring.pieces(jobs):
+            sent = self._copy(step)
+            packed = ring.pack(piece, sent, self._waiting)
+            mark = device.mark()
+            self._submit(bucket, piece, sent, partial(device.send, packed, mark), step)
+        self._on_bucket(bucket, mark or device.mark())
+
+    @staticmethod
+    def _copy(step: int) -> Completion:
+        return Completion(f"the gradients' copy of step {step} (d2h)")
+
+    def _submit(
+        self,
+        bucket: Bucket,
+        jobs: list[PackJob],
+        sent: Completion,
+        run: Callable[[], Any],
+        step: int,
+    ) -> None:
+        """Queue a copy of some of the bucket's columns."""
+        num_bytes = sum(staging.nbytes for _, _, staging in jobs)
+        # The host has read the step before's gradients out of the staging buffers.
+        after = [block.staging_free for block in bucket.blocks]
+        self._lane.submit(Copy(run=run, after=after, done=sent, num_bytes=num_bytes, step=step))
+        self.gradients.copied[bucket.index].append(sent)
+        self.gradients.num_bytes += num_bytes
+
+    def discard(self) -> None:
+        """Forget this step's gradients; copies under way end in staging, which is overwritten."""
+        self.gradients = StepGradients()

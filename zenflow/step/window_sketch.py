@@ -1,0 +1,159 @@
+"""Sketch: how large the gradients are that wait in open windows, without keeping them.
+
+A few fixed random sign vectors times a gradient give a few numbers per column. They are linear in
+the gradient, so that sums over a window add up, cancellation included, and the mean of their
+squares is an unbiased estimate of the column's squared norm.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.layout import ColumnVectors, Layout, SplitParam
+from zenflow.device.base import AbstractDevice
+from zenflow.report import WindowNorms
+
+NUM_SIGNS = 8
+"""Sign vectors: a column's estimate is off by about sqrt(2 / 8), a block's by far less."""
+
+
+class WindowSketch:
+    """Sums of sketched gradients of every column's open window, on the device.
+
+    Attributes:
+        sums: Of clipped gradients since the window began, (NUM_SIGNS, all columns), float32.
+        is_watching: Whether gradients are sketched; a window that began unwatched has no norms.
+        is_whole: Of each block, whether the sums hold all that its window holds.
+    """
+
+    def __init__(self, layout: Layout, device: AbstractDevice) -> None:
+        """Start with empty windows; the signs depend on the parameters' order alone."""
+        self._layout = layout
+        self._device = device
+        where = layout.columns.scores.device
+        widths = [split.num_columns for split in layout.splits]
+        self.sums = torch.zeros(NUM_SIGNS, sum(widths), device=where)
+        self._step = torch.zeros_like(self.sums)
+        parts = self._step.split(widths, dim=1)
+        self._parts = dict(zip(layout.splits, parts, strict=True))
+        self._signs = {
+            split: _signs(index, split).to(where) for index, split in enumerate(layout.splits)
+        }
+        self._blocks = [block for split in layout.splits for block in split.blocks]
+        self.is_watching = True
+        self.is_whole = [True] * len(self._blocks)
+        lengths = torch.tensor([block.shape.num_columns for block in self._blocks])
+        self._lengths = lengths.to(where)
+        self._block_of = torch.arange(len(self._blocks)).repeat_interleave(lengths).to(where)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        fixed = (self._lengths, self._block_of, *self._signs.values())
+        return sum(tensor.nbytes for tensor in (self.sums, self._step, *fixed))
+
+    def take(self, split: SplitParam, grad_OI: Tensor) -> None:
+        """Sketch one parameter's gradient of the step under way."""
+        if not self.is_watching:
+            return
+        if grad_OI.dtype == torch.float16:  # a sum of scaled gradients may overflow
+            grad_OI = grad_OI.float()
+        if grad_OI.dtype == torch.float32:
+            torch.mm(self._signs[split], grad_OI, out=self._parts[split])
+        else:
+            self._parts[split].copy_(self._signs[split].to(grad_OI.dtype) @ grad_OI)
+
+    def leave_out(self, split: SplitParam) -> None:
+        """Note that a parameter has no gradient in the step under way."""
+        self._parts[split].zero_()
+
+    def read(self, columns: ColumnVectors, factor: Tensor) -> Tensor:
+        """Return every block's squared norms with this step's gradients, (2 * blocks,) float32.
+
+        First those of the deferred columns' sums, then those of this step's important gradients;
+        `window_norms` reads them. The windows take the gradients at `close`.
+
+        Args:
+            columns: This step's energies, and who owns each column.
+            factor: What gradients are multiplied by, shape ().
+        """
+        self._step.mul_(factor).add_(self.sums)
+        deferred = self._step.square().mean(dim=0).masked_fill_(columns.is_important, 0.0)
+        important = torch.where(columns.is_important, columns.energies, 0.0)
+        return torch.cat([self._by_block(deferred), self._by_block(important) * factor * factor])
+
+    def _by_block(self, by_column: Tensor) -> Tensor:
+        """Sum over each block's columns, in the same order at every time."""
+        # Unsafe only in that the lengths aren't checked, for which a GPU would have to be awaited.
+        return torch.segment_reduce(by_column, "sum", lengths=self._lengths, unsafe=True)
+
+    def close(self, next_due: Sequence[int], step: int) -> None:
+        """Let the windows take the step's gradients, and begin anew those that end with it."""
+        ends = [next_due[block.index] == step for block in self._blocks]
+        goes_on = [
+            float(whole and not end) for whole, end in zip(self.is_whole, ends, strict=True)
+        ]
+        keep = self._device.to_device(goes_on).index_select(0, self._block_of)
+        torch.mul(self._step, keep, out=self.sums)
+        self.is_whole = [whole or end for whole, end in zip(self.is_whole, ends, strict=True)]
+
+    def watch(self, wanted: bool) -> None:
+        """Sketch gradients from the next step on, or no longer; the step before has ended."""
+        if wanted and not self.is_watching:
+            self.sums.zero_()
+            self.is_whole = [block.count == 0 for block in self._blocks]
+        self.is_watching = wanted
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the open windows' sums; None where nothing is watched."""
+        return {"sums": self.sums, "is_whole": self.is_whole} if self.is_watching else None
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Take up what ``state_dict`` returned; after None open windows have no norms."""
+        self.is_watching = state is not None
+        if state is not None:
+            self.sums.copy_(state["sums"])
+            self.is_whole = list(state["is_whole"])
+
+    def ages(self, present: Sequence[SplitParam]) -> list[int]:
+        """Return how many gradients each block's window holds with this step's.
+
+        0 for blocks that took none in this step, have no deferred columns, or are not whole.
+
+        Args:
+            present: Parameters with a gradient in this step, whose blocks haven't counted it.
+        """
+        counted = set(present)
+        return [
+            block.count + 1 if whole and block.split in counted and block.shape.num_deferred else 0
+            for block, whole in zip(self._blocks, self.is_whole, strict=True)
+        ]
+
+
+def _signs(index: int, split: SplitParam) -> Tensor:
+    """Return the sign vectors of a parameter, (NUM_SIGNS, O), float32."""
+    generator = torch.Generator().manual_seed(index)
+    bits = torch.randint(0, 2, (NUM_SIGNS, split.num_rows), generator=generator)
+    return 2.0 * bits - 1.0
+
+
+def window_norms(ages: Sequence[int], values: Sequence[float]) -> tuple[WindowNorms, ...]:
+    """Return the norms by age, ascending.
+
+    Args:
+        ages: Of each block, as `WindowSketch.ages` has them.
+        values: What `WindowSketch.read` returned.
+    """
+    sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for age, accumulated, important in zip(
+        ages, values[: len(ages)], values[len(ages) :], strict=True
+    ):
+        if age:
+            sums[age][0] += accumulated
+            sums[age][1] += important
+    return tuple(WindowNorms(age, *sums[age]) for age in sorted(sums))

@@ -1,0 +1,1 @@
+"""Between a caller and the engine: arguments, construction, hooks, state, true weights."""

@@ -1,0 +1,179 @@
+"""The optimizer's arguments, checked before any work: rule, value, remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.placement import NamedParam
+from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractController, AbstractIntervalController
+from zenflow.errors import ConfigError
+from zenflow.host.limits import usable_cores
+
+
+def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
+    """Return every trainable parameter with its group's index and a name for messages.
+
+    Raises:
+        ValueError: A parameter is not real floating point, or two share one storage.
+    """
+    named = []
+    storages: dict[int, str] = {}
+    for group_index, group in enumerate(param_groups):
+        names = group.get("param_names")
+        for index, param in enumerate(group["params"]):
+            name = names[index] if names else f"group {group_index}, parameter {index}"
+            if not param.requires_grad:
+                continue
+            if not param.is_floating_point():
+                raise ValueError(f"{name} is {param.dtype}: only real floating point is trained")
+            key = param.untyped_storage().data_ptr()
+            if param.numel() and key in storages:
+                raise ValueError(
+                    f"{name} and {storages[key]} are two parameters over one storage: tie "
+                    "them by using the same nn.Parameter in both modules"
+                )
+            storages[key] = name
+            named.append(NamedParam(param, name, group_index))
+    return named
+
+
+def frozen_params(param_groups: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """Return the parameters that were given but are not trainable."""
+    return [p for group in param_groups for p in group["params"] if not p.requires_grad]
+
+
+def checked_config(config: object) -> ZenFlowConfig:
+    """Return the settings of the update rule; the preset "zenflow" for None.
+
+    Raises:
+        TypeError: It is something else, such as the settings' dict.
+    """
+    if config is None:
+        return ZenFlowConfig()
+    if isinstance(config, ZenFlowConfig):
+        return config
+    remedy = "ZenFlowConfig(**config)" if isinstance(config, dict) else "ZenFlowConfig(...)"
+    raise TypeError(
+        f"config must be a ZenFlowConfig or None, got {type(config).__name__}: pass {remedy}, or "
+        "ZenFlowConfig.from_deepspeed(...) for a DeepSpeed JSON"
+    )
+
+
+def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:
+    """Check a parameter group's settings.
+
+    Raises:
+        ValueError: One breaks its rule; the message lists all that do.
+    """
+    rules = [
+        (float(lr) >= 0, f"lr must be at least 0, got {lr}"),
+        (all(0 <= b < 1 for b in betas), f"betas must be in [0, 1), got {betas}"),
+        (eps >= 0, f"eps must be at least 0, got {eps}"),
+        (weight_decay >= 0, f"weight_decay must be at least 0, got {weight_decay}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    if broken:
+        raise ValueError("; ".join(broken))
+
+
+def check_arguments(
+    max_grad_norm: float | str | None,
+    accumulation_steps: int,
+    timeline_steps: int,
+    host_threads: int | None,
+    wait_timeout: float,
+) -> None:
+    """Check what holds for the whole optimizer.
+
+    Raises:
+        ValueError: An argument breaks its rule; the message lists all that do.
+    """
+    is_norm = isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0
+    rules = [
+        (
+            max_grad_norm in ("keep", None) or is_norm,
+            f'max_grad_norm must be "keep", None or a positive number, got {max_grad_norm!r}',
+        ),
+        (
+            accumulation_steps == 1 or max_grad_norm != "keep",
+            f"accumulation_steps={accumulation_steps} is for release mode: in keep mode call "
+            "backward as often as you like before step()",
+        ),
+        (accumulation_steps >= 1, f"accumulation_steps must be at least 1: {accumulation_steps}"),
+        (
+            host_threads is None or host_threads >= 1,
+            f"host_threads must be at least 1, or None for most of the cores: {host_threads}",
+        ),
+        (timeline_steps >= 0, f"timeline_steps must be at least 0, got {timeline_steps}"),
+        (wait_timeout > 0, f"wait_timeout must be positive, got {wait_timeout}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    if broken:
+        raise ValueError("; ".join(broken))
+
+
+def common_device(named: Sequence[NamedParam]) -> torch.device:
+    """Return the device of all parameters.
+
+    Raises:
+        ValueError: There is not exactly one.
+    """
+    if not named:
+        raise ValueError(
+            "there is no trainable parameter: set requires_grad before the optimizer is made"
+        )
+    devices = {item.param.device for item in named}
+    if len(devices) != 1:
+        raise ValueError(
+            f"all trainable parameters must be on one device, got {sorted(map(str, devices))}: "
+            "move the model there before the optimizer is made"
+        )
+    return devices.pop()
+
+
+def default_host_threads() -> int:
+    """Return how many threads leave a quarter of the cores, at most four, to the others.
+
+    Those are the training thread, autograd's, and on a GPU the copy lanes'. On two cores they have
+    one. The host's update is bound by memory long before the last core.
+    """
+    cores = usable_cores()
+    return max(1, cores - min(4, max(1, cores // 4)))
+
+
+def least_topk_ratio_for(config: ZenFlowConfig, controller: AbstractController) -> float:
+    """Return the smallest k for which the host's memory is laid out.
+
+    Raises:
+        ConfigError: The controller would change a k that can't be changed, or to one that can't.
+    """
+    least, ratio = controller.least_topk_ratio, config.topk_ratio
+    if least is None or least == ratio:
+        return ratio
+    if not (0 < least < 1 and 0 < ratio < 1):
+        raise ConfigError(
+            f"a topk_ratio that changes must stay between 0 and 1, but it starts at {ratio:g} and "
+            f"{type(controller).__name__} may go down to {least:g}: 0 and 1 place parameters "
+            "for good; start above 0 and below 1, and bound the controller likewise"
+        )
+    return min(least, ratio)
+
+
+def num_accumulators_for(config: ZenFlowConfig, controller: AbstractController | None) -> int:
+    """Return how many accumulators a block needs.
+
+    None where every window is one step, or the moments take every gradient. One where an update
+    is over before the next gradient is accumulated, with a lag of at most 1. Two otherwise: where
+    a controller may choose the lag, it may be longer.
+    """
+    if config.deferred_moments == "step":
+        return 0
+    if config.update_interval == 1 and controller is None:
+        return 0 if config.effective_lag() <= 1 else 2
+    keeps_lag = controller is None or isinstance(controller, AbstractIntervalController)
+    return 1 if not config.overlap_step or (config.lag == 1 and keeps_lag) else 2

@@ -1,0 +1,108 @@
+"""Assembly: from parameter groups and settings to a running engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.layout import SplitParam
+from zenflow.columns.placement import build_layout
+from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractController, FixedInterval
+from zenflow.device.base import AbstractDevice
+from zenflow.device.cpu import CpuDevice
+from zenflow.device.cuda import CudaDevice
+from zenflow.lanes.copies import PacedLink
+from zenflow.step.engine import Engine
+from zenflow.surface.arguments import (
+    common_device,
+    default_host_threads,
+    least_topk_ratio_for,
+    named_params,
+    num_accumulators_for,
+)
+
+
+def start_engine(
+    param_groups: Sequence[dict[str, Any]],
+    config: ZenFlowConfig,
+    *,
+    controller: AbstractController | None,
+    link: PacedLink | None,
+    host_threads: int | None,
+    timeline_steps: int,
+    wait_timeout: float,
+    releases: bool,
+) -> tuple[Engine, list[SplitParam | Resident]]:
+    """Allocate the state of all trainable parameters and start the threads that work on it.
+
+    Returns:
+        The engine, and every trainable parameter's place in registration order.
+
+    Raises:
+        ValueError: The parameters do not go together, or not with the link.
+    """
+    if controller is not None and controller.follows_clock and _num_ranks() > 1:
+        raise ValueError(
+            f"{type(controller).__name__} decides by the clock, and {_num_ranks()} ranks would "
+            "decide differently: tune a run of one rank, and replay its decisions with "
+            "LoggedDecisions on all"
+        )
+    named = named_params(param_groups)
+    device = bind(common_device(named))
+    if link is not None and not device.is_synchronous:
+        raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
+    num_accumulators = num_accumulators_for(config, controller)
+    controller = controller or FixedInterval(config.update_interval)
+    try:
+        layout = build_layout(
+            named,
+            config,
+            device,
+            least_topk_ratio=least_topk_ratio_for(config, controller),
+            largest_interval=max(config.update_interval, controller.largest_interval or 0),
+            num_accumulators=num_accumulators,
+        )
+        engine = Engine(
+            layout,
+            config,
+            device,
+            controller,
+            num_timeline_steps=timeline_steps,
+            link=link,
+            host_threads=host_threads or default_host_threads(),
+            wait_timeout=wait_timeout,
+            releases=releases,
+        )
+    except BaseException:
+        device.close()  # memory that stays pinned can't be pinned by the next attempt
+        raise
+    controller.attach(engine)
+    places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
+    places |= {resident.param: resident for resident in layout.residents}
+    return engine, [places[item.param] for item in named]
+
+
+def _num_ranks() -> int:
+    distributed = torch.distributed
+    is_used = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_used else 1
+
+
+def bind(device: torch.device) -> AbstractDevice:
+    """Return the operations for a torch device.
+
+    Raises:
+        ValueError: The device is neither a CPU nor CUDA.
+    """
+    if device.type == "cuda":
+        return CudaDevice(device)
+    if device.type == "cpu":
+        return CpuDevice(device)
+    raise ValueError(
+        f"parameters are on {device}: move the model to a cuda device (or the CPU) before the "
+        "optimizer is made"
+    )

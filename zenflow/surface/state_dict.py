@@ -1,0 +1,248 @@
+"""The optimizer's state as a dictionary, and back: exact at every step.
+
+A split parameter's entry has the host's rows under torch's names, the device's rows with the
+prefix `device_`, and the low-precision weights that training sees: with them a resumed run is
+exact whatever weights the model was loaded with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.host_rows import ROW_STATE, carve
+from zenflow.columns.layout import Landing, SplitParam
+from zenflow.errors import CheckpointError
+from zenflow.knobs import Knobs
+from zenflow.lanes.completion import finished
+from zenflow.rule.blocks import important_count
+
+if TYPE_CHECKING:
+    from zenflow.step.engine import Engine
+    from zenflow.surface.true_weights import TrueWeights
+
+FORMAT = 2
+"""Raised when the meaning of an entry changes."""
+
+
+def param_state(place: SplitParam | Resident) -> dict[str, Tensor]:
+    """Return the live tensors of one parameter's state."""
+    if isinstance(place, Resident):
+        return place.state()
+    bank_rows = slice(place.bank_first, place.bank_last)
+    state = {name: getattr(place.host, name) for name in ROW_STATE}
+    state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in ROW_STATE}
+    state |= {f"accumulator_{i}": acc for i, acc in enumerate(place.host.accumulators)}
+    return state | {
+        "training_weight": place.host.staging,
+        "deferred_columns": place.deferred_columns,
+        "important_columns": place.important_columns,
+        "scores": place.columns.scores,
+    }
+
+
+def _shapes(place: SplitParam | Resident, topk_ratio: float) -> dict[str, torch.Size]:
+    """Return the shapes that `param_state` has in a layout of this ratio."""
+    shapes = {name: tensor.shape for name, tensor in param_state(place).items()}
+    if isinstance(place, Resident):
+        return shapes
+    widths = [block.shape.num_columns for block in place.blocks]
+    important = sum(important_count(topk_ratio, width) for width in widths)
+    for name, shape in shapes.items():
+        if name != "scores":
+            is_device = name.startswith("device_") or name == "important_columns"
+            rows = important if is_device else place.num_columns - important
+            shapes[name] = torch.Size([rows, *shape[1:]])
+    return shapes
+
+
+def _signature(places: Sequence[SplitParam | Resident]) -> list[str]:
+    """Describe each parameter so that a state of another model is told apart."""
+    return [
+        f"{tuple(place.param.shape)} {place.param.dtype} group {place.group} "
+        + ("resident" if isinstance(place, Resident) else "split")
+        for place in places
+    ]
+
+
+def _places(engine: Engine) -> list[SplitParam | Resident]:
+    return [*engine.layout.splits, *engine.layout.residents]
+
+
+def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, Any]:
+    """Return all that is not a parameter's: calendar, counts, updates in flight.
+
+    Also fills every `training_weight`, which shares memory with the staging buffers.
+    """
+    true_weights.stash()
+    blocks = engine.layout.blocks
+    return {
+        "format": FORMAT,
+        "config": engine.config.to_dict(),
+        "signature": _signature(_places(engine)),
+        "step": engine.step,
+        "topk_ratio": engine.layout.topk_ratio,
+        "calendar": engine.calendar.state_dict(),
+        "counts": [block.count for block in blocks],
+        "accumulators": [block.accumulator for block in blocks],
+        "wants_selection": [block.wants_selection for block in blocks],
+        "num_accumulators": engine.layout.num_accumulators,
+        "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decision_log],
+        "report": engine.reporter.state_dict(),
+        "sketch": None if engine.gauges.sketch is None else engine.gauges.sketch.state_dict(),
+        "controller": engine.controller.state_dict(),
+        "landings": [
+            {
+                "block": block.index,
+                "land_step": block.landing.land_step,
+                "opened": block.landing.opened,
+                "values": block.landing.values,
+            }
+            for block in blocks
+            if block.landing is not None
+        ],
+    }
+
+
+def check_state(
+    engine: Engine, order: Mapping[int, SplitParam | Resident], state_dict: Mapping[str, Any]
+) -> None:
+    """Refuse a state that is not of this model and configuration, before anything is changed.
+
+    Raises:
+        CheckpointError: It is not; the message says what differs.
+    """
+    saved = state_dict.get("zenflow")
+    if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
+        raise CheckpointError(
+            "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from "
+            "the model's weights"
+        )
+    config = engine.config.to_dict()
+    differing = [
+        f"{key} is {saved['config'].get(key)!r} there and {value!r} here"
+        for key, value in config.items()
+        if saved["config"].get(key) != value
+    ]
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint has another configuration: {'; '.join(differing)}. Make the "
+            "optimizer with the checkpoint's configuration"
+        )
+    here = _signature(_places(engine))
+    if list(saved["signature"]) != here:
+        pairs = zip(saved["signature"], here, strict=False)
+        first = next((f"{a} there, {b} here" for a, b in pairs if a != b), "their numbers")
+        raise CheckpointError(
+            f"the checkpoint is of another model: {len(saved['signature'])} trainable parameters "
+            f"there, {len(here)} here; first difference: {first}. Build the model that was saved"
+        )
+    if saved["num_accumulators"] != engine.layout.num_accumulators:
+        raise CheckpointError(
+            "the checkpoint was made with a controller and this optimizer has none, or the other "
+            "way round: make the optimizer with the same kind of controller"
+        )
+    if len(saved["counts"]) != len(engine.layout.blocks):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved['counts'])} blocks and this optimizer "
+            f"{len(engine.layout.blocks)}: make it with a controller of the same "
+            "largest_interval, and with the version of this package that saved it"
+        )
+    if saved["topk_ratio"] < engine.layout.least_topk_ratio:
+        raise CheckpointError(
+            f"the checkpoint has a topk_ratio of {saved['topk_ratio']:g} and this optimizer host "
+            f"memory for {engine.layout.least_topk_ratio:g} or more: make it with a controller of "
+            "the same least_topk_ratio"
+        )
+    for index, place in order.items():
+        have = state_dict["state"].get(index, {})
+        want = _shapes(place, saved["topk_ratio"])
+        wrong = [
+            name for name, shape in want.items() if name not in have or have[name].shape != shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
+                "the file is damaged or was edited; use another checkpoint"
+            )
+
+
+@torch.no_grad()
+def load_engine_state(
+    engine: Engine,
+    order: Mapping[int, SplitParam | Resident],
+    true_weights: TrueWeights,
+    state_dict: Mapping[str, Any],
+) -> None:
+    """Take up a state; afterwards training's weights are on the device.
+
+    Args:
+        engine: A drained engine.
+        order: Every trainable parameter's place by its index in torch's state.
+        true_weights: Its swap of weights; what it shows is replaced.
+        state_dict: What the optimizer's `state_dict` returned, on any device.
+    """
+    check_state(engine, order, state_dict)
+    saved = state_dict["zenflow"]
+    engine.controller.load_state_dict(saved["controller"])  # first: it may refuse
+    if engine.layout.topk_ratio != saved["topk_ratio"]:
+        engine.resize(saved["topk_ratio"])
+    for index, place in order.items():
+        for name, tensor in param_state(place).items():
+            tensor.copy_(state_dict["state"][index][name])
+    engine.step = int(saved["step"])
+    engine.calendar.load_state_dict(saved["calendar"])
+    engine.uploads.capacity = engine.upload_capacity()
+    engine.decision_log[:] = [
+        (int(step), Knobs.from_dict(knobs)) for step, knobs in saved["decision_log"]
+    ]
+    engine.reporter.load_state_dict(saved["report"])
+    _load_blocks(engine, saved)
+    if engine.gauges.sketch is not None:
+        engine.gauges.sketch.load_state_dict(saved["sketch"])
+    for split in engine.layout.splits:
+        split.columns.is_important.zero_()
+        split.columns.is_important[split.important_columns] = True
+        fresh = split.bank.master[split.bank_first : split.bank_last].t().to(split.param.dtype)
+        split.weight().index_copy_(1, split.important_columns, fresh)
+    for resident in engine.layout.residents:
+        if resident.has_master:
+            resident.param.data.copy_(resident.master)
+    true_weights.restore()
+
+
+def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
+    """Set every block's window and put updates in flight back in flight."""
+    blocks = engine.layout.blocks
+    for block in blocks:
+        block.count = int(saved["counts"][block.index])
+        block.accumulator = int(saved["accumulators"][block.index])
+        block.wants_selection = bool(saved["wants_selection"][block.index])
+        block.landing = None
+        block.staging_free = block.last_update = finished()
+    engine.uploads.reset()
+    by_step: dict[int, list[Mapping[str, Any]]] = {}
+    for entry in saved["landings"]:
+        by_step.setdefault(int(entry["land_step"]), []).append(entry)
+    for land_step, entries in by_step.items():
+        members = [blocks[int(entry["block"])] for entry in entries]
+        buffer = engine.uploads.take(
+            [(block.shape.deferred_elements, block.split.param.dtype) for block in members]
+        )
+        for block, entry in zip(members, entries, strict=True):
+            values = carve(buffer, block.host.master.shape, block.split.param.dtype)
+            values.copy_(entry["values"])
+            buffer.num_open += 1
+            block.landing = Landing(
+                block=block,
+                values=values,
+                buffer=buffer,
+                land_step=land_step,
+                opened=int(entry["opened"]),
+                copied=(),
+                computed=finished(),
+            )

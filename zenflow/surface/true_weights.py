@@ -1,0 +1,67 @@
+"""True weights: the masters on the device for a while, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from zenflow.step.engine import Engine
+
+
+class TrueWeights:
+    """Swaps deferred columns on the device between the weights of training and the masters.
+
+    Important columns and residents are always true. The weights of training wait in the staging
+    buffers, which are free between steps and have just the right size.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Start with the weights of training on the device."""
+        self._engine = engine
+        self.are_shown = False
+
+    def stash(self) -> None:
+        """Copy the weights of training to the staging buffers, if they are not there already."""
+        if self.are_shown:
+            return
+        engine = self._engine
+        engine.drain()
+        device = engine.device
+        device.pack(
+            [(s.weight(), s.deferred_columns, s.host.staging) for s in engine.layout.splits],
+            device.mark(),
+        )
+        device.synchronize()
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Bring the masters to the device, all host updates so far included."""
+        if self.are_shown:
+            return
+        self.stash()
+        device = self._engine.device
+        for block in self._engine.layout.blocks:
+            split = block.split
+            values = block.host.master.to(split.param.dtype)
+            device.unpack([(values, block.deferred_columns, split.weight())], device.mark())
+        device.synchronize()
+        self.are_shown = True
+
+    @torch.no_grad()
+    def hide(self) -> None:
+        """Bring the weights of training back."""
+        if self.are_shown:
+            self.restore()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write what the staging buffers hold into the device's deferred columns."""
+        device = self._engine.device
+        device.unpack(
+            [(s.host.staging, s.deferred_columns, s.weight()) for s in self._engine.layout.splits],
+            device.mark(),
+        )
+        device.synchronize()
+        self.are_shown = False

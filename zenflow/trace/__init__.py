@@ -1,0 +1,1 @@
+"""What ran when: recorded, queried, and written as a Chrome trace."""
