@@ -15,10 +15,10 @@ from typing import Any
 from autotune.constraints import Need, needs_of
 from autotune.efficiency import EnergyCurve
 from autotune.objective import Measurement
-from sim.costs import costs_of
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
@@ -52,7 +52,7 @@ class AbstractBackend(ABC):
 
 
 class SimulatedBackend(AbstractBackend):
-    """Predictions for a workload on a machine: `sim.simulate` and `sim.memory`."""
+    """Predictions for a workload on a machine: `sim.simulate` and `sim.memory.need`."""
 
     kind = "simulated"
 

@@ -1,6 +1,6 @@
 """Constraints: what a setting may need at most, whether anything can do with it, and if not, why.
 
-What a setting needs is known without running it: memory from `sim.memory`, staleness from the
+What a setting needs is known without running it: memory from `sim.memory.need`, staleness from the
 rule, captured energy from a curve where one is known. No torch.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from autotune.space import SearchSpace, effective_lag
-from sim.hardware import HardwareProfile
-from sim.memory import memory_of
+from sim.hardware.profile import HardwareProfile
+from sim.memory.need import memory_of
+from sim.models.workload import Workload
 from sim.simulate import Strategy
-from sim.workload import Workload
 from zenflow.config import ZenFlowConfig, raise_violations
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.space import effective_lag
-from sim.costs import StepCosts, costs_of
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import StepCosts, costs_of
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

@@ -27,8 +27,8 @@ from autotune.space import SearchSpace, effective_lag
 from autotune.tuner import Move, Tuner
 from autotune.twin import NEUTRAL, Twin
 from autotune.zen_auto import ZenAuto
-from sim.hardware import HardwareProfile
-from sim.workload import Workload
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, ObservedTimeline
 from zenflow.errors import CheckpointError, ConfigError, WorkerError

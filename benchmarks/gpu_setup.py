@@ -19,7 +19,7 @@ from experiments.models import INIT_STD, DecoderConfig, LanguageModel
 from experiments.recipes import NUM_BYTE_TOKENS, ModelSize
 from experiments.sources import stdlib_documents
 from experiments.tokens import ByteTokenizer
-from sim.workload import Workload
+from sim.models.workload import Workload
 from zenflow.config import PRESETS
 from zenflow.surface.arguments import default_host_threads
 

@@ -44,8 +44,8 @@ from benchmarks.gpu_setup import (
 )
 from benchmarks.record import setting
 from experiments.records import write_json, write_text
-from sim.generic import generic_gpu
-from sim.memory import memory_of
+from sim.hardware.unknown import generic_gpu
+from sim.memory.need import memory_of
 from sim.simulate import Strategy
 from zenflow import StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig
 from zenflow.config import PRESETS

@@ -18,13 +18,13 @@ import simpy
 
 from benchmarks.record import setting, spread
 from experiments.records import write_json, write_text
-from sim.catalog import find_machine
-from sim.closed_form import ClosedForm
-from sim.costs import StepCosts, costs_of
+from sim.closed_forms.steady import ClosedForm
+from sim.hardware.catalog import find_machine
 from sim.machine import Machine
-from sim.models import find_model
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy
-from sim.workload import Workload
+from sim.timing.costs import StepCosts, costs_of
 
 MODEL, MACHINE = "llama-3.1-8b", "hgx-h200"  # 32 layers, embedding and head
 EVENT_STRATEGIES = ("zero_offload", "delayed", "zenflow_paper", "zenflow", "superoffload")

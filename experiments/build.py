@@ -26,7 +26,7 @@ from experiments.pretrained import (
 )
 from experiments.recipes import DEFAULT_STEPS, TrainSettings
 from experiments.tokens import TextTokenizer
-from sim.workload import Workload
+from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError

@@ -13,7 +13,7 @@ from zenflow.errors import ConfigError, ZenFlowError
 if TYPE_CHECKING:
     from experiments.calibration.calibrate import Calibration, CalibrationOptions
     from experiments.stages import Stages
-    from sim.hardware import HardwareProfile
+    from sim.hardware.profile import HardwareProfile
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -62,7 +62,7 @@ def calibrate(context: click.Context, /, **flags: Any) -> None:
         raise click.UsageError(str(error), context) from error
     except ZenFlowError as error:
         raise click.ClickException(str(error)) from error
-    from sim.profile_file import write_profile
+    from sim.hardware.file import write_profile
 
     write_profile(profile, flags["out"])
     click.echo(
@@ -106,7 +106,7 @@ def _calibrate(flags: dict[str, Any], stages: Stages | None = None) -> Calibrati
 
 def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
     from experiments.calibration.recorded import refine_on_runs
-    from sim.profile_file import read_profile
+    from sim.hardware.file import read_profile
 
     if flags["start"] is None:
         raise ConfigError("--from-trace refines a profile: name it with --start")
@@ -149,7 +149,7 @@ def validate(context: click.Context, /, **flags: Any) -> None:
 
 def _again(folder: Path, picture: Path | None) -> str:
     from experiments import validation
-    from sim.profile_file import read_profile
+    from sim.hardware.file import read_profile
 
     profile = read_profile(folder / validation.PROFILE)
     runs = validation.validate(profile, validation.read_record(folder))
@@ -166,7 +166,7 @@ def _validate(flags: dict[str, Any]) -> str:
     from experiments.records import provenance, results_folder, write_json
     from experiments.stages import Stages
     from experiments.validation_plot import write_shown
-    from sim.profile_file import read_profile, write_profile
+    from sim.hardware.file import read_profile, write_profile
 
     stages = Stages()
     folder = flags["out"] or results_folder("validation")

@@ -13,7 +13,7 @@ from autotune.zen_auto import ZenAuto
 from experiments.build import Workbench, workload_of
 from experiments.recipes import TrainSettings
 from experiments.records import hardware
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
@@ -104,10 +104,10 @@ def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfil
             not of the run's kind.
     """
     from autotune.twin_controller import SIGMAS
-    from sim.catalog import find_machine
-    from sim.generic import generic_cpu, generic_gpu
-    from sim.profile_file import read_profile
-    from sim.refine import on_link
+    from sim.fitting.refine import on_link
+    from sim.hardware.catalog import find_machine
+    from sim.hardware.file import read_profile
+    from sim.hardware.unknown import generic_cpu, generic_gpu
 
     if settings.profile is not None:
         found, source = read_profile(settings.profile), "calibrated"

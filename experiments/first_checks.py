@@ -94,7 +94,7 @@ def trainable_name(name: str) -> str:
     """
     if name in MODEL_SIZES:
         return name
-    from sim.models import find_model, model_names  # reads the table, which few names need
+    from sim.models.table import find_model, model_names  # reads the table, which few names need
 
     found, config = find_model(name)
     is_named = found in model_names() and config == find_model(found)[1]

@@ -21,10 +21,10 @@ import numpy as np
 from autotune.efficiency import FITTED, EnergyCurve
 from autotune.measured import Stretch, robust_mean
 from autotune.twin import NEUTRAL, Forecast, Twin
-from sim.catalog import find_machine
-from sim.hardware import HardwareProfile
-from sim.models import find_model
-from sim.workload import Workload
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import HardwareProfile
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

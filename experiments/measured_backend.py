@@ -16,9 +16,9 @@ from experiments.build import build_workbench
 from experiments.calibration.compute import workload_of
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.recipes import TrainSettings
-from sim.catalog import find_machine
-from sim.hardware import HardwareProfile
-from sim.workload import Workload
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from sim.engine_memory import engine_memory
+from sim.memory.engine import engine_memory
 from zenflow.errors import ConfigError
 from zenflow.host.limits import control_groups
 

@@ -13,7 +13,7 @@ from experiments.sim_options import Memory, hardware_of, simulation_flags, workl
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sim.plan import Plan
+    from sim.planning.plan import Plan
 
 _FILE_WIDTH = 120
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -70,7 +70,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     predictions for a steady state, as `zenflow simulate` makes them.
     """
     from experiments.plan_run import Wishes, train_command
-    from sim.plan import plan
+    from sim.planning.plan import plan
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from experiments.recipes import MODEL_SIZES
-from sim.models import hub_name
+from sim.models.table import hub_name
 
 if TYPE_CHECKING:
-    from sim.options import Option
-    from sim.plan import Plan
+    from sim.planning.options import Option
+    from sim.planning.plan import Plan
 
 DATA = "my_texts/"
 """Stands for the user's own in the command that is printed."""

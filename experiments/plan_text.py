@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from experiments.plan_run import Wishes, what_to_run
-from sim.memory_parts import gib
-from sim.rules import EXACT
+from sim.memory.parts import gib
+from sim.planning.rules import EXACT
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sim.improvements import Improvement
-    from sim.options import Option
-    from sim.plan import Plan
+    from sim.planning.improvements import Improvement
+    from sim.planning.options import Option
+    from sim.planning.plan import Plan
 
 _DOUBTFUL = 1.5
 """Times one device's speed that several should reach to be worth their price."""

@@ -14,17 +14,17 @@ import numpy as np
 
 from experiments.published_data import BREAKDOWN
 from experiments.published_setups import AnySetup, HostPass, Phases, Quantity, Setup
-from sim.catalog import find_machine
-from sim.costs import StepCosts, costs_of
+from sim.fitting.uncertainty import Interval, interval_of
 from sim.fluid import Resource
-from sim.hardware import HardwareProfile
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine, least_seconds
-from sim.models import find_model
-from sim.phases import costs_of_phases
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.schedules.zero_offload import RELEASED
 from sim.simulate import Strategy
-from sim.uncertainty import Interval, interval_of
-from sim.workload import Workload
+from sim.timing.costs import StepCosts, costs_of
+from sim.timing.phases import costs_of_phases
 
 RATE = "DeepSpeed's CPU step"
 """Name of the constant among the figures that a prediction depends on."""

@@ -15,8 +15,8 @@ from experiments.recipes import DTYPES, MODEL_SIZES
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sim.hardware import HardwareProfile
-    from sim.workload import Workload
+    from sim.hardware.profile import HardwareProfile
+    from sim.models.workload import Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -117,9 +117,9 @@ def hardware_of(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
         ConfigError: Not exactly one of --gpu, --machine and --profile was given, or a name is
             unknown.
     """
-    from sim.catalog import find_fabric, find_host, find_link, find_machine, find_nvme
-    from sim.hardware import Figure
-    from sim.profile_file import read_profile
+    from sim.hardware.catalog import find_fabric, find_host, find_link, find_machine, find_nvme
+    from sim.hardware.file import read_profile
+    from sim.hardware.profile import Figure
 
     given = [f"--{name}" for name in _NAMED_BASES if flags[name] is not None]
     if len(given) != 1:
@@ -160,7 +160,7 @@ def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
     Raises:
         ConfigError: The device is unknown, or no machine holds it and parts are missing.
     """
-    from sim.catalog import assemble, find_device, find_machine, machine_names
+    from sim.hardware.catalog import assemble, find_device, find_machine, machine_names
 
     device, count = find_device(flags["gpu"]), flags["num_gpus"] or 1
     parts = [name for name in ("host", "link") if flags[name] is None]
@@ -191,7 +191,7 @@ def workload_of(flags: dict[str, Any], hardware: HardwareProfile) -> Workload:
     Raises:
         ConfigError: The model is unknown or lacks a field, or a number breaks its rule.
     """
-    from sim.workload import Workload
+    from sim.models.workload import Workload
 
     name, config = _model(flags["model"])
     peaks = hardware.device.flops
@@ -210,7 +210,7 @@ def workload_of(flags: dict[str, Any], hardware: HardwareProfile) -> Workload:
 
 
 def _model(name: str) -> tuple[str, dict[str, Any]]:
-    from sim.models import find_model
+    from sim.models.table import find_model
 
     size = MODEL_SIZES.get(name)
     return find_model(name) if size is None else (name, size.config())

@@ -13,16 +13,16 @@ from experiments.options import given_flags
 from experiments.records import commit
 from experiments.sim_options import hardware_of, run_flags, simulation_flags, workload_of
 from experiments.trace_facts import TraceFacts
-from sim.costs import costs_of
-from sim.hardware import HardwareProfile
-from sim.memory import MemoryNeed, gib, memory_of
+from sim.hardware.profile import HardwareProfile
+from sim.memory.need import MemoryNeed, gib, memory_of
+from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
 
 if TYPE_CHECKING:
-    from sim.uncertainty import Interval
+    from sim.fitting.uncertainty import Interval
 
 _LANE_WIDTH = 12
 _MOST_PARTS = 5
@@ -90,7 +90,7 @@ def _interval(
 ) -> Interval | None:
     if not flags["draws"]:
         return None
-    from sim.uncertainty import interval_of  # loads numpy, which help need not
+    from sim.fitting.uncertainty import interval_of  # loads numpy, which help need not
 
     def step_seconds(drawn: HardwareProfile) -> float:
         costs = costs_of(workload, drawn)

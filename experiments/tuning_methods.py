@@ -25,8 +25,8 @@ from autotune.storage import quiet_optuna
 from autotune.tuner import Tuner
 from autotune.twin import NEUTRAL, Twin
 from experiments.hidden_truth import CONFIG, SIGMA, case_of
-from sim.hardware import HardwareProfile
-from sim.workload import Workload
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 

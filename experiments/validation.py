@@ -12,8 +12,8 @@ import numpy as np
 
 from experiments.calibration.plans import workload_of_settings
 from experiments.recipes import TrainSettings
-from sim.hardware import HardwareProfile
-from sim.refine import Observation, predict
+from sim.fitting.refine import Observation, predict
+from sim.hardware.profile import HardwareProfile
 from sim.simulate import Prediction, Strategy
 from zenflow.errors import ConfigError
 

@@ -26,7 +26,7 @@ from experiments.validation import (
     read_record,
     validate,
 )
-from sim.profile_file import read_profile
+from sim.hardware.file import read_profile
 from zenflow.errors import ConfigError
 
 _ROOT = Path(__file__).resolve().parent

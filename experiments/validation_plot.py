@@ -20,8 +20,8 @@ from experiments.validation import (
     table,
     validate,
 )
-from sim.hardware import HardwareProfile
-from sim.profile_file import read_profile
+from sim.hardware.file import read_profile
+from sim.hardware.profile import HardwareProfile
 
 _BAND = 0.1
 _OTHER_COLOUR = "#888888"

@@ -15,7 +15,7 @@ from typing import Any
 import simpy
 
 from sim.fluid import FlowKind, FluidNetwork, Resource
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
 from sim.lanes import HostLane, Recording, SerialLane, Work
 
 Process = Generator[simpy.Event, Any, None]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sim.costs import StepCosts
 from sim.machine import Machine
 from sim.schedules.deep_optimizer_states import DeepOptimizerStates
 from sim.schedules.deepspeed_zenflow import DeepSpeedZenFlow
@@ -18,6 +17,7 @@ from sim.schedules.superoffload import SuperOffload
 from sim.schedules.zenflow import EngineSchedule
 from sim.schedules.zero_infinity import ZeroInfinity
 from sim.schedules.zero_offload import RELEASED, ZeroOffload
+from sim.timing.costs import StepCosts
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline

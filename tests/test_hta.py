@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sim.catalog import find_machine
-from sim.costs import costs_of
-from sim.models import find_model
+from sim.hardware.catalog import find_machine
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from tests.models import TinyStack
 from zenflow import PacedLink, Span, Timeline, ZenFlowAdamW, ZenFlowConfig
 

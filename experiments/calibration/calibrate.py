@@ -40,8 +40,8 @@ from experiments.outlook import PlannedRun
 from experiments.recipes import TrainSettings
 from experiments.records import provenance
 from experiments.stages import Stages
-from sim.hardware import HardwareProfile
-from sim.refine import SWEEPS, Refinement, refine
+from sim.fitting.refine import SWEEPS, Refinement, refine
+from sim.hardware.profile import HardwareProfile
 from zenflow.surface.arguments import default_host_threads
 
 _COMPUTE = "compute by layer shape"

@@ -14,8 +14,8 @@ from torch import nn
 from experiments.build import Workbench, build_workbench, workload_of
 from experiments.recipes import TrainSettings
 from experiments.training import cross_entropy, forward
-from sim.fit import Fit, Sample, fit_constants
-from sim.workload import Workload
+from sim.fitting.fit import Fit, Sample, fit_constants
+from sim.models.workload import Workload
 
 WARM_ROUNDS = 2
 _BACKWARD_FACTORS = np.linspace(0.6, 1.6, 41)
@@ -114,7 +114,7 @@ def _squares(fit: Fit) -> float:
 
 
 def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
-    """Return forward and backward as counts of what `sim.costs.layer_seconds` charges for."""
+    """Return forward and backward as the counts that `sim.timing.costs.layer_seconds` charges."""
     works = times.workload.works()
     flop = sum(work.matmul_flop for work in works)
     attention = sum(work.attention_flop for work in works)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from experiments.calibration.calibrate import Calibration
-from sim.hardware import Figure, HardwareProfile
+from sim.hardware.profile import Figure, HardwareProfile
 
 _KNOWN = 1e-3
 """Growth of the error below which runs say little of a constant."""

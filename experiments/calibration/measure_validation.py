@@ -6,8 +6,8 @@ from experiments.calibration import plans
 from experiments.calibration.calibrate import CalibrationOptions, observe_runs
 from experiments.recipes import TrainSettings
 from experiments.stages import Stages
-from sim.hardware import HardwareProfile
-from sim.refine import Observation
+from sim.fitting.refine import Observation
+from sim.hardware.profile import HardwareProfile
 
 
 def measure_validation(

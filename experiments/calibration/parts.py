@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sim.fit import Fit, Sample, fit_constants
+from sim.fitting.fit import Fit, Sample, fit_constants
 from zenflow.columns.host_rows import HostRows
 from zenflow.columns.host_update import Moments
 from zenflow.device.base import AbstractDevice

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.recipes import MODEL_SIZES, TrainSettings
-from sim.costs import costs_of
-from sim.hardware import HardwareProfile
-from sim.workload import Workload
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
+from sim.timing.costs import costs_of
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ import torch
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import HostRates, LinkRates, PartRates
 from experiments.records import hardware
-from sim.fit import Fit
-from sim.hardware import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
+from sim.fitting.fit import Fit
+from sim.hardware.profile import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
 from zenflow.host.limits import usable_cores
 
 _ENDLESS = 1e12

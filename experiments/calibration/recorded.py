@@ -12,8 +12,8 @@ from experiments.calibration.runs import label_of
 from experiments.recipes import MODEL_SIZES, TrainSettings
 from experiments.records import read_steps
 from experiments.summary import whole_windows
-from sim.hardware import HardwareProfile
-from sim.refine import Observation, Refinement, refine
+from sim.fitting.refine import Observation, Refinement, refine
+from sim.hardware.profile import HardwareProfile
 from sim.simulate import Strategy
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from experiments.build import workload_of
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.recipes import TrainSettings
-from sim.refine import Observation
+from sim.fitting.refine import Observation
 from sim.simulate import Strategy
 
 WARM_STEPS = 2

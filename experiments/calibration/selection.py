@@ -8,9 +8,9 @@ from dataclasses import replace
 from experiments.calibration.plans import workload_of_settings
 from experiments.calibration.runs import observe
 from experiments.recipes import TrainSettings
-from sim.block_plan import BlockPlan
-from sim.costs import costs_of
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
+from sim.timing.block_plan import BlockPlan
+from sim.timing.costs import costs_of
 
 _INTERVAL = 2
 """Steps of a window, and between two selections: every block selects in every window."""

@@ -24,12 +24,12 @@ _FROM_TABLE = (
 
 
 def _make(job: Job) -> Data:
-    from sim.catalog import find_machine
-    from sim.costs import costs_of
-    from sim.models import find_model
-    from sim.phases import costs_of_phases
+    from sim.hardware.catalog import find_machine
+    from sim.models.table import find_model
+    from sim.models.workload import Workload
     from sim.simulate import Strategy, simulate
-    from sim.workload import Workload
+    from sim.timing.costs import costs_of
+    from sim.timing.phases import costs_of_phases
 
     del job
     phases = paper.PHASES

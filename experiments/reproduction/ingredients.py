@@ -63,8 +63,8 @@ def _make(job: Job) -> Data:
 def _simulated() -> dict[str, dict[str, float]]:
     """Return step and stall of each rung on the paper's machine, from its published phases."""
     from experiments import paper
-    from sim.phases import costs_of_phases
     from sim.simulate import Strategy, simulate
+    from sim.timing.phases import costs_of_phases
 
     phases = paper.PHASES
     costs = costs_of_phases(

@@ -12,7 +12,7 @@ from experiments.reproduction.finding import Finding, Tolerance
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sim.hardware import HardwareProfile
+    from sim.hardware.profile import HardwareProfile
 
 _STRATEGIES = {
     "on_device": "AdamW on the GPU",
@@ -41,7 +41,7 @@ _NOTE = (
 
 
 def _make(job: Job) -> Data:
-    from sim.catalog import find_machine
+    from sim.hardware.catalog import find_machine
 
     machine = find_machine(_MACHINE, 1)
     devices = _DEVICES[:1] if job.smoke else _DEVICES
@@ -77,13 +77,13 @@ def _largest(strategy: str, machine: HardwareProfile) -> float:
 
 
 def _fits(strategy: str, heads: int, machine: HardwareProfile) -> bool:
-    from sim.memory import memory_of
+    from sim.memory.need import memory_of
 
     return not memory_of(_workload(heads), strategy, machine).short_of(machine)
 
 
 def _workload(heads: int) -> Any:
-    from sim.workload import Workload
+    from sim.models.workload import Workload
 
     hidden = 128 * heads
     config = {

@@ -13,13 +13,13 @@ from typing import Any
 
 from experiments import paper
 from experiments.published_predict import deepspeed_rate, predict_costs
-from sim.catalog import find_machine
-from sim.costs import costs_of
-from sim.hardware import HardwareProfile
-from sim.models import find_model
-from sim.options import Planner
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import HardwareProfile
+from sim.models.table import find_model
+from sim.models.workload import Workload
+from sim.planning.options import Planner
 from sim.simulate import Strategy
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 
 SEQUENCES = (128, 512, 2048)
 JUDGED = SEQUENCES[0]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import paper
-from sim.phases import costs_of_phases
 from sim.simulate import Prediction, Strategy, simulate
+from sim.timing.phases import costs_of_phases
 from zenflow.trace.timeline import Span, Timeline
 
 NOTE = (

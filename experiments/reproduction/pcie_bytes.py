@@ -68,11 +68,11 @@ def _offload(seed: int) -> dict[str, float]:
 
 
 def _simulated(strategy: str, **knobs: Any) -> float:
-    from sim.catalog import find_machine
-    from sim.costs import costs_of
-    from sim.models import find_model
+    from sim.hardware.catalog import find_machine
+    from sim.models.table import find_model
+    from sim.models.workload import Workload
     from sim.simulate import Strategy, simulate
-    from sim.workload import Workload
+    from sim.timing.costs import costs_of
 
     name, config = find_model("llama-2-7b")
     workload = Workload.of_config(name, config, batch_size=4, sequence=512)

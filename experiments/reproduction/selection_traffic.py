@@ -43,8 +43,8 @@ def _make(job: Job) -> Data:
 
 def _model(name: str) -> dict[str, Any]:
     """Return the bytes of gradients and norms of a model's matrices."""
-    from sim.models import find_model
-    from sim.workload import Workload
+    from sim.models.table import find_model
+    from sim.models.workload import Workload
 
     workload = Workload.of_config(*find_model(name), batch_size=1, sequence=128)
     shapes = [parameter.shape for parameter in workload.parameters if len(parameter.shape) == 2]

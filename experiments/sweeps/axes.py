@@ -115,7 +115,7 @@ def _part(kind: str) -> Callable[[str], str]:
     """Return the parser of a part's name, which gives it as the table spells it."""
 
     def parse(word: str) -> str:
-        from sim import catalog
+        from sim.hardware.profile import catalog
 
         found: str = getattr(catalog, f"find_{kind}")(word).name
         return found
@@ -128,7 +128,7 @@ def _drives(word: str) -> str:
 
 
 def _machine(word: str) -> str:
-    from sim.profile_file import read_profile
+    from sim.hardware.file import read_profile
 
     if word.endswith(".json"):
         read_profile(word)
@@ -137,7 +137,7 @@ def _machine(word: str) -> str:
 
 
 def _model(word: str) -> str:
-    from sim.models import find_model
+    from sim.models.table import find_model
 
     if word not in MODEL_SIZES:
         find_model(word)
@@ -263,7 +263,7 @@ def kind_of(name: str) -> AxisKind:
 
 
 def _figure_names() -> tuple[str, ...]:
-    from sim.catalog import find_machine
+    from sim.hardware.catalog import find_machine
 
     return tuple(find_machine("dgx-a100-80").figures())
 

@@ -18,9 +18,9 @@ from experiments.sweeps.axes import Axis, Value
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sim.hardware import HardwareProfile
+    from sim.hardware.profile import HardwareProfile
+    from sim.models.workload import Workload
     from sim.simulate import Strategy
-    from sim.workload import Workload
 
 METHODS = ("auto", "simulate", "closed-form")
 MOST_POINTS = 1_000_000
@@ -54,8 +54,8 @@ class Case:
         Raises:
             ConfigError: The strategy has no such option, or the device no peak for the dtype.
         """
-        from sim.costs import costs_of
         from sim.machine import Machine
+        from sim.timing.costs import costs_of
 
         self.strategy.schedule(Machine(self.hardware), costs_of(self.workload, self.hardware))
 

@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.sweeps.grid import Case, Sweep
-from sim.closed_form import ClosedForm, has_closed_form
-from sim.costs import StepCosts, costs_of
-from sim.hardware import HardwareProfile
+from sim.closed_forms.steady import ClosedForm, has_closed_form
+from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
-from sim.memory import memory_of
+from sim.memory.need import memory_of
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import StepCosts, costs_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sim.closed_form import Steady
-    from sim.memory import MemoryNeed
+    from sim.closed_forms.steady import Steady
+    from sim.memory.need import MemoryNeed
 
 Row = dict[str, Any]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import simpy
 
-from sim.costs import StepCosts
 from sim.machine import Machine, Process
 from sim.schedules.schedule import AbstractSchedule
+from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
 
 _STATE_BYTES = 12

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import simpy
 
-from sim.costs import Segment, StepCosts
 from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
 from sim.schedules.schedule import AbstractSchedule
+from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
 
 _FLOAT_BYTES = 4

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import simpy
 
-from sim.costs import StepCosts
 from sim.machine import Machine, Process
 from sim.schedules.schedule import AbstractSchedule
+from sim.timing.costs import StepCosts
 
 
 class LayerOverlapped(AbstractSchedule):

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import simpy
 
-from sim.costs import StepCosts
 from sim.machine import Machine, Process
+from sim.timing.costs import StepCosts
 
 
 class AbstractSchedule(ABC):

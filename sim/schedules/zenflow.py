@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from sim.block_plan import BlockPlan, PlannedBlock, intake_bytes, update_bytes
-from sim.costs import StepCosts
 from sim.machine import Machine, Process
 from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule
+from sim.timing.block_plan import BlockPlan, PlannedBlock, intake_bytes, update_bytes
+from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
 

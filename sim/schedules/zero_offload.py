@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import simpy
 
-from sim.costs import StepCosts
 from sim.machine import Machine, Process
 from sim.schedules.schedule import AbstractSchedule
+from sim.timing.costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ import pytest
 
 from autotune.backends import SimulatedBackend
 from autotune.efficiency import EnergyCurve
-from sim.catalog import find_machine
-from sim.costs import costs_of
-from sim.memory import memory_of
-from sim.models import find_model
+from sim.hardware.catalog import find_machine
+from sim.memory.need import memory_of
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

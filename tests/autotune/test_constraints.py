@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from autotune.constraints import Constraints, Feasibility, Need, needs_of, staleness_of
 from autotune.space import SearchSpace
-from sim.catalog import find_machine
-from sim.memory import memory_of
-from sim.models import find_model
+from sim.hardware.catalog import find_machine
+from sim.memory.need import memory_of
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy
-from sim.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.twin import NEUTRAL, PARTS, Twin
-from sim.costs import costs_of
 from sim.simulate import Strategy, simulate
+from sim.timing.costs import costs_of
 from tests.autotune.worlds import CONFIG, HERE, knobs_at, machine, twin, workload
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

@@ -14,7 +14,7 @@ from autotune.twin_controller import TwinController
 from autotune.zen_auto import ZenAuto
 from experiments.models import DecoderConfig, LanguageModel
 from experiments.recipes import MODEL_SIZES
-from sim.generic import generic_cpu
+from sim.hardware.unknown import generic_cpu
 from tests.autotune.runs import Notes, Priced, Run, a_controller, started_log
 from tests.autotune.worlds import CONFIG, HERE, SMALL, StandIn, Truth, knobs_at, log_gap, workload
 from tests.models import assert_equal, closing, weights_of

@@ -13,8 +13,8 @@ from autotune.refit import Prior
 from autotune.space import SearchSpace
 from autotune.twin import NEUTRAL, Twin
 from experiments.recipes import MODEL_SIZES
-from sim.generic import generic_cpu
-from sim.workload import Workload
+from sim.hardware.unknown import generic_cpu
+from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

@@ -13,8 +13,8 @@ from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
 from experiments.records import remove_results
 from experiments.tuning_rules import CHOSEN_KNOBS
-from sim.catalog import find_machine
-from sim.profile_file import write_profile
+from sim.hardware.catalog import find_machine
+from sim.hardware.file import write_profile
 from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

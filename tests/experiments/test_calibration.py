@@ -18,8 +18,8 @@ from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
 from experiments.cli import main
 from experiments.outlook import PlannedRun
-from sim.fit import Fit
-from sim.profile_file import read_profile
+from sim.fitting.fit import Fit
+from sim.hardware.file import read_profile
 
 TINY_SHAPES = (("tiny", 1, 32), ("tiny", 4, 32), ("tiny", 2, 96))
 TINY_RUNS = (
@@ -103,7 +103,7 @@ def test_a_plans_link_follows_from_the_predicted_compute(tiny, tmp_path):
     )
     settings = plan.resolve(profile, calibration.CalibrationOptions(
         device=torch.device("cpu")).settings)  # fmt: skip
-    from sim.costs import costs_of
+    from sim.timing.costs import costs_of
 
     costs = costs_of(plans.workload_of_settings(settings), profile)
     down, up = settings.link

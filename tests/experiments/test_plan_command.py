@@ -13,8 +13,8 @@ from experiments.cli import main
 from experiments.options import given_flags
 from experiments.plan_text import EVIDENCE
 from experiments.recipes import MODEL_SIZES, TrainSettings
-from sim.catalog import find_machine
-from sim.profile_file import write_profile
+from sim.hardware.catalog import find_machine
+from sim.hardware.file import write_profile
 from zenflow.config import ZenFlowConfig
 
 GIB = 1 << 30

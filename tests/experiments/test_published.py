@@ -28,9 +28,9 @@ from experiments.records import RESULTS, newest
 from experiments.validation import PROFILE, record_of
 from experiments.validation import RECORD as RUNS
 from experiments.validation_docs import DOCUMENT, document
-from sim.catalog import find_machine
-from sim.profile_file import write_profile
-from sim.refine import Observation
+from sim.fitting.refine import Observation
+from sim.hardware.catalog import find_machine
+from sim.hardware.file import write_profile
 from sim.simulate import Strategy
 from tests.test_layering import modules_after
 

@@ -10,12 +10,12 @@ from experiments.cli import main
 from experiments.compare_traces import compare_sides, load, whole_steps
 from experiments.records import commit
 from experiments.report.trace_view import read_view
-from sim.catalog import find_machine
-from sim.costs import costs_of
-from sim.models import find_model
-from sim.profile_file import write_profile
+from sim.hardware.catalog import find_machine
+from sim.hardware.file import write_profile
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.trace.timeline import Timeline
 
 MODEL = ["--model", "qwen2.5-0.5b"]

@@ -19,9 +19,9 @@ from experiments.cli import main
 from experiments.configfile import read_config_file, tuned_for
 from experiments.measured_backend import MeasuredBackend
 from experiments.recipes import TrainSettings
-from sim.catalog import find_machine
-from sim.models import find_model
-from sim.workload import Workload
+from sim.hardware.catalog import find_machine
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from tests.experiments.runs import summary, write_text
 from zenflow.knobs import Knobs
 

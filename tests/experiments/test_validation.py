@@ -35,9 +35,9 @@ from experiments.validation import (
     validate,
 )
 from experiments.validation_docs import validations
-from sim.catalog import find_machine
-from sim.profile_file import read_profile, write_profile
-from sim.refine import Observation
+from sim.fitting.refine import Observation
+from sim.hardware.catalog import find_machine
+from sim.hardware.file import read_profile, write_profile
 from sim.simulate import Prediction, Strategy
 from tests.test_readme import README
 from zenflow.errors import ConfigError

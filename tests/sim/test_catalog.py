@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim import catalog
-from sim.catalog import assemble, find_device, find_host, find_machine
-from sim.cells import read_table
-from sim.hardware import Figure, HardwareProfile
+from sim.hardware.catalog import assemble, find_device, find_host, find_machine
+from sim.hardware.profile import Figure, HardwareProfile, catalog
+from sim.hardware.quantities import read_table
 from sim.names import fold
 from zenflow.errors import ConfigError
 
@@ -164,8 +163,8 @@ def test_a_found_device_is_the_callers_own():
 
 def test_importing_loads_nothing_heavy():
     code = (
-        "import sys, sim.catalog, sim.models, sim.profile_file\n"
-        "sim.catalog.find_machine('gh200'); sim.models.find_model('gpt2')\n"
+        "import sys, sim.hardware.catalog, sim.models.table, sim.hardware.file\n"
+        "sim.hardware.catalog.find_machine('gh200'); sim.models.table.find_model('gpt2')\n"
         "print([m for m in ('torch', 'numpy', 'pandas', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

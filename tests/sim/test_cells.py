@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from sim.cells import UNITS, dimension_of, figure_of, read_table, record_of
-from sim.hardware import KINDS, Device, EngineOverheads, Fabric, Figure, Host, Link, Nvme
+from sim.hardware.profile import KINDS, Device, EngineOverheads, Fabric, Figure, Host, Link, Nvme
+from sim.hardware.quantities import UNITS, dimension_of, figure_of, read_table, record_of
 from zenflow.errors import ConfigError
 
 TABLES = ("devices", "hosts", "links", "fabrics", "nvme", "overheads")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.catalog import find_machine
-from sim.closed_form import ClosedForm, has_closed_form
-from sim.costs import costs_of
-from sim.models import find_model
+from sim.closed_forms.steady import ClosedForm, has_closed_form
+from sim.hardware.catalog import find_machine
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
 
 STRATEGIES = {

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from sim.catalog import find_machine
-from sim.costs import SEGMENT_FLOOR, Segment, costs_of, cut, layer_seconds
-from sim.hardware import Figure
-from sim.models import find_model
-from sim.phases import costs_of_phases
-from sim.workload import LayerWork, Workload
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import Figure
+from sim.models.table import find_model
+from sim.models.workload import LayerWork, Workload
+from sim.timing.costs import SEGMENT_FLOOR, Segment, costs_of, cut, layer_seconds
+from sim.timing.phases import costs_of_phases
 from zenflow.errors import ConfigError
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.families import layers_of, num_params
-from sim.models import find_model, model_names
+from sim.models.families import layers_of, num_params
+from sim.models.table import find_model, model_names
 from zenflow.errors import ConfigError
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.fit import Sample, fit_constants, least_squares
+from sim.fitting.fit import Sample, fit_constants, least_squares
 from zenflow.errors import ConfigError
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sim.costs import costs_of
-from sim.generic import SIGMA, generic_cpu, generic_gpu
-from sim.hardware import HardwareProfile
-from sim.models import find_model
+from sim.hardware.profile import HardwareProfile
+from sim.hardware.unknown import SIGMA, generic_cpu, generic_gpu
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
 
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from sim.hardware import Fabric, Figure, Nvme
+from sim.hardware.profile import Fabric, Figure, Nvme
 from sim.machine import Machine
-from sim.phases import costs_of_phases
 from sim.simulate import STRATEGIES, Strategy
+from sim.timing.phases import costs_of_phases
 
 PARAMS = 20_000
 LANES = ("device", "fabric", "d2h", "h2d", "host", "main", "nvme read", "nvme write")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sim import catalog
-from sim.catalog import assemble, find_device, find_host, find_machine
-from sim.cells import figure_of, read_table
+from sim.hardware.catalog import assemble, find_device, find_host, find_machine
+from sim.hardware.profile import catalog
+from sim.hardware.quantities import figure_of, read_table
 
 SHARE = (0.05, 1.0)
 RANGES = {

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from sim.block_plan import BlockPlan
-from sim.catalog import find_machine
-from sim.costs import costs_of
-from sim.engine_memory import engine_memory, num_accumulators, rounded
-from sim.memory import CONTEXT_BYTES, PROCESS_BYTES, memory_of
-from sim.memory_parts import DeviceParts, Part, fullest
-from sim.models import find_model
+from sim.hardware.catalog import find_machine
+from sim.memory.engine import engine_memory, num_accumulators, rounded
+from sim.memory.need import CONTEXT_BYTES, PROCESS_BYTES, memory_of
+from sim.memory.parts import DeviceParts, Part, fullest
+from sim.memory.systems import RECIPES
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Strategy
-from sim.system_memory import RECIPES
-from sim.workload import Workload
+from sim.timing.block_plan import BlockPlan
+from sim.timing.costs import costs_of
 from zenflow.config import PRESETS, ZenFlowConfig
 from zenflow.errors import ConfigError
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sim.families import num_params
-from sim.models import find_model, hub_name, model_names
+from sim.models.families import num_params
+from sim.models.table import find_model, hub_name, model_names
 from zenflow.errors import ConfigError
 
 PUBLISHED = {
@@ -97,7 +97,7 @@ def test_models_are_found_by_the_names_that_people_and_the_hub_give_them(spoken,
 
 
 def test_no_two_models_share_a_name():
-    from sim.models import _known, _named
+    from sim.models.table import _known, _named
 
     spellings = _known()
     for name, text in _named().items():

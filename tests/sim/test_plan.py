@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from sim.catalog import find_link, find_machine
-from sim.costs import costs_of
-from sim.memory import memory_of
-from sim.models import find_model
-from sim.options import Planner, default_reserve
-from sim.plan import plan
-from sim.rules import RULES, distance
+from sim.fitting.uncertainty import interval_of
+from sim.hardware.catalog import find_link, find_machine
+from sim.memory.need import memory_of
+from sim.models.table import find_model
+from sim.models.workload import Workload
+from sim.planning.options import Planner, default_reserve
+from sim.planning.plan import plan
+from sim.planning.rules import RULES, distance
 from sim.simulate import STRATEGIES, Strategy, simulate
-from sim.uncertainty import interval_of
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
 

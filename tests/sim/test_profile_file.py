@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.catalog import find_machine, machine_names
-from sim.hardware import KINDS, Figure
-from sim.profile_file import SCHEMA_VERSION, read_profile, write_profile
+from sim.hardware.catalog import find_machine, machine_names
+from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
+from sim.hardware.profile import KINDS, Figure
 from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.costs import Segment, StepCosts
-from sim.hardware import Fabric, Figure, HardwareProfile, Nvme
+from sim.hardware.profile import Fabric, Figure, HardwareProfile, Nvme
 from sim.machine import Machine
-from sim.phases import costs_of_phases
 from sim.simulate import STRATEGIES, Strategy, simulate
+from sim.timing.costs import Segment, StepCosts
+from sim.timing.phases import costs_of_phases
 from zenflow.config import PRESETS
 
 SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])

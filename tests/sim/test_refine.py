@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from sim.catalog import find_machine
-from sim.costs import costs_of
-from sim.models import find_model
-from sim.refine import Observation, on_link, predict, refine
+from sim.fitting.refine import Observation, on_link, predict, refine
+from sim.hardware.catalog import find_machine
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 
 TRUTH = replace(
     find_machine("dgx-a100-80", 1).with_values({"overheads.device_update": 4e10}), host_threads=8

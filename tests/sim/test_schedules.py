@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from sim.catalog import find_machine
-from sim.costs import costs_of
-from sim.hardware import Fabric, Figure, Nvme
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import Fabric, Figure, Nvme
 from sim.machine import Machine
-from sim.models import find_model
-from sim.phases import costs_of_phases
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.schedules.deep_optimizer_states import DeepOptimizerStates
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
+from sim.timing.phases import costs_of_phases
 from zenflow.errors import ConfigError
 
 LAYERS = 10

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from sim.catalog import find_machine
-from sim.engine_memory import engine_memory
-from sim.estimates import estimated_seconds
-from sim.memory import memory_of
-from sim.models import find_model
-from sim.options import Planner, default_reserve
-from sim.rules import BASELINES, WORTH, distance
-from sim.search import Search, fewer_tokens
+from sim.hardware.catalog import find_machine
+from sim.memory.engine import engine_memory
+from sim.memory.need import memory_of
+from sim.models.table import find_model
+from sim.models.workload import Workload
+from sim.planning.estimates import estimated_seconds
+from sim.planning.options import Planner, default_reserve
+from sim.planning.rules import BASELINES, WORTH, distance
+from sim.planning.search import Search, fewer_tokens
 from sim.simulate import Strategy, simulate
-from sim.workload import Workload
 
 GIB = 1 << 30
 TOLERANCE = 0.03
@@ -52,8 +52,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_finds_what_brute_force_finds(name, monkeypatch):
-    monkeypatch.setattr("sim.search.KS", (0.1, 0.0, 0.05, 0.6))
-    monkeypatch.setattr("sim.search.INTERVALS", (4, 16))
+    monkeypatch.setattr("sim.planning.search.KS", (0.1, 0.0, 0.05, 0.6))
+    monkeypatch.setattr("sim.planning.search.INTERVALS", (4, 16))
     model, machine, settings = CASES[name]
     made = search(model, machine, **settings)
     best = made.best()

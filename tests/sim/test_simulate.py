@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.phases import costs_of_phases
 from sim.simulate import STRATEGIES, Strategy, simulate
+from sim.timing.phases import costs_of_phases
 from zenflow.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from sim.catalog import find_machine
-from sim.uncertainty import draws, interval_of
+from sim.fitting.uncertainty import draws, interval_of
+from sim.hardware.catalog import find_machine
 from zenflow.errors import ConfigError
 
 PROFILE = find_machine("dgx-a100-80", 1)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sim.families import num_params
-from sim.models import find_model
-from sim.workload import Workload
+from sim.models.families import num_params
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from zenflow.errors import ConfigError
 
 

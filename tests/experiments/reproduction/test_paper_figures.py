@@ -146,7 +146,7 @@ def test_a_projections_norms_are_a_twothousandth_of_its_gradient(made):
 
 def test_more_memory_never_trains_a_smaller_model(made):
     from experiments.reproduction.largest_model import _largest, _with_memory
-    from sim.catalog import find_machine
+    from sim.hardware.catalog import find_machine
 
     machine = find_machine("dgx-a100-80", 1)
     sizes = [_largest("zenflow", _with_memory(machine, size, 4096)) for size in (16, 80)]

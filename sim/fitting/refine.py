@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.costs import costs_of
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any, TypeVar
 
-from sim.hardware import Figure
+from sim.hardware.profile import Figure
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
@@ -122,7 +122,9 @@ def dimension_of(field_name: str) -> str:
     for name in (field_name, field_name.rsplit("_", 1)[-1]):
         if name in _DIMENSIONS:
             return _DIMENSIONS[name]
-    raise ConfigError(f"nothing says what {field_name} measures: add it to sim/cells.py")
+    raise ConfigError(
+        f"nothing says what {field_name} measures: add it to sim/hardware/quantities.py"
+    )
 
 
 def _scale(unit: str, dimension: str, place: str) -> tuple[float, float]:
@@ -152,7 +154,7 @@ def refuse_unknown(entry: Entry, known: Iterable[str], where: str) -> None:
 def record_of(
     make: type[_Record], entry: Entry, where: str, *, beside: Iterable[str] = (), **made: Any
 ) -> _Record:
-    """Return a record of `sim.hardware` from its entry.
+    """Return a record of `sim.hardware.profile` from its entry.
 
     Args:
         make: The record's class.

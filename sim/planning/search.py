@@ -11,15 +11,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.costs import StepCosts, costs_of
-from sim.engine_memory import engine_memory
-from sim.estimates import estimated_seconds
-from sim.hardware import HardwareProfile
-from sim.memory import MemoryNeed, memory_of
-from sim.options import Option, Planner
-from sim.rules import BASELINES, WORTH, distance
+from sim.hardware.profile import HardwareProfile
+from sim.memory.engine import engine_memory
+from sim.memory.need import MemoryNeed, memory_of
+from sim.models.workload import Workload
+from sim.planning.estimates import estimated_seconds
+from sim.planning.options import Option, Planner
+from sim.planning.rules import BASELINES, WORTH, distance
 from sim.simulate import Strategy
-from sim.workload import Workload
+from sim.timing.costs import StepCosts, costs_of
 from zenflow.config import PRESETS, ZenFlowConfig
 
 _AS_GOOD = 0.01
@@ -47,7 +47,7 @@ class Candidate:
     seconds: float
     """Estimate of a step's seconds, which the simulated step is never below."""
     distance: int
-    """Distance of the update rule from AdamW; see `sim.rules.distance`."""
+    """Distance of the update rule from AdamW; see `sim.planning.rules.distance`."""
 
     @property
     def score(self) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.block_plan import BlockPlan, intake_bytes, update_bytes
-from sim.costs import StepCosts
+from sim.timing.block_plan import BlockPlan, intake_bytes, update_bytes
+from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
 Array = NDArray[np.float64]

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.block_plan import BlockPlan
-from sim.costs import StepCosts
+from sim.closed_forms.ring_jobs import Released, RingJobs, served
+from sim.closed_forms.window_phases import WindowPhase, window_phases
 from sim.machine import Rates
-from sim.ring_jobs import Released, RingJobs, served
 from sim.simulate import Strategy
-from sim.window_phases import WindowPhase, window_phases
+from sim.timing.block_plan import BlockPlan
+from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 

@@ -7,10 +7,10 @@ few settings.
 
 from __future__ import annotations
 
-from sim.block_plan import intake_bytes, update_bytes
-from sim.costs import StepCosts
-from sim.engine_memory import EngineMemory
 from sim.machine import Rates
+from sim.memory.engine import EngineMemory
+from sim.timing.block_plan import intake_bytes, update_bytes
+from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sim.families import layers_of
+from sim.models.families import layers_of
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from sim.costs import Segment, StepCosts
-from sim.hardware import (
+from sim.hardware.profile import (
     Device,
     EngineOverheads,
     Figure,
@@ -14,6 +13,7 @@ from sim.hardware import (
     Host,
     Link,
 )
+from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
 
 _NOTHING = 1e-12

@@ -1,7 +1,7 @@
 """Plan: which setting to use on a machine, how fast it would be, and what would help.
 
 Only what this package's engine runs is recommended; other systems stand beside it. Nothing is run:
-times are `sim.simulate`'s, memory is `sim.memory`'s. No torch.
+times are `sim.simulate`'s, memory is `sim.memory.need`'s. No torch.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.finder import Finder
-from sim.hardware import HardwareProfile
-from sim.improvements import Improvement
-from sim.options import Option, default_reserve
-from sim.rules import EXACT
-from sim.search import Search
+from sim.fitting.uncertainty import Interval, interval_of
+from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
+from sim.planning.finder import Finder
+from sim.planning.improvements import Improvement
+from sim.planning.options import Option, default_reserve
+from sim.planning.rules import EXACT
+from sim.planning.search import Search
 from sim.simulate import STRATEGIES, Strategy
-from sim.uncertainty import Interval, interval_of
-from sim.workload import Workload
 
 DRAWS = 100
 """Number of draws of the machine's uncertain figures for an interval."""

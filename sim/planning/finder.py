@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sim.hardware import HardwareProfile
-from sim.improvements import Improvement, faster_parts, more_memory
-from sim.memory import memory_of
-from sim.models import find_model, model_names
-from sim.options import Option, Planner
-from sim.search import Search, fewer_tokens
+from sim.hardware.profile import HardwareProfile
+from sim.memory.need import memory_of
+from sim.models.table import find_model, model_names
+from sim.models.workload import Workload
+from sim.planning.improvements import Improvement, faster_parts, more_memory
+from sim.planning.options import Option, Planner
+from sim.planning.search import Search, fewer_tokens
 from sim.simulate import Strategy
-from sim.workload import Workload
 from zenflow.config import PRESETS
 
 
@@ -30,7 +30,7 @@ class Finder:
         checkpointing: bool | None,
         reserve: float,
     ) -> None:
-        """Start with nothing searched; arguments are those of `sim.plan.plan`."""
+        """Start with nothing searched; arguments are those of `sim.planning.plan.plan`."""
         self._workload = workload
         self._hardware = hardware
         self._presets = [name for name in strategies if name in PRESETS]

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.block_plan import ring_of
-from sim.costs import is_split
+from sim.timing.block_plan import ring_of
+from sim.timing.costs import is_split
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
 from zenflow.rule.blocks import BlockShape, partition

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sim.costs import StepCosts, is_split
+from sim.timing.costs import StepCosts, is_split
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.blocks import BlockShape, partition
 from zenflow.rule.calendar import WindowCalendar

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.costs import StepCosts, costs_of
-from sim.hardware import HardwareProfile
-from sim.memory import MemoryNeed, Shortfall, memory_of
-from sim.rules import rule_of
+from sim.hardware.profile import HardwareProfile
+from sim.memory.need import MemoryNeed, Shortfall, memory_of
+from sim.models.workload import Workload
+from sim.planning.rules import rule_of
 from sim.simulate import Prediction, Strategy, simulate
-from sim.workload import Workload
+from sim.timing.costs import StepCosts, costs_of
 
 _MEASURED = 2
 """Number of steps to simulate where steps repeat; whole windows are simulated in any case."""

@@ -6,8 +6,8 @@ setting loads, not for its seconds. What uses them must correct them by measurem
 
 from __future__ import annotations
 
-from sim.catalog import find_machine
-from sim.hardware import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
 
 SIGMA = 1.0
 """Log-normal spread of a generic figure: a factor of e is no surprise."""

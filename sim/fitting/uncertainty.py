@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
 from zenflow.errors import ConfigError
 
 _SHARES = (

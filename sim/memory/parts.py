@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sim.workload import Workload
+from sim.models.workload import Workload
 
 PartPlace = Literal["device", "pageable", "pinned", "nvme"]
 PLACES: tuple[PartPlace, ...] = ("device", "pageable", "pinned", "nvme")

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sim.costs import costs_of
-from sim.engine_memory import rounded
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine
-from sim.memory_parts import DeviceParts, Part
+from sim.memory.engine import rounded
+from sim.memory.parts import DeviceParts, Part
+from sim.models.workload import Workload
 from sim.schedules.deep_optimizer_states import DeepOptimizerStates
 from sim.simulate import Strategy
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 

@@ -12,8 +12,17 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sim.cells import Entry, figure_of, read_table, record_of, refuse_unknown
-from sim.hardware import Device, EngineOverheads, Fabric, Figure, HardwareProfile, Host, Link, Nvme
+from sim.hardware.profile import (
+    Device,
+    EngineOverheads,
+    Fabric,
+    Figure,
+    HardwareProfile,
+    Host,
+    Link,
+    Nvme,
+)
+from sim.hardware.quantities import Entry, figure_of, read_table, record_of, refuse_unknown
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 

@@ -1,8 +1,8 @@
 """Memory: what a strategy needs on device, host and drives, part by part, and whether it fits.
 
-The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.engine_memory`); other
-systems' follow their papers and measurements (`sim.system_memory`). Activations are
-`sim.workload`'s. No torch.
+The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.memory.engine`); other
+systems' follow their papers and measurements (`sim.memory.systems`). Activations are
+`sim.models.workload`'s. No torch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sim.costs import costs_of
-from sim.engine_memory import EngineMemory, engine_memory
-from sim.hardware import HardwareProfile
+from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
-from sim.memory_parts import PLACES, DeviceParts, Part, fullest, gib
+from sim.memory.engine import EngineMemory, engine_memory
+from sim.memory.parts import PLACES, DeviceParts, Part, fullest, gib
+from sim.memory.systems import system_parts
+from sim.models.workload import Workload
 from sim.simulate import Strategy
-from sim.system_memory import system_parts
-from sim.workload import Workload
+from sim.timing.costs import costs_of
 from zenflow.config import ZenFlowConfig
 
 Place = Literal["device", "host", "nvme"]

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sim.catalog import find_link
-from sim.hardware import HardwareProfile
-from sim.memory_parts import gib
-from sim.options import Option, Planner
-from sim.search import Search
+from sim.hardware.catalog import find_link
+from sim.hardware.profile import HardwareProfile
+from sim.memory.parts import gib
+from sim.planning.options import Option, Planner
+from sim.planning.search import Search
 from zenflow.config import PRESETS
 
 _NEXT_LINK = {"pcie3-x16": "pcie4-x16", "pcie4-x16": "pcie5-x16"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sim.hardware import Device, HardwareProfile
-from sim.workload import LayerWork, Workload
+from sim.hardware.profile import Device, HardwareProfile
+from sim.models.workload import LayerWork, Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 

@@ -1,0 +1,1 @@
+"""Steady states by formulas, for thousands of machines at once."""

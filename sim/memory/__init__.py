@@ -1,0 +1,1 @@
+"""How much memory each device and the host need, part by part."""
