@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.decisions import DECISIONS, Decision, DecisionLog, Header, read_header
+from autotune.decisions.file import DECISIONS, Decision, DecisionLog, Header, read_header
 from experiments.build import Workbench
 from experiments.controllers import make_controller, start_knobs
 from experiments.recipes import TrainSettings

@@ -7,9 +7,9 @@ import math
 import torch
 
 from autotune.constraints import Constraints
-from autotune.decisions import DecisionLog
-from autotune.logged_controller import LoggedController
-from autotune.zen_auto import ZenAuto
+from autotune.decisions.file import DecisionLog
+from autotune.online.logged_controller import LoggedController
+from autotune.online.zen_auto import ZenAuto
 from experiments.build import Workbench, workload_of
 from experiments.recipes import TrainSettings
 from experiments.records import hardware
@@ -31,7 +31,7 @@ def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
     if settings.controller == "zen-auto":
         return LoggedController(zen_auto, log, by="zen-auto", reason=lambda: _why(zen_auto))
     # Imported late, as below: a run that is not tuned needs no simulator.
-    from autotune.twin_controller import TwinController
+    from autotune.online.controller import TwinController
 
     profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
     return TwinController(
@@ -61,8 +61,8 @@ def start_knobs(bench: Workbench) -> Knobs:
     Raises:
         ConfigError: No setting keeps the bounds; the message says which two conflict.
     """
-    from autotune.advice import Adviser
-    from autotune.twin import Twin
+    from autotune.adviser.adviser import Adviser
+    from autotune.model.twin import Twin
 
     settings, preset = bench.settings, Knobs.of(bench.config)
     constraints = _constraints(bench)
@@ -103,7 +103,7 @@ def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfil
         ConfigError: The profile can't be read, the table has no such machine, or its device is
             not of the run's kind.
     """
-    from autotune.twin_controller import SIGMAS
+    from autotune.online.controller import SIGMAS
     from sim.fitting.refine import on_link
     from sim.hardware.catalog import find_machine
     from sim.hardware.file import read_profile

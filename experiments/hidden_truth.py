@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autotune.efficiency import FITTED, EnergyCurve
-from autotune.measured import Stretch, robust_mean
-from autotune.twin import NEUTRAL, Forecast, Twin
+from autotune.model.stretch import Stretch, robust_mean
+from autotune.model.twin import NEUTRAL, Forecast, Twin
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
 from sim.models.table import find_model

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from autotune.backends import AbstractBackend
 from autotune.constraints import Need, needs_of
-from autotune.objective import Measurement
+from autotune.offline.backends import AbstractBackend
+from autotune.offline.objective import Measurement
 from experiments.build import build_workbench
 from experiments.calibration.compute import workload_of
 from experiments.calibration.short_run import ShortRun, short_run

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from autotune.decisions import read_decisions
+from autotune.decisions.file import read_decisions
 from experiments.recipes import TrainSettings
 from zenflow.controller import LoggedDecisions
 from zenflow.errors import ConfigError

@@ -21,10 +21,10 @@ from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from autotune.backends import AbstractBackend
     from autotune.constraints import Constraints
+    from autotune.offline.backends import AbstractBackend
+    from autotune.offline.trial_loop import Task
     from autotune.space import SearchSpace
-    from autotune.trial_loop import Task
 
 _GIGA = 1e9
 _SIM_DEFAULTS = {"batch_size": 4, "sequence": 1024, "grad_accum": 1}
@@ -125,7 +125,7 @@ def _task(context: click.Context, flags: dict[str, Any]) -> tuple[Task, dict[str
     Raises:
         ConfigError: A flag is of the other backend, or says what can't be.
     """
-    from autotune.trial_loop import Task
+    from autotune.offline.trial_loop import Task
 
     _refuse_strangers(context, flags["backend"])
     backend, constraints, settings = _backend(context, flags)
@@ -189,7 +189,7 @@ def _backend(
         check_first(settings)
         given |= {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
         return MeasuredBackend(settings), limits, {**given, "zenflow": knobs}
-    from autotune.backends import SimulatedBackend
+    from autotune.offline.backends import SimulatedBackend
 
     base = ZenFlowConfig.preset("zenflow", **knobs)
     flags = _simulation(flags)

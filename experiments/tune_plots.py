@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from autotune.objective import OBJECTIVES
-from autotune.result import Candidate, TuneResult
+from autotune.offline.objective import OBJECTIVES
+from autotune.offline.result import Candidate, TuneResult
 from experiments.plots import STALL_COLOUR, STRATEGY_COLOURS
 
 _FOUND = STRATEGY_COLOURS["zenflow"]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.backends import AbstractBackend
 from autotune.constraints import Constraints, Feasibility
+from autotune.offline.backends import AbstractBackend
 from autotune.space import SearchSpace
 
 Simulation = Callable[[Mapping[str, Any]], tuple[AbstractBackend, Constraints]]

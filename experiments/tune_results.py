@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from autotune.objective import OBJECTIVES, goodput
-from autotune.result import Candidate, TuneResult
-from autotune.study import tune
-from autotune.trial_loop import Task
+from autotune.offline.objective import OBJECTIVES, goodput
+from autotune.offline.result import Candidate, TuneResult
+from autotune.offline.study import tune
+from autotune.offline.trial_loop import Task
 from experiments.plots import save_figure
 from experiments.records import machine_name, provenance, write_json, write_text
 from experiments.tune_plots import draw_found, draw_importance

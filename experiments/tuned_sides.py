@@ -11,7 +11,7 @@ from statistics import fmean
 import torch
 
 from autotune.efficiency import FITTED
-from autotune.measured import robust_mean
+from autotune.model.stretch import robust_mean
 from autotune.space import SearchSpace, effective_lag
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.recipes import TrainSettings

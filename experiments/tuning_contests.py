@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autotune.decisions import DecisionLog, Header
+from autotune.decisions.file import DecisionLog, Header
 from experiments.build import build_workbench
 from experiments.controllers import make_controller
 from experiments.recipes import TrainSettings

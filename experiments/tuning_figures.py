@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from autotune.decisions import DECISIONS, DecisionFile, read_decisions
+from autotune.decisions.file import DECISIONS, DecisionFile, read_decisions
 from experiments.plots import SPAN_COLOURS, STALL_COLOUR, STRATEGY_COLOURS
 from experiments.records import read_steps
 from zenflow.knobs import Knobs

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from autotune.decisions import DECISIONS, read_decisions
+from autotune.decisions.file import DECISIONS, read_decisions
 from experiments.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import optuna
 
-from autotune.advice import Adviser
+from autotune.adviser.adviser import Adviser
 from autotune.constraints import Constraints, Feasibility, needs_of
 from autotune.efficiency import FITTED, EnergyCurve
-from autotune.measured import Stretch
-from autotune.refit import Prior
-from autotune.samplers import make_sampler
+from autotune.model.refit import Prior
+from autotune.model.stretch import Stretch
+from autotune.model.twin import NEUTRAL, Twin
+from autotune.offline.samplers import make_sampler
+from autotune.offline.storage import quiet_optuna
+from autotune.online.trial_rules import Tuner
 from autotune.space import SearchSpace
-from autotune.storage import quiet_optuna
-from autotune.tuner import Tuner
-from autotune.twin import NEUTRAL, Twin
 from experiments.hidden_truth import CONFIG, SIGMA, case_of
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
@@ -216,7 +216,7 @@ class SamplerSearch(AbstractMethod):
 
         Args:
             problem: What is tuned.
-            sampler: One of `autotune.samplers.SAMPLERS`.
+            sampler: One of `autotune.offline.samplers.SAMPLERS`.
         """
         self._space, self._settings = problem.space, frozenset(problem.settings)
         self._rng = np.random.default_rng([problem.seed, 3])

@@ -20,7 +20,7 @@ from typing import Any
 import click
 import optuna
 
-from autotune.samplers import check_sampler
+from autotune.offline.samplers import check_sampler
 from autotune.space import SearchSpace
 from experiments.hidden_truth import HiddenMachine, case_of
 from experiments.plots import save_figure

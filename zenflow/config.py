@@ -203,7 +203,7 @@ class ZenFlowConfig:
             warnings.warn(
                 "update_interval is 'auto', which a ZenFlowConfig can't hold: it is "
                 f"{found.config.update_interval} here; pass controller=ZenAuto() (of "
-                "autotune.zen_auto) to the optimizer, or set a number",
+                "autotune.online.zen_auto) to the optimizer, or set a number",
                 stacklevel=2,
             )
         return found.config

@@ -1,7 +1,7 @@
 """What a tuned run's decisions file says, also while the run goes on.
 
-``autotune.decisions`` reads such a file to repeat a run, so it refuses one without an end. The
-page shows a run as far as it has come: the records are the same, a torn last line is left out.
+``autotune.decisions.file`` reads such a file to repeat a run, so it refuses one without an end.
+The page shows a run as far as it has come: the records are the same, a torn last line is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autotune.decision_records import Decision, End, Header, WindowRecord, record_of
+from autotune.decisions.records import Decision, End, Header, WindowRecord, record_of
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 

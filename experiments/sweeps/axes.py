@@ -115,7 +115,7 @@ def _part(kind: str) -> Callable[[str], str]:
     """Return the parser of a part's name, which gives it as the table spells it."""
 
     def parse(word: str) -> str:
-        from sim.hardware.profile import catalog
+        from sim.hardware import catalog
 
         found: str = getattr(catalog, f"find_{kind}")(word).name
         return found

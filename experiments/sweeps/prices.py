@@ -37,7 +37,7 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _part(name: str) -> str:
-    from sim.hardware.profile import catalog
+    from sim.hardware import catalog
 
     for find in (catalog.find_device, catalog.find_host, catalog.find_link):
         try:

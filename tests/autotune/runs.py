@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from autotune.background import AbstractAdviserHandle, Ready
-from autotune.decisions import DecisionLog
-from autotune.twin_controller import TwinController
+from autotune.adviser.process import AbstractAdviserHandle, Ready
+from autotune.decisions.file import DecisionLog
+from autotune.online.controller import TwinController
 from tests.autotune.test_decisions import header
 from tests.autotune.worlds import CONFIG, HERE, SMALL, machine, workload
 from tests.zenflow.test_report import a_report

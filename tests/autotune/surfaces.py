@@ -5,9 +5,9 @@ import os
 import time
 from pathlib import Path
 
-from autotune.backends import AbstractBackend
 from autotune.constraints import Need, staleness_of
-from autotune.objective import Measurement
+from autotune.offline.backends import AbstractBackend
+from autotune.offline.objective import Measurement
 from autotune.space import SearchSpace
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.advice import Adviser, Question, _Scales
+from autotune.adviser.adviser import Adviser, Question, _Scales
+from autotune.adviser.forecasts import Prospects
 from autotune.constraints import Constraints
 from autotune.efficiency import FITTED
-from autotune.prospects import Prospects
-from autotune.refit import Prior
-from autotune.twin import NEUTRAL
+from autotune.model.refit import Prior
+from autotune.model.twin import NEUTRAL
 from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, knobs_at, twin
 from zenflow.errors import ConfigError
 
@@ -205,7 +205,7 @@ def test_selections_are_as_often_as_their_cost_and_the_energys_decay_ask_for():
 
 
 def test_selections_of_what_is_in_force_are_weighed_though_no_search_has_looked_at_it(monkeypatch):
-    monkeypatch.setattr("autotune.advice.search", lambda *_: [])
+    monkeypatch.setattr("autotune.adviser.adviser.search", lambda *_: [])
     best, advice = selecting(decay=0.0, select_seconds=0.5)
     assert advice.best.knobs == replace(best, select_interval=400)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.backends import SimulatedBackend
 from autotune.efficiency import EnergyCurve
+from autotune.offline.backends import SimulatedBackend
 from sim.hardware.catalog import find_machine
 from sim.memory.need import memory_of
 from sim.models.table import find_model

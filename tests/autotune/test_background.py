@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.advice import Adviser
-from autotune.background import BackgroundAdviser, InlineAdviser, Ready
+from autotune.adviser.adviser import Adviser
+from autotune.adviser.process import BackgroundAdviser, InlineAdviser, Ready
 from tests.autotune.worlds import (
     FAIL,
     PRINT,
@@ -159,7 +159,7 @@ def test_it_gives_way_to_everything_else(background):
 
 START = """\
 import time
-from autotune.background import BackgroundAdviser
+from autotune.adviser.process import BackgroundAdviser
 from tests.autotune.worlds import StandIn, a_question
 
 def answer():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from autotune.budget import SearchBudget
+from autotune.online.budget import SearchBudget
 
 
 def running(share=0.01, total=1000, steps=100, seconds=0.1, per_trial=0.01):

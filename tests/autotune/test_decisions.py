@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decision_records import line_of, record_of
-from autotune.decisions import (
+from autotune.decisions.file import (
     Decision,
     DecisionLog,
     Header,
     WindowRecord,
     read_decisions,
 )
+from autotune.decisions.records import line_of, record_of
 from tests.test_layering import modules_after
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -335,6 +335,6 @@ def test_numbers_that_are_not_finite_are_null():
     assert found.predicted_step_seconds is None
 
 
-@pytest.mark.parametrize("module", ["decisions", "logged_controller", "zen_auto"])
+@pytest.mark.parametrize("module", ["decisions.file", "online.logged_controller", "online.zen_auto"])
 def test_decisions_are_read_without_torch(module):
     assert not {"torch", "optuna"} & modules_after(f"import autotune.{module}")

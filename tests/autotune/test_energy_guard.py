@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.energy_guard import EnergyGuard
-from autotune.measured import Stretch
+from autotune.model.stretch import Stretch
+from autotune.online.energy_guard import EnergyGuard
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

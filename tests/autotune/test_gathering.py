@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.gathering import StretchGatherer, settling_steps, stretch_steps
+from autotune.online.stretches import StretchGatherer, settling_steps, stretch_steps
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport

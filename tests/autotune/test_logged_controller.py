@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.decisions import DecisionLog
-from autotune.logged_controller import LoggedController
+from autotune.decisions.file import DecisionLog
+from autotune.online.logged_controller import LoggedController
 from tests.autotune.test_decisions import START, header
 from tests.zenflow.test_report import a_report
 from zenflow.controller import AbstractController

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measured import robust_mean
+from autotune.model.stretch import robust_mean
 
 seconds = st.floats(1e-3, 10.0)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.efficiency import efficiency
-from autotune.objective import OBJECTIVES, Measurement, dominates, goodput, objectives_of
+from autotune.offline.objective import OBJECTIVES, Measurement, dominates, goodput, objectives_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs

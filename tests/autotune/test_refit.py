@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.refit import Prior, refit
-from autotune.twin import NEUTRAL, PARTS
+from autotune.model.refit import Prior, refit
+from autotune.model.twin import NEUTRAL, PARTS
 from tests.autotune.worlds import HERE, Truth, knobs_at, log_gap, twin
 
 TABLE = Prior(NEUTRAL, 0.35)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.residual import Evidence, Residual
-from autotune.wander import Wander
+from autotune.model.residual import Evidence, Residual
+from autotune.model.speed_noise import Wander
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

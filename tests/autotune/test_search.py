@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.advice import Adviser
+from autotune.adviser.adviser import Adviser
+from autotune.adviser.forecasts import Prospects
+from autotune.adviser.search import promising, update_share
 from autotune.efficiency import FITTED
-from autotune.prospects import Prospects
-from autotune.search import promising, update_share
 from tests.autotune.test_advice import question
 from tests.autotune.worlds import CONFIG, HERE, SPACE, Truth, twin
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from autotune.selections import SelectionWatch
+from autotune.online.selections import SelectionWatch
 from tests.zenflow.test_report import a_report
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autotune import trial_loop
 from autotune.constraints import Constraints
 from autotune.interrupts import Interrupts
-from autotune.result import outcome_of
-from autotune.samplers import SAMPLERS
-from autotune.storage import open_storage
-from autotune.study import tune
-from autotune.trial_loop import Task, TrialLoop, open_study
+from autotune.offline import trial_loop
+from autotune.offline.result import outcome_of
+from autotune.offline.samplers import SAMPLERS
+from autotune.offline.storage import open_storage
+from autotune.offline.study import tune
+from autotune.offline.trial_loop import Task, TrialLoop, open_study
 from tests.autotune.surfaces import NUM_SETTINGS, SPACE, Surface, evaluated, last_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

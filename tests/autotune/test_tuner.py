@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.advice import Advice, Outlook
+from autotune.adviser.adviser import Advice, Outlook
 from autotune.efficiency import FITTED, EnergyCurve
-from autotune.measured import Stretch
-from autotune.refit import Prior
-from autotune.tuner import Tuner
-from autotune.twin import NEUTRAL
+from autotune.model.refit import Prior
+from autotune.model.stretch import Stretch
+from autotune.model.twin import NEUTRAL
+from autotune.online.trial_rules import Tuner
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.twin import NEUTRAL, PARTS, Twin
+from autotune.model.twin import NEUTRAL, PARTS, Twin
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
 from tests.autotune.worlds import CONFIG, HERE, knobs_at, machine, twin, workload

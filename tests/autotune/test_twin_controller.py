@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from autotune.constraints import Constraints
-from autotune.decisions import Decision, WindowRecord, read_decisions
-from autotune.twin_controller import TwinController
-from autotune.zen_auto import ZenAuto
+from autotune.decisions.file import Decision, WindowRecord, read_decisions
+from autotune.online.controller import TwinController
+from autotune.online.zen_auto import ZenAuto
 from experiments.models import DecoderConfig, LanguageModel
 from experiments.recipes import MODEL_SIZES
 from sim.hardware.unknown import generic_cpu

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measured import Stretch
-from autotune.wander import Wander, contrast
+from autotune.model.speed_noise import Wander, contrast
+from autotune.model.stretch import Stretch
 from tests.autotune.worlds import HERE, knobs_at
 
 OTHER, THIRD = knobs_at(update_interval=8), knobs_at(topk_ratio=0.3)

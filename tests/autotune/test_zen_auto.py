@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from autotune.zen_auto import ZenAuto
+from autotune.online.zen_auto import ZenAuto
 from experiments.models import DecoderConfig, LanguageModel
 from tests.models import closing
 from tests.zenflow.test_report import a_report

@@ -6,12 +6,12 @@ import subprocess
 import time
 from dataclasses import replace
 
-from autotune.advice import Advice, Outlook, Question
+from autotune.adviser.adviser import Advice, Outlook, Question
 from autotune.efficiency import EnergyCurve, efficiency
-from autotune.measured import Stretch
-from autotune.refit import Prior
+from autotune.model.refit import Prior
+from autotune.model.stretch import Stretch
+from autotune.model.twin import NEUTRAL, Twin
 from autotune.space import SearchSpace
-from autotune.twin import NEUTRAL, Twin
 from experiments.recipes import MODEL_SIZES
 from sim.hardware.unknown import generic_cpu
 from sim.models.workload import Workload

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.logged_controller import LoggedController
+from autotune.online.logged_controller import LoggedController
 from experiments import accuracy, auto, staleness, update_rule
 from tests.experiments.tuned import ByTheClock
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.decisions import Decision, DecisionLog, Header, WindowRecord
+from autotune.decisions.file import Decision, DecisionLog, Header, WindowRecord
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 from zenflow.trace.timeline import Span, Timeline

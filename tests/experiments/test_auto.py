@@ -5,8 +5,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from autotune.decisions import DecisionLog, read_decisions, read_header
-from autotune.logged_controller import LoggedController
+from autotune.decisions.file import DecisionLog, read_decisions, read_header
+from autotune.online.logged_controller import LoggedController
 from experiments.configfile import read_config_file, settle_auto
 from experiments.controllers import machine_of
 from experiments.progress import Reporter

@@ -4,7 +4,7 @@ import shutil
 import pytest
 import torch
 
-from autotune.decisions import read_decisions
+from autotune.decisions.file import read_decisions
 from experiments.replay import HARMLESS
 from tests.experiments.runs import FAST, saved_tensors, steps, train, trained, write_text
 

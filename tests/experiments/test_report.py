@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decisions import DECISIONS, read_decisions
+from autotune.decisions.file import DECISIONS, read_decisions
 from experiments.cli import main
 from experiments.report.decimation import MOST_ROWS, decimate
 from experiments.report.loading import Contents, load

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from autotune.backends import SimulatedBackend
 from autotune.constraints import staleness_of
+from autotune.offline.backends import SimulatedBackend
 from experiments.cli import main
 from experiments.configfile import read_config_file, tuned_for
 from experiments.measured_backend import MeasuredBackend

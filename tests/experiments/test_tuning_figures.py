@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.decisions import DecisionFile, End
+from autotune.decisions.file import DecisionFile, End
 from experiments.plots import save_figure
 from experiments.tuning_figures import draw_tuning, missed_predictions, tuning_series
 from tests.autotune.test_decisions import SECOND, START, THIRD, decision, header, window

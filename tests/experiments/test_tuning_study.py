@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 import experiments
-from autotune.advice import Adviser
+from autotune.adviser.adviser import Adviser
 from autotune.constraints import needs_of
-from autotune.measured import Stretch
+from autotune.model.stretch import Stretch
+from autotune.online.trial_rules import Tuner
 from autotune.space import SearchSpace
-from autotune.tuner import Tuner
 from experiments import tuning_study
 from experiments.hidden_truth import CASES, CONFIG, HiddenMachine, case_of
 from experiments.tuning_methods import METHODS, START, Fixed, Problem

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
-from sim.hardware.profile import Figure, HardwareProfile, catalog
+from sim.hardware.profile import Figure, HardwareProfile
 from sim.hardware.quantities import read_table
 from sim.names import fold
 from zenflow.errors import ConfigError

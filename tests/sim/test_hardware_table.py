@@ -2,8 +2,8 @@
 
 import pytest
 
+from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
-from sim.hardware.profile import catalog
 from sim.hardware.quantities import figure_of, read_table
 
 SHARE = (0.05, 1.0)

@@ -96,9 +96,9 @@ class DeepSpeedSettings:
         """Fields of ``config`` that are "auto"; what they hold is where a run may start.
 
         ``update_interval`` is 1 then, and DeepSpeed lengthens windows in the course of training:
-        a controller's work here, such as ``autotune.zen_auto.ZenAuto``. ``select_strategy`` and
-        ``select_interval``, "auto" together or not at all, are one selection an epoch, which is
-        what DeepSpeed documents and needs no controller.
+        a controller's work here, such as ``autotune.online.zen_auto.ZenAuto``.
+        ``select_strategy`` and ``select_interval``, "auto" together or not at all, are one
+        selection an epoch, which is what DeepSpeed documents and needs no controller.
         """
         prefix = "zero_optimization.zenflow."
         return tuple(name.removeprefix(prefix) for name in self.auto if name.startswith(prefix))

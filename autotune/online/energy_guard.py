@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.measured import Stretch
+from autotune.model.stretch import Stretch
 
 
 class EnergyGuard:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from autotune.efficiency import EnergyCurve
-from autotune.measured import Stretch
-from autotune.refit import Prior
-from autotune.twin import Constants
+from autotune.model.refit import Prior
+from autotune.model.stretch import Stretch
+from autotune.model.twin import Constants
 from zenflow.knobs import Knobs
 
 PROOF = 2.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.constraints import Need, needs_of
 from autotune.efficiency import EnergyCurve
-from autotune.objective import Measurement
+from autotune.offline.objective import Measurement
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate

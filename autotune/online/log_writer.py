@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from autotune.decision_records import Deciders, Decision, WindowRecord
+from autotune.decisions.records import Deciders, Decision, WindowRecord
 from autotune.efficiency import DelayCost
-from autotune.measured import Stretch
-from autotune.tuner import Move
+from autotune.model.stretch import Stretch
+from autotune.online.trial_rules import Move
 from zenflow.knobs import Knobs
 
 

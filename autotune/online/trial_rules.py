@@ -1,7 +1,7 @@
 """Tuner: adopt, watch, keep or revert; notice drift; ask for advice when there is something new.
 
-The rules alone, on what is measured; searching is `autotune.advice`'s, and how settings reach the
-engine is `autotune.twin_controller`'s. No torch.
+The rules alone, on what is measured. Searching is the work of `autotune.adviser`; how settings
+reach the engine is that of `autotune.online.controller`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from autotune.advice import Advice, Outlook, Question
+from autotune.adviser.adviser import Advice, Outlook, Question
+from autotune.adviser.messages import PROOF
 from autotune.efficiency import EnergyCurve
-from autotune.measured import Stretch
-from autotune.question import PROOF
-from autotune.refit import Prior
-from autotune.wander import LEAST_NOISE, contrast
+from autotune.model.refit import Prior
+from autotune.model.speed_noise import LEAST_NOISE, contrast
+from autotune.model.stretch import Stretch
 from zenflow.knobs import Knobs
 
 _DRIFT_SIGMAS = 4.0

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.measured import Stretch
-from autotune.twin import PARTS, Constants, Twin
+from autotune.model.stretch import Stretch
+from autotune.model.twin import PARTS, Constants, Twin
 from zenflow.knobs import Knobs
 
 _STEPS = 3

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.decisions import Decision, DecisionLog
+from autotune.decisions.file import Decision, DecisionLog
 from zenflow.controller import AbstractController
 from zenflow.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from autotune.decision_records import Deciders
+    from autotune.decisions.records import Deciders
     from zenflow.controller import ObservedTimeline
     from zenflow.knobs import Knobs
     from zenflow.report import StepReport

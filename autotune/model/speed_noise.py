@@ -17,7 +17,7 @@ from statistics import fmean, pvariance
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.measured import Stretch
+from autotune.model.stretch import Stretch
 from zenflow.knobs import Knobs
 
 LEAST_NOISE = 0.005

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from autotune.decision_records import (
+from autotune.decisions.records import (
     FORMAT,
     Decision,
     End,

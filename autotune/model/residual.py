@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.wander import LEAST_NOISE, Wander
+from autotune.model.speed_noise import LEAST_NOISE, Wander
 from zenflow.knobs import Knobs
 
 _STRUCTURE = 0.06

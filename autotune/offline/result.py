@@ -10,10 +10,10 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.objective import Measurement, dominates
-from autotune.samplers import is_allowed
+from autotune.offline.objective import Measurement, dominates
+from autotune.offline.samplers import is_allowed
+from autotune.offline.trial_loop import Task
 from autotune.space import INDEX_SUFFIX
-from autotune.trial_loop import Task
 from zenflow.knobs import Knobs
 
 _FEWEST = 10

@@ -19,14 +19,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import IO, Any
 
-from autotune.advice import Advice, Adviser, Question
+from autotune.adviser.adviser import Advice, Adviser, Question
 from autotune.interrupts import deaf_children
 from zenflow.errors import ConfigError, WorkerError
 
 _START = """\
 import sys
 sys.path[:] = {path!r}
-from autotune.background import serve
+from autotune.adviser.process import serve
 serve()
 """
 

@@ -1,6 +1,6 @@
 """Advice: refit the twin, search it, and say what is worth trying. No torch.
 
-It runs in a process of its own (`autotune.background`).
+It runs in a process of its own (`autotune.adviser.process`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.adviser.forecasts import Prospects
+from autotune.adviser.messages import PROOF, Advice, Outlook, Question
+from autotune.adviser.search import search, update_share
 from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
-from autotune.prospects import Prospects
-from autotune.question import PROOF, Advice, Outlook, Question
-from autotune.residual import distance
-from autotune.search import search, update_share
+from autotune.model.residual import distance
+from autotune.model.twin import Twin
 from autotune.space import SearchSpace, effective_lag
-from autotune.twin import Twin
 from zenflow.knobs import Knobs
 
 __all__ = ["Advice", "Adviser", "Outlook", "Question"]

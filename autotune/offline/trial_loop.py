@@ -17,13 +17,13 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from autotune.backends import AbstractBackend
 from autotune.constraints import Constraints, Feasibility
 from autotune.interrupts import Interrupts
-from autotune.objective import Objective, objectives_of
-from autotune.samplers import ORDERED, make_sampler, tell_misses
+from autotune.offline.backends import AbstractBackend
+from autotune.offline.objective import Objective, objectives_of
+from autotune.offline.samplers import ORDERED, make_sampler, tell_misses
+from autotune.offline.storage import fail_lost_trials, open_storage, signature
 from autotune.space import SearchSpace, effective_lag
-from autotune.storage import fail_lost_trials, open_storage, signature
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 

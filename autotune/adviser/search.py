@@ -10,9 +10,9 @@ from itertools import islice
 
 import optuna
 
+from autotune.adviser.forecasts import Prospects
+from autotune.adviser.messages import Outlook
 from autotune.constraints import Feasibility
-from autotune.prospects import Prospects
-from autotune.question import Outlook
 from autotune.space import SearchSpace
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs

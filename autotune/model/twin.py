@@ -2,7 +2,7 @@
 
 A profile may be wrong by a third, and a run may change while it goes on. What a part of the
 engine's work is measured to take, over what the simulator says, corrects the constants that this
-part depends on; what no constant explains is left to `autotune.residual`. No torch.
+part depends on; what no constant explains is left to `autotune.model.residual`. No torch.
 """
 
 from __future__ import annotations

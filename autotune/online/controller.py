@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.advice import Advice, Adviser
-from autotune.background import AbstractAdviserHandle, BackgroundAdviser, Ready
-from autotune.budget import FEWEST_TRIALS, SearchBudget
+from autotune.adviser.adviser import Advice, Adviser
+from autotune.adviser.process import AbstractAdviserHandle, BackgroundAdviser, Ready
 from autotune.constraints import Constraints
-from autotune.decision_records import Deciders
+from autotune.decisions.records import Deciders
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
-from autotune.energy_guard import EnergyGuard
-from autotune.gathering import StretchGatherer, settling_steps, stretch_steps
-from autotune.minutes import Minutes, RecordSink
-from autotune.refit import Prior
+from autotune.model.refit import Prior
+from autotune.model.twin import NEUTRAL, Twin
+from autotune.online.budget import FEWEST_TRIALS, SearchBudget
+from autotune.online.energy_guard import EnergyGuard
+from autotune.online.log_writer import Minutes, RecordSink
+from autotune.online.stretches import StretchGatherer, settling_steps, stretch_steps
+from autotune.online.trial_rules import Move, Tuner
+from autotune.online.zen_auto import ZenAuto
 from autotune.space import SearchSpace, effective_lag
-from autotune.tuner import Move, Tuner
-from autotune.twin import NEUTRAL, Twin
-from autotune.zen_auto import ZenAuto
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig

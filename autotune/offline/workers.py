@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from autotune.interrupts import Interrupts, start_deaf
-from autotune.storage import quiet_optuna
-from autotune.trial_loop import Task, TrialLoop, open_study
+from autotune.offline.storage import quiet_optuna
+from autotune.offline.trial_loop import Task, TrialLoop, open_study
 from zenflow.errors import ConfigError
 
 _POLL_SECONDS = 0.2

@@ -8,8 +8,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from autotune.efficiency import EnergyCurve
-from autotune.measured import Stretch, robust_mean
-from autotune.selections import SelectionWatch
+from autotune.model.stretch import Stretch, robust_mean
+from autotune.online.selections import SelectionWatch
 from autotune.space import effective_lag
 from zenflow.controller import ObservedTimeline
 from zenflow.knobs import Knobs

@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autotune.adviser.messages import Outlook, Question
 from autotune.efficiency import DelayCost
-from autotune.measured import Stretch
-from autotune.question import Outlook, Question
-from autotune.refit import refit
-from autotune.residual import Evidence, Residual
-from autotune.twin import PARTS, Constants, Forecast, Twin
-from autotune.wander import Wander
+from autotune.model.refit import refit
+from autotune.model.residual import Evidence, Residual
+from autotune.model.speed_noise import Wander
+from autotune.model.stretch import Stretch
+from autotune.model.twin import PARTS, Constants, Forecast, Twin
 from zenflow.knobs import Knobs
 
 

@@ -14,11 +14,11 @@ from optuna.trial import FrozenTrial
 
 from autotune.constraints import Feasibility
 from autotune.interrupts import Interrupts
-from autotune.result import TuneResult, result_of
-from autotune.samplers import check_sampler
-from autotune.storage import fail_lost_trials, quiet_optuna
-from autotune.trial_loop import Task, TrialLoop, open_study
-from autotune.workers import work_apart
+from autotune.offline.result import TuneResult, result_of
+from autotune.offline.samplers import check_sampler
+from autotune.offline.storage import fail_lost_trials, quiet_optuna
+from autotune.offline.trial_loop import Task, TrialLoop, open_study
+from autotune.offline.workers import work_apart
 from zenflow.errors import ConfigError
 
 OnProgress = Callable[[Sequence[FrozenTrial]], None]

@@ -1,0 +1,1 @@
+"""The process that answers what to try next: questions, forecasts, search."""

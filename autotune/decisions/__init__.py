@@ -1,0 +1,1 @@
+"""A run's decisions, as they are written and read again."""

@@ -1,0 +1,1 @@
+"""Tuning before a run: studies of trials, alone or in several processes."""
