@@ -24,9 +24,10 @@ from benchmarks.gpu_aims import aims
 from benchmarks.gpu_suite import SUITE
 from experiments import validation_docs
 from experiments.compare_traces import align, load, whole_steps
+from experiments.files import write_text
 from experiments.overlay import draw_overlay
 from experiments.plots import save_figure
-from experiments.records import RESULTS, newest, write_text
+from experiments.records import RESULTS, newest
 from zenflow.errors import ConfigError
 
 README = RESULTS.parent.parent / "README.md"

@@ -22,16 +22,12 @@ from typing import Any
 import click
 from rich.console import Console
 
+from experiments.files import write_json, write_text
 from experiments.interrupt import StopRequest
 from experiments.plots import draw_excess, save_figure
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import (
-    provenance,
-    results_folder,
-    write_json,
-    write_text,
-)
+from experiments.records import provenance, results_folder
 from experiments.training import run
 from zenflow.errors import ConfigError, ZenFlowError
 from zenflow.host.limits import usable_cores

@@ -163,7 +163,8 @@ def _again(folder: Path, picture: Path | None) -> str:
 def _validate(flags: dict[str, Any]) -> str:
     from experiments import validation
     from experiments.calibration.measure_validation import measure_validation
-    from experiments.records import provenance, results_folder, write_json
+    from experiments.files import write_json
+    from experiments.records import provenance, results_folder
     from experiments.stages import Stages
     from experiments.validation_plot import write_shown
     from sim.hardware.file import read_profile, write_profile

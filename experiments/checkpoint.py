@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from experiments.records import fsync_folder, write_text
+from experiments.files import fsync_folder, write_text
 from experiments.tensor_file import read_tensors, text_checksum, write_tensors
 from zenflow.errors import CheckpointError
 

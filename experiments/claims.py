@@ -25,11 +25,12 @@ from experiments.compare import (
     started,
     with_link,
 )
+from experiments.files import write_json, write_text
 from experiments.interrupt import StopRequest
 from experiments.plots import RunRecord
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
-from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.records import provenance, results_folder
 from experiments.training import Outcome, run
 from zenflow.errors import ZenFlowError
 

@@ -19,10 +19,10 @@ from experiments.first_checks import check_first, located
 from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.plan_command import plan_command
 from experiments.recipes import TrainSettings
-from experiments.records import remove_results
 from experiments.report_command import report_command
 from experiments.runlock import LOCK, locked
 from experiments.simulate_command import simulate_command
+from experiments.step_log import remove_results
 from experiments.sweep_command import sweep_command
 from experiments.tune_command import tune_command
 from zenflow.errors import ConfigError, ZenFlowError

@@ -13,14 +13,16 @@ from rich.table import Table
 from experiments.build import build_workbench, choose_device
 from experiments.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.emulation import LinkChoice, choose_link
+from experiments.files import write_json
 from experiments.interrupt import StopRequest
 from experiments.outlook import Outlook, PlannedRun
 from experiments.plots import RunRecord, draw_comparison, save_figure
 from experiments.pretrained import find_model, has_weights
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
-from experiments.records import provenance, read_steps, write_json
+from experiments.records import provenance
 from experiments.runlock import locked
+from experiments.step_log import read_steps
 from experiments.training import MODEL, Outcome, run
 from zenflow.trace.timeline import Timeline
 

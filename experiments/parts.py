@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.records import provenance, write_json
+from experiments.files import write_json
+from experiments.records import provenance
 from zenflow.errors import ConfigError
 
 

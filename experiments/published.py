@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from experiments.files import write_json, write_text
 from experiments.published_data import GROUPS, MEASUREMENTS
 from experiments.published_predict import (
     deepspeed_rate,
@@ -25,7 +26,7 @@ from experiments.published_predict import (
     step_bytes,
 )
 from experiments.published_setups import AnySetup, Measurement, Quantity
-from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.records import provenance, results_folder
 
 RECORD = "rows.json"
 TABLE = "table.txt"

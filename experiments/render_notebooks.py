@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.records import provenance, write_text
+from experiments.files import write_text
+from experiments.records import provenance
 from zenflow.config import unknown_name
 
 if TYPE_CHECKING:

@@ -36,7 +36,8 @@ def report_command(
     `zenflow tune`, or a .csv. The page has lanes that zoom, a comparison, tuning decisions, tables
     with heat maps, and where all was made. A page that is there already is replaced.
     """
-    from experiments.records import provenance, write_text
+    from experiments.files import write_text
+    from experiments.records import provenance
     from experiments.report.loading import load
     from experiments.report.page import render
 

@@ -20,10 +20,11 @@ from typing import Any
 import click
 
 from experiments.accuracy import BASELINE, PRETRAINING, Task, measure, regimes, train
+from experiments.files import write_json, write_text
 from experiments.plots import save_figure
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.records import provenance, results_folder
 from experiments.staleness_fit import LEAST_FITTED, fit, shorter_runs
 from experiments.staleness_plot import draw_efficiency
 from zenflow.errors import ZenFlowError

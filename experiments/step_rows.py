@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.progress import Reporter
-from experiments.records import StepLog
+from experiments.step_log import StepLog
 from zenflow.errors import CheckpointError
 from zenflow.report import StepReport
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from experiments.records import percentile, provenance, read_steps, write_json
+from experiments.files import write_json
+from experiments.records import percentile, provenance
+from experiments.step_log import read_steps
 from experiments.trace_facts import TraceFacts
 
 if TYPE_CHECKING:

@@ -29,11 +29,12 @@ from experiments.checkpoint import (
     save_checkpoint,
 )
 from experiments.data import IGNORED, Batch
+from experiments.files import write_json
 from experiments.interrupt import StopRequest
 from experiments.pretrained import save_model_folder
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import provenance, read_steps, write_json
+from experiments.records import provenance
 from experiments.resume import (
     Generators,
     change_rate,
@@ -52,6 +53,7 @@ from experiments.saving import (
     saving_first,
     warn_of_space,
 )
+from experiments.step_log import read_steps
 from experiments.step_rows import StepRows
 from experiments.summary import described, summarize, write_results
 from zenflow.errors import CheckpointError

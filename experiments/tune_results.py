@@ -19,8 +19,9 @@ from autotune.offline.objective import OBJECTIVES, goodput
 from autotune.offline.result import Candidate, TuneResult
 from autotune.offline.study import tune
 from autotune.offline.trial_loop import Task
+from experiments.files import write_json, write_text
 from experiments.plots import save_figure
-from experiments.records import machine_name, provenance, write_json, write_text
+from experiments.records import machine_name, provenance
 from experiments.tune_plots import draw_found, draw_importance
 
 _SHOWN = 5

@@ -22,11 +22,12 @@ import click
 from experiments.build import build_workbench
 from experiments.compare import START, started
 from experiments.emulation import choose_link
+from experiments.files import write_json, write_text
 from experiments.interrupt import StopRequest
 from experiments.parts import Parts
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.records import provenance, results_folder
 from experiments.tuned_sides import GridPoint, champion, measure_grid
 from experiments.tuning_contests import DRIFT, WITHIN, Contest, contest, drift
 from zenflow.errors import ZenFlowError

@@ -18,10 +18,11 @@ import click
 
 from autotune.decisions.file import DECISIONS, read_decisions
 from experiments.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.files import write_json, write_text
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.records import provenance, results_folder
 from experiments.training import run
 from experiments.tuning_claims import SEEDS, begun, link_rates, over, verdict
 from zenflow.errors import ZenFlowError

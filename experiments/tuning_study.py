@@ -22,10 +22,11 @@ import optuna
 
 from autotune.offline.samplers import check_sampler
 from autotune.space import SearchSpace
+from experiments.files import write_json, write_text
 from experiments.hidden_truth import HiddenMachine, case_of
 from experiments.plots import save_figure
 from experiments.progress import Reporter
-from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.records import provenance, results_folder
 from experiments.tuning_methods import METHODS, START, AbstractMethod, Problem
 from experiments.tuning_results import draw_study, report, table
 from zenflow.errors import ConfigError, ZenFlowError

@@ -20,9 +20,10 @@ from typing import Any
 import click
 
 from experiments.accuracy import BASELINE, PRETRAINING, regimes, train
+from experiments.files import write_json, write_text
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import provenance, results_folder, write_json, write_text
+from experiments.records import provenance, results_folder
 from experiments.step_clip import clipped_steps
 from experiments.update_rule_design import GROUPS, VARIANTS, Group, Variant
 from experiments.update_rule_report import report, summarise

@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 
+from experiments.files import write_text
 from experiments.published import AIM, FORMAT
 from experiments.published import RECORD as PUBLISHED
 from experiments.published_data import GROUPS, NOT_PREDICTED
 from experiments.published_predict import RATE_SIGMA
-from experiments.records import RESULTS, newest, write_text
+from experiments.records import RESULTS, newest
 from experiments.validation import (
     PROFILE,
     RECORD,

@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
+from experiments.files import write_text
 from experiments.plots import STRATEGY_COLOURS, save_figure
-from experiments.records import write_text
 from experiments.validation import (
     PICTURE,
     PROFILE,

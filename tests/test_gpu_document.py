@@ -7,7 +7,8 @@ import pytest
 from benchmarks import gpu_document, gpu_step
 from benchmarks.gpu_document import BEGIN, END, README, keep, section, with_section
 from experiments import validation_docs
-from experiments.records import RESULTS, write_json
+from experiments.files import write_json
+from experiments.records import RESULTS
 from zenflow.errors import ConfigError
 
 TESTS = """<testsuites><testsuite tests="9" failures="1" errors="0" skipped="2"/></testsuites>"""

@@ -10,7 +10,7 @@ from statistics import median
 from experiments.calibration.plans import workload_of_settings
 from experiments.calibration.runs import label_of
 from experiments.recipes import MODEL_SIZES, TrainSettings
-from experiments.records import read_steps
+from experiments.step_log import read_steps
 from experiments.summary import whole_windows
 from sim.fitting.refine import Observation, Refinement, refine
 from sim.hardware.profile import HardwareProfile

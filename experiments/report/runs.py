@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.compare_traces import TRACE_FILES
-from experiments.records import read_steps
 from experiments.report.trace_view import TraceView, read_view
 from experiments.report.tuning import TuningStory, read_story
+from experiments.step_log import read_steps
 from experiments.summary import step_figures
 from experiments.trace_facts import TraceFacts
 from zenflow.errors import ConfigError

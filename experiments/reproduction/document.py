@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from experiments.records import write_text
+from experiments.files import write_text
 from experiments.reproduction import catalogue
 from experiments.reproduction.figure import PaperFigure
 from experiments.reproduction.finding import Finding, Range, Verdict

@@ -16,9 +16,10 @@ from typing import Any
 from experiments.accuracy import documentation, train
 from experiments.build import build_workbench
 from experiments.emulation import choose_link
+from experiments.files import write_json
 from experiments.recipes import TrainSettings
-from experiments.records import read_steps, write_json
 from experiments.reproduction.figure import Job
+from experiments.step_log import read_steps
 
 EMULATED = "emulated link on a CPU"
 _START_STEPS = 800

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.records import provenance, write_json
+from experiments.files import write_json
+from experiments.records import provenance
 from experiments.reproduction.figure import Data, Job, PaperFigure
 from experiments.reproduction.finding import Finding
 from zenflow.errors import ConfigError

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.files import write_json, write_text
 from experiments.plots import save_figure
-from experiments.records import write_json, write_text
 from experiments.sst2.comparison import (
     CONFIDENCE,
     FAILS,

@@ -16,10 +16,10 @@ from experiments.auto import Tuning, with_start
 from experiments.build import Workbench, build_workbench
 from experiments.data import TrainingData
 from experiments.emulation import choose_link
+from experiments.files import write_json
 from experiments.interrupt import StopRequest
 from experiments.progress import Reporter
 from experiments.recipes import TrainSettings
-from experiments.records import write_json
 from experiments.sst2.batches import PooledBatches, TestBatches
 from experiments.sst2.comparison import packed
 from experiments.sst2.data import Sentences

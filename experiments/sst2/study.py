@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.files import write_json
 from experiments.recipes import TrainSettings
-from experiments.records import write_json
 from experiments.sst2.data import Sentences
 from experiments.sst2.run import Task, carry_out, emulated_link, result_of
 from experiments.sst2.variants import Variant

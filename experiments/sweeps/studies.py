@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from experiments.records import results_folder, write_json
+from experiments.files import write_json
+from experiments.records import results_folder
 from experiments.sweeps import answers
 from experiments.sweeps.axes import GIB, parse_axes
 from experiments.sweeps.grid import Sweep

@@ -335,6 +335,8 @@ def test_numbers_that_are_not_finite_are_null():
     assert found.predicted_step_seconds is None
 
 
-@pytest.mark.parametrize("module", ["decisions.file", "online.logged_controller", "online.zen_auto"])
+@pytest.mark.parametrize(
+    "module", ["decisions.file", "online.logged_controller", "online.zen_auto"]
+)
 def test_decisions_are_read_without_torch(module):
     assert not {"torch", "optuna"} & modules_after(f"import autotune.{module}")

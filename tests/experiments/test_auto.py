@@ -11,7 +11,7 @@ from experiments.configfile import read_config_file, settle_auto
 from experiments.controllers import machine_of
 from experiments.progress import Reporter
 from experiments.recipes import COMPARED, TrainSettings
-from experiments.records import remove_results
+from experiments.step_log import remove_results
 from experiments.tuning_rules import CHOSEN_KNOBS
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile

@@ -12,7 +12,7 @@ import pytest
 from experiments import interrupt, launch
 from experiments.checkpoint import latest_checkpoint
 from experiments.interrupt import StopRequest
-from experiments.records import read_steps
+from experiments.step_log import read_steps
 from tests.experiments.runs import FAST, train, write_text
 
 

@@ -6,7 +6,7 @@ import torch
 from experiments.build import build_workbench
 from experiments.models import Classifier, DecoderConfig, LanguageModel, init_weights
 from experiments.recipes import MODEL_SIZES, TrainSettings
-from experiments.records import read_steps
+from experiments.step_log import read_steps
 from experiments.training import cross_entropy, forward
 from tests.experiments.runs import FAST, trained, write_text
 

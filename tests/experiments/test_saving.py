@@ -13,8 +13,8 @@ from experiments import saving, training
 from experiments.build import schedule_factor
 from experiments.checkpoint import latest_checkpoint
 from experiments.recipes import TrainSettings
-from experiments.records import StepLog, read_steps
 from experiments.saving import MOST_SHARE, RETRY_SECONDS, SavePace
+from experiments.step_log import StepLog, read_steps
 from tests.experiments.deadly_runs import differences
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
 from tests.experiments.test_checkpoint import file_size_limit

@@ -13,7 +13,7 @@ import torch
 from experiments.build import schedule_factor
 from experiments.compare_traces import load
 from experiments.recipes import TrainSettings
-from experiments.records import StepLog, read_steps
+from experiments.step_log import StepLog, read_steps
 from experiments.summary import step_figures, whole_windows
 from tests.experiments.runs import (
     FAST,

@@ -1,0 +1,50 @@
+"""Files that are replaced by a rename, so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by a file with this text, on the disk when the call returns."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace ``path`` by ``value`` as strict JSON (a number that is not finite becomes null)."""
+    write_text(path, json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Flush a directory's entries, so that a rename in it survives a power cut."""
+    if os.name == "nt":
+        return  # Windows opens no directories; its rename is as durable as it gets
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value
