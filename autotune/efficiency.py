@@ -48,8 +48,8 @@ FITTED = DelayCost(scale=0.00112, lag_weight=4.01, power=2.19, aligned_weight=2.
 """What fine-tuning lost with step moments, linear scaling and prediction 1: the staleness record
 under `experiments/results`, at the learning rate with the device's lowest loss. At a third of that
 rate a delay costs a fifth as much, so this errs to the side of freshness. By the ablation
-of the update rule (`experiments.update_rule`), part of which are the same runs, it is off by 4 %
-rms."""
+of the update rule (`experiments.studies.update_rule.study`), part of which are the same runs, it
+is off by 4 % rms."""
 
 
 def efficiency(knobs: Knobs, rho: float, cost: DelayCost = FITTED) -> float:

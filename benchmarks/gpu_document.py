@@ -22,12 +22,12 @@ from xml.etree import ElementTree
 
 from benchmarks.gpu_aims import aims
 from benchmarks.gpu_suite import SUITE
-from experiments import validation_docs
-from experiments.compare_traces import align, load, whole_steps
-from experiments.files import write_text
-from experiments.overlay import draw_overlay
-from experiments.plots import save_figure
-from experiments.records import RESULTS, newest
+from experiments.output.files import write_text
+from experiments.output.plots import save_figure
+from experiments.output.provenance import RESULTS, newest
+from experiments.studies.validation import document as validation_docs
+from experiments.traces.compare import align, load, whole_steps
+from experiments.traces.picture import draw_overlay
 from zenflow.errors import ConfigError
 
 README = RESULTS.parent.parent / "README.md"

@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from benchmarks.record import copy_bandwidth, link_bandwidth, setting
-from experiments.files import write_json, write_text
+from experiments.output.files import write_json, write_text
 from zenflow.host import kernel
 from zenflow.host.limits import usable_cores
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.record import link_bandwidth, scale_bandwidth, spread
-from experiments.models import INIT_STD, DecoderConfig, LanguageModel
-from experiments.recipes import NUM_BYTE_TOKENS, ModelSize
-from experiments.sources import stdlib_documents
-from experiments.tokens import ByteTokenizer
+from experiments.training.data.texts import stdlib_documents
+from experiments.training.data.tokens import ByteTokenizer
+from experiments.training.models.decoder import INIT_STD, DecoderConfig, LanguageModel
+from experiments.training.settings import NUM_BYTE_TOKENS, ModelSize
 from sim.models.workload import Workload
 from zenflow.config import PRESETS
 from zenflow.surface.arguments import default_host_threads

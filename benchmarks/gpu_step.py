@@ -43,7 +43,7 @@ from benchmarks.gpu_setup import (
     speeds_of,
 )
 from benchmarks.record import setting
-from experiments.files import write_json, write_text
+from experiments.output.files import write_json, write_text
 from sim.hardware.unknown import generic_gpu
 from sim.memory.need import memory_of
 from sim.simulate import Strategy

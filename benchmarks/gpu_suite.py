@@ -21,7 +21,7 @@ from typing import Any
 from torch import cuda
 
 from benchmarks.record import setting
-from experiments.files import write_json
+from experiments.output.files import write_json
 from zenflow.host.limits import usable_cores
 
 SUITE = "suite.json"

@@ -42,7 +42,7 @@ from benchmarks.host_jobs import (
     optimizer_jobs,
     our_jobs,
 )
-from experiments.records import provenance
+from experiments.output.provenance import provenance
 from zenflow.host import kernel
 from zenflow.host.pool import HostPool
 

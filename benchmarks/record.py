@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from experiments.records import percentile, provenance
+from experiments.output.provenance import percentile, provenance
 
 
 def setting(**facts: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import simpy
 
 from benchmarks.record import setting, spread
-from experiments.files import write_json, write_text
+from experiments.output.files import write_json, write_text
 from sim.closed_forms.steady import ClosedForm
 from sim.hardware.catalog import find_machine
 from sim.machine import Machine

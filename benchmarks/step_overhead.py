@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from benchmarks.engine_parts import breakdown
 from benchmarks.record import copy_bandwidth, setting, spread
-from experiments.files import write_json
+from experiments.output.files import write_json
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.host import kernel
 from zenflow.host.pool import HostPool

@@ -11,20 +11,26 @@ from typing import Any
 import click
 
 import zenflow
-from experiments import calibration_commands, trace_commands
-from experiments.commit import commit
-from experiments.configfile import read_config_file, settle_auto, settle_warmup, tuned_for
-from experiments.figures_command import figures_command
-from experiments.first_checks import check_first, located
-from experiments.options import given_flags, given_tuning, train_flags, tuning_flags
-from experiments.plan_command import plan_command
-from experiments.recipes import TrainSettings
-from experiments.report_command import report_command
-from experiments.runlock import LOCK, locked
-from experiments.simulate_command import simulate_command
-from experiments.step_log import remove_results
-from experiments.sweep_command import sweep_command
-from experiments.tune_command import tune_command
+from experiments.commands import calibrate as calibration_commands
+from experiments.commands import compare as trace_commands
+from experiments.commands.config_file import (
+    read_config_file,
+    settle_auto,
+    settle_warmup,
+    tuned_for,
+)
+from experiments.commands.figures import figures_command
+from experiments.commands.plan import plan_command
+from experiments.commands.report import report_command
+from experiments.commands.simulate import simulate_command
+from experiments.commands.sweep import sweep_command
+from experiments.commands.train_flags import given_flags, given_tuning, train_flags, tuning_flags
+from experiments.commands.tune import tune_command
+from experiments.output.commit import commit
+from experiments.training.first_checks import check_first, located
+from experiments.training.saved.runlock import LOCK, locked
+from experiments.training.settings import TrainSettings
+from experiments.training.step_log import remove_results
 from zenflow.errors import ConfigError, ZenFlowError
 
 RUNS = Path("runs")
@@ -123,7 +129,7 @@ def train(
         with locked(folder):
             if resume is None:
                 _clear(folder, overwrite)
-            from experiments.launch import launch  # loads torch, which help must not
+            from experiments.training.launch import launch  # loads torch, which help must not
 
             code = launch(settings, folder, compare=compare, resume=resume is not None)
     except ConfigError as error:
@@ -176,7 +182,7 @@ def _new_settings(
 def _replayed_settings(
     replay: Path, config_file: Path | None, compare: bool, changes: dict[str, Any]
 ) -> TrainSettings:
-    from experiments.replay import replay_settings
+    from experiments.training.tuned.replay import replay_settings
 
     if compare or config_file is not None:
         raise ConfigError(
@@ -209,7 +215,7 @@ def _clear(folder: Path, overwrite: bool) -> None:
 
 
 def _not_written(folder: Path, error: OSError) -> str:
-    from experiments.saving import resume_line  # loads torch
+    from experiments.training.saved.saving import resume_line  # loads torch
 
     return (
         f"{error.filename or folder}: {error.strerror or error}. The run in {folder} can go on "

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks import gpu_document, gpu_step
 from benchmarks.gpu_document import BEGIN, END, README, keep, section, with_section
-from experiments import validation_docs
-from experiments.files import write_json
-from experiments.records import RESULTS
+from experiments.output.files import write_json
+from experiments.output.provenance import RESULTS
+from experiments.studies.validation import document as validation_docs
 from zenflow.errors import ConfigError
 
 TESTS = """<testsuites><testsuite tests="9" failures="1" errors="0" skipped="2"/></testsuites>"""

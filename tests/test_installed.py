@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.commit import describe
+from experiments.output.commit import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("zenflow", "sim", "autotune", "experiments")

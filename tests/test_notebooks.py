@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from experiments import render_notebooks as rendering
+from experiments.report import notebooks as rendering
 
 nbformat = pytest.importorskip("nbformat")
 for package in ("ipykernel", "nbclient", "nbconvert"):

@@ -1,7 +1,7 @@
 """Backends: where a setting's figures come from. This one simulates; another runs for real.
 
-Runs need a trainer, which this package doesn't have: `experiments.measured_backend` does. No
-torch.
+Runs need a trainer, which this package doesn't have: `experiments.search.measured_backend` does.
+No torch.
 """
 
 from __future__ import annotations

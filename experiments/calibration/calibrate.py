@@ -9,7 +9,6 @@ from typing import Any
 import psutil
 import torch
 
-from experiments.build import DTYPES, use_threads
 from experiments.calibration import plans, selection
 from experiments.calibration.compute import (
     WARM_ROUNDS,
@@ -36,10 +35,11 @@ from experiments.calibration.profile import (
 )
 from experiments.calibration.runs import ObservedRun, observe
 from experiments.calibration.selection import measure_selection, selection_settings
-from experiments.outlook import PlannedRun
-from experiments.recipes import TrainSettings
-from experiments.records import provenance
-from experiments.stages import Stages
+from experiments.output.outlook import PlannedRun
+from experiments.output.provenance import provenance
+from experiments.output.stages import Stages
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import DTYPES, use_threads
 from sim.fitting.refine import SWEEPS, Refinement, refine
 from sim.hardware.profile import HardwareProfile
 from zenflow.surface.arguments import default_host_threads

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiments.build import Workbench, build_workbench, workload_of
-from experiments.recipes import TrainSettings
-from experiments.training import cross_entropy, forward
+from experiments.training.loop import cross_entropy, forward
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import Workbench, build_workbench, workload_of
 from sim.fitting.fit import Fit, Sample, fit_constants
 from sim.models.workload import Workload
 

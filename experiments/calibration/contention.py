@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from experiments.build import build_workbench
-from experiments.recipes import TrainSettings
-from experiments.training import cross_entropy, forward
+from experiments.training.loop import cross_entropy, forward
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import build_workbench
 from zenflow.host import kernel
 
 _ROUNDS = 5

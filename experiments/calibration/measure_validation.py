@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from experiments.calibration import plans
 from experiments.calibration.calibrate import CalibrationOptions, observe_runs
-from experiments.recipes import TrainSettings
-from experiments.stages import Stages
+from experiments.output.stages import Stages
+from experiments.training.settings import TrainSettings
 from sim.fitting.refine import Observation
 from sim.hardware.profile import HardwareProfile
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.recipes import MODEL_SIZES, TrainSettings
+from experiments.training.settings import MODEL_SIZES, TrainSettings
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.timing.costs import costs_of

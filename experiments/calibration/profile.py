@@ -6,7 +6,7 @@ import torch
 
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import HostRates, LinkRates, PartRates
-from experiments.records import hardware
+from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
 from sim.hardware.profile import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
 from zenflow.host.limits import usable_cores

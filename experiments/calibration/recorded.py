@@ -9,9 +9,9 @@ from statistics import median
 
 from experiments.calibration.plans import workload_of_settings
 from experiments.calibration.runs import label_of
-from experiments.recipes import MODEL_SIZES, TrainSettings
-from experiments.step_log import read_steps
-from experiments.summary import whole_windows
+from experiments.training.settings import MODEL_SIZES, TrainSettings
+from experiments.training.step_log import read_steps
+from experiments.training.summary import whole_windows
 from sim.fitting.refine import Observation, Refinement, refine
 from sim.hardware.profile import HardwareProfile
 from sim.simulate import Strategy

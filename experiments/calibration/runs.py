@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from experiments.build import workload_of
 from experiments.calibration.short_run import ShortRun, short_run
-from experiments.recipes import TrainSettings
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import workload_of
 from sim.fitting.refine import Observation
 from sim.simulate import Strategy
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from experiments.calibration.plans import workload_of_settings
 from experiments.calibration.runs import observe
-from experiments.recipes import TrainSettings
+from experiments.training.settings import TrainSettings
 from sim.hardware.profile import HardwareProfile
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of

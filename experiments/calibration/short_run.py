@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from experiments.build import Workbench, build_workbench, make_optimizer
-from experiments.recipes import TrainSettings
-from experiments.training import cross_entropy, forward
+from experiments.training.loop import cross_entropy, forward
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import Workbench, build_workbench, make_optimizer
 from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW
 

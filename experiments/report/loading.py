@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.compare_traces import TRACE_FILES
 from experiments.report.runs import Run, read_json, read_run, run_of_summary
 from experiments.report.tables import SweepTable, find_table, read_table, record_beside
 from experiments.report.trace_view import TraceView, read_view
+from experiments.traces.compare import TRACE_FILES
 from zenflow.errors import ConfigError
 
 ACCEPTED = (

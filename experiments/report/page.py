@@ -23,7 +23,7 @@ from experiments.report.runs import Run, curves
 from experiments.report.tables import Column, SweepTable
 from experiments.report.trace_view import Bar, Lane, TraceView
 from experiments.report.tuning import story_data
-from experiments.trace_facts import TraceFacts
+from experiments.traces.facts import TraceFacts
 
 ASSETS = Path(__file__).resolve().parent / "assets"
 SCRIPTS = ("dom.js", "charts.js", "lanes.js", "timelines.js", "tables.js", "sections.js")
@@ -73,7 +73,7 @@ def render(contents: Contents, *, title: str, made: Mapping[str, Any]) -> str:
 def page_data(contents: Contents, *, title: str, made: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that the page's scripts read: see each part below."""
     # Slow to load, and nothing before the page needs it.
-    from experiments.plots import SPAN_COLOURS, STALL_COLOUR, STRATEGY_COLOURS
+    from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR, STRATEGY_COLOURS
 
     names = unique_names([(run.name, run.path) for run in contents.runs])
     views = [

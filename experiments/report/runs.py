@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.compare_traces import TRACE_FILES
 from experiments.report.trace_view import TraceView, read_view
 from experiments.report.tuning import TuningStory, read_story
-from experiments.step_log import read_steps
-from experiments.summary import step_figures
-from experiments.trace_facts import TraceFacts
+from experiments.traces.compare import TRACE_FILES
+from experiments.traces.facts import TraceFacts
+from experiments.training.step_log import read_steps
+from experiments.training.summary import step_figures
 from zenflow.errors import ConfigError
 
 MOST_POINTS = 1200

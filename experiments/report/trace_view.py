@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.compare_traces import Trace, whole_steps
+from experiments.traces.compare import Trace, whole_steps
 from zenflow.errors import ConfigError
 from zenflow.trace.intervals import length, merge
 from zenflow.trace.timeline import Span, Timeline

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import click
 
-from experiments.options import KNOB_NAMES, KNOB_TYPES
-from experiments.recipes import DTYPES, MODEL_SIZES
+from experiments.commands.train_flags import KNOB_NAMES, KNOB_TYPES
+from experiments.training.settings import DTYPES, MODEL_SIZES
 from sim.names import fold, nearest
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.plots import STRATEGY_COLOURS
+from experiments.output.plots import STRATEGY_COLOURS
 from experiments.sweeps.axes import Axis
 from experiments.sweeps.plots import PLAIN, SPREAD, best_is_largest, predicted_rows
 from experiments.sweeps.prices import COLUMN

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sim_options import hardware_of, workload_of
 from experiments.sweeps.axes import Axis, Value
+from experiments.sweeps.requests import hardware_of, workload_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:

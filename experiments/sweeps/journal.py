@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from experiments.files import fsync_folder
+from experiments.output.files import fsync_folder
 from experiments.sweeps.points import FAILED, Row
 from zenflow.errors import ConfigError
 

@@ -36,7 +36,7 @@ def check_value(name: str, sweep: Sweep) -> None:
 
 def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) -> list[Path]:
     """Draw a table; return the pictures' files, those that there is something to show in."""
-    from experiments.plots import save_figure
+    from experiments.output.plots import save_figure
     from experiments.sweeps.fronts import draw_pareto
     from experiments.sweeps.plots import draw_sweep
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from experiments.plots import STALL_COLOUR, STRATEGY_COLOURS
+from experiments.output.plots import STALL_COLOUR, STRATEGY_COLOURS
 from experiments.sweeps.axes import Axis
 from experiments.sweeps.points import OK
 

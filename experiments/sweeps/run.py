@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.interrupt import StopRequest
-from experiments.records import provenance
+from experiments.output.provenance import provenance
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.journal import Journal
 from experiments.sweeps.points import Row
 from experiments.sweeps.pool import local_rows
 from experiments.sweeps.table import write_table
+from experiments.training.stop import StopRequest
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 

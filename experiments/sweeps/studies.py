@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from experiments.files import write_json
-from experiments.records import results_folder
+from experiments.output.files import write_json
+from experiments.output.provenance import results_folder
 from experiments.sweeps import answers
 from experiments.sweeps.axes import GIB, parse_axes
 from experiments.sweeps.grid import Sweep
@@ -250,7 +250,7 @@ def _finish(
     study: Study, table: pd.DataFrame, folder: Path, provenance: dict[str, Any]
 ) -> dict[str, Any]:
     """Draw the picture and write the record; the journal has then served."""
-    from experiments.plots import save_figure
+    from experiments.output.plots import save_figure
 
     save_figure(study.draw(table, study.sweep), folder / PICTURE)
     record = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.files import write_json, write_text
+from experiments.output.files import write_json, write_text
 from experiments.sweeps.axes import Axis
 from experiments.sweeps.grid import Sweep, notes_of
 from experiments.sweeps.points import RESULTS, Row

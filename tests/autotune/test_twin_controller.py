@@ -12,8 +12,8 @@ from autotune.constraints import Constraints
 from autotune.decisions.file import Decision, WindowRecord, read_decisions
 from autotune.online.controller import TwinController
 from autotune.online.zen_auto import ZenAuto
-from experiments.models import DecoderConfig, LanguageModel
-from experiments.recipes import MODEL_SIZES
+from experiments.training.models.decoder import DecoderConfig, LanguageModel
+from experiments.training.settings import MODEL_SIZES
 from sim.hardware.unknown import generic_cpu
 from tests.autotune.runs import Notes, Priced, Run, a_controller, started_log
 from tests.autotune.worlds import CONFIG, HERE, SMALL, StandIn, Truth, knobs_at, log_gap, workload

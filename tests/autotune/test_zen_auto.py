@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from autotune.online.zen_auto import ZenAuto
-from experiments.models import DecoderConfig, LanguageModel
+from experiments.training.models.decoder import DecoderConfig, LanguageModel
 from tests.models import closing
 from tests.zenflow.test_report import a_report
 from zenflow import (

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.online.logged_controller import LoggedController
-from experiments import accuracy, auto, staleness, update_rule
+from experiments.studies import accuracy
+from experiments.studies.staleness import study as staleness
+from experiments.studies.update_rule import study as update_rule
+from experiments.training.tuned import run as auto
 from tests.experiments.tuned import ByTheClock
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
 
 _FLAGS = (*FAST, "--schedule", "cosine", "--lr", "1e-3", "--select-interval", "4")

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 from torch import Tensor
 
-from experiments.checkpoint import latest_checkpoint
 from experiments.cli import main
+from experiments.training.saved.checkpoint import latest_checkpoint
 
 FAST = (
     "--model", "own:tiny", "--batch-size", "2", "--sequence", "32", "--eval-batches", "2",

@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from experiments.accuracy import BASELINE, documentation, excesses, main, regimes, tasks_of
-from experiments.sources import stdlib_files
+from experiments.studies.accuracy import BASELINE, documentation, excesses, main, regimes, tasks_of
+from experiments.training.data.texts import stdlib_files
 
 
 def row(variant, seed, loss, *, regime="r", lr=1e-3):

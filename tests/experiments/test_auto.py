@@ -7,12 +7,12 @@ from rich.console import Console
 
 from autotune.decisions.file import DecisionLog, read_decisions, read_header
 from autotune.online.logged_controller import LoggedController
-from experiments.configfile import read_config_file, settle_auto
-from experiments.controllers import machine_of
-from experiments.progress import Reporter
-from experiments.recipes import COMPARED, TrainSettings
-from experiments.step_log import remove_results
-from experiments.tuning_rules import CHOSEN_KNOBS
+from experiments.commands.config_file import read_config_file, settle_auto
+from experiments.output.progress import Reporter
+from experiments.training.settings import COMPARED, TrainSettings
+from experiments.training.step_log import remove_results
+from experiments.training.tuned.controllers import machine_of
+from experiments.training.tuning_rules import CHOSEN_KNOBS
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text

@@ -10,14 +10,14 @@ import torch
 from click.testing import CliRunner
 from rich.console import Console
 
-from experiments import stages
 from experiments.calibration import calibrate as calibration
 from experiments.calibration import measure_validation, plans
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
 from experiments.cli import main
-from experiments.outlook import PlannedRun
+from experiments.output import stages
+from experiments.output.outlook import PlannedRun
 from sim.fitting.fit import Fit
 from sim.hardware.file import read_profile
 

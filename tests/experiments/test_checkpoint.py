@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import checkpoint
-from experiments.checkpoint import (
+from experiments.training.saved import checkpoint
+from experiments.training.saved.checkpoint import (
     checkpoints,
     flatten,
     latest_checkpoint,

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 import zenflow
 from experiments.cli import main
-from experiments.configfile import read_config_file, settle_warmup
-from experiments.options import KNOB_NAMES
-from experiments.recipes import MIN_SPLIT_ELEMENTS, TrainSettings
+from experiments.commands.config_file import read_config_file, settle_warmup
+from experiments.commands.train_flags import KNOB_NAMES
+from experiments.training.settings import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, train, trained, write_text
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

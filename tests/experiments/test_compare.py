@@ -6,13 +6,19 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from experiments import progress
-from experiments.compare import comparison, read_run, run_comparison, stall_removed, table
-from experiments.interrupt import StopRequest
-from experiments.outlook import Outlook, PlannedRun
-from experiments.plots import draw_comparison, draw_timeline, last_steps
-from experiments.progress import Reporter
-from experiments.recipes import COMPARED, START_SHARE, TrainSettings
+from experiments.output import progress
+from experiments.output.outlook import Outlook, PlannedRun
+from experiments.output.plots import draw_comparison, draw_timeline, last_steps
+from experiments.output.progress import Reporter
+from experiments.training.comparison import (
+    comparison,
+    read_run,
+    run_comparison,
+    stall_removed,
+    table,
+)
+from experiments.training.settings import COMPARED, START_SHARE, TrainSettings
+from experiments.training.stop import StopRequest
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
 from zenflow.trace.timeline import Span, Timeline
 

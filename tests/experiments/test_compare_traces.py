@@ -6,9 +6,9 @@ from click.testing import CliRunner
 from matplotlib.colors import to_hex
 
 from experiments.cli import main
-from experiments.compare_traces import Trace, align, compare_sides, load, whole_steps
-from experiments.overlay import MOST_STEPS, draw_overlay
-from experiments.plots import SPAN_COLOURS, STALL_COLOUR
+from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR
+from experiments.traces.compare import Trace, align, compare_sides, load, whole_steps
+from experiments.traces.picture import MOST_STEPS, draw_overlay
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Span, Timeline
 

@@ -1,10 +1,14 @@
 import pytest
 import torch
 
-from experiments import data
-from experiments.data import LabelledBatches, TokenWindows, make_batches, read_source
-from experiments.recipes import TrainSettings
-from experiments.sources import (
+from experiments.training.data import batches as data
+from experiments.training.data.batches import (
+    LabelledBatches,
+    TokenWindows,
+    make_batches,
+    read_source,
+)
+from experiments.training.data.texts import (
     Documents,
     is_held_out,
     path_documents,
@@ -12,7 +16,8 @@ from experiments.sources import (
     stdlib_files,
     tsv_texts,
 )
-from experiments.tokens import PADDING, SEPARATOR, ByteTokenizer
+from experiments.training.data.tokens import PADDING, SEPARATOR, ByteTokenizer
+from experiments.training.settings import TrainSettings
 from zenflow.errors import ConfigError
 
 

@@ -1,8 +1,8 @@
 """The figure that says where ZenFlow loses: from the committed record, by its intervals."""
 
-from experiments.reproduction.figure import Job
-from experiments.reproduction.finding import Verdict
-from experiments.reproduction.from_scratch import FIGURE
+from experiments.lab.figure import Job
+from experiments.lab.finding import Verdict
+from experiments.paper.from_scratch import FIGURE
 
 
 def rows(variant, losses, rate=1e-3):

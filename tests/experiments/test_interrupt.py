@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from experiments import interrupt, launch
-from experiments.checkpoint import latest_checkpoint
-from experiments.interrupt import StopRequest
-from experiments.step_log import read_steps
+from experiments.training import launch
+from experiments.training import stop as interrupt
+from experiments.training.saved.checkpoint import latest_checkpoint
+from experiments.training.step_log import read_steps
+from experiments.training.stop import StopRequest
 from tests.experiments.runs import FAST, train, write_text
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import memory_check
-from experiments.build import build_workbench, make_optimizer
-from experiments.memory_check import check_host_memory, free_bytes
-from experiments.recipes import TrainSettings
+from experiments.training import memory_check
+from experiments.training.memory_check import check_host_memory, free_bytes
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import build_workbench, make_optimizer
 from tests.experiments.runs import FAST, train, write_text
 from zenflow import ConfigError, ZenFlowConfig
 
@@ -55,7 +55,7 @@ def test_groups_of_the_first_version_count_too(tmp_path, monkeypatch):
 
 def test_a_limit_of_the_shell_counts():
     program = (
-        "import resource, psutil\nfrom experiments.memory_check import free_bytes\n"
+        "import resource, psutil\nfrom experiments.training.memory_check import free_bytes\n"
         "room = psutil.Process().memory_info().vms + 200_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
         "free, limit = free_bytes()\n"
@@ -114,7 +114,7 @@ def test_memory_that_runs_out_on_the_way_is_told_in_words(tmp_path, monkeypatch,
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("experiments.training.forward", fail)
+    monkeypatch.setattr("experiments.training.loop.forward", fail)
     data = write_text(tmp_path / "a.txt")
     result = train(*FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
     assert result.exit_code == 1

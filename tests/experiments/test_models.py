@@ -3,11 +3,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.build import build_workbench
-from experiments.models import Classifier, DecoderConfig, LanguageModel, init_weights
-from experiments.recipes import MODEL_SIZES, TrainSettings
-from experiments.step_log import read_steps
-from experiments.training import cross_entropy, forward
+from experiments.training.loop import cross_entropy, forward
+from experiments.training.models.decoder import (
+    Classifier,
+    DecoderConfig,
+    LanguageModel,
+    init_weights,
+)
+from experiments.training.settings import MODEL_SIZES, TrainSettings
+from experiments.training.setup import build_workbench
+from experiments.training.step_log import read_steps
 from tests.experiments.runs import FAST, trained, write_text
 
 CONFIG = DecoderConfig.of_size(MODEL_SIZES["tiny"], 258)

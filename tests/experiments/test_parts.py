@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments import parts
-from experiments.parts import Parts
+from experiments.lab import cell_cache as parts
+from experiments.lab.cell_cache import Parts
 from zenflow.errors import ConfigError
 
 

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.options import given_flags
-from experiments.plan_text import EVIDENCE
-from experiments.recipes import MODEL_SIZES, TrainSettings
+from experiments.commands.plan_text import EVIDENCE
+from experiments.commands.train_flags import given_flags
+from experiments.training.settings import MODEL_SIZES, TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from zenflow.config import ZenFlowConfig

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
-from experiments.build import build_workbench
-from experiments.pretrained import find_model
-from experiments.recipes import TrainSettings
-from experiments.tokens import ByteTokenizer, PretrainedTokenizer
+from experiments.training.data.tokens import ByteTokenizer, PretrainedTokenizer
+from experiments.training.models.pretrained import find_model
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import build_workbench
 from tests.experiments.runs import FAST, summary, train, trained, write_text
 from zenflow.errors import ConfigError
 

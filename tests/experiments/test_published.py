@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from experiments import published
-from experiments.published import AIM, RECORD, TABLE, main, predict_all, table
-from experiments.published_data import BREAKDOWN, GROUPS, MEASUREMENTS, PAPER
-from experiments.published_predict import (
+from experiments.literature.measurements import BREAKDOWN, GROUPS, MEASUREMENTS, PAPER
+from experiments.literature.setups import HostPass, Measurement, Phases, Setup
+from experiments.output.provenance import RESULTS, newest
+from experiments.studies.published import study as published
+from experiments.studies.published.predictions import (
     RATE,
     deepspeed_rate,
     elasticities,
@@ -22,12 +23,11 @@ from experiments.published_predict import (
     runs_deepspeed_step,
     step_bytes,
 )
-from experiments.published_setups import HostPass, Measurement, Phases, Setup
-from experiments.recipes import TrainSettings
-from experiments.records import RESULTS, newest
-from experiments.validation import PROFILE, record_of
-from experiments.validation import RECORD as RUNS
-from experiments.validation_docs import DOCUMENT, document
+from experiments.studies.published.study import AIM, RECORD, TABLE, main, predict_all, table
+from experiments.studies.validation.document import DOCUMENT, document
+from experiments.studies.validation.study import PROFILE, record_of
+from experiments.studies.validation.study import RECORD as RUNS
+from experiments.training.settings import TrainSettings
 from sim.fitting.refine import Observation
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
@@ -165,7 +165,7 @@ def test_the_committed_record_is_what_this_version_predicts(rows):
 
 def test_predicting_does_not_load_torch():
     assert "torch" not in modules_after(
-        "from experiments.published import *\npredict_all(MEASUREMENTS[:6], draws=0)"
+        "from experiments.studies.published.study import *\npredict_all(MEASUREMENTS[:6], draws=0)"
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from autotune.decisions.file import read_decisions
-from experiments.replay import HARMLESS
+from experiments.training.tuned.replay import HARMLESS
 from tests.experiments.runs import FAST, saved_tensors, steps, train, trained, write_text
 
 

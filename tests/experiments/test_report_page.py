@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.plots import SPAN_COLOURS, STALL_COLOUR
+from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR
 from experiments.report.loading import load
 from experiments.report.page import render
 from tests.experiments.reported import (

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from experiments import runlock
-from experiments.runlock import LOCK, locked
+from experiments.training.saved import runlock
+from experiments.training.saved.runlock import LOCK, locked
 from tests.experiments.runs import FAST, train, trained, write_text
 from zenflow.errors import ConfigError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from experiments.runlock import locked
+from experiments.training.saved.runlock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

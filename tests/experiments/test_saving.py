@@ -9,12 +9,13 @@ import shutil
 import pytest
 import torch
 
-from experiments import saving, training
-from experiments.build import schedule_factor
-from experiments.checkpoint import latest_checkpoint
-from experiments.recipes import TrainSettings
-from experiments.saving import MOST_SHARE, RETRY_SECONDS, SavePace
-from experiments.step_log import StepLog, read_steps
+from experiments.training import loop as training
+from experiments.training.saved import saving
+from experiments.training.saved.checkpoint import latest_checkpoint
+from experiments.training.saved.saving import MOST_SHARE, RETRY_SECONDS, SavePace
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import schedule_factor
+from experiments.training.step_log import StepLog, read_steps
 from tests.experiments.deadly_runs import differences
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
 from tests.experiments.test_checkpoint import file_size_limit
@@ -232,7 +233,7 @@ def test_an_export_that_fails_loses_nothing(tmp_path, flags):
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "experiments.pretrained.save_model",
+            "experiments.training.models.pretrained.save_model",
             lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")),
         )
         patch.setattr(

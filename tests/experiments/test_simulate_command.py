@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.compare_traces import compare_sides, load, whole_steps
-from experiments.records import commit
+from experiments.output.provenance import commit
 from experiments.report.trace_view import read_view
+from experiments.traces.compare import compare_sides, load, whole_steps
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from sim.models.table import find_model

@@ -12,17 +12,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from experiments.reproduction import accuracy
-from experiments.reproduction.figure import Job, NeedsInputError
-from experiments.reproduction.finding import Verdict
-from experiments.sst2.command import main, smoke_study
-from experiments.sst2.comparison import packed
-from experiments.sst2.model import locate, weights_digest
-from experiments.sst2.report import write_record
-from experiments.sst2.run import RESULT, workbench
-from experiments.sst2.smoke import made_up
-from experiments.sst2.study import SMOKE, Study, complete
-from experiments.sst2.variants import BASELINE, STRATEGIES, parse_variants
+from experiments.lab.figure import Job, NeedsInputError
+from experiments.lab.finding import Verdict
+from experiments.lab.intervals import packed
+from experiments.lab.variants import BASELINE, STRATEGIES, parse_variants
+from experiments.paper import accuracy
+from experiments.studies.sst2.command import main, smoke_study
+from experiments.studies.sst2.model import locate, weights_digest
+from experiments.studies.sst2.report import write_record
+from experiments.studies.sst2.run import RESULT, workbench
+from experiments.studies.sst2.smoke import made_up
+from experiments.studies.sst2.study import SMOKE, Study, complete
 from zenflow.errors import ConfigError
 
 
@@ -145,7 +145,7 @@ def test_the_smoke_run_leaves_a_record_and_is_not_repeated(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
-    command = [sys.executable, "-m", "experiments.sst2", "--smoke", "--workers", "2",
+    command = [sys.executable, "-m", "experiments.studies.sst2", "--smoke", "--workers", "2",
                "--runs", str(tmp_path)]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for _ in range(600):

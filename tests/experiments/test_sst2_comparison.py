@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.sst2.comparison import (
+from experiments.lab.intervals import (
     FAILS,
     HOLDS,
     UNKNOWN,
@@ -21,7 +21,7 @@ from experiments.sst2.comparison import (
     student_share,
     unpacked,
 )
-from experiments.sst2.variants import BASELINE
+from experiments.lab.variants import BASELINE
 
 
 def row(variant, seed, marks):

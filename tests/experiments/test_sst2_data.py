@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.sst2.batches import POOL_BATCHES, PooledBatches, TestBatches
-from experiments.sst2.data import cut, read_folder, without_leakage
-from experiments.tokens import ByteTokenizer
+from experiments.studies.sst2.batches import POOL_BATCHES, PooledBatches, TestBatches
+from experiments.studies.sst2.data import cut, read_folder, without_leakage
+from experiments.training.data.tokens import ByteTokenizer
 from zenflow.errors import ConfigError
 
 GOOD = "a fine film\t1\na dull film\t0\nwarm and sharp\t1\nlong and lame\t0\n"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.efficiency import FITTED
-from experiments import staleness
-from experiments.staleness import main, settings_by_part, tasks_of
-from experiments.staleness_fit import Exchange, fit
-from experiments.staleness_formulas import Linear, Measured, Power, residuals, stretch_of
+from experiments.studies.staleness import study as staleness
+from experiments.studies.staleness.fit import Exchange, fit
+from experiments.studies.staleness.formulas import Linear, Measured, Power, residuals, stretch_of
+from experiments.studies.staleness.study import main, settings_by_part, tasks_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.claims import ALIGNED, claims_of, measure, seconds_by_position
-from experiments.progress import Reporter
-from experiments.recipes import COMPARED, TrainSettings
+from experiments.output.progress import Reporter
+from experiments.studies.stall_and_loss import ALIGNED, claims_of, measure, seconds_by_position
+from experiments.training.settings import COMPARED, TrainSettings
 
 
 def rows(*, stall=6.0, remaining=0.5, loss=2.01, rolling=(1.0, 1.05), aligned=(1.0, 1.5)):

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.plots import save_figure
-from experiments.reproduction import catalogue, convergence, ingredients, sensitivity, zen_auto
-from experiments.reproduction import gradient_shares as shares
-from experiments.reproduction.figure import Job
-from experiments.reproduction.finding import Verdict
+from experiments.lab.figure import Job
+from experiments.lab.finding import Verdict
+from experiments.output.plots import save_figure
+from experiments.paper import catalogue, convergence, ingredients, sensitivity, zen_auto
+from experiments.paper import gradient_shares as shares
 from zenflow.config import ZenFlowConfig
 
 TRAINED = ("concentration", "sensitivity", "zen_auto", "convergence", "ingredients")

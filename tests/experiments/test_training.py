@@ -10,11 +10,11 @@ import psutil
 import pytest
 import torch
 
-from experiments.build import schedule_factor
-from experiments.compare_traces import load
-from experiments.recipes import TrainSettings
-from experiments.step_log import StepLog, read_steps
-from experiments.summary import step_figures, whole_windows
+from experiments.traces.compare import load
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import schedule_factor
+from experiments.training.step_log import StepLog, read_steps
+from experiments.training.summary import step_figures, whole_windows
 from tests.experiments.runs import (
     FAST,
     saved_tensors,

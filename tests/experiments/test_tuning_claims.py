@@ -9,12 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from experiments import tuned_sides, tuning_claims, tuning_contests
-from experiments.parts import Parts
-from experiments.recipes import TrainSettings
-from experiments.tuned_sides import GridPoint, Scripted, champion, measure_grid, side
-from experiments.tuning_claims import LEAST_OF_BEST, LINKS, SEEDS, grid_of, link_rates, table
-from experiments.tuning_contests import Contest, contest, drift
+from experiments.lab.cell_cache import Parts
+from experiments.studies.tuned_goodput import contests as tuning_contests
+from experiments.studies.tuned_goodput import study as tuning_claims
+from experiments.studies.tuned_goodput import turns as tuned_sides
+from experiments.studies.tuned_goodput.contests import Contest, contest, drift
+from experiments.studies.tuned_goodput.study import (
+    LEAST_OF_BEST,
+    LINKS,
+    SEEDS,
+    grid_of,
+    link_rates,
+    table,
+)
+from experiments.studies.tuned_goodput.turns import (
+    GridPoint,
+    Scripted,
+    champion,
+    measure_grid,
+    side,
+)
+from experiments.training.settings import TrainSettings
 from zenflow.knobs import Knobs
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.decisions.file import DecisionFile, End
-from experiments.plots import save_figure
-from experiments.tuning_figures import draw_tuning, missed_predictions, tuning_series
+from experiments.output.plots import save_figure
+from experiments.training.tuned.picture import draw_tuning, missed_predictions, tuning_series
 from tests.autotune.test_decisions import SECOND, START, THIRD, decision, header, window
 from tests.experiments.runs import FAST, trained, write_text
 

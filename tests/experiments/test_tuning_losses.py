@@ -7,12 +7,12 @@ import json
 import pytest
 from rich.console import Console
 
-from experiments import tuning_losses
-from experiments.progress import Reporter
-from experiments.recipes import TrainSettings
-from experiments.records import newest_record
-from experiments.tuning_claims import SEEDS
-from experiments.tuning_losses import run_all, table
+from experiments.output.progress import Reporter
+from experiments.output.provenance import newest_record
+from experiments.studies import tuned_loss as tuning_losses
+from experiments.studies.tuned_goodput.study import SEEDS
+from experiments.studies.tuned_loss import run_all, table
+from experiments.training.settings import TrainSettings
 
 SMALL = TrainSettings(
     model="tiny", sequence=32, batch_size=2, steps=6, start_steps=3, eval_batches=2

@@ -18,11 +18,25 @@ from autotune.constraints import needs_of
 from autotune.model.stretch import Stretch
 from autotune.online.trial_rules import Tuner
 from autotune.space import SearchSpace
-from experiments import tuning_study
-from experiments.hidden_truth import CASES, CONFIG, HiddenMachine, case_of
-from experiments.tuning_methods import METHODS, START, Fixed, Problem
-from experiments.tuning_results import draw_study, recovery, report, result_of, table
-from experiments.tuning_study import Study, Task, complete, missing, play, read_record, rows_of
+from experiments.studies.hidden_machines import study as tuning_study
+from experiments.studies.hidden_machines.machine import CASES, CONFIG, HiddenMachine, case_of
+from experiments.studies.hidden_machines.methods import METHODS, START, Fixed, Problem
+from experiments.studies.hidden_machines.results import (
+    draw_study,
+    recovery,
+    report,
+    result_of,
+    table,
+)
+from experiments.studies.hidden_machines.study import (
+    Study,
+    Task,
+    complete,
+    missing,
+    play,
+    read_record,
+    rows_of,
+)
 from zenflow.errors import ConfigError
 
 RECORDS = sorted((Path(experiments.__file__).parent / "results").glob("*_tuning_study_*"))

@@ -9,11 +9,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from experiments import update_rule
-from experiments.step_clip import clipped_steps
-from experiments.update_rule import all_rows, main, missing, newest_record, read_rows, tasks_of
-from experiments.update_rule_design import GROUPS, LADDER_NAMES, ONE_KNOB, VARIANTS, Group
-from experiments.update_rule_report import model_error, summarise
+from experiments.studies.update_rule import study as update_rule
+from experiments.studies.update_rule.design import GROUPS, LADDER_NAMES, ONE_KNOB, VARIANTS, Group
+from experiments.studies.update_rule.report import model_error, summarise
+from experiments.studies.update_rule.step_clip import clipped_steps
+from experiments.studies.update_rule.study import (
+    all_rows,
+    main,
+    missing,
+    newest_record,
+    read_rows,
+    tasks_of,
+)
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.optimizer import ZenFlowAdamW

@@ -21,8 +21,8 @@ from experiments.calibration.recorded import observation_of
 from experiments.calibration.runs import observe
 from experiments.calibration.short_run import short_run
 from experiments.cli import main
-from experiments.recipes import TrainSettings
-from experiments.validation import (
+from experiments.studies.validation.document import validations
+from experiments.studies.validation.study import (
     PICTURE,
     PROFILE,
     TABLE,
@@ -34,7 +34,7 @@ from experiments.validation import (
     table,
     validate,
 )
-from experiments.validation_docs import validations
+from experiments.training.settings import TrainSettings
 from sim.fitting.refine import Observation
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import read_profile, write_profile
@@ -187,7 +187,7 @@ def test_tables_pictures_and_the_readme_say_what_the_simulator_says_today():
         profile = read_profile(folder / PROFILE)
         runs = validate(profile, read_record(folder))
         found = errors_of(runs)
-        made = "made by python -m experiments.validation_docs"
+        made = "made by python -m experiments.studies.validation.document"
         assert (folder / TABLE).read_text(encoding="utf-8") == table(runs) + "\n", made
         with Image.open(folder / PICTURE) as picture:
             assert picture.text["Description"] == str(found), made

@@ -60,7 +60,7 @@ def parts_of(need, place):
 def make_model(kind, dtype):
     from torch import nn
 
-    from experiments.models import DecoderConfig, LanguageModel
+    from experiments.training.models.decoder import DecoderConfig, LanguageModel
     from tests.models import OddShapes
 
     if kind == "stack":

@@ -7,9 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.reproduction import catalogue
-from experiments.reproduction.figure import Data, Job, PaperFigure
-from experiments.reproduction.finding import Finding, Tolerance
+from experiments.lab.figure import Data, Job, PaperFigure
+from experiments.lab.finding import Finding, Tolerance
+from experiments.paper import catalogue
 
 
 @dataclass

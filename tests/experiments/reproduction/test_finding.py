@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.reproduction.finding import Finding, Range, Tolerance, Verdict
+from experiments.lab.finding import Finding, Range, Tolerance, Verdict
 
 NUMBERS = st.floats(-1e6, 1e6)
 

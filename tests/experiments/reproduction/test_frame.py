@@ -5,8 +5,10 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.reproduction import catalogue, check, document, records
-from experiments.reproduction.figure import Job, NeedsInputError
+from experiments.lab import check, document
+from experiments.lab import record as records
+from experiments.lab.figure import Job, NeedsInputError
+from experiments.paper import catalogue
 from tests.experiments.reproduction.figures import Counting, use
 from zenflow.errors import ConfigError, ZenFlowError
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from experiments import paper
-from experiments.reproduction import catalogue, records
-from experiments.reproduction.figure import Job
-from experiments.reproduction.finding import Verdict
-from experiments.reproduction.paper_phases import packed, simulated, unpacked
-from experiments.reproduction.pcie_bytes import closed_form
+from experiments.lab import record as records
+from experiments.lab.figure import Job
+from experiments.lab.finding import Verdict
+from experiments.literature import zenflow as paper
+from experiments.paper import catalogue
+from experiments.paper.pcie_bytes import closed_form
+from experiments.paper.phases import packed, simulated, unpacked
 
 OWN = (
     "breakdown", "utilisation", "naive_overlap", "pipeline", "speedup", "stall_reduction",
@@ -134,7 +135,7 @@ def test_ranks_exchange_as_many_bytes_as_columns_and_entries_say(made):
 
 @pytest.mark.slow
 def test_the_engine_exchanges_nothing_of_its_own_to_select():
-    from experiments.reproduction.selection_traffic import _counted
+    from experiments.paper.selection_traffic import _counted
 
     assert _counted(seed=0, width=64, steps=6)["engine_collectives"] == 0
 
@@ -145,7 +146,7 @@ def test_a_projections_norms_are_a_twothousandth_of_its_gradient(made):
 
 
 def test_more_memory_never_trains_a_smaller_model(made):
-    from experiments.reproduction.largest_model import _largest, _with_memory
+    from experiments.paper.largest_model import _largest, _with_memory
     from sim.hardware.catalog import find_machine
 
     machine = find_machine("dgx-a100-80", 1)

@@ -1,0 +1,1 @@
+"""One file for each command of `zenflow`: flags and words, no logic."""

@@ -1,0 +1,226 @@
+"""``--config FILE``: TOML or JSON of our own, or a DeepSpeed JSON. Imports no torch.
+
+Our own files hold the flags' names with underscores (``lr``, ``batch_size``, ``link_gbps``) and a
+table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller may choose can be
+"auto" there, as in DeepSpeed's. A table ``tuned_for`` says what `zenflow tune` has found them for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.commands.train_flags import KNOB_NAMES, SETTING_NAMES, TUNING_NAMES
+from experiments.training.setting_types import typed
+from experiments.training.settings import DEFAULT_STEPS, TrainSettings
+from experiments.training.tuning_rules import CHOSEN_KNOBS
+from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zenflow.deepspeed import DeepSpeedSchedule
+
+_FILE_NAMES = (
+    *(name for name in SETTING_NAMES if name != "link"),
+    "link_gbps",
+    *TUNING_NAMES,
+    "zenflow",
+    "tuned_for",
+)
+_GIGABYTES = ("device_memory", "host_memory")
+_DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_KNOBS = (*KNOB_NAMES, "steps_per_epoch")
+
+
+def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a file's settings and its knobs of the update rule.
+
+    ``settle_auto`` and ``settle_warmup`` come next, once flags have been added.
+
+    Raises:
+        ConfigError: The file can't be read, or has a key that is nothing; the nearest is named.
+    """
+    content = _parse(path)
+    if "zero_optimization" in content:
+        return _from_deepspeed(path)
+    knobs = content.get("zenflow", {})
+    if not isinstance(knobs, Mapping):
+        raise ConfigError(f"'zenflow' in {path} must be a table of knobs, but is {knobs!r}")
+    unknown = [
+        f"key {unknown_name(key, _FILE_NAMES)}" for key in content if key not in _FILE_NAMES
+    ]
+    unknown += [f"zenflow.{unknown_name(key, _KNOBS)}" for key in knobs if key not in _KNOBS]
+    raise_violations(str(path), unknown)
+    settings = {
+        key: value for key, value in content.items() if key not in ("zenflow", "tuned_for")
+    }
+    link = settings.pop("link_gbps", None)
+    if settings.get("max_grad_norm") == "none":  # TOML has no null
+        settings["max_grad_norm"] = None
+    settings, broken = typed(TrainSettings, settings)
+    raise_violations(str(path), broken)
+    if link is not None:
+        settings["link"] = _link(path, link)
+    for name in _GIGABYTES:
+        if settings.get(name) is not None:
+            settings[name] *= 1e9
+    return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
+
+
+def tuned_for(path: Path) -> str | None:
+    """Return what model and machine a file's knobs were found for; None if nobody says."""
+    about = _parse(path).get("tuned_for")
+    if not isinstance(about, Mapping):
+        return None
+    names = {"model": "of {}", "machine": "on {}", "figures": "({} figures)"}
+    words = [form.format(about[name]) for name, form in names.items() if name in about]
+    return f"Knobs of {path} were tuned for a run {' '.join(words)}"
+
+
+def settle_auto(
+    settings: Mapping[str, Any], knobs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return settings and knobs without any "auto": who chooses is said by ``controller``.
+
+    A window length of "auto" is zen-auto's, the published rule, unless another controller is asked
+    for. Selections of "auto" are the twin's where it runs, and one an epoch elsewhere.
+
+    Raises:
+        ConfigError: A knob is "auto" and no controller that is asked for chooses it.
+    """
+    made = dict(settings)
+    auto = [name for name, value in knobs.items() if value == "auto"]
+    if "update_interval" in auto and made.get("controller") is None:
+        made["controller"] = "zen-auto"
+    chosen = CHOSEN_KNOBS.get(str(made.get("controller")), ())
+    kept = {name: value for name, value in knobs.items() if value != "auto"}
+    left = [name for name in auto if name not in chosen]
+    if "select_strategy" in left:
+        kept["select_strategy"] = "step" if "select_interval" in kept else "epoch"
+    if "select_interval" in left:
+        kept["select_interval"] = 1
+        kept["select_strategy"] = "epoch"
+    raise_violations(
+        "the run",
+        [
+            f"{name} is 'auto', but nobody chooses it: give it a value, or the run --auto"
+            for name in left
+            if not name.startswith("select_")
+        ],
+    )
+    return made, kept
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else _toml(path, text)
+    except OSError as error:
+        raise ConfigError(
+            f"--config {path} can't be read ({error.strerror}): check the path"
+        ) from error
+    except (ValueError, RecursionError) as error:  # a parser's ValueError has a line number
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ConfigError(f"--config {path} is not valid {kind}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path} must hold a table of settings, but holds {content!r}")
+    return content
+
+
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # standard only from Python 3.11 on
+
+        return tomllib.loads(text)
+    try:
+        import tomli
+    except ImportError as error:
+        raise ConfigError(
+            f"--config {path}: Python 3.10 reads TOML with tomli (pip install tomli); or write "
+            "the same settings as JSON"
+        ) from error
+    parsed: dict[str, Any] = tomli.loads(text)
+    return parsed
+
+
+def _link(path: Path, value: Any) -> tuple[float, float]:
+    rates = value if isinstance(value, list) else [value, value]
+    if len(rates) != 2 or not all(type(rate) in (int, float) for rate in rates):
+        raise ConfigError(f"link_gbps in {path} must be two numbers of GB/s, but is {value!r}")
+    return rates[0] * 1e9, rates[1] * 1e9
+
+
+def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    # Imported late: only this branch needs it.
+    from zenflow.deepspeed import read_deepspeed
+
+    # Epochs are counted in steps once the data is known; until then any number is as good.
+    found = read_deepspeed(path, steps_per_epoch=1)
+    # Only the published rule leaves knobs to a controller, and S = 1 is just where it starts.
+    strategy, knobs = _nearest_preset(
+        found.config, ("zenflow_paper",) if found.auto_knobs else PRESETS
+    )
+    knobs |= dict.fromkeys(found.auto_knobs, "auto")
+    settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}
+    if found.schedule is not None:
+        settings |= _schedule(found.schedule)
+    if "gradient_clipping" not in found.auto:
+        settings["max_grad_norm"] = found.max_grad_norm
+    accumulation = found.gradient_accumulation_steps
+    batch = found.train_micro_batch_size_per_gpu
+    if batch is None and found.train_batch_size is not None:
+        batch = found.train_batch_size // (accumulation or 1)
+    optional = {
+        "grad_accum": accumulation,
+        "batch_size": batch,
+        "dtype": _DEEPSPEED_DTYPES.get(found.dtype or ""),
+    }
+    settings |= {name: value for name, value in optional.items() if value is not None}
+    if found.dtype == "fp16":
+        settings |= {"gradients": "keep", "grad_scaler": dict(found.grad_scaler or {})}
+    return settings, knobs
+
+
+def _schedule(schedule: DeepSpeedSchedule) -> dict[str, Any]:
+    named = {
+        "schedule": schedule.shape,
+        "lr": schedule.max_lr,
+        "steps": schedule.total_steps,
+        "warmup_steps": schedule.warmup_steps,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def settle_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which a rise over so many steps, as DeepSpeed has it, is a share.
+
+    Raises:
+        ConfigError: The run is as long as its epochs, which are not counted in steps yet.
+    """
+    made = dict(settings)
+    steps = made.pop("warmup_steps", None)
+    if steps is None or "warmup" in made:
+        return made
+    if made.get("epochs") is not None:
+        raise ConfigError(
+            f"scheduler.params.warmup_num_steps ({steps}) is a share of the steps, and --epochs "
+            "leaves their number to the data: give --warmup, or --steps"
+        )
+    made["warmup"] = min(1.0, steps / (made.get("steps") or DEFAULT_STEPS))
+    return made
+
+
+def _nearest_preset(config: ZenFlowConfig, names: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the preset that differs from ``config`` in the fewest fields, and those fields."""
+    values = config.to_dict()
+    if values["select_strategy"] == "epoch":
+        values["steps_per_epoch"] = None
+    differences = {}
+    for name in names:
+        base = ZenFlowConfig.preset(name).to_dict()
+        differences[name] = {key: item for key, item in values.items() if item != base[key]}
+    nearest = min(differences, key=lambda name: len(differences[name]))
+    return nearest, differences[nearest]

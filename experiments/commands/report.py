@@ -1,0 +1,75 @@
+"""``zenflow report``: one page of runs, traces and sweeps. Its help loads nothing heavy."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+
+import click
+
+from zenflow.errors import ConfigError
+
+_PAGES = (".html", ".htm")
+_LARGE = 5_000_000
+"""Bytes above which the command says what makes the page large."""
+
+
+@click.command(name="report")
+@click.argument("out", type=click.Path(path_type=Path), metavar="OUT.html")
+@click.argument(
+    "inputs",
+    type=click.Path(path_type=Path),
+    nargs=-1,
+    required=True,
+    metavar="RUN|TRACE|SWEEP...",
+)
+@click.option("--title", default="zenflow report", show_default=True, help="Above the page.")
+@click.pass_context
+def report_command(
+    context: click.Context, /, *, out: Path, inputs: tuple[Path, ...], title: str
+) -> None:
+    """Write one page that shows runs, traces and sweeps, and opens offline.
+
+    RUN is a directory of `zenflow train` (a run, or a comparison), TRACE a .json or .json.gz that
+    the engine, the simulator or torch.profiler wrote, SWEEP a directory of `zenflow sweep` or
+    `zenflow tune`, or a .csv. The page has lanes that zoom, a comparison, tuning decisions, tables
+    with heat maps, and where all was made. A page that is there already is replaced.
+    """
+    from experiments.output.files import write_text
+    from experiments.output.provenance import provenance
+    from experiments.report.loading import load
+    from experiments.report.page import render
+
+    try:
+        _check_out(out)
+        contents = load(inputs)
+    except ConfigError as error:
+        raise click.UsageError(str(error), context) from error
+    words = ["zenflow", "report", str(out), *map(str, inputs)]
+    made = {"at": time.strftime("%Y-%m-%d %H:%M"), "command": shlex.join(words), **provenance()}
+    page = render(contents, title=title, made=made)
+    try:
+        write_text(out, page)
+    except OSError as error:
+        raise click.ClickException(
+            f"{out} can't be written ({error.strerror or error})"
+        ) from error
+    size = len(page.encode())
+    for note in contents.notes:
+        click.echo(f"Note: {note}", err=True)
+    if size > _LARGE:
+        click.echo("Note: the page is large: give it fewer inputs at once", err=True)
+    click.echo(f"Page: {out} ({size / 1e6:.2f} MB)")
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix.lower() not in _PAGES:
+        raise ConfigError(
+            f"the page comes first and its name must end in .html, but is {out}: write "
+            "`zenflow report OUT.html RUN`"
+        )
+    if out.is_dir():
+        raise ConfigError(f"{out} is a directory: name a file for the page")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is no directory: make it, or write the page elsewhere")

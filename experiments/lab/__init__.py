@@ -1,0 +1,1 @@
+"""What all studies share: cells, findings, records, verdicts, progress, plots."""

@@ -1,0 +1,254 @@
+"""Published measurements: what was measured by whom, on what. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from experiments.literature.setups import (
+    Alternative,
+    HostPass,
+    Measurement,
+    Phases,
+    Quantity,
+    Setup,
+)
+
+GROUPS: Mapping[str, tuple[str, str]] = {
+    "phases": (
+        "Llama-2-7B on 4 A100, from its phases",
+        "The phases are given; this checks the schedules only.",
+    ),
+    "qwen": (
+        "Qwen2.5 on 2 of 8 A100 40 GB, two EPYC 7742",
+        "Of ZenFlow's rows the least known figure is the rate of copies through pageable memory: "
+        "the float gradients and the new weights of a window take it. What the cores of the "
+        "training process and of the update do to one another is not modelled: the same "
+        "prediction stands for each binding with the same placement of memory. Nor is what the "
+        "release does in Python, for each parameter and bucket. The step without offload is short "
+        "enough for that to show, and DeepSpeed's own passes over gradients with it.",
+    ),
+    "llama": (
+        "Llama-2-7B on 2 devices that the log does not name",
+        "The machine is not known. An A100 cannot compute the logged batch in the logged time at "
+        "its peak rate, so the paper's other machine is assumed. Nobody has published what its "
+        "host reaches in DeepSpeed's step, or its copies through pageable memory; the constant "
+        "comes from the A100's host. The example's configuration has had a global batch of 8 too.",
+    ),
+    "slideformer": (
+        "Llama-3.1-8B on one RTX 4090",
+        "Fused kernels (Liger) save memory traffic that is counted as eager PyTorch makes it, and "
+        "a 4090 boosts above the clock of its data sheet: the measured slope of 0.39 s a sequence "
+        "is already about 0.95 of the data sheet's peak, recomputation counted. The host is not "
+        "named.",
+    ),
+    "host": (
+        "The host's pass alone",
+        "Both are read from pictures or text of an issue, to one or two digits.",
+    ),
+}
+
+BREAKDOWN = Phases(
+    strategy="published_zero_offload",
+    num_params=6_738_415_616,
+    forward=0.045,
+    backward=2.0,
+    d2h=0.5,
+    update=4.6,
+    h2d=0.5,
+)
+"""Llama-2-7B on 4 A100 with one EPYC 7742, CPU-Adam with 128 threads. Its update is also the one
+measured constant of all DeepSpeed rows."""
+PAPER = "ZenFlow paper (arXiv 2505.12242) and DeepSpeed blog deepspeed-zenflow, figures 3 and 4"
+_BLOG = "DeepSpeed blog zenflow-corebinding"
+
+_ALPACA = (
+    "512 tokens a sequence, padded, as the example's script does it; 4 sequences a device, the "
+    "configuration's global batch of 8 over two devices; no recomputation, PyTorch's eager kernels"
+)
+_QWEN = Setup(
+    model="qwen2.5-3b",
+    machine="dgx-a100-40",
+    devices=2,
+    strategy="deepspeed_zero_offload",
+    batch_size=4,
+    sequence=512,
+)
+_SMALL = replace(_QWEN, model="qwen2.5-1.5b")
+_FLOW = {"topk_ratio": 0.1, "update_interval": 4}
+_IN_TURN = {**_FLOW, "overlap": False}
+_TWO_CORES = {**_FLOW, "reserved_cores": 2 / 64}
+
+
+def _flow(setup: Setup, *, binds_cores: bool = True, options: Mapping[str, Any] = _FLOW) -> Setup:
+    return replace(setup, strategy="deepspeed_zenflow", binds_cores=binds_cores, options=options)
+
+
+def _qwen(label: str, milliseconds: float, source: str, setup: Setup) -> Measurement:
+    alternatives = [Alternative(text="8 sequences a device", setup=replace(setup, batch_size=8))]
+    if setup.strategy == "deepspeed_zenflow":
+        alternatives += [
+            Alternative(
+                text="pageable copies at 0.15 of the link", values={"link.pageable": 0.15}
+            ),
+            Alternative(text="pageable copies at 0.5 of the link", values={"link.pageable": 0.5}),
+        ]
+    if setup.strategy.startswith("deepspeed"):
+        text = "the measured CPU step is clipping, AdamW and a cast alone, 42 bytes"
+        alternatives.append(Alternative(text=text, step_bytes=42.0))
+    else:
+        text = "15 us from one kernel's launch to the next one's"
+        alternatives.append(Alternative(text=text, values={"device.launch": 15e-6}))
+    return Measurement(
+        label=label,
+        seconds=milliseconds / 1e3,
+        quantity="step",
+        setup=setup,
+        group="qwen",
+        source=source,
+        assumption=_ALPACA,
+        alternatives=tuple(alternatives),
+    )
+
+
+def _phases(label: str, seconds: float, quantity: Quantity, strategy: str) -> Measurement:
+    return Measurement(
+        label=label,
+        seconds=seconds,
+        quantity=quantity,
+        setup=replace(BREAKDOWN, strategy=strategy),
+        group="phases",
+        source=PAPER,
+        assumption="each phase is spread evenly over 32 layers; gradients leave inside backward",
+    )
+
+
+_LOG = "DeepSpeedExamples, training/DeepSpeed-ZenFlow/finetuning: README's log"
+_LLAMA = Setup(
+    model="llama-2-7b",
+    machine="h100-xeon-8462y",
+    devices=2,
+    strategy="deepspeed_zenflow",
+    batch_size=16,
+    sequence=512,
+    options=_FLOW,
+)
+
+
+def _llama(label: str, milliseconds: float, quantity: Quantity, setup: Setup) -> Measurement:
+    machines = [
+        ("4 sequences a device", replace(setup, batch_size=4)),
+        (
+            "A100 and one EPYC 7742, 4 sequences a device",
+            replace(setup, batch_size=4, machine="a100-epyc-7742"),
+        ),
+    ]
+    alternatives = [Alternative(text=text, setup=other) for text, other in machines]
+    if setup.strategy == "deepspeed_zenflow":
+        text = "pageable copies at 0.5 of the link"
+        alternatives.append(Alternative(text=text, values={"link.pageable": 0.5}))
+    return Measurement(
+        label=label,
+        seconds=milliseconds / 1e3,
+        quantity=quantity,
+        setup=setup,
+        group="llama",
+        source=_LOG,
+        assumption="two H100 with two Xeon 8462Y+, the paper's second machine; 16 sequences of "
+        "512 tokens a device, the global batch of 32 in the configuration beside the log",
+        alternatives=tuple(alternatives),
+    )
+
+
+def _slideformer(batch_size: int, seconds: float) -> Measurement:
+    setup = Setup(
+        model="llama-3.1-8b",
+        machine="rtx4090-server",
+        devices=1,
+        strategy="deepspeed_zero_offload",
+        batch_size=batch_size,
+        sequence=1024,
+        checkpointing=True,
+    )
+    free = {"device.bandwidth": 1e18}
+    return Measurement(
+        label=f"ZeRO-3 offload, batch {batch_size}",
+        seconds=seconds,
+        quantity="step",
+        setup=setup,
+        group="slideformer",
+        source="SlideFormer's repository, bench/DeepSpeed, CSV of 2026-02-24",
+        assumption="an RTX 4090 bound to one socket of EPYC 7742, which the repository does not "
+        "name; every layer recomputed; ZeRO-3 is simulated as ZeRO-2, whose weights go up once",
+        alternatives=(
+            Alternative(text="kernels so fused that all but products is free", values=free),
+            Alternative(
+                text="that, and products at the data sheet's peak",
+                values={**free, "device.matmul_efficiency": 1.0},
+            ),
+        ),
+    )
+
+
+MEASUREMENTS: tuple[Measurement, ...] = (
+    _phases("ZeRO-Offload, step", 7.145, "step", "published_zero_offload"),
+    _phases("ZeRO-Offload, idle", 5.100, "stall", "published_zero_offload"),
+    _phases("delayed by one step, idle", 2.555, "stall", "published_delayed"),
+    _phases("ZenFlow, step", 2.045, "step", "zenflow_paper"),
+    _qwen("3B, ZeRO-Offload, cores not bound", 2887, _BLOG, replace(_QWEN, binds_cores=False)),
+    _qwen("3B, ZeRO-Offload, bound", 2497, _BLOG, _QWEN),
+    _qwen("3B, ZeRO-Offload, not bound", 3084, "deepspeedai/DeepSpeed #7474",
+          replace(_QWEN, binds_cores=False)),
+    _qwen("3B, ZeRO-Offload, bound", 2383, "deepspeedai/DeepSpeed #7474", _QWEN),
+    _qwen("3B, ZenFlow, its first binding", 1419, _BLOG, _flow(_QWEN, binds_cores=False)),
+    _qwen("3B, ZenFlow, its new binding", 1325, _BLOG, _flow(_QWEN, binds_cores=False)),
+    _qwen("3B, ZenFlow, DeepSpeed's binding", 1232, _BLOG, _flow(_QWEN)),
+    _qwen("3B, ZenFlow, DeepSpeed's and its new", 1116, _BLOG, _flow(_QWEN)),
+    _qwen("3B, ZenFlow, no overlap", 1564, "deepspeedai/DeepSpeed #7478",
+          _flow(_QWEN, binds_cores=False, options=_IN_TURN)),
+    _qwen("3B, ZenFlow, overlap", 1381, "deepspeedai/DeepSpeed #7478",
+          _flow(_QWEN, binds_cores=False)),
+    _qwen("3B, ZenFlow, bound, no overlap", 1344, "deepspeedai/DeepSpeed #7478",
+          _flow(_QWEN, options=_IN_TURN)),
+    _qwen("3B, ZenFlow, bound, overlap, two cores reserved", 1217, "deepspeedai/DeepSpeed #7478",
+          _flow(_QWEN, options=_TWO_CORES)),
+    _qwen("1.5B, ZeRO-2, no offload", 240, _BLOG,
+          replace(_SMALL, strategy="published_on_device")),
+    _qwen("1.5B, ZeRO-Offload, bound", 1365, _BLOG, _SMALL),
+    _qwen("1.5B, ZenFlow, both bindings", 569, _BLOG, _flow(_SMALL)),
+    _llama("accumulating step (703 to 740)", 720, "accumulating", _LLAMA),
+    _llama("update step (1913, 2221)", 2067, "boundary", _LLAMA),
+    _llama("mean of steps 5 to 12", 1078, "step", _LLAMA),
+    _llama("without ZenFlow (nearly 4 s)", 4000, "step",
+           replace(_LLAMA, strategy="deepspeed_zero_offload", options={})),
+    _slideformer(8, 8.9672),
+    _slideformer(16, 11.9340),
+    _slideformer(32, 18.2987),
+    Measurement(
+        label="DeepSpeed's CPU step, 72B on 32 A100 (about 10 s)",
+        seconds=10.0,
+        quantity="host",
+        setup=HostPass(machine="dgx-a100-80", devices=8, num_params=72.7e9 / 4),
+        group="host",
+        source="deepspeedai/DeepSpeed #6834",
+        assumption="four hosts of two EPYC 7742 share the parameters of Qwen-72B evenly",
+    ),
+    Measurement(
+        label="prime-rl's AdamW, 171B on 8 H200 (12.8 s)",
+        seconds=12.8,
+        quantity="host",
+        setup=HostPass(machine="hgx-h200", devices=8, num_params=171e9, bytes_each=30.0),
+        group="host",
+        source="PrimeIntellect-ai/prime-rl #3248",
+        assumption="30 bytes of DRAM a parameter: master and moments in and out, a float "
+        "gradient, a 16-bit weight; at the table's DRAM bandwidth",
+    ),
+)  # fmt: skip
+
+NOT_PREDICTED = (
+    "torchao's CPU offload of a ViT of 1.1B parameters (1.52 s against 1.27 s): the shapes of the "
+    "model are not published with the figures.",
+    "The step behind an update step in the Llama-2-7B log (891 and 1062 ms against 720): the "
+    "simulated update slows no later step down but by sharing DRAM.",
+)

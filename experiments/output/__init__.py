@@ -1,0 +1,1 @@
+"""What every command leaves and shows: files, provenance, progress, plots."""

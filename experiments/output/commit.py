@@ -1,0 +1,41 @@
+"""The commit that this code is of. Imports nothing else of the project: ``setup.py`` loads it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+BAKED = "commit.txt"
+"""File beside this one in a wheel and in a source archive: the commit they were built from."""
+
+
+def commit() -> str | None:
+    """Return the commit of this code, ``-dirty`` behind it if changed; None if nobody knows.
+
+    A package knows the commit that it was built from. A clone asks git, which must know the
+    folder as the root of a repository: a virtual environment may lie in any other one.
+    """
+    folder = Path(__file__).resolve().parents[1]
+    try:
+        return (folder / BAKED).read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return describe(folder.parent)
+
+
+def describe(root: Path) -> str | None:
+    """Return the commit of the repository whose root this is; None if it is no such root."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root.resolve():
+        return None
+    return _git(root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,141 @@
+"""What a person sees of a run: a bar on a terminal, a line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from experiments.output.outlook import Outlook, in_words
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SMOOTHING = 0.9
+"""Weight of the past in the shown step time and stall share."""
+
+
+class Reporter:
+    """Shows the steps of one run after another on one console."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Write to ``console``; None is standard output."""
+        self.console = console or Console(highlight=False)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._label = ""
+        self._total = 0
+        self._last_line = 0.0
+        self._smooth: dict[str, float] = {}
+        self._setting = ""
+        self._outlook: Outlook | None = None
+
+    def say(self, text: str) -> None:
+        """Print text above the bar."""
+        with self._outliving():
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _outliving(self) -> Iterator[None]:
+        """Show nothing any more once the terminal, or the pipe's reader, is gone: runs go on."""
+        try:
+            yield
+        except OSError:
+            self.console = Console(quiet=True)
+            self._progress = self._task = None
+
+    def detail(self, text: str) -> None:
+        """Print text that is left out where several runs share a bar."""
+        if self._outlook is None:
+            self.say(text)
+
+    def plan(self, outlook: Outlook) -> None:
+        """Show the runs to come as one, with the time that all of them will take."""
+        self._outlook = outlook
+        seconds = outlook.seconds_left()
+        if seconds is not None:
+            self.say(f"All of it takes {in_words(seconds)} on this machine as it is now.")
+        self._show("", outlook.done, outlook.total)
+
+    def start(self, label: str, done: int, total: int) -> None:
+        """Begin a run of ``total`` steps of which ``done`` lie behind."""
+        self._label, self._total, self._smooth = label, total, {}
+        self._setting = ""
+        self._last_line = time.monotonic()
+        if self._outlook is None:
+            self._show(label, done, total)
+        else:
+            self._outlook.start(done)
+            self._label = self._outlook.label
+
+    def _show(self, label: str, done: int, total: int) -> None:
+        if not self.console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("{task.description:<14}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            *([TimeRemainingColumn()] if self._outlook is None else []),
+            console=self.console,
+        )
+        self._task = self._progress.add_task(label, total=total, completed=done, figures="")
+        self._progress.start()
+
+    def show_setting(self, setting: str) -> None:
+        """Show this setting beside the steps to come."""
+        self._setting = setting
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Show a finished step: its row of the log."""
+        done, figures = row["step"], self._figures(row)
+        if self._outlook is not None:
+            self._outlook.step(done)
+            figures, done = f"{figures}  {self._time_left()}", self._outlook.done
+        if self._progress is not None and self._task is not None:
+            with self._outliving():
+                self._progress.update(
+                    self._task, completed=done, figures=figures, description=f"{self._label:<14}"
+                )
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _SECONDS_BETWEEN_LINES or row["step"] == self._total:
+            self._last_line = now
+            self.say(f"{self._label:<14} step {row['step']}/{self._total}  {figures}")
+
+    def finish(self) -> None:
+        """End the run's bar, which stays visible; one that is shared goes on to the next run."""
+        if self._outlook is None:
+            self.close()
+
+    def close(self) -> None:
+        """End the bar, whatever it shows."""
+        self._outlook = None
+        if self._progress is not None:
+            with self._outliving():
+                self._progress.stop()
+            self._progress = self._task = None
+
+    def _time_left(self) -> str:
+        seconds = None if self._outlook is None else self._outlook.seconds_left()
+        return "" if seconds is None else f"all done in {in_words(seconds)}"
+
+    def _figures(self, row: Mapping[str, Any]) -> str:
+        for name in ("loss", "seconds", "stall_seconds"):
+            old = self._smooth.get(name, row[name])
+            self._smooth[name] = _SMOOTHING * old + (1 - _SMOOTHING) * row[name]
+        seconds = self._smooth["seconds"]
+        share = self._smooth["stall_seconds"] / seconds if seconds else 0.0
+        figures = (
+            f"loss {self._smooth['loss']:.3f}  {seconds * 1e3:.0f} ms/step  stalled {share:.0%}"
+        )
+        return f"{figures}  {self._setting}".rstrip()

@@ -1,0 +1,106 @@
+"""Stages of long work that is not training: a bar on a terminal, a line for each elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from experiments.output.outlook import Outlook, PlannedRun, in_words
+
+
+class Stages:
+    """Shows one stage after another on one console, planned ones with the time of them all."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Write to ``console``; None is standard error, so that output can be piped."""
+        self.console = console or Console(stderr=True, highlight=False)
+        self._outlook: Outlook | None = None
+
+    @contextmanager
+    def planned(self, stages: Sequence[PlannedRun], *, is_guessed: bool) -> Iterator[None]:
+        """Show the stages that follow as one.
+
+        Args:
+            stages: Each one's parts, and what a part costs.
+            is_guessed: Whether costs are seconds, so that there is an estimate at once.
+        """
+        self._outlook = Outlook(stages, is_guessed=is_guessed)
+        seconds = self._outlook.seconds_left()
+        estimate = (
+            "" if seconds is None else f" That takes {in_words(seconds)} on two quiet cores."
+        )
+        names = ", ".join(stage.label for stage in stages)
+        self.console.print(f"To do: {names}.{estimate}", markup=False, soft_wrap=True)
+        with self._bar("", 1.0, TaskProgressColumn(), TextColumn("{task.fields[left]}")) as bar:
+            self._whole = bar
+            try:
+                yield
+            finally:
+                self._outlook = None
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show a stage of so many parts; yield what to call after each."""
+        started = time.monotonic()
+        outlook = self._outlook
+        if outlook is None:
+            columns = (MofNCompleteColumn(), TimeRemainingColumn())
+            with self._bar(name, total, *columns) as bar:
+                yield lambda: bar.advance(bar.task_ids[0])
+        else:
+            outlook.start(0)
+            self._show(outlook)
+            done = 0
+
+            def advance() -> None:
+                nonlocal done
+                done += 1
+                outlook.step(done)
+                self._show(outlook)
+
+            yield advance
+            outlook.step(outlook.runs[outlook.number - 1].steps)  # it may have ended early
+            self._show(outlook)
+            name = outlook.label
+        if not self.console.is_terminal:
+            left = "" if outlook is None else f"; {_left(outlook)}"
+            taken = time.monotonic() - started
+            self.console.print(f"{name}: {taken:.0f} s{left}", markup=False)
+
+    def _show(self, outlook: Outlook) -> None:
+        self._whole.update(
+            self._whole.task_ids[0],
+            completed=outlook.share,
+            description=f"{outlook.label:<40}",
+            left=_left(outlook),
+        )
+
+    @contextmanager
+    def _bar(self, name: str, total: float, *columns: object) -> Iterator[Progress]:
+        """Show a bar; elsewhere than on a terminal nothing."""
+        progress = Progress(
+            TextColumn("{task.description:<34}"),
+            BarColumn(bar_width=24),
+            *columns,  # type: ignore[arg-type]
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        with progress:
+            progress.add_task(name, total=total, left="")
+            yield progress
+
+
+def _left(outlook: Outlook) -> str:
+    seconds = outlook.seconds_left()
+    return "" if seconds is None else f"all done in {in_words(seconds)}"

@@ -1,0 +1,153 @@
+"""Where the time of a ZeRO-Offload step goes: Llama-2-7B on 4 A100. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from experiments.lab.figure import Data, Job, PaperFigure
+from experiments.lab.finding import Finding, Tolerance
+from experiments.literature import zenflow as paper
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FROM_PHASES = (
+    "From the published phases: this checks the schedule, not the machine's figures. Each phase "
+    "is spread evenly over 32 layers, and the last layer's copy follows backward."
+)
+_FROM_TABLE = (
+    "From the table of hardware: the update at DRAM's bandwidth, copies at what one PCIe 4 x16 "
+    "link measures, for 6.74 G parameters on one link as published. DeepSpeed's CPU step is far "
+    "below its roofline, which is why the update here is so much shorter."
+)
+
+
+def _make(job: Job) -> Data:
+    from sim.hardware.catalog import find_machine
+    from sim.models.table import find_model
+    from sim.models.workload import Workload
+    from sim.simulate import Strategy, simulate
+    from sim.timing.costs import costs_of
+    from sim.timing.phases import costs_of_phases
+
+    del job
+    phases = paper.PHASES
+    strategy = Strategy.of("published_zero_offload")
+    costs = costs_of_phases(
+        forward=phases.forward, backward=phases.backward, d2h=phases.d2h, update=phases.update,
+        h2d=phases.h2d, num_params=phases.num_params,
+    )  # fmt: skip
+    from_phases = simulate(costs, strategy)
+    name, config = find_model("llama-2-7b")
+    workload = Workload.of_config(name, config, batch_size=4, sequence=512)
+    machine = find_machine("a100-epyc-7742", 1)
+    from_table = simulate(costs_of(workload, machine), strategy)
+    busy = from_phases.timeline.by_name()
+    steps = round(from_phases.timeline.makespan / from_phases.step_seconds)
+    return {
+        "from_phases": {
+            "step_seconds": from_phases.step_seconds,
+            "idle_seconds": from_phases.stall_seconds,
+            "forward": busy["device", "forward"] / steps,
+            "backward": busy["device", "backward"] / steps,
+            **{name: from_phases.busy_seconds[name] for name in ("d2h", "host", "h2d")},
+        },
+        "from_table": {name: from_table.busy_seconds[name] for name in ("d2h", "host", "h2d")},
+    }
+
+
+def _findings(data: Data) -> Sequence[Finding]:
+    ours, table = data["from_phases"], data["from_table"]
+    share = ours["idle_seconds"] / ours["step_seconds"]
+    schedule, part = Tolerance.relative(0.05), Tolerance.relative(0.15)
+    return [
+        paper.OFFLOAD_IDLE.beside(
+            "A ZeRO-Offload step of Llama-2-7B leaves the GPU idle for 5100 ms",
+            schedule, simulated=ours["idle_seconds"] * 1e3, note=_FROM_PHASES,
+        ),
+        paper.OFFLOAD_STEP.beside(
+            "The step takes 7145 ms",
+            schedule, simulated=ours["step_seconds"] * 1e3, note=_FROM_PHASES,
+        ),
+        paper.IDLE_SHARE.beside(
+            "The GPU is idle for more than 60 % of the step",
+            Tolerance.at_least(), simulated=share, note=_FROM_PHASES,
+        ),
+        paper.D2H.beside(
+            "Gradients take 500 ms to the host",
+            part, simulated=table["d2h"] * 1e3, note=_FROM_TABLE,
+        ),
+        paper.H2D.beside(
+            "Weights take 500 ms back", part, simulated=table["h2d"] * 1e3, note=_FROM_TABLE
+        ),
+        paper.UPDATE.beside(
+            "The CPU's update takes 4600 ms",
+            part, simulated=table["host"] * 1e3, note=_FROM_TABLE,
+        ),
+    ]  # fmt: skip
+
+
+def _draw(data: Data) -> Figure:
+    from matplotlib.figure import Figure
+
+    from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR
+
+    ours, table, phases = data["from_phases"], data["from_table"], paper.PHASES
+    rows = {
+        "published": (
+            phases.forward, phases.backward, phases.d2h, phases.update, phases.h2d,
+            phases.update + phases.h2d,
+        ),
+        "simulated from\nthe published phases": (
+            *(ours[name] for name in ("forward", "backward", "d2h", "host", "h2d")),
+            ours["idle_seconds"],
+        ),
+        "published compute,\nsimulated copies and update\nfrom hardware's figures": (
+            ours["forward"], ours["backward"], table["d2h"], table["host"], table["h2d"],
+            table["host"] + table["h2d"],
+        ),
+    }  # fmt: skip
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    axes = figure.subplots()
+    labels: dict[str, Any] = {}
+    for place, (forward, backward, d2h, update, h2d, idle) in enumerate(rows.values()):
+        computed = forward + backward
+        # Gradients leave inside backward, so they are drawn below it.
+        bars = [
+            ("forward", 0.0, forward, -0.18), ("backward", forward, backward, -0.18),
+            ("grads", computed - d2h, d2h, 0.18), ("adam", computed, update, 0.18),
+            ("params", computed + update, h2d, 0.18),
+        ]  # fmt: skip
+        for name, start, length, shift in bars:
+            bar = axes.barh(place + shift, length, left=start, height=0.32,
+                            color=SPAN_COLOURS[name])  # fmt: skip
+            labels[name] = bar
+            if length > 0.1:
+                axes.text(start + length / 2, place + shift, f"{length * 1e3:.0f}",
+                          ha="center", va="center", fontsize=9)  # fmt: skip
+        axes.barh(place - 0.18, idle, left=computed, height=0.32, color=STALL_COLOUR, alpha=0.25)
+        axes.text(computed + idle / 2, place - 0.18, f"GPU idle {idle * 1e3:.0f} ms", ha="center",
+                  va="center", fontsize=9, color=STALL_COLOUR)  # fmt: skip
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)
+    named = {"forward": "forward", "backward": "backward", "grads": "gradients d2h",
+             "adam": "CPU AdamW", "params": "weights h2d"}  # fmt: skip
+    figure.legend([labels[name] for name in named], list(named.values()), ncols=5, frameon=False,
+                  loc="outside lower center", fontsize=9)  # fmt: skip
+    figure.suptitle("One ZeRO-Offload step of Llama-2-7B, 4x A100 (published and simulated; ms)")
+    return figure
+
+
+FIGURE = PaperFigure(
+    name="breakdown",
+    number=1,
+    title="Breakdown of a ZeRO-Offload step",
+    make=_make,
+    findings=_findings,
+    draw=_draw,
+    minutes=0.1,
+    exact=True,
+)

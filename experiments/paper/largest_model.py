@@ -1,0 +1,177 @@
+"""The largest model that each strategy can train, by the memory of the GPU and of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from experiments.lab.figure import Data, Job, PaperFigure
+from experiments.lab.finding import Finding, Tolerance
+from experiments.literature import zenflow as paper
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from sim.hardware.profile import HardwareProfile
+
+_STRATEGIES = {
+    "on_device": "AdamW on the GPU",
+    "zero_offload": "ZeRO-Offload (this engine)",
+    "deepspeed_zero_offload": "ZeRO-Offload (DeepSpeed)",
+    "zero_infinity": "state on NVMe (ZeRO-Infinity's update)",
+    "deepspeed_zenflow": "ZenFlow (released code)",
+    "zenflow": "ZenFlow (this engine)",
+}
+_DEVICES = (16, 24, 32, 48, 80, 141)
+"""GiB."""
+_HOSTS = (32, 64, 128, 256, 512, 1024, 2048)
+_ENOUGH_HOST, _ENOUGH_DEVICE = 4096, 80
+"""Memory of the side that is not varied."""
+_MACHINE = "dgx-a100-80"
+_SEQUENCE = 1024
+_LARGEST = 96
+"""Heads of the largest model that is looked at, about 120 G parameters."""
+_NOTE = (
+    "The memory model of `zenflow plan`, computed and not measured: one GPU, one sequence of "
+    f"{_SEQUENCE} tokens, every layer recomputed, bfloat16. Models have the shape of Llama-2-7B "
+    "and -13B: 128 columns a head, as many layers as heads. The paper's numbers could not be "
+    "read; that ZenFlow's largest model is about ZeRO-Offload's is known in words, and judged on "
+    "the paper's A100 80 GB with 1 TB."
+)
+
+
+def _make(job: Job) -> Data:
+    from sim.hardware.catalog import find_machine
+
+    machine = find_machine(_MACHINE, 1)
+    devices = _DEVICES[:1] if job.smoke else _DEVICES
+    hosts = _HOSTS[:1] if job.smoke else _HOSTS
+    found: Data = {"by_device": {}, "by_host": {}, "paper": {}}
+    for number, name in enumerate(_STRATEGIES):
+        job.progress(number / len(_STRATEGIES), name)
+        found["by_device"][name] = {
+            str(size): _largest(name, _with_memory(machine, size, _ENOUGH_HOST))
+            for size in devices
+        }
+        found["by_host"][name] = {
+            str(size): _largest(name, _with_memory(machine, _ENOUGH_DEVICE, size))
+            for size in hosts
+        }
+        found["paper"][name] = _largest(name, _with_memory(machine, 80, 1024))
+    return found
+
+
+def _with_memory(machine: HardwareProfile, device: float, host: float) -> HardwareProfile:
+    """Return the machine with so many GiB."""
+    values = {"device.memory": device * 2.0**30, "host.dram_bytes": host * 2.0**30}
+    return machine.with_values(values)
+
+
+def _largest(strategy: str, machine: HardwareProfile) -> float:
+    """Return the parameters of the largest model that fits; 0 if none does."""
+    low, high = 0, _LARGEST + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(strategy, middle, machine) else (low, middle)
+    return float(_workload(low).num_params) if low else 0.0
+
+
+def _fits(strategy: str, heads: int, machine: HardwareProfile) -> bool:
+    from sim.memory.need import memory_of
+
+    return not memory_of(_workload(heads), strategy, machine).short_of(machine)
+
+
+def _workload(heads: int) -> Any:
+    from sim.models.workload import Workload
+
+    hidden = 128 * heads
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": -(-8 * hidden // 3 // 256) * 256,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "num_hidden_layers": heads,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    }
+    return Workload.of_config(
+        f"llama-{heads}", config, batch_size=1, sequence=_SEQUENCE, checkpointing=True
+    )
+
+
+def _findings(data: Data) -> Sequence[Finding]:
+    at = data["paper"]
+    tenth = Tolerance.relative(0.1)
+    return [
+        paper.LARGEST_MODEL.beside(
+            "ZenFlow's largest model is about ZeRO-Offload's: this engine's", tenth,
+            simulated=at["zenflow"] / at["zero_offload"], note=_NOTE,
+        ),
+        paper.LARGEST_MODEL.beside(
+            "ZenFlow's largest model is about ZeRO-Offload's: the released code's", tenth,
+            simulated=at["deepspeed_zenflow"] / at["deepspeed_zero_offload"], note=_NOTE,
+        ),
+    ]  # fmt: skip
+
+
+def _draw(data: Data) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    from experiments.output.plots import STRATEGY_COLOURS
+
+    looks = {
+        "on_device": (STRATEGY_COLOURS["on_device"], "-"),
+        "zero_offload": (STRATEGY_COLOURS["zero_offload"], "-"),
+        "deepspeed_zero_offload": (STRATEGY_COLOURS["zero_offload"], "--"),
+        "zero_infinity": ("#b8860b", ":"),
+        "deepspeed_zenflow": (STRATEGY_COLOURS["zenflow"], "--"),
+        "zenflow": (STRATEGY_COLOURS["zenflow"], "-"),
+    }
+    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    sides = (
+        ("by_device", "GPU memory, GiB", f"host with {_ENOUGH_HOST} GiB"),
+        ("by_host", "host memory, GiB", f"GPU with {_ENOUGH_DEVICE} GiB"),
+    )
+    for axes, (key, label, title) in zip(panels, sides, strict=True):
+        for name, (colour, style) in looks.items():
+            sizes = data[key][name]
+            # Where nothing fits there is no point.
+            points = [(float(size), count / 1e9) for size, count in sizes.items() if count]
+            axes.plot(
+                [x for x, _ in points], [y for _, y in points], color=colour, linestyle=style,
+                marker="o", markersize=4, label=_STRATEGIES[name],
+            )  # fmt: skip
+        ticks = [float(size) for size in data[key]["zenflow"]]
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(ticks, [f"{size:g}" for size in ticks])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(label)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.grid(axis="y", color="#eeeeee")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("largest model, billion parameters")
+    panels[0].legend(fontsize=8, frameon=False)
+    figure.suptitle(
+        "Largest model that fits one GPU: computed by the memory model, not measured", fontsize=11
+    )
+    return figure
+
+
+FIGURE = PaperFigure(
+    name="largest_model",
+    number=14,
+    title="Largest trainable model per GPU and host memory",
+    make=_make,
+    findings=_findings,
+    draw=_draw,
+    minutes=0.5,
+    exact=True,
+)

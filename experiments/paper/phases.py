@@ -1,0 +1,58 @@
+"""The paper's breakdown of Llama-2-7B on 4 A100, simulated from its phases under a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.literature import zenflow as paper
+from sim.simulate import Prediction, Strategy, simulate
+from sim.timing.phases import costs_of_phases
+from zenflow.trace.timeline import Span, Timeline
+
+NOTE = (
+    "Simulated from the published phases, each spread evenly over 32 layers: this checks the "
+    "schedules, not the machine's figures."
+)
+_JOINED = 2e-3
+"""Seconds between two spans of one name below which a picture shows one."""
+
+
+def simulated(strategy: str, *, num_steps: int | None = None, **knobs: Any) -> Prediction:
+    """Return a strategy's steady state with the published phases."""
+    phases = paper.PHASES
+    costs = costs_of_phases(
+        forward=phases.forward, backward=phases.backward, d2h=phases.d2h, update=phases.update,
+        h2d=phases.h2d, num_params=phases.num_params,
+    )  # fmt: skip
+    return simulate(costs, Strategy.of(strategy, **knobs), num_steps=num_steps)
+
+
+def packed(timeline: Timeline) -> list[list[Any]]:
+    """Return spans as JSON lists, those of one name in one step joined where nothing is between.
+
+    Times count from the first span, in milliseconds to two decimals.
+    """
+    joined: dict[tuple[str, str, int], list[list[float]]] = {}
+    for span in sorted(timeline.spans, key=lambda span: span.start):
+        runs = joined.setdefault((span.lane, span.name, span.step), [])
+        if runs and span.start - runs[-1][1] <= _JOINED:
+            runs[-1][1] = max(runs[-1][1], span.end)
+        else:
+            runs.append([span.start, span.end])
+    origin = timeline.start
+    return [
+        [lane, name, step, round((start - origin) * 1e3, 2), round((end - origin) * 1e3, 2)]
+        for (lane, name, step), runs in joined.items()
+        for start, end in runs
+    ]
+
+
+def unpacked(spans: Sequence[Sequence[Any]]) -> Timeline:
+    """Return the timeline of what `packed` returned."""
+    return Timeline(
+        tuple(
+            Span(lane=lane, name=name, start=start / 1e3, end=end / 1e3, step=step)
+            for lane, name, step, start, end in spans
+        )
+    )

@@ -1,0 +1,106 @@
+"""The small runs behind the figures that are measured or emulated here: one model, one set-up.
+
+A decoder is trained a little on the default data, on the device; that start stands in for a
+pretrained model. Fine-tuning goes on from it with Python's documentation as its text. Every
+finished run stays in the job's folder, so that an interrupted figure goes on behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.lab.figure import Job
+from experiments.output.files import write_json
+from experiments.studies.accuracy import documentation, train
+from experiments.training.emulated_link import choose_link
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import build_workbench
+from experiments.training.step_log import read_steps
+
+EMULATED = "emulated link on a CPU"
+_START_STEPS = 800
+_START_LR = 2e-3
+_SMOKE_STEPS = 8
+LR = 1e-3
+"""Peak learning rate of fine-tuning: in the accuracy record the device learns most with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished run from its files."""
+
+    summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    """Of steps.jsonl."""
+
+
+def steps_of(job: Job, steps: int) -> int:
+    """Return how many steps a run of so many takes in this job: a few in a smoke test."""
+    return min(steps, _SMOKE_STEPS) if job.smoke else steps
+
+
+def common(job: Job, steps: int) -> TrainSettings:
+    """Return what all runs share: a model with random weights on the default data."""
+    return TrainSettings(
+        model="own:tiny" if job.smoke else "own:mini",
+        steps=steps_of(job, steps),
+        lr=LR,
+        eval_batches=2 if job.smoke else 24,
+        device_threads=1,
+        host_threads=1,
+        timeline_steps=0,
+        seed=job.seed,
+    )
+
+
+def fine_tuning(job: Job, steps: int) -> TrainSettings:
+    """Return the settings of fine-tuning; the model that it starts from is trained if need be."""
+    started = job.folder / "start"
+    start = common(job, _START_STEPS)
+    # Another seed than the runs', or they would see its batches again.
+    train(replace(start, strategy="on_device", lr=_START_LR, seed=job.seed + 1), started)
+    shared = common(job, steps)
+    return replace(shared, model=f"own:{started / 'model'}", data=str(documentation()))
+
+
+def with_link(job: Job, settings: TrainSettings) -> TrainSettings:
+    """Return the settings with the emulated link; its rate is measured once for a figure."""
+    kept = job.folder / "link.json"
+    if not kept.is_file():
+        write_json(kept, {"rate": choose_link(build_workbench(settings)).bytes_per_second})
+    rate = json.loads(kept.read_text(encoding="utf-8"))["rate"]
+    return replace(settings, link=(rate, rate))
+
+
+def run(job: Job, name: str, settings: TrainSettings) -> Run:
+    """Return a run, made now unless the job's folder has it.
+
+    Raises:
+        KeyboardInterrupt: A signal ended it early.
+    """
+    folder = job.folder / name
+    summary = train(settings, folder)
+    return Run(summary=summary, rows=read_steps(folder / "steps.jsonl"))
+
+
+def settled(run: Run, windows: int = 2) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of whole windows behind the first ones, in which landings settle."""
+    interval = int(run.summary["config"]["update_interval"])
+    rows = run.rows[max(4, windows * interval) :]
+    return rows[: len(rows) - len(rows) % interval] or run.rows
+
+
+def describe(settings: TrainSettings) -> dict[str, Any]:
+    """Return what a record says of its runs."""
+    return {
+        "steps": settings.steps,
+        "lr": settings.lr,
+        "batch_size": settings.batch_size,
+        "sequence": settings.sequence,
+        "link_bytes_per_second": None if settings.link is None else settings.link[0],
+        "model": Path(settings.model).parent.name if "/" in settings.model else settings.model,
+    }

@@ -1,0 +1,1 @@
+"""What `zenflow tune` leaves, and trials that are really run."""

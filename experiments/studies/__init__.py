@@ -1,0 +1,1 @@
+"""Studies: each measures something and judges what it claims."""

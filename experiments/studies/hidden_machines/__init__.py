@@ -1,0 +1,1 @@
+"""The tuner on simulated machines whose truth it does not know."""

@@ -1,0 +1,276 @@
+"""What a tuning study found: figures, aims, table and picture, from the record's rows alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from experiments.output.plots import STRATEGY_COLOURS
+from experiments.output.provenance import percentile
+
+MOST_SLOWDOWN = 0.05
+MOST_FINAL_REGRET = 0.02
+MOST_OVER_DEFAULT = 1.3
+BACK_WITHIN = 0.05
+"""Regret at which a method has found its way back after a drift."""
+
+_COLOURS: Mapping[str, str] = {
+    "twin": STRATEGY_COLOURS["auto"],
+    "random": "#999999",
+    "TPE": STRATEGY_COLOURS["zero_offload"],
+    "GP": STRATEGY_COLOURS["zenflow_paper"],
+    "uncorrected simulator": STRATEGY_COLOURS["delayed"],
+    "default": STRATEGY_COLOURS["on_device"],
+}
+_STARTUP = 10
+"""Random trials with which Optuna's TPE and GP begin unless told otherwise."""
+_LEAST_SHOWN = 1e-3
+"""A logarithmic axis has no 0."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodResult:
+    """A method over all seeds: (mean, median, 90th percentile) of shares."""
+
+    num_seeds: int
+    slowdown: tuple[float, float, float]
+    """Of each seed's mean over all stretches, against the best fixed setting."""
+    final_regret: tuple[float, float, float]
+    worst_over_default: tuple[float, float]
+    """Maximum and 90th percentile of each seed's worst stretch: time per unit of progress, the
+    default's being 1."""
+    search_seconds: float
+    """CPU time, mean."""
+
+
+def result_of(rows: Rows, method: str) -> MethodResult:
+    """Return what a method's rows without drift say; there must be some."""
+    own = [row for row in rows if row["method"] == method and not row["drifts"]]
+    worst = [max(row["over_default"]) for row in own]
+    return MethodResult(
+        num_seeds=len(own),
+        slowdown=_spread([fmean(row["regrets"]) for row in own]),
+        final_regret=_spread([row["final_regret"] for row in own]),
+        worst_over_default=(max(worst), percentile(worst, 0.9)),
+        search_seconds=fmean(row["search_seconds"] for row in own),
+    )
+
+
+def recovery(regrets: Sequence[float], drift_at: int) -> float:
+    """Return after how many stretches regret is within ``BACK_WITHIN`` and stays; inf if never.
+
+    >>> recovery([0.0, 0.5, 0.01, 0.2, 0.04, 0.0], 1)
+    3
+    >>> recovery([0.0, 0.01], 1)
+    0
+    """
+    late = [place for place, regret in enumerate(regrets[drift_at:]) if regret > BACK_WITHIN]
+    needed = late[-1] + 1 if late else 0
+    return needed if needed < len(regrets) - drift_at else math.inf
+
+
+def methods_of(rows: Rows, *, drifts: bool) -> list[str]:
+    """Return the methods that have rows, in the order in which they are shown."""
+    there = {row["method"] for row in rows if row["drifts"] == drifts}
+    return [name for name in _COLOURS if name in there]
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return fmean(values), median(values), percentile(values, 0.9)
+
+
+# ---- table ------------------------------------------------------------------------------------
+
+
+def table(rows: Rows, drift_at: int) -> str:
+    """Return every method's figures, the aims with whether they hold, and the drift."""
+    steady = methods_of(rows, drifts=False)
+    lines = [
+        "Slowdown: time per unit of progress over the best fixed setting's, less 1; mean over all "
+        "stretches of a seed.",
+        "Worst: a seed's worst stretch; the default setting's time per unit of progress is 1.",
+        "",
+        f"{'':<28}{'slowdown while tuning':>27}{'final regret':>27}{'worst':>15}{'search':>9}",
+        f"{'method':<22}{'seeds':>6}" + f"{'mean':>9}{'median':>9}{'p90':>9}" * 2
+        + f"{'max':>8}{'p90':>7}{'CPU s':>9}",
+    ]  # fmt: skip
+    for name in steady:
+        found = result_of(rows, name)
+        shares = "".join(f"{share:>9.1%}" for share in (*found.slowdown, *found.final_regret))
+        worst = f"{found.worst_over_default[0]:>8.2f}{found.worst_over_default[1]:>7.2f}"
+        lines.append(f"{name:<22}{found.num_seeds:>6}{shares}{worst}{found.search_seconds:>9.1f}")
+    if "twin" in steady:
+        lines += ["", *_aims(result_of(rows, "twin"))]
+    lines += _drift_lines(rows, drift_at)
+    return "\n".join(lines) + "\n"
+
+
+def _aims(twin: MethodResult) -> list[str]:
+    aims = (
+        ("mean slowdown while tuning", twin.slowdown[0], MOST_SLOWDOWN, ".1%"),
+        ("mean final regret", twin.final_regret[0], MOST_FINAL_REGRET, ".1%"),
+        ("worst stretch of all seeds", twin.worst_over_default[0], MOST_OVER_DEFAULT, ".2f"),
+    )
+    return [
+        f"aim of the twin: {text} at most {bound:{form}}: {value:{form}}, "
+        f"{'holds' if value <= bound else 'DOES NOT HOLD'}"
+        for text, value, bound, form in aims
+    ]
+
+
+def _drift_lines(rows: Rows, drift_at: int) -> list[str]:
+    """Return what happens after the drift, and on which share of the seeds it is over."""
+    methods = methods_of(rows, drifts=True)
+    if not methods:
+        return []
+    lines = [
+        "",
+        f"Drift after {drift_at} stretches: regret against the new best; stretches until it is "
+        f"within {BACK_WITHIN:.0%} and stays.",
+        "",
+        f"{'':<28}{'mean regret':>27}{'stretches until back':>24}{'not back':>10}",
+        f"{'method':<22}{'seeds':>6}{'before':>9}{'first':>9}{'last':>9}"
+        f"{'median':>8}{'p90':>8}{'max':>8}{'seeds':>10}",
+    ]
+    for name in methods:
+        own = [row for row in rows if row["method"] == name and row["drifts"]]
+        places = (drift_at - 1, drift_at, -1)
+        means = "".join(f"{fmean(row['regrets'][place] for row in own):>9.1%}" for place in places)
+        needed = [recovery(row["regrets"], drift_at) for row in own]
+        counts = "".join(
+            f"{_count(value):>8}"
+            for value in (median(needed), percentile(needed, 0.9), max(needed))
+        )
+        lost = sum(math.isinf(value) for value in needed)
+        lines.append(f"{name:<22}{len(own):>6}{means}{counts}{lost:>10}")
+    return lines
+
+
+def _count(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:g}"
+
+
+def report(rows: Rows, header: Mapping[str, Any], origin: Mapping[str, Any]) -> str:
+    """Return the results as Markdown.
+
+    Args:
+        rows: Of the record.
+        header: Its first line.
+        origin: Hardware, versions, commit.
+    """
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    return f"""# Tuning against a simulated truth
+
+Made by `python -m experiments.studies.hidden_machines.study --trials {header["num_trials"]}`,
+commit {origin["commit"]}, on {origin["hardware"]["cpu"]}. Everything here is simulated: nothing
+was run.
+
+Each seed is a machine drawn about a table entry (`experiments.studies.hidden_machines.machine`):
+constants off by a factor whose logarithm has a standard deviation of 0.35, contention that the
+tuner's simulator has no word for, an error of each setting's own, noisy steps with heavy-tailed
+spikes. Every method tunes {header["num_windows"]} stretches of steps and sees what an engine would
+measure: step time, the lanes' busy seconds, captured energy. Cases, in turn: {"; ".join(cases)}.
+
+- `twin`: the tuner, {header["num_trials"]} trials for each question.
+- `random`, `TPE`, `GP`: a stretch is a trial, the default's the first; in the end the best
+  measured. Optuna's samplers as they come, {_STARTUP} random trials at first included.
+- `uncorrected simulator`: the best setting by the table, for ever. `default`: never tuned.
+
+All but `uncorrected simulator` start in the default setting (`twin` may leave it before the first
+stretch, on the table's word), and all choose among the settings that fit the machine's memory.
+Regret is against the best of these, found by simulating the truth of each. How a delay counts
+against a step is taken as known to all: it defines goodput. Unlike in a run, `twin` gets each
+answer at once and is not shown energy curves, and queues need no steps to fill after a change.
+
+Settings: {_listed(header["space"])}.
+
+![regret by stretch, final regrets, drift](study.png)
+
+```
+{table(rows, header["drift_at"])}```
+"""
+
+
+def _listed(space: Mapping[str, Sequence[Any]]) -> str:
+    """Return a search space in words."""
+    return "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in space.items())
+
+
+# ---- picture ----------------------------------------------------------------------------------
+
+
+def draw_study(rows: Rows, drift_at: int) -> Figure:
+    """Return regret by stretch, the distribution of final regrets, and regret about the drift."""
+    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    _draw_regrets(left, rows, drifts=False)
+    left.set_title("regret while tuning", fontsize=11)
+    _draw_finals(middle, rows)
+    _draw_regrets(right, rows, drifts=True)
+    right.axvline(drift_at + 0.5, color=STRATEGY_COLOURS["on_device"], linewidth=0.8)
+    right.set_title("the link becomes slower at the line", fontsize=11)
+    seeds = len({row["seed"] for row in rows})
+    figure.suptitle(
+        f"{seeds} simulated machines that the tuner does not know: time per unit of progress over "
+        "the best fixed setting's",
+        fontsize=12,
+    )
+    return figure
+
+
+def _draw_regrets(axes: Axes, rows: Rows, *, drifts: bool) -> None:
+    for name in methods_of(rows, drifts=drifts):
+        regrets = np.array(
+            [row["regrets"] for row in rows if row["method"] == name and row["drifts"] == drifts]
+        )
+        at, colour = range(1, regrets.shape[1] + 1), _COLOURS[name]
+        low, high = np.quantile(regrets, (0.1, 0.9), axis=0)
+        mean = regrets.mean(axis=0)
+        axes.plot(at, np.maximum(mean, _LEAST_SHOWN), color=colour, label=name)
+        axes.fill_between(
+            at, np.maximum(low, _LEAST_SHOWN), np.maximum(high, _LEAST_SHOWN), color=colour,
+            alpha=0.12, linewidth=0,
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(_tick)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("stretch (line: mean of the seeds, band: 10% to 90%)")
+    axes.set_ylabel("regret")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_finals(axes: Axes, rows: Rows) -> None:
+    for name in methods_of(rows, drifts=False):
+        finals = sorted(
+            max(row["final_regret"], _LEAST_SHOWN)
+            for row in rows
+            if row["method"] == name and not row["drifts"]
+        )
+        shares = [place / len(finals) for place in range(len(finals) + 1)]
+        axes.step([finals[0], *finals], shares, where="post", color=_COLOURS[name], label=name)
+    axes.axvline(MOST_FINAL_REGRET, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(_tick)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("final regret (dotted: the aim for the mean)")
+    axes.set_ylabel("seeds with at most that")
+    axes.set_title("final regrets", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _tick(share: float, _: int) -> str:
+    """Return a share on a logarithmic axis in per cent."""
+    sign = "≤" if share <= 1.01 * _LEAST_SHOWN else ""
+    return f"{sign}{share:.1%}" if share < 0.01 else f"{share:.0%}"

@@ -1,0 +1,1 @@
+"""Published measurements of others' machines beside their predictions."""

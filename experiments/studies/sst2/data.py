@@ -1,0 +1,182 @@
+"""SST-2's sentences: read strictly, without leakage, and cut to size the same way everywhere.
+
+A folder holds train.tsv and test.tsv with lines of sentence, tab, 0 or 1. The data set's own name
+on the hub needs the extra ``hf``; its test labels are hidden, so its validation split is the test.
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.training.data.hub import hub_dataset
+from experiments.training.data.texts import LabelledTexts
+from zenflow.errors import ConfigError
+
+TRAIN, TEST = "train.tsv", "test.tsv"
+Row = tuple[str, int]
+"""A sentence, and 0 (negative) or 1 (positive)."""
+
+_LABELS = ("0", "1")
+_HEADER = "label"
+_LEAST = 4
+"""Sentences of either part: with fewer there is nothing to learn or compare."""
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentences:
+    """What a study trains on, and what it tests on once a run has ended."""
+
+    name: str
+    train: tuple[Row, ...]
+    """No text twice, and none that is in ``test``."""
+    test: tuple[Row, ...]
+    num_dropped: int = 0
+    """Training sentences left out because they occur twice or in the test."""
+
+    def digest(self) -> str:
+        """Return 16 hex digits that no other sentences, labels or order have."""
+        found = hashlib.sha256()
+        for part in (self.train, self.test):
+            for text, label in part:
+                found.update(f"{text}\t{label}\n".encode())
+            found.update(b"\n")
+        return found.hexdigest()[:16]
+
+
+def read_folder(folder: Path) -> Sentences:
+    """Return the sentences of a folder with train.tsv and test.tsv.
+
+    Raises:
+        ConfigError: A file is missing, or a line is not sentence, tab, 0 or 1.
+    """
+    if not folder.is_dir():
+        what = "is not a directory" if folder.exists() else "does not exist"
+        raise ConfigError(
+            f"the data directory {folder} {what}: give the folder that holds {TRAIN} and {TEST} "
+            "(lines of sentence, tab, 0 or 1) with --data-dir"
+        )
+    missing = [name for name in (TRAIN, TEST) if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"the data directory {folder} must hold {TRAIN} and {TEST}, but has no "
+            f"{' and no '.join(missing)}: check --data-dir"
+        )
+    return without_leakage(folder.name, _read_rows(folder / TRAIN), _read_rows(folder / TEST))
+
+
+def read_hub(name: str) -> Sentences:
+    """Return the sentences of a data set on the hub; its validation split is the test.
+
+    Raises:
+        ConfigError: It can't be loaded, or is no task of two classes.
+    """
+    found = hub_dataset(name, task="classification", text_column=None, label_column=None)
+    if not isinstance(found, LabelledTexts) or len(found.classes) != len(_LABELS):
+        raise ConfigError(f"data set {name} must have two classes: check --dataset")
+    return without_leakage(name, found.train, found.held_out)
+
+
+def without_leakage(name: str, train: Sequence[Row], test: Sequence[Row]) -> Sentences:
+    """Return the two parts without training sentences that repeat, or are in the test.
+
+    Texts are the same if they differ in letter case or spaces alone.
+
+    Raises:
+        ConfigError: Too few sentences are left, or a part has one class only.
+    """
+    seen = {_key(text) for text, _ in test}
+    kept = []
+    for text, label in train:
+        if _key(text) not in seen:
+            seen.add(_key(text))
+            kept.append((text, label))
+    for part, rows in (("training", kept), ("test", test)):
+        if len(rows) < _LEAST or len({label for _, label in rows}) < len(_LABELS):
+            raise ConfigError(
+                f"{name} must have {_LEAST} {part} sentences or more and both classes, but has "
+                f"{len(rows)} of {len({label for _, label in rows})}: check the data"
+            )
+    return Sentences(
+        name=name, train=tuple(kept), test=tuple(test), num_dropped=len(train) - len(kept)
+    )
+
+
+def cut(sentences: Sentences, train: int | None, test: int | None) -> Sentences:
+    """Return so many sentences of each part; None keeps all of it.
+
+    They are those with the smallest hash, whatever the order of the file: a larger cut holds the
+    smaller one.
+
+    Raises:
+        ConfigError: There are fewer.
+    """
+    return Sentences(
+        name=sentences.name,
+        train=_smallest("--sentences", sentences.train, train),
+        test=_smallest("--test", sentences.test, test),
+        num_dropped=sentences.num_dropped,
+    )
+
+
+def _smallest(flag: str, rows: tuple[Row, ...], count: int | None) -> tuple[Row, ...]:
+    if count is None:
+        return rows
+    if not _LEAST <= count <= len(rows):
+        raise ConfigError(
+            f"{flag} must lie in {_LEAST} to {len(rows)}, which is all there are, but is {count}"
+        )
+    ordered = sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())
+    return tuple(ordered[:count])
+
+
+def _key(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _read_rows(path: Path) -> list[Row]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror}): check --data-dir") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() and number == len(lines):
+            break
+        row = _row(path, number, line)
+        if row is not None:
+            rows.append(row)
+    return rows
+
+
+def _row(path: Path, number: int, line: bytes) -> Row | None:
+    """Return a line's sentence and label; None of a header.
+
+    Raises:
+        ConfigError: The line is malformed; the message has its number and what is wrong.
+    """
+
+    def malformed(what: str) -> ConfigError:
+        shown = line.decode("utf-8", "replace").rstrip("\r")[:_SHOWN]
+        return ConfigError(
+            f"line {number} of {path} {what}: {shown!r}; a line is a sentence, one tab, and 0 or 1"
+        )
+
+    try:
+        text, *rest = line.decode("utf-8").rstrip("\r").split("\t")
+    except UnicodeDecodeError as error:
+        raise malformed(f"is not UTF-8 at byte {error.start}") from error
+    if len(rest) != 1:
+        raise malformed(f"has {len(rest)} tabs")
+    label = rest[0].strip()
+    if number == 1 and label.lower() == _HEADER:
+        return None
+    if not text.strip():
+        raise malformed("has no sentence")
+    if label not in _LABELS:
+        raise malformed(f"has the label {label!r}")
+    return text.strip(), int(label)

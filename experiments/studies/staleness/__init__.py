@@ -1,0 +1,1 @@
+"""What late updates cost in steps of AdamW."""

@@ -1,0 +1,1 @@
+"""The tuner on the real engine, beside the best of fixed settings."""

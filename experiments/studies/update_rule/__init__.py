@@ -1,0 +1,1 @@
+"""What each knob of the update rule is worth."""

@@ -1,0 +1,1 @@
+"""Predictions of runs that calibrated nothing, beside what was measured."""

@@ -1,0 +1,1 @@
+"""Two traces side by side, and what a trace is of."""

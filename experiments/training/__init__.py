@@ -1,0 +1,1 @@
+"""One training run, from settings to files."""

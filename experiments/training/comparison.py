@@ -1,0 +1,313 @@
+"""The four strategies on one model, one seed, one data order: a table and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from experiments.output.files import write_json
+from experiments.output.outlook import Outlook, PlannedRun
+from experiments.output.plots import RunRecord, draw_comparison, save_figure
+from experiments.output.progress import Reporter
+from experiments.output.provenance import provenance
+from experiments.training.emulated_link import LinkChoice, choose_link
+from experiments.training.loop import MODEL, Outcome, run
+from experiments.training.models.pretrained import find_model, has_weights
+from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.training.saved.runlock import locked
+from experiments.training.settings import COMPARED, TrainSettings
+from experiments.training.setup import build_workbench, choose_device
+from experiments.training.step_log import read_steps
+from experiments.training.stop import StopRequest
+from zenflow.trace.timeline import Timeline
+
+START = "start"
+"""Directory of the run whose weights the strategies start from."""
+
+COMPARISON = "compare.json"
+"""A comparison's figures, every run's summary among them."""
+
+PICTURE = "compare.png"
+
+_SECONDS_BESIDE_STEPS = 5.0
+"""Of a run, for what is loaded, evaluated and saved: a guess, until it is measured."""
+
+SHOWN_STEPS = 8
+"""Steps of each strategy in the picture."""
+
+
+def link_choice(settings: TrainSettings) -> LinkChoice | None:
+    """Return the emulated link that a comparison needs; None where it has or needs none."""
+    if settings.link is not None or choose_device(settings).type != "cpu":
+        return None
+    return choose_link(build_workbench(settings))
+
+
+def with_link(settings: TrainSettings, reporter: Reporter) -> TrainSettings:
+    """Return the settings with an emulated link where a comparison needs one and has none."""
+    choice = link_choice(settings)
+    if choice is None:
+        return settings
+    reporter.say(str(choice))
+    return _on_link(settings, choice)
+
+
+def _on_link(settings: TrainSettings, choice: LinkChoice) -> TrainSettings:
+    return replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
+
+
+def started(
+    settings: TrainSettings, folder: Path, *, reporter: Reporter, stop: StopRequest
+) -> tuple[TrainSettings, Outcome | None]:
+    """Make the weights that all strategies go on from, if the model comes without.
+
+    Returns:
+        The strategies' settings, and how the start ended if it was made now.
+    """
+    if not needs_start(settings):
+        return replace(settings, start_steps=None), None
+    found, outcome = find_model(settings.model), None
+    if not (_is_finished(folder, settings.start_steps) and (folder / MODEL).is_dir()):
+        reporter.detail(f"\nstart: {settings.start_steps} steps on the device, for all strategies")
+        resume = latest_checkpoint(folder / CHECKPOINTS) is not None
+        with locked(folder):
+            outcome = run(
+                settings.for_start(), folder, reporter=reporter, stop=stop, resume=resume
+            )
+    # Absolute: the strategies go on from wherever they are resumed.
+    model = f"{'own:' if found.own else ''}{(folder / MODEL).resolve()}"
+    return replace(settings, start_steps=None, model=model), outcome
+
+
+def needs_start(settings: TrainSettings) -> bool:
+    """Whether the strategies' common weights have to be trained first."""
+    return bool(settings.start_steps) and not has_weights(find_model(settings.model))
+
+
+def compared(settings: TrainSettings) -> dict[str, TrainSettings]:
+    """Return what is compared, by name: ``COMPARED``, and the tuned run if it is asked for."""
+    runs = {name: settings.with_strategy(name) for name in COMPARED}
+    return runs if settings.controller is None else {**runs, settings.label: settings}
+
+
+def run_comparison(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    reporter: Reporter,
+    stop: StopRequest,
+    resume: bool = False,
+) -> Outcome:
+    """Run the strategies one after another and leave compare.json and compare.png beside them.
+
+    Args:
+        settings: What they share; their own knobs follow ``TrainSettings.with_strategy``. With a
+            controller the tuned run comes last.
+        folder: Gets a directory for each strategy.
+        reporter: Hears of every step, and prints the table.
+        stop: A request ends the run in progress after its step, and starts no other.
+        resume: Keep what is finished, go on with what has a checkpoint.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(compared(settings))
+    ahead = _planned(settings, folder if resume else None)
+    reporter.say(_intention(settings))
+    choice = link_choice(settings)
+    if choice is not None:
+        reporter.say(str(choice))
+        settings = _on_link(settings, choice)
+    record = {"compare": names, "settings": settings.to_dict(), **provenance()}
+    write_json(folder / "config.json", record)
+    if settings.steps is not None:
+        reporter.plan(_outlook(ahead, choice))
+    settings, outcome = started(settings, folder / START, reporter=reporter, stop=stop)
+    if outcome is not None and (outcome.stopped or stop.requested):
+        return replace(outcome, stopped=True)
+    for number, (strategy, own_settings) in enumerate(compared(settings).items(), start=1):
+        own = folder / strategy
+        if resume and _is_finished(own, settings.steps):
+            continue
+        with locked(own):
+            outcome = run(
+                own_settings,
+                own,
+                reporter=reporter,
+                stop=stop,
+                resume=resume and latest_checkpoint(own / CHECKPOINTS) is not None,
+            )
+        if outcome.stopped or (stop.requested and number < len(names)):
+            return replace(outcome, stopped=True)
+    reporter.close()
+    runs = [read_run(folder / strategy) for strategy in names]
+    write_json(folder / COMPARISON, comparison(runs))
+    save_figure(draw_comparison(runs, SHOWN_STEPS), folder / PICTURE)
+    reporter.console.print(table(runs))
+    reporter.say(verdict(runs))
+    reporter.say(_what_to_look_at(folder))
+    return outcome or Outcome(summary=dict(runs[-1].summary), steps=0, stopped=False)
+
+
+def _planned(settings: TrainSettings, folder: Path | None) -> list[PlannedRun]:
+    """Return the runs still to be done; ``folder`` holds those that are.
+
+    How long a step takes beside one on the device is a guess for the emulated link that a
+    comparison chooses: zero_offload waits for both copies, the others for hardly anything.
+    """
+    runs = []
+    if needs_start(settings) and not (folder and _is_finished(folder / START, None)):
+        runs.append(PlannedRun(START, settings.start_steps or 0))
+    for name in compared(settings):
+        if not (folder and _is_finished(folder / name, settings.steps)):
+            cost = 1.0 if name == "on_device" else 2.5 if name == "zero_offload" else 1.15
+            runs.append(PlannedRun(name, settings.steps or 0, cost))
+    return runs
+
+
+def _outlook(runs: Sequence[PlannedRun], choice: LinkChoice | None) -> Outlook:
+    """Return how long the runs will take; without a measured step nobody knows yet."""
+    if choice is None:
+        return Outlook(runs, is_guessed=False)
+    seconds = [replace(run, cost=run.cost * choice.compute_seconds) for run in runs]
+    return Outlook(seconds, is_guessed=True, seconds_beside=_SECONDS_BESIDE_STEPS)
+
+
+def _intention(settings: TrainSettings) -> str:
+    """Return in a sentence what a comparison does."""
+    *names, last = compared(settings)
+    length = f"{settings.epochs} epochs" if settings.steps is None else f"{settings.steps} steps"
+    first = ""
+    if needs_start(settings):
+        first = f"{settings.start_steps} steps on the device, for weights to start from, then "
+    return f"To do: {first}{length} each under {', '.join(names)} and {last}."
+
+
+def _what_to_look_at(folder: Path) -> str:
+    return (
+        f"Look at {folder / PICTURE}: steps, losses and stalls side by side. For the whole "
+        f"timeline drop {folder / 'zenflow' / 'trace.json'} into https://ui.perfetto.dev, or "
+        f"put everything on one page: zenflow report page.html {folder}"
+    )
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Return a finished run from its files."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    trace = folder / "trace.json"
+    return RunRecord(
+        strategy=summary["strategy"],
+        summary=summary,
+        rows=read_steps(folder / "steps.jsonl"),
+        timeline=Timeline.read(trace) if trace.is_file() else Timeline(),
+    )
+
+
+def read_comparison(folder: Path) -> list[RunRecord]:
+    """Return a comparison's runs from its compare.json alone, which has no rows and no spans."""
+    found = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+    return [
+        RunRecord(strategy=name, summary=summary, rows=(), timeline=Timeline())
+        for name, summary in found["runs"].items()
+    ]
+
+
+def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return compare.json: every summary, and the figures that only a comparison has."""
+    by_name = {run.strategy: run.summary for run in runs}
+    return {
+        "emulated_link": runs[0].summary["emulated_link"],
+        **{
+            name: {
+                "stall_removed_share": stall_removed(by_name, name),
+                "speedup_over_zero_offload": _speedup(by_name, name),
+                "eval_loss_over_on_device": eval_loss_ratio(by_name, name),
+            }
+            for name in by_name
+            if name == "zenflow" or name not in COMPARED
+        },
+        "runs": by_name,
+        **provenance(),
+    }
+
+
+def stall_removed(
+    summaries: Mapping[str, Mapping[str, Any]], strategy: str = "zenflow"
+) -> float | None:
+    """Return the share of zero_offload's stall seconds per step that a strategy does not have."""
+    before = summaries["zero_offload"]
+    after = summaries[strategy]
+    if not before["stall_seconds"]:
+        return None
+    per_step = [summary["stall_seconds"] / summary["steps"] for summary in (after, before)]
+    return 1 - per_step[0] / per_step[1]
+
+
+def eval_loss_ratio(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
+    """Return a strategy's held-out loss over on_device's."""
+    mine, base = summaries[strategy]["eval_loss"], summaries["on_device"]["eval_loss"]
+    return mine / base if mine and base else None
+
+
+def table(runs: Sequence[RunRecord]) -> Table:
+    """Return the strategies side by side."""
+    emulated = runs[0].summary["emulated_link"] is not None
+    made = Table(title="Strategies side by side" + (" (emulated link)" if emulated else ""))
+    made.add_column("strategy", no_wrap=True)
+    for name in (
+        "step ms", "p95 ms", "stalled", "tokens/s", "d2h MB/step", "h2d MB/step",
+        "host B/param", "train loss", "held-out", "vs on_device",
+    ):  # fmt: skip
+        made.add_column(name, justify="right")
+    by_name = {run.strategy: run.summary for run in runs}
+    for strategy, summary in by_name.items():
+        ratio = eval_loss_ratio(by_name, strategy)
+        made.add_row(
+            strategy,
+            f"{summary['mean_step_seconds'] * 1e3:.0f}",
+            f"{summary['p95_step_seconds'] * 1e3:.0f}",
+            f"{summary['stall_fraction']:.1%}",
+            f"{summary['tokens_per_second']:.0f}",
+            f"{summary['d2h_bytes_per_step'] / 1e6:.2f}",
+            f"{summary['h2d_bytes_per_step'] / 1e6:.2f}",
+            f"{summary['host_bytes_per_param']:.1f}",
+            f"{summary['final_train_loss']:.4f}",
+            f"{summary['eval_loss']:.4f}",
+            "-" if ratio is None else f"{ratio - 1:+.2%}",
+        )
+    return made
+
+
+def verdict(runs: Sequence[RunRecord]) -> str:
+    """Return the comparison in a sentence for zenflow, and one for a tuned run."""
+    by_name = {run.strategy: run.summary for run in runs}
+    names = [name for name in by_name if name == "zenflow" or name not in COMPARED]
+    return "\n".join(_verdict(by_name, name) for name in names)
+
+
+def _verdict(by_name: Mapping[str, Mapping[str, Any]], strategy: str) -> str:
+    removed, speedup = stall_removed(by_name, strategy), _speedup(by_name, strategy)
+    loss = eval_loss_ratio(by_name, strategy)
+    if removed is None or speedup is None or loss is None:
+        return "zero_offload did not stall here, so there was nothing to win."
+    return (
+        f"{strategy}: {removed:.1%} of zero_offload's stall gone, {speedup:.2f}x its speed, "
+        f"held-out loss {loss - 1:+.2%} against on_device."
+    )
+
+
+def _speedup(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
+    after = summaries[strategy]["mean_step_seconds"]
+    return summaries["zero_offload"]["mean_step_seconds"] / after if after else None
+
+
+def _is_finished(folder: Path, steps: int | None) -> bool:
+    """Return whether a run has taken the steps asked for; None asks for those it planned."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(summary["steps"] >= (steps or summary["planned_steps"]))

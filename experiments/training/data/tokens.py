@@ -1,0 +1,89 @@
+"""Text to tokens: bytes for models made from scratch, the model's own tokenizer otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.training.settings import NUM_BYTE_TOKENS
+from zenflow.errors import ConfigError
+
+SEPARATOR = 256
+"""Token between two documents."""
+PADDING = 257
+
+
+class TextTokenizer(Protocol):
+    """What batches need of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+
+    @property
+    def pad_id(self) -> int:
+        """Token id to fill short rows with."""
+
+    def stream(self, texts: Sequence[str]) -> Tensor:
+        """Return all texts as one 1-D int32 stream, a separator behind each."""
+
+    def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Return each text's token ids, cut at ``max_tokens``."""
+
+
+class ByteTokenizer:
+    """A token is a byte of UTF-8; two more ids separate documents and pad."""
+
+    vocab_size = NUM_BYTE_TOKENS
+    pad_id = PADDING
+
+    def stream(self, texts: Sequence[str]) -> Tensor:
+        """Return all texts as one 1-D int32 stream, a separator behind each."""
+        parts = []
+        for text in texts:
+            parts.append(np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32))
+            parts.append(np.array([SEPARATOR], dtype=np.int32))
+        return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0).int()
+
+    def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Return each text's bytes, cut at ``max_tokens``."""
+        return [list(text.encode("utf-8")[:max_tokens]) for text in texts]
+
+
+class PretrainedTokenizer:
+    """A transformers tokenizer in the shape that batches need."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        """Wrap ``tokenizer`` for a model whose embedding has ``vocab_size`` rows."""
+        if len(tokenizer) > vocab_size:
+            raise ConfigError(
+                f"the tokenizer knows {len(tokenizer)} tokens but the model's embedding has "
+                f"{vocab_size} rows: they belong to different models, check --model"
+            )
+        self._tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        ends = (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id)
+        self._separator = next((token for token in ends if token is not None), None)
+        pads = (tokenizer.pad_token_id, self._separator, 0)
+        self.pad_id = next(token for token in pads if token is not None)
+
+    def stream(self, texts: Sequence[str]) -> Tensor:
+        """Return all texts as one 1-D int32 stream, a separator behind each."""
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        tail = [] if self._separator is None else [self._separator]
+        parts = [np.array([*ids, *tail], dtype=np.int32) for ids in encoded["input_ids"]]
+        return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0).int()
+
+    def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Return each text's token ids with the model's special tokens, cut at ``max_tokens``."""
+        encoded = self._tokenizer(list(texts), truncation=True, max_length=max_tokens)
+        return [list(ids) for ids in encoded["input_ids"]]
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files next to a model's."""
+        self._tokenizer.save_pretrained(str(folder))

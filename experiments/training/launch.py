@@ -1,0 +1,117 @@
+"""Start a run, print how it ended, and return the process's exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from experiments.output.progress import Reporter
+from experiments.training.comparison import run_comparison
+from experiments.training.loop import Outcome, run
+from experiments.training.saved.checkpoint import CHECKPOINTS
+from experiments.training.saved.saving import resume_line
+from experiments.training.settings import TrainSettings
+from experiments.training.stop import StopRequest
+from zenflow.errors import ZenFlowError
+from zenflow.knobs import Knobs
+
+_WIDTH_WITHOUT_TERMINAL = 132
+_NOTICE = (
+    "Stopping: the step under way is finished, then everything is saved. Ctrl-C again, after a "
+    "second, quits at once and loses the steps since the last save."
+)
+
+
+def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool) -> int:
+    """Run once or four times; 0 at the end, 128 + its number after a signal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+    reporter = Reporter(console)
+    work = run_comparison if compare else run
+    with StopRequest(_NOTICE) as stop:
+        try:
+            outcome = work(settings, folder, reporter=reporter, stop=stop, resume=resume)
+        except KeyboardInterrupt:
+            if not stop.requested:
+                raise
+            reporter.finish()
+            reporter.say(_what_is_left(folder))
+            return stop.exit_code
+        except (MemoryError, RuntimeError) as error:
+            told = _out_of_memory(error)
+            if told is None:
+                raise
+            raise told from error
+        finally:
+            reporter.close()
+        if outcome.stopped:
+            name = stop.signal.name if stop.signal else "a signal"
+            reporter.say(
+                f"Stopped by {name} after step {outcome.steps}; everything is saved. Go on with: "
+                + resume_line(folder)
+            )
+            return stop.exit_code
+    if not compare:
+        reporter.say(_last_line(outcome))
+    _list_files(reporter, folder)
+    return 0
+
+
+def _what_is_left(folder: Path) -> str:
+    found = sorted(folder.rglob(f"{CHECKPOINTS}/step-*"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        return "Ended at once. Nothing had been saved."
+    return f"Ended at once. The last save is {found[-1]}. Go on with: {resume_line(folder)}"
+
+
+def _out_of_memory(error: Exception) -> ZenFlowError | None:
+    """Return what to say of memory that was refused; None of another error."""
+    words = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        place = "the device's"
+    elif isinstance(error, MemoryError) or "can't allocate memory" in words:
+        place = "the host's"
+    else:
+        return None
+    first = (words.splitlines() or ["MemoryError"])[0]
+    return ZenFlowError(
+        f"{place} memory is too small for this run ({first}): try --checkpointing, a smaller "
+        "--batch-size or --sequence with more --grad-accum, or a smaller model; zenflow plan says "
+        "what a machine can do"
+    )
+
+
+def _last_line(outcome: Outcome) -> str:
+    summary = outcome.summary
+    accuracy = summary.get("eval_accuracy")
+    emulated = " (emulated link)" if summary["emulated_link"] else ""
+    tuning = summary["tuning"]
+    return (
+        f"{summary['strategy']}: {summary['steps']} steps of "
+        f"{summary['mean_step_seconds'] * 1e3:.0f} ms, {summary['stall_fraction']:.1%} "
+        f"stalled{emulated}, held-out loss {summary['eval_loss']:.4f}"
+        + ("" if accuracy is None else f", accuracy {accuracy:.3f}")
+        + ("" if tuning is None else f"; {_tuned(tuning)}")
+    )
+
+
+def _tuned(tuning: Mapping[str, Any]) -> str:
+    share, count = tuning["search_share"] or 0.0, tuning["num_decisions"]
+    return (
+        f"{count} decision{'' if count == 1 else 's'}, at the end "
+        f"{Knobs.from_dict(tuning['knobs'])}, search {share:.1%} of the run"
+    )
+
+
+def _list_files(reporter: Reporter, folder: Path) -> None:
+    names = sorted(
+        path.name + ("/" if path.is_dir() else "")
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
+    )
+    reporter.say(f"Results are in {folder}: {', '.join(names)}")

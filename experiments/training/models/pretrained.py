@@ -1,0 +1,294 @@
+"""The model and tokenizer that ``--model`` names: a size, a config.json, a directory, a hub name.
+
+A size gives a Llama-style decoder over bytes: transformers' class where the extra ``hf`` is
+installed, our own of ``experiments.training.models.decoder`` elsewhere, with the same weights to
+start from. A
+directory that a run has written loads into either; the rest needs the extra. ``own:SIZE`` and
+``own:DIRECTORY`` keep to our own class anyway.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import load_model as load_model_file
+from safetensors.torch import save_model
+from torch import nn
+
+from experiments.training.data.tokens import (
+    NUM_BYTE_TOKENS,
+    PADDING,
+    ByteTokenizer,
+    PretrainedTokenizer,
+    TextTokenizer,
+)
+from experiments.training.models.decoder import (
+    Classifier,
+    DecoderConfig,
+    LanguageModel,
+    init_weights,
+)
+from experiments.training.settings import MODEL_SIZES, TrainSettings
+from zenflow.errors import ConfigError
+
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """What a name stands for, found before anything is loaded."""
+
+    kind: str
+    """``size``, ``config`` (a file: random weights), ``directory`` or ``hub``."""
+    name: str
+    own: bool
+    """Whether the class is ours."""
+
+
+def find_model(name: str) -> NamedModel:
+    """Return what ``name`` stands for.
+
+    Raises:
+        ConfigError: It is nothing known, or needs transformers, which is not installed.
+    """
+    has_transformers = importlib.util.find_spec("transformers") is not None
+    own, _, size = name.rpartition(":")
+    if size in MODEL_SIZES and own in ("", "own"):
+        return NamedModel(kind="size", name=size, own=own == "own" or not has_transformers)
+    path = Path(size if own == "own" else name).expanduser()
+    sizes = ", ".join(MODEL_SIZES)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ConfigError(f"a model directory must hold a config.json, but {path} has none")
+    if not path.exists() and path.suffix == ".json":
+        raise ConfigError(f"there is no model configuration {path}: check --model")
+    if path.is_dir() and (own == "own" or not has_transformers):
+        return NamedModel(kind="directory", name=str(path), own=True)
+    if not has_transformers:
+        raise ConfigError(
+            f"--model must be a size ({sizes}) where transformers is not installed, but is "
+            f"{name!r}: choose a size, or pip install 'zenflow-offload[hf]'"
+        )
+    if path.is_file():
+        return NamedModel(kind="config", name=str(path), own=False)
+    return NamedModel(kind="directory" if path.is_dir() else "hub", name=name, own=False)
+
+
+def load_tokenizer(found: NamedModel) -> TextTokenizer:
+    """Return the tokenizer that belongs to the model: bytes for those made from scratch.
+
+    Raises:
+        ConfigError: The tokenizer can't be loaded.
+    """
+    if found.kind == "size" or found.own:
+        return ByteTokenizer()
+    folder = Path(found.name).parent if found.kind == "config" else Path(found.name)
+    if found.kind != "hub" and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return ByteTokenizer()
+    transformers = _transformers()
+    try:
+        location = found.name if found.kind == "hub" else str(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(location)
+        config = transformers.AutoConfig.from_pretrained(found.name)
+    except (OSError, ValueError) as error:
+        raise _unloadable(found, "tokenizer", error) from error
+    return PretrainedTokenizer(tokenizer, config.get_text_config().vocab_size)
+
+
+def load_model(
+    found: NamedModel, settings: TrainSettings, tokenizer: TextTokenizer, num_classes: int
+) -> nn.Module:
+    """Return the model in float32, with pretrained weights where there are any.
+
+    Args:
+        found: What ``find_model`` returned.
+        settings: Of these the seed and the sequence are used.
+        tokenizer: What ``load_tokenizer`` returned.
+        num_classes: Classes of the head; 0 asks for a language model.
+
+    Raises:
+        ConfigError: The model can't be loaded, or can't take such long sequences.
+    """
+    if found.kind == "size":
+        make = _own_model if found.own else _transformers_llama
+        model = make(found.name, settings.sequence, num_classes)
+        init_weights(model, settings.seed)
+        return model
+    if found.own:
+        return _own_directory(Path(found.name), settings.seed, num_classes)
+    transformers = _transformers()
+    family = "AutoModelForSequenceClassification" if num_classes else "AutoModelForCausalLM"
+    auto = getattr(transformers, family)
+    head = {"num_labels": num_classes} if num_classes else {}
+    torch.manual_seed(settings.seed)  # heads that no checkpoint holds are drawn from here
+    try:
+        config = transformers.AutoConfig.from_pretrained(found.name, **head)
+        _check_length(found, config, settings.sequence)
+        _check_bytes(found, config, tokenizer)
+        if not has_weights(found):
+            model = auto.from_config(config)
+        else:
+            model = auto.from_pretrained(found.name, config=config)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _unloadable(found, "model", error) from error
+    if num_classes and model.config.pad_token_id is None:
+        model.config.pad_token_id = PADDING
+    model.config.use_cache = False
+    return model.float()
+
+
+def recompute_activations(model: nn.Module, name: str) -> None:
+    """Let backward recompute each layer's activations.
+
+    Raises:
+        ConfigError: The model can't.
+    """
+    if isinstance(model, LanguageModel | Classifier):
+        model.model.recomputes = True
+        return
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise ConfigError(f"{name} can't recompute activations: leave out --checkpointing")
+    settings = {"use_reentrant": False}
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is not None:  # the name since transformers 5
+        enable(activation_checkpointing_kwargs=settings)
+    else:
+        model.gradient_checkpointing_enable(  # type: ignore[operator] # transformers' own
+            gradient_checkpointing_kwargs=settings
+        )
+
+
+def save_model_folder(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> None:
+    """Write the weights and config.json so that transformers, and ``--model``, load them.
+
+    Raises:
+        OSError: They can't be written; an earlier folder is then as it was.
+        SafetensorError: Likewise.
+    """
+    temporary = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _save_model(model, tokenizer, temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save_model(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> None:
+    if isinstance(model, LanguageModel | Classifier):
+        config = _llama_json(model)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        return
+    model.save_pretrained(folder)  # type: ignore[operator]  (a transformers model)
+    if isinstance(tokenizer, PretrainedTokenizer):
+        tokenizer.save(folder)
+
+
+def _own_model(size: str, sequence: int, num_classes: int) -> nn.Module:
+    del sequence  # rotary positions need no table
+    config = DecoderConfig.of_size(MODEL_SIZES[size], NUM_BYTE_TOKENS)
+    return Classifier(config, num_classes) if num_classes else LanguageModel(config)
+
+
+def _own_directory(folder: Path, seed: int, num_classes: int) -> nn.Module:
+    """Return our class with the weights of a run's export; a head that it lacks is drawn."""
+    weights = folder / _WEIGHT_FILES[0]
+    if not weights.is_file():
+        raise ConfigError(f"{folder} holds no {weights.name}: give a run's model/ directory")
+    config = DecoderConfig.of_json(json.loads((folder / "config.json").read_text()))
+    model = Classifier(config, num_classes) if num_classes else LanguageModel(config)
+    init_weights(model, seed)
+    load_model_file(model, str(weights), strict=not num_classes)
+    return model
+
+
+def _transformers_llama(size: str, sequence: int, num_classes: int) -> nn.Module:
+    transformers = _transformers()
+    config = transformers.LlamaConfig(
+        **DecoderConfig.of_size(MODEL_SIZES[size], NUM_BYTE_TOKENS).to_dict(),
+        max_position_embeddings=max(sequence, 2048),
+        pad_token_id=PADDING,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+        **({"num_labels": num_classes} if num_classes else {}),
+    )
+    family = "LlamaForSequenceClassification" if num_classes else "LlamaForCausalLM"
+    return getattr(transformers, family)(config)
+
+
+def _llama_json(model: LanguageModel | Classifier) -> dict[str, Any]:
+    config = model.config.to_dict() | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "pad_token_id": PADDING,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if isinstance(model, Classifier):
+        names = {str(index): f"LABEL_{index}" for index in range(model.score.out_features)}
+        config["architectures"] = ["LlamaForSequenceClassification"]
+        config["id2label"] = names
+    return config
+
+
+def has_weights(found: NamedModel) -> bool:
+    """Return whether the model comes with weights; else it starts from random ones."""
+    if found.kind != "directory":
+        return found.kind == "hub"
+    return any((Path(found.name) / name).is_file() for name in _WEIGHT_FILES)
+
+
+def _check_length(found: NamedModel, config: Any, sequence: int) -> None:
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and sequence > longest:
+        raise ConfigError(
+            f"{found.name} takes at most {longest} positions, but --sequence is {sequence}: "
+            "lower it"
+        )
+
+
+def _check_bytes(found: NamedModel, config: Any, tokenizer: TextTokenizer) -> None:
+    rows = config.get_text_config().vocab_size
+    if isinstance(tokenizer, ByteTokenizer) and rows < NUM_BYTE_TOKENS:
+        raise ConfigError(
+            f"{found.name} has no tokenizer beside it, so text is read as bytes, which takes a "
+            f"vocab_size of at least {NUM_BYTE_TOKENS}, but its is {rows}: save the tokenizer "
+            "there too, or raise vocab_size"
+        )
+
+
+def _unloadable(found: NamedModel, what: str, error: Exception) -> ConfigError:
+    lines = str(error).strip().splitlines()
+    return ConfigError(
+        f"the {what} of {found.name!r} can't be loaded ({lines[0] if lines else error!r}): give "
+        f"a size ({', '.join(MODEL_SIZES)}), a config.json, a directory that save_pretrained "
+        "wrote, or a hub name that this machine can reach"
+    )
+
+
+def _transformers() -> ModuleType:
+    import transformers  # an optional extra, and seconds to import
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers

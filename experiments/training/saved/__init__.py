@@ -1,0 +1,1 @@
+"""What outlives a run's process: checkpoints, locks, fingerprints, and resuming."""

@@ -1,0 +1,176 @@
+"""What a resumed run must share with the run that wrote the checkpoint."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from experiments.training.saved.checkpoint import Checkpoint
+from experiments.training.saved.fingerprint import shown
+from experiments.training.setup import Workbench, warmup_steps
+from zenflow.errors import CheckpointError
+
+FREE_TO_CHANGE = frozenset(
+    {
+        "steps", "epochs", "device", "link", "host_threads", "device_threads", "save_every",
+        "save_minutes", "eval_every", "eval_batches", "timeline_steps", "gradients",
+    }
+)  # fmt: skip
+"""Settings on which the weights don't depend (steps do under a schedule: see ``changes``)."""
+
+CHANGEABLE = ("lr", "max_grad_norm")
+"""Settings that a resumed run may change from its next step on, and notes."""
+
+
+def check_same_run(bench: Workbench, checkpoint: Checkpoint) -> None:
+    """Raise ``CheckpointError``, saying what differs, unless the run can go on exactly."""
+    saved, asked = checkpoint.state["settings"], bench.settings.to_dict()
+    before, now = checkpoint.state["data"], bench.fingerprint
+    allowed = {*FREE_TO_CHANGE, *CHANGEABLE}
+    if before is not None and before == now:
+        allowed |= {"data"}  # the same texts in another place
+    differences = [
+        f"{name} was {saved.get(name)!r}, now {value!r}"
+        for name, value in asked.items()
+        if name not in allowed and _comparable(saved.get(name)) != _comparable(value)
+    ]
+    differences += _model_differences(checkpoint.state["model"], bench.model.state_dict())
+    if differences:
+        raise CheckpointError(
+            f"{checkpoint.path} is not of the run that is to go on:\n"
+            + "".join(f"- {difference}\n" for difference in differences[:12])
+            + "Leave these settings out (a resumed run takes its own from config.json), or start "
+            "a new run with another --out."
+        )
+    if before != now and before is not None and now is not None:
+        raise CheckpointError(
+            f"a run goes on with the data that it began with, but {bench.data.name} "
+            f"has changed since: it was {shown(before)}, and is {shown(now)}. Restore it, or give "
+            "a copy of what it was with --data; or start a new run on the new data, from these "
+            "weights if you like (--model takes a run's model/ folder)"
+        )
+    if checkpoint.step > bench.total_steps:
+        raise CheckpointError(
+            f"{checkpoint.path} is at step {checkpoint.step}, past the {bench.total_steps} steps "
+            "asked for: raise --steps"
+        )
+    is_tuned = bench.settings.controller is not None or bench.settings.replay is not None
+    if is_tuned and changes(bench, checkpoint):
+        raise CheckpointError(
+            "a tuned run keeps its steps, learning rate and clipping when it goes on, so that its "
+            f"decisions.jsonl repeats it: leave out {_flags(changes(bench, checkpoint))}, or "
+            "start a new run from its model/ folder"
+        )
+
+
+def changes(bench: Workbench, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Return what a resumed run does otherwise, of what its weights depend on, from here on."""
+    saved, asked = checkpoint.state["settings"], bench.settings.to_dict()
+    pairs = {name: (saved[name], asked[name]) for name in CHANGEABLE}
+    if asked["schedule"] != "constant":
+        pairs["steps"] = checkpoint.state["total_steps"], bench.total_steps
+    return [
+        {"after_step": checkpoint.step, "name": name, "old": old, "new": new}
+        for name, (old, new) in pairs.items()
+        if old != new
+    ]
+
+
+def with_rise(bench: Workbench, checkpoint: Checkpoint) -> Workbench:
+    """Return the run with a warm-up that lasts as long in its steps as it did when it began."""
+    share = min(1.0, checkpoint.state["warmup_steps"] / bench.total_steps)
+    if warmup_steps(bench.settings, bench.total_steps) == checkpoint.state["warmup_steps"]:
+        return bench
+    return replace(bench, settings=replace(bench.settings, warmup=share))
+
+
+def change_rate(optimizer: Optimizer, schedule: LambdaLR, rate: float) -> None:
+    """Let a schedule that was taken up from a checkpoint go on as it is now planned."""
+    schedule.base_lrs = [rate for _ in optimizer.param_groups]
+    for group, factor in zip(optimizer.param_groups, schedule.lr_lambdas, strict=True):
+        group["initial_lr"] = rate
+        group["lr"] = rate * factor(schedule.last_epoch)
+
+
+def told(
+    found: Sequence[Mapping[str, Any]], bench: Workbench, optimizer: Optimizer, rising: int
+) -> list[str]:
+    """Return changes in words, and what the learning rate does from here on."""
+    lines = [
+        f"Changed after step {change['after_step']}: {change['name']} was {change['old']}, and is "
+        f"{change['new']} from here on."
+        for change in found
+    ]
+    rate, kind = optimizer.param_groups[0]["lr"], bench.settings.schedule
+    fall = (
+        "stays" if kind == "constant" else f"falls ({kind}) to 0 behind step {bench.total_steps}"
+    )
+    lines.append(
+        f"The learning rate is {rate:.3g} at the next step: it is that of a run that rises to "
+        f"{bench.settings.lr:g} over {rising} steps and then {fall}."
+    )
+    return lines
+
+
+def _flags(found: Sequence[Mapping[str, Any]]) -> str:
+    return " and ".join(f"--{change['name'].replace('_', '-')}" for change in found)
+
+
+Generators: TypeAlias = tuple[torch.Tensor, Any, Any, list[torch.Tensor]]
+"""States of torch's, Python's, numpy's and the GPUs' global generators, as those give them."""
+
+
+def generators() -> Generators:
+    """Return the state of every global generator a model or data set may draw from."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), random.getstate(), np.random.get_state(), cuda
+
+
+def random_state(found: Generators) -> dict[str, Any]:
+    """Return generators' states as a checkpoint takes them."""
+    host, (version, internal, gauss), (kind, keys, position, has_gauss, cached), cuda = found
+    return {
+        "torch": host,
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+        "cuda": cuda,
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Take up what ``random_state`` returned."""
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    # A checkpoint of a machine with other GPUs: torch's own generator above is what matters.
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _comparable(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | list) else value
+
+
+def _model_differences(
+    saved: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Return which tensors are missing, too many, or of another shape or dtype."""
+    differences = [f"the model has no tensor {name}" for name in saved if name not in present]
+    for name, tensor in present.items():
+        if name not in saved:
+            differences.append(f"the checkpoint has no tensor {name}")
+        elif saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+            differences.append(
+                f"{name} was {saved[name].dtype} {tuple(saved[name].shape)}, "
+                f"now {tensor.dtype} {tuple(tensor.shape)}"
+            )
+    return differences

@@ -1,0 +1,166 @@
+"""When a run is saved, and what its user is told when something ends it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from experiments.training.saved.checkpoint import CHECKPOINTS, checkpoints
+from zenflow.errors import CheckpointError, NormError
+
+if TYPE_CHECKING:
+    from experiments.output.progress import Reporter
+    from zenflow.optimizer import ZenFlowAdamW
+
+RETRY_SECONDS = 60.0
+"""From a save that failed to the next try, at most."""
+MOST_SHARE = 0.05
+"""Share of the run's time that saves by the clock may take: a large state is saved less often."""
+
+
+class SavePace:
+    """Says when a save is due: every so many steps, every so many minutes, or both."""
+
+    def __init__(
+        self, steps: int, minutes: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start counting; 0 is never."""
+        self._steps = steps
+        self._seconds = 60 * minutes or float("inf")
+        self._clock = clock
+        self._due = clock() + self._seconds
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to save after this step."""
+        by_steps = self._steps and step % self._steps == 0
+        return bool(by_steps) or self._clock() >= self._due
+
+    def saved(self, took: float) -> None:
+        """Count from now on.
+
+        Args:
+            took: Seconds that the save took.
+        """
+        self._due = self._clock() + max(self._seconds, took / MOST_SHARE - took)
+
+    def failed(self) -> None:
+        """Let the next try come soon: a disk may have been cleared by then."""
+        self._due = self._clock() + min(self._seconds, RETRY_SECONDS)
+
+
+class Savable(Protocol):
+    """A run as far as saving it goes."""
+
+    folder: Path
+    step: int
+    """Steps taken."""
+    saved_step: int | None
+    """Steps of its newest checkpoint; None if there is none."""
+    reporter: Reporter
+    optimizer: ZenFlowAdamW
+
+    def save(self, *, keep_others: bool = False) -> None:
+        """Write a checkpoint."""
+
+    def drop_gradients(self) -> None:
+        """Forget the step under way."""
+
+
+def warn_of_space(run: Savable, model_bytes: int) -> None:
+    """Say before the first step if a checkpoint will not fit, as far as can be told by then."""
+    memory = run.optimizer.memory
+    needed = model_bytes + memory.host_bytes + memory.device_extra_bytes
+    free = shutil.disk_usage(run.folder).free
+    if free < needed:
+        run.reporter.say(
+            f"Warning: a checkpoint of this run takes about {needed / 1e6:,.2f} MB, and "
+            f"{run.folder} has {free / 1e6:,.2f} MB free: free space before its first save."
+        )
+
+
+def save_or_warn(run: Savable, pace: SavePace) -> None:
+    """Save in the middle of a run, which a save that fails does not end."""
+    started = time.monotonic()
+    try:
+        run.save()
+        pace.saved(time.monotonic() - started)
+    except CheckpointError as error:
+        pace.failed()
+        run.reporter.say(
+            f"Warning: {error} The run goes on, and tries again in a minute at the latest."
+        )
+
+
+@contextmanager
+def saving_first(run: Savable, rate: float) -> Iterator[None]:
+    """Save what is sound before an error ends the run, and say how to go on.
+
+    Earlier checkpoints stay: what led to the error may have begun before it.
+
+    Args:
+        run: The run.
+        rate: Its learning rate.
+
+    Raises:
+        NormError: One ended the run; its message is for a user of the command.
+    """
+    try:
+        yield
+    except Exception as error:
+        trouble = ""
+        try:
+            run.drop_gradients()
+            run.save(keep_others=True)
+        except Exception as other:  # noqa: BLE001  (the first error is the one to tell)
+            trouble = "" if isinstance(other, type(error)) else f" (It can't be saved: {other})"
+        if isinstance(error, NormError):
+            raise NormError(bad_norm_advice(error, run, rate)) from error
+        run.reporter.say(
+            f"An error ended the run after step {run.step}. {how_to_go_on(run)}{trouble}"
+        )
+        raise
+
+
+def resume_line(folder: Path) -> str:
+    """Return the command that goes on with a run."""
+    return f"zenflow train --resume {shlex.quote(str(folder))}"
+
+
+def how_to_go_on(run: Savable) -> str:
+    """Return what a run that ends now has saved, and the command that goes on from there."""
+    if run.saved_step is None:
+        return "There is no checkpoint of it: start it again, where there is room for one."
+    if run.saved_step == run.step:
+        saved = f"Everything up to step {run.step} is saved"
+    else:
+        saved = f"Its newest checkpoint is of step {run.saved_step}, and is whole"
+    return f"{saved}: {resume_line(run.folder)}"
+
+
+def bad_norm_advice(error: NormError, run: Savable, rate: float) -> str:
+    """Return what a user of the command can do where a gradient norm ended the run."""
+    told = f"the gradient norm of step {error.step} is {error.norm}, and must be finite. "
+    kept = checkpoints(run.folder / CHECKPOINTS)
+    if not kept:
+        return told + (
+            "There is no checkpoint of the steps before: start again with a lower --lr, and with "
+            "--save-minutes or --save-every for checkpoints on the way"
+        )
+    if run.saved_step == run.step:
+        told += f"The step was not taken, and everything up to step {run.step} is saved. "
+    else:
+        told += f"The newest checkpoint without it is {kept[0]}. "
+    told += f"Go on with a lower learning rate: {resume_line(run.folder)} --lr {rate / 10:g}"
+    if len(kept) > 1:
+        told += (
+            f". If the loss had gone wrong before, go on from {kept[1].name}: remove {kept[0]} "
+            "first"
+        )
+    else:
+        told += ". If the loss had gone wrong before, start again with that rate"
+    return told

@@ -1,0 +1,264 @@
+"""From settings to the objects of a run: device, model, data, optimizer, schedule."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from experiments.training.data.batches import TrainingData, make_batches, read_source
+from experiments.training.data.tokens import TextTokenizer
+from experiments.training.memory_check import check_host_memory
+from experiments.training.models.pretrained import (
+    NamedModel,
+    find_model,
+    load_model,
+    load_tokenizer,
+    recompute_activations,
+)
+from experiments.training.saved.fingerprint import fingerprint
+from experiments.training.settings import DEFAULT_STEPS, TrainSettings
+from sim.models.workload import Workload
+from zenflow.config import ZenFlowConfig
+from zenflow.controller import AbstractController
+from zenflow.errors import ConfigError
+from zenflow.host.limits import usable_cores
+from zenflow.lanes.copies import PacedLink
+from zenflow.optimizer import ZenFlowAdamW
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """Everything a run works with, before its optimizer is made."""
+
+    settings: TrainSettings
+    config: ZenFlowConfig
+    device: torch.device
+    found: NamedModel
+    model: nn.Module
+    tokenizer: TextTokenizer
+    data: TrainingData
+    fingerprint: Mapping[str, Any] | None
+    """Of the texts read; None where the data did not come from the settings."""
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the trainable parameters, tied ones counted once."""
+        return sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        )
+
+
+def build_workbench(
+    settings: TrainSettings,
+    make_data: Callable[[TextTokenizer], TrainingData] | None = None,
+    model: nn.Module | None = None,
+) -> Workbench:
+    """Return the run's device, model and data.
+
+    Args:
+        settings: What to do.
+        make_data: Makes the batches, in place of those that the settings name.
+        model: A model that was built before, in place of one of its own.
+
+    Raises:
+        ConfigError: The settings name something that is not there or does not fit together.
+    """
+    device = choose_device(settings)
+    found = find_model(settings.model)
+    use_threads(settings, device)
+    tokenizer = load_tokenizer(found)
+    data_fingerprint = None
+    if make_data is None:
+        source = read_source(settings)
+        data_fingerprint = fingerprint(source)
+        data = make_batches(source, tokenizer, settings)
+    else:
+        data = make_data(tokenizer)
+    if model is None:
+        # torch's own initialisation, which is drawn over, takes seconds on a CPU.
+        with device if found.kind == "size" else nullcontext():
+            model = load_model(found, settings, tokenizer, data.num_classes)
+    model.to(device=device, dtype=DTYPES[settings.dtype])
+    model.train()
+    if settings.checkpointing:
+        recompute_activations(model, settings.model)
+    steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
+    return Workbench(
+        settings=settings,
+        config=settings.config(steps_per_epoch),
+        device=device,
+        found=found,
+        model=model,
+        tokenizer=tokenizer,
+        data=data,
+        fingerprint=data_fingerprint,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=count_steps(settings, steps_per_epoch),
+    )
+
+
+def choose_device(settings: TrainSettings) -> torch.device:
+    """Return the device the settings ask for; ``auto`` is CUDA where there is one.
+
+    Raises:
+        ConfigError: The device is not there, or an emulated link is asked for on a real one.
+    """
+    name = settings.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {name} needs a CUDA GPU and a torch built for it, and torch "
+            f"{torch.__version__} sees none: use --device cpu"
+        )
+    if device.type == "cuda" and settings.link is not None:
+        raise ConfigError(
+            "an emulated link stands in for PCIe on a CPU; a GPU has a real one: leave out "
+            "--link-gbps, or use --device cpu"
+        )
+    return device
+
+
+def use_threads(settings: TrainSettings, device: torch.device) -> None:
+    """Set torch's threads; a CPU that plays the device leaves one core to the host side.
+
+    An ``OMP_NUM_THREADS`` of fewer threads is respected.
+    """
+    wanted = settings.device_threads
+    if wanted is None and device.type == "cpu":
+        wanted = max(1, usable_cores() - 1)
+        limit = os.environ.get("OMP_NUM_THREADS", "")
+        if limit.isdigit() and int(limit) > 0:
+            wanted = min(wanted, int(limit))
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+
+
+def count_steps(settings: TrainSettings, steps_per_epoch: int) -> int:
+    """Return how many optimizer steps the run takes."""
+    if settings.epochs is not None:
+        return max(1, round(settings.epochs * steps_per_epoch))
+    return DEFAULT_STEPS if settings.steps is None else settings.steps
+
+
+def workload_of(bench: Workbench) -> Workload:
+    """Return what the simulator takes of a run's model and batch.
+
+    Raises:
+        ConfigError: The simulator does not know the model's family.
+    """
+    settings = bench.settings
+    config: Any = bench.model.config
+    return Workload.of_config(
+        f"{settings.model} {settings.batch_size}x{settings.sequence}",
+        {"model_type": "llama", **config.to_dict()},
+        batch_size=settings.batch_size,
+        sequence=settings.sequence,
+        accumulation=settings.grad_accum,
+        dtype=settings.dtype,
+        checkpointing=settings.checkpointing,
+    )
+
+
+def make_optimizer(bench: Workbench, controller: AbstractController | None = None) -> ZenFlowAdamW:
+    """Return the optimizer: matrices decay, vectors (norms, biases) don't.
+
+    Args:
+        bench: The run.
+        controller: Changes the knobs while the run goes on; it may ask for spans of more steps by
+            an attribute ``timeline_steps``.
+
+    Raises:
+        ConfigError: The host has not as much memory.
+    """
+    settings = bench.settings
+    check_host_memory(bench.model, bench.config, on_cpu=bench.device.type == "cpu")
+    trainable = [item for item in bench.model.named_parameters() if item[1].requires_grad]
+    groups = [
+        {
+            "params": [p for _, p in trainable if p.ndim >= 2],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [p for _, p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    release = settings.gradients == "release"
+    return ZenFlowAdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        config=bench.config,
+        max_grad_norm=settings.max_grad_norm if release else "keep",
+        accumulation_steps=settings.grad_accum if release else 1,
+        link=None if settings.link is None else PacedLink(*settings.link),
+        host_threads=settings.host_threads,
+        controller=controller,
+        timeline_steps=max(settings.timeline_steps, getattr(controller, "timeline_steps", 0)),
+    )
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer,
+    settings: TrainSettings,
+    total_steps: int,
+    rising: int | None = None,
+) -> LambdaLR:
+    """Return the learning-rate schedule: a linear rise, then constant, linear or cosine."""
+    return LambdaLR(optimizer, lambda done: schedule_factor(settings, total_steps, done, rising))
+
+
+def schedule_factor(
+    settings: TrainSettings, total_steps: int, done: int, rising: int | None = None
+) -> float:
+    """Return the factor on the learning rate of the step after ``done`` steps.
+
+    Linear and cosine reach 0 just behind the last step, so that every step still counts.
+
+    Args:
+        settings: Of the run.
+        total_steps: Steps that it takes.
+        done: Steps that it has taken.
+        rising: Steps of the rise; None for the settings' share of ``total_steps``.
+    """
+    if rising is None:
+        rising = warmup_steps(settings, total_steps)
+    if done < rising:
+        return (done + 1) / (rising + 1)
+    if settings.schedule == "constant":
+        return 1.0
+    share = min(1.0, (done - rising) / max(1, total_steps - rising))
+    return 1.0 - share if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+
+
+def warmup_steps(settings: TrainSettings, total_steps: int) -> int:
+    """Return over how many steps the learning rate rises."""
+    return round(settings.warmup * total_steps)
+
+
+def describe(bench: Workbench) -> str:
+    """Return what is about to be trained on what, and what there is to say of the data."""
+    settings = bench.settings
+    name = Path(settings.model).name if bench.found.kind != "hub" else settings.model
+    made_by = "experiments.training.models.decoder" if bench.found.own else "transformers"
+    about = (
+        f"model {name} ({made_by}, {settings.dtype}) on {bench.data.name}, "
+        f"{bench.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
+        f"{settings.sequence} tokens on {bench.device}"
+    )
+    return "\n".join((about, *(f"data: {note}" for note in bench.data.notes)))

@@ -1,0 +1,1 @@
+"""Runs that a controller tunes, and their replay."""

@@ -1,0 +1,128 @@
+"""From a tuned run's settings to its controller, and to where it starts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from autotune.constraints import Constraints
+from autotune.decisions.file import DecisionLog
+from autotune.online.logged_controller import LoggedController
+from autotune.online.zen_auto import ZenAuto
+from experiments.output.provenance import hardware
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import Workbench, workload_of
+from sim.hardware.profile import HardwareProfile
+from zenflow.controller import AbstractController
+from zenflow.errors import ConfigError
+from zenflow.host.limits import usable_cores
+from zenflow.knobs import Knobs
+
+
+def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
+    """Return the controller that the settings name; it writes its decisions to ``log``.
+
+    Raises:
+        ConfigError: The model can't be simulated, the machine is unknown, or no setting meets the
+            bounds.
+    """
+    settings, zen_auto = bench.settings, ZenAuto(start=bench.config.update_interval)
+    if settings.controller == "zen-auto":
+        return LoggedController(zen_auto, log, by="zen-auto", reason=lambda: _why(zen_auto))
+    # Imported late, as below: a run that is not tuned needs no simulator.
+    from autotune.online.controller import TwinController
+
+    profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    return TwinController(
+        workload=workload_of(bench),
+        profile=profile,
+        sigma=sigma,
+        config=bench.config,
+        releases=settings.gradients == "release",
+        constraints=_constraints(bench),
+        total_steps=bench.total_steps,
+        zen_auto=zen_auto if settings.controller == "both" else None,
+        log=log,
+        seed=settings.seed,
+    )
+
+
+def _why(zen_auto: ZenAuto) -> str:
+    steps = zen_auto.wanted()
+    if steps is None or math.isinf(steps):
+        return "gradients that wait stay below the important ones"
+    return f"gradients that wait are as large as the important ones after {steps:.1f} steps"
+
+
+def start_knobs(bench: Workbench) -> Knobs:
+    """Return the knobs that a tuned run starts from: its preset's, or the nearest within bounds.
+
+    Raises:
+        ConfigError: No setting keeps the bounds; the message says which two conflict.
+    """
+    from autotune.adviser.adviser import Adviser
+    from autotune.model.twin import Twin
+
+    settings, preset = bench.settings, Knobs.of(bench.config)
+    constraints = _constraints(bench)
+    if constraints == Constraints():
+        return preset
+    profile, _ = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    releases = settings.gradients == "release"
+    twin = Twin(workload_of(bench), profile, bench.config, releases=releases)
+    return Adviser(twin, constraints=constraints).start(preset)
+
+
+def _constraints(bench: Workbench) -> Constraints:
+    """Return the bounds that were given; without one a GPU's own memory is."""
+    settings, device_bytes = bench.settings, bench.settings.device_memory
+    if device_bytes is None and bench.device.type == "cuda":
+        device_bytes = float(torch.cuda.get_device_properties(bench.device).total_memory)
+    return Constraints(
+        device_bytes=device_bytes,
+        host_bytes=settings.host_memory,
+        largest_staleness=settings.largest_staleness,
+        smallest_captured=settings.smallest_captured,
+    )
+
+
+def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfile, float]:
+    """Return the machine that the twin starts from, and how far its constants may be off.
+
+    An emulated link's rates are known, whatever else is not.
+
+    Args:
+        settings: Of the run.
+        is_cpu: Whether a CPU plays the device.
+
+    Returns:
+        The machine, and the log-normal spread of its constants.
+
+    Raises:
+        ConfigError: The profile can't be read, the table has no such machine, or its device is
+            not of the run's kind.
+    """
+    from autotune.online.controller import SIGMAS
+    from sim.fitting.refine import on_link
+    from sim.hardware.catalog import find_machine
+    from sim.hardware.file import read_profile
+    from sim.hardware.unknown import generic_cpu, generic_gpu
+
+    if settings.profile is not None:
+        found, source = read_profile(settings.profile), "calibrated"
+    elif settings.hardware is not None:
+        found, source = find_machine(settings.hardware, 1), "table"
+    elif is_cpu:
+        found = generic_cpu(usable_cores(), float(hardware()["memory_bytes"]))
+        source = "generic"
+    else:
+        found, source = generic_gpu(), "generic"
+    if found.device.is_cpu != is_cpu:
+        kinds = {True: "a CPU", False: "a GPU"}
+        raise ConfigError(
+            f"{settings.profile or settings.hardware} is of {kinds[found.device.is_cpu]}, but the "
+            f"run's device is {kinds[is_cpu]}: give a profile that zenflow calibrate made on it, "
+            "or leave it out"
+        )
+    return on_link(found, settings.link), SIGMAS[source]

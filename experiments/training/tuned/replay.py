@@ -1,0 +1,73 @@
+"""``zenflow train --replay FILE``: a tuned run again, from its decisions file alone.
+
+A run's weights depend on its settings and on the knobs in force at each step, and the file has
+both. Times may differ, and whatever a controller made of them is not asked again. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from autotune.decisions.file import read_decisions
+from experiments.training.settings import TrainSettings
+from zenflow.controller import LoggedDecisions
+from zenflow.errors import ConfigError
+
+HARMLESS = frozenset(
+    {
+        "link", "host_threads", "save_every", "save_minutes", "eval_every", "eval_batches",
+        "timeline_steps",
+    }
+)  # fmt: skip
+"""Settings that a replay may change: no weight depends on them."""
+
+
+def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
+    """Return the settings of the run that a decisions file tells of.
+
+    Args:
+        path: The file of a finished run.
+        changes: Settings and knobs that stand on the command line.
+
+    Raises:
+        ConfigError: The file is damaged or unfinished, or a change would make it another run.
+    """
+    _check_harmless(path, changes)
+    saved = dict(read_decisions(path).header.settings)
+    unknown = sorted(saved.keys() - {item.name for item in fields(TrainSettings)})
+    if unknown:
+        raise ConfigError(
+            f"{path}, line 1: the run had settings that this version of zenflow does not know "
+            f"({', '.join(unknown)}): replay it with the version that wrote it"
+        )
+    return TrainSettings.from_dict({**saved, **changes, "replay": str(path.resolve())})
+
+
+def replay_controller(settings: TrainSettings, total_steps: int) -> LoggedDecisions:
+    """Return the controller that takes the decisions of the run to be repeated.
+
+    Raises:
+        ConfigError: The file can't be read, or settings and data no longer make a run of its
+            length.
+    """
+    path = Path(settings.replay or "")
+    found = read_decisions(path)
+    if found.end is not None and found.end.step != total_steps:
+        raise ConfigError(
+            f"{path} can't be replayed: the run took {found.end.step} steps, and its settings now "
+            f"mean {total_steps}: the data has changed since; restore it"
+        )
+    return LoggedDecisions(found.changes, largest_interval=found.header.largest_interval)
+
+
+def _check_harmless(path: Path, changes: Mapping[str, Any]) -> None:
+    refused = [f"--{name.replace('_', '-')}" for name in changes if name not in HARMLESS]
+    if refused:
+        raise ConfigError(
+            f"--replay repeats the run in {path} as it was, and {', '.join(refused)} would make "
+            "another one of it: leave that out, or start a run of its own"
+        )

@@ -1,0 +1,158 @@
+"""What a tuned run has beside the training loop: its controller and its decisions file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.decisions.file import DECISIONS, Decision, DecisionLog, Header, read_header
+from experiments.output.provenance import provenance
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import Workbench
+from experiments.training.tuned.controllers import make_controller, start_knobs
+from experiments.training.tuned.replay import replay_controller
+from zenflow.controller import AbstractController
+from zenflow.errors import CheckpointError
+from zenflow.knobs import Knobs
+from zenflow.optimizer import ZenFlowAdamW
+
+
+def with_start(bench: Workbench, folder: Path | None) -> Workbench:
+    """Return the run with the configuration that it starts, or started, from.
+
+    A tuned run begins within its bounds. One that goes on, or is repeated, begins as it did,
+    whatever would be chosen today.
+
+    Args:
+        bench: The run.
+        folder: Of its results where it goes on; None for a new run.
+
+    Raises:
+        ConfigError: No setting keeps the bounds, or a decisions file can't be read.
+    """
+    settings = bench.settings
+    if settings.replay is not None:
+        knobs = read_header(Path(settings.replay)).knobs
+    elif settings.controller is None:
+        return bench
+    elif folder is not None:
+        knobs = read_header(folder / DECISIONS).knobs
+    else:
+        knobs = start_knobs(bench)
+    return replace(bench, config=knobs.applied_to(bench.config))
+
+
+@dataclass(slots=True, kw_only=True)
+class Tuning:
+    """The part of a run that changes its knobs."""
+
+    controller: AbstractController
+    log: DecisionLog | None
+    """None in a replay, which decides nothing."""
+    start: Knobs
+    """In force from the first step on."""
+    _told: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, bench: Workbench, folder: Path, num_lines: int | None = None) -> Tuning | None:
+        """Return a run's controller with its file open, or None for a run that has none.
+
+        Args:
+            bench: The run.
+            folder: Of its results.
+            num_lines: Lines that the file had at the checkpoint that the run goes on from; None
+                for a new run.
+
+        Raises:
+            ConfigError: The settings can't be carried out, or the file is not the run's.
+        """
+        settings, start = bench.settings, Knobs.of(bench.config)
+        if settings.replay is not None:
+            controller = replay_controller(settings, bench.total_steps)
+            return cls(controller=controller, log=None, start=start)
+        if settings.controller is None:
+            return None
+        log = DecisionLog(folder / DECISIONS)
+        made = cls(controller=make_controller(bench, log), log=log, start=start)
+        try:
+            made._open(settings, num_lines)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _open(self, settings: TrainSettings, num_lines: int | None) -> None:
+        assert self.log is not None
+        header = Header(
+            settings=settings.to_dict(),
+            knobs=self.start,
+            largest_interval=self.controller.largest_interval,
+            **provenance(),
+        )
+        if num_lines is None:
+            self.log.start(header)
+        else:
+            self.log.resume(num_lines, header)
+            self._told = len(self.log.decisions)
+
+    def knobs(self, optimizer: ZenFlowAdamW) -> Knobs:
+        """Return the knobs in force."""
+        decided = optimizer.decision_log
+        return decided[-1][1] if decided else self.start
+
+    def news(self) -> Sequence[Decision]:
+        """Return the decisions taken since the last call."""
+        if self.log is None:
+            return ()
+        taken = self.log.decisions[self._told :]
+        self._told += len(taken)
+        return taken
+
+    def saved_lines(self, optimizer: ZenFlowAdamW) -> int | None:
+        """Return how many lines a checkpoint builds on, once they are on the disk.
+
+        Raises:
+            CheckpointError: The file lacks decisions that the engine has carried out.
+        """
+        if self.log is None:
+            return None
+        written = [(decision.step, decision.new) for decision in self.log.decisions]
+        if written != optimizer.decision_log:
+            raise CheckpointError(
+                f"{self.log.path} has {len(written)} decisions, but the optimizer has carried out "
+                f"{len(optimizer.decision_log)}, so the run could not be repeated from it: the "
+                "controller must write what it decides"
+            )
+        self.log.sync()
+        return self.log.num_lines
+
+    def end(self, step: int, run_seconds: float) -> None:
+        """Write the end record of a run that has taken all its steps."""
+        if self.log is not None:
+            self.log.end(step=step, search_seconds=self.search_seconds, run_seconds=run_seconds)
+
+    @property
+    def search_seconds(self) -> float:
+        """CPU seconds that the controller's search has taken."""
+        return float(getattr(self.controller, "search_seconds", 0.0))
+
+    def summary(self, optimizer: ZenFlowAdamW, run_seconds: float) -> dict[str, Any]:
+        """Return what summary.json says of the tuning."""
+        share = self.search_seconds / run_seconds if run_seconds else None
+        return {
+            "knobs": self.knobs(optimizer).to_dict(),
+            "num_decisions": len(optimizer.decision_log),
+            "last_decision_step": optimizer.decision_log[-1][0] if optimizer.decision_log else 0,
+            "search_seconds": self.search_seconds,
+            "search_share": share,
+        }
+
+    def close(self) -> None:
+        """End the controller's search and close its file, which can then be resumed."""
+        if self.log is not None:
+            self.log.close()
+        close = getattr(self.controller, "close", None)
+        if close is not None:
+            close()
