@@ -5,10 +5,10 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.lab import check, document
+from experiments.lab import check
 from experiments.lab import record as records
 from experiments.lab.figure import Job, NeedsInputError
-from experiments.paper import catalogue
+from experiments.paper import catalogue, document
 from tests.experiments.reproduction.figures import Counting, use
 from zenflow.errors import ConfigError, ZenFlowError
 
