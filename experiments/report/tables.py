@@ -39,6 +39,11 @@ class Column:
         """Whether all cells that are not empty are numbers."""
         return all(isinstance(value, float) for value in self.values if value is not None)
 
+    @property
+    def levels(self) -> list[Cell]:
+        """Different values, in the order in which they come."""
+        return list(dict.fromkeys(self.values))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTable:
@@ -80,9 +85,9 @@ class SweepTable:
         return [self.record] if self.record else []
 
     @property
-    def num_shown(self) -> int:
-        """Rows that the page gets."""
-        return len(self.columns[0].values) if self.columns else 0
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """Those that the page gets."""
+        return list(zip(*(column.values for column in self.columns), strict=True))
 
 
 def find_table(folder: Path) -> Path | None:

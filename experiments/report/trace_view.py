@@ -33,7 +33,7 @@ HOW_TO_GET = (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A span in its place: seconds from the trace's start, and the row of its lane."""
+    """A span, or several short ones, in its place: seconds from the trace's start, and a row."""
 
     start: float
     end: float
@@ -43,11 +43,10 @@ class Bar:
     num_bytes: int
     row: int
     is_stall: bool
-
-    @property
-    def seconds(self) -> float:
-        """Length of the bar."""
-        return self.end - self.start
+    busy_seconds: float
+    """The spans' own seconds: the bar's length, unless it stands for several."""
+    count: int = 1
+    """Spans that the bar stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +57,6 @@ class Lane:
     bars: Sequence[Bar]
     busy_seconds: float
     """Work, what overlaps counted once, waits not at all."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that keep overlapping bars apart."""
-        return max((bar.row for bar in self.bars), default=0) + 1
 
     @property
     def num_bytes(self) -> int:
@@ -174,7 +168,7 @@ def _placed(spans: Iterable[Span], origin: float) -> list[Bar]:
         bars.append(
             Bar(
                 span.start - origin, span.end - origin, span.name, span.step, span.num_bytes,
-                row, span.is_stall,
+                row, span.is_stall, span.end - span.start,
             )
         )  # fmt: skip
     return bars
