@@ -10,10 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from bokeh.models import (
-    ColorBar, ColumnDataSource, FactorRange, FixedTicker, HoverTool, LinearColorMapper, PlainText,
-    Range1d, Span,
-)  # fmt: skip
+from bokeh import models
 from bokeh.plotting import figure
 
 from experiments.report.units import Scales, scale_of
@@ -75,11 +72,9 @@ def line_chart(
         draw(*at, **words, **_STYLES[line.style])
         if line.style in ("dots", "dashed"):
             chart.scatter(*at, **words, size=6)
-    for place in guides:
-        chart.add_layout(
-            Span(location=place, dimension="height", line_color=GREY, line_dash="dashed")
-        )
-    chart.add_tools(HoverTool(tooltips=[("", "$name"), (x, "$snap_x"), (y, "$snap_y")]))
+    if guides:
+        chart.vspan(x=guides, line_color=GREY, line_dash="dashed")
+    chart.add_tools(models.HoverTool(tooltips=[("", "$name"), (x, "$snap_x"), (y, "$snap_y")]))
     _legend_above(chart)
     return chart
 
@@ -100,12 +95,12 @@ def bar_chart(
     factor, unit = scale_of(max(total), scales)
     chart = new_chart(
         name, height=90 + _BAR_PIXELS * len(rows), tools="save", x_axis_label=unit,
-        x_range=Range1d(0, 1.4 * max(total) / factor or 1),  # room for the words
-        y_range=Range1d(len(rows) - 0.4, -0.6),
+        x_range=models.Range1d(0, 1.4 * max(total) / factor or 1),  # room for the words
+        y_range=models.Range1d(len(rows) - 0.4, -0.6),
     )  # fmt: skip
     labels, places = list(parts), list(range(len(rows)))
     names, sources, words = zip(*rows, strict=True)
-    source = ColumnDataSource(
+    source = models.ColumnDataSource(
         {"row": places, "total": total / factor, "name": names, "source": sources, "words": words}
         | {label: np.array(values) / factor for label, (_, values) in parts.items()}
     )
@@ -116,10 +111,10 @@ def bar_chart(
     chart.text("total", "row", text="words", source=source, x_offset=7, text_baseline="middle",
                text_color=GREY, text_font_size=_SMALL)  # fmt: skip
     shown = [(label, f"@{{{label}}}{{0,0.[000]}} {unit}") for label in labels]
-    chart.add_tools(HoverTool(tooltips=[("", "@name, @source"), *shown]))
-    chart.yaxis.ticker = FixedTicker(ticks=places)
+    chart.add_tools(models.HoverTool(tooltips=[("", "@name, @source"), *shown]))
+    chart.yaxis.ticker = models.FixedTicker(ticks=places)
     chart.yaxis.major_label_overrides = {
-        place: PlainText(text=f"{_short(name)}\n{source}")
+        place: models.PlainText(text=f"{_short(name)}\n{source}")
         for place, (name, source, _) in enumerate(rows)
     }
     chart.ygrid.visible = False
@@ -129,26 +124,32 @@ def bar_chart(
 
 def heat_chart(name: str) -> figure:
     """Return an empty heat map: the page fills it for the axes that its reader chooses."""
-    chart = new_chart(name, height=380, tools="save", x_range=FactorRange(), y_range=FactorRange())
-    source = ColumnDataSource({key: [] for key in ("x", "y", "value", "count", "text", "ink")})
-    mapper = LinearColorMapper(palette="Viridis256")
+    chart = new_chart(
+        name, height=380, tools="save", x_range=models.FactorRange(), y_range=models.FactorRange()
+    )
+    source = models.ColumnDataSource(
+        {key: [] for key in ("x", "y", "value", "count", "text", "ink")}
+    )
+    mapper = models.LinearColorMapper(palette="Viridis256")
     chart.rect("x", "y", width=0.97, height=0.95, source=source, line_color=None,
                fill_color={"field": "value", "transform": mapper})  # fmt: skip
     chart.text("x", "y", text="text", source=source, text_color="ink", text_align="center",
                text_baseline="middle", text_font_size=_SMALL)  # fmt: skip
-    bar = ColorBar(color_mapper=mapper, background_fill_alpha=0, major_label_text_color=GREY)
+    bar = models.ColorBar(
+        color_mapper=mapper, background_fill_alpha=0, major_label_text_color=GREY
+    )
     chart.add_layout(bar, "right")
     tips = [("across", "@x"), ("up", "@y"), ("value", "@value"), ("rows", "@count")]
-    chart.add_tools(HoverTool(tooltips=tips))
+    chart.add_tools(models.HoverTool(tooltips=tips))
     chart.grid.visible = False
     return chart
 
 
-def around(values: Sequence[float], room: float = 0.06) -> Range1d:
+def around(values: Sequence[float], room: float = 0.06) -> models.Range1d:
     """Return the range of an axis that shows all values."""
     seen = [value for value in values if np.isfinite(value)] or [0.0, 1.0]
     margin = room * (max(seen) - min(seen) or abs(max(seen)) or 1)
-    return Range1d(min(seen) - margin, max(seen) + margin)
+    return models.Range1d(min(seen) - margin, max(seen) + margin)
 
 
 def _legend_above(chart: figure) -> None:

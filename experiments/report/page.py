@@ -22,16 +22,12 @@ from bokeh.plotting import figure
 from bokeh.resources import Resources
 from markupsafe import Markup
 
-from experiments.report import units
+from experiments.report import sections, tuning, units
+from experiments.report.charts import heat_chart
 from experiments.report.decimation import decimate
 from experiments.report.loading import Contents
-from experiments.report.sections import (
-    KNOBS, Side, comparison, figures_by_name, origins, run_colours, speed, sweep_data,
-    tuning_charts, work,
-)  # fmt: skip
+from experiments.report.sections import Side
 from experiments.report.timelines import LEGEND, time_unit, timeline_chart
-from experiments.report.trace_view import TraceView
-from experiments.report.tuning import changes, measured_after
 from experiments.trace_facts import TraceFacts
 
 ASSETS = Path(__file__).resolve().parent / "assets"
@@ -58,7 +54,7 @@ def render(contents: Contents, *, title: str, made: Mapping[str, Any]) -> str:
     formats = (units.digits, units.time, units.size, units.share, units.plural, units.cell)
     environment.filters |= {format.__name__: format for format in formats}
     return environment.get_template("page.html").render(
-        **shown, knob_names=KNOBS, changes=changes, measured_after=measured_after, work=work,
+        **shown, sections=sections, tuning=tuning, time_unit=time_unit,
         known=lambda record: defaultdict(lambda: None, record or {}),
         # Ours, so not escaped.
         scripts=[Markup(script) for script in scripts], hashes=[_hash(text) for text in scripts],
@@ -69,32 +65,32 @@ def render(contents: Contents, *, title: str, made: Mapping[str, Any]) -> str:
 def page_data(contents: Contents, *, title: str, made: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that the template shows."""
     names = unique_names([(run.name, run.path) for run in contents.runs])
-    sides = [Side.of_run(*side) for side in
-             zip(names, run_colours(contents.runs), contents.runs, strict=True)]  # fmt: skip
-    views = [(side.name, side.run.trace) for side in sides if side.run and side.run.trace]
+    colours = sections.run_colours(contents.runs)
+    runs = [Side.of_run(*run) for run in zip(names, colours, contents.runs, strict=True)]
+    views = [(side.name, side.run.trace) for side in runs if side.run and side.run.trace]
     views += [(Path(view.path).name, view) for view in contents.traces]
     titles = unique_names([(name, view.path) for name, view in views])
-    timelines = [_timeline(place, title, view, len(views)) for place, (title, (_, view)) in
-                 enumerate(zip(titles, views, strict=True))]  # fmt: skip
-    traces = [(timeline["name"], timeline["view"], TraceFacts.read(timeline["view"].metadata))
-              for timeline in timelines[len(views) - len(contents.traces) :]]  # fmt: skip
-    runs = list(sides)
-    sides += [Side.of_trace(name, view) for name, view, _ in traces if view.step_seconds]
-    tuned = [(side.name, side.run.story,
-              tuning_charts(f"tuning-{place}", side.colour, side.run, side.run.story))
+    most = max(_LEAST_SPANS, MOST_SPANS // max(1, len(views)))
+    timelines = []
+    for place, (name, (_, view)) in enumerate(zip(titles, views, strict=True)):
+        drawn = decimate(view, most)
+        timelines.append((name, view, drawn, timeline_chart(f"timeline-{place}", view, drawn)))
+    own = timelines[len(timelines) - len(contents.traces) :]
+    traces = [(name, view, TraceFacts.read(view.metadata)) for name, view, *_ in own]
+    sides = runs + [Side.of_trace(name, view) for name, view, _ in traces if view.step_seconds]
+    compared = sections.comparison(sides)
+    tuned = [(side, sections.tuning_charts(f"tuning-{place}", side))
              for place, side in enumerate(runs) if side.run and side.run.story]  # fmt: skip
-    sweeps = [sweep_data(f"heat-{place}", table) for place, table in enumerate(contents.tables)]
-    compared = comparison(sides)
-    found = [*compared, *(chart for _, _, charts in tuned for chart in charts)]
-    charts = [chart for _, _, chart in found]
-    charts += [part["chart"] for part in [*timelines, *sweeps] if part["chart"]]
-    where = [(view.path, {"commit": facts.commit, "hardware": f"{view.source}, {facts.machine}"
-                          if facts.machine else view.source}) for _, view, facts in traces]  # fmt: skip
+    sweeps = [(table, heat_chart(f"heat-{place}") if table.axes[1:] and table.measures else None)
+              for place, table in enumerate(contents.tables)]  # fmt: skip
+    titled = [*compared, *(chart for _, charts in tuned for chart in charts)]
+    charts = [chart for *_, chart in [*titled, *timelines]]
+    charts += [chart for _, chart in sweeps if chart]
+    records = [*contents.records, *map(sections.origin, traces), ("this page", made)]
     return {
         "title": title, "made": made, "notes": contents.notes, "runs": runs, "traces": traces,
-        "sides": [(side, speed(side, sides)) for side in sides], "comparison": compared,
-        "timelines": timelines, "legend": LEGEND, "tuned": tuned, "sweeps": sweeps,
-        "origins": origins([*contents.records, *where, ("this page", made)]), "charts": charts,
+        "sides": sides, "comparison": compared, "timelines": timelines, "legend": LEGEND,
+        "tuned": tuned, "sweeps": sweeps, "origins": sections.origins(records), "charts": charts,
     }  # fmt: skip
 
 
@@ -118,15 +114,6 @@ def unique_names(named: Sequence[tuple[str, str]]) -> list[str]:
         rest = "/".join(Path(path).parts[same:]) or path
         found.append(f"{name} ({rest.removesuffix(f'/{name}')})")
     return found
-
-
-def _timeline(place: int, title: str, view: TraceView, num_views: int) -> dict[str, Any]:
-    drawn = decimate(view, max(_LEAST_SPANS, MOST_SPANS // num_views))
-    return {
-        "name": title, "view": view, "drawn": drawn, "unit": time_unit(view),
-        "chart": timeline_chart(f"timeline-{place}", view, drawn),
-        "lanes": [(lane, figures_by_name(lane)) for lane in view.lanes],
-    }  # fmt: skip
 
 
 def _json_of(charts: Sequence[figure]) -> str:

@@ -13,11 +13,10 @@ from bokeh.plotting import figure
 
 from experiments.plots import SPAN_COLOURS, STALL_COLOUR, STRATEGY_COLOURS
 from experiments.report import units
-from experiments.report.charts import GREY, Line, around, bar_chart, heat_chart, line_chart
+from experiments.report.charts import GREY, Line, around, bar_chart, line_chart
 from experiments.report.runs import Run, curves
-from experiments.report.tables import SweepTable
 from experiments.report.trace_view import Lane, TraceView
-from experiments.report.tuning import TuningStory, knobs_over_steps
+from experiments.report.tuning import knobs_over_steps
 from experiments.trace_facts import TraceFacts
 
 Chart = tuple[str, str, figure]
@@ -81,7 +80,7 @@ def run_colours(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-# ---- comparison ----------------------------------------------------------------------------------
+# ---- comparison ---------------------------------------------------------------------------------
 
 
 def speed(side: Side, sides: Sequence[Side]) -> float | None:
@@ -114,7 +113,8 @@ def comparison(sides: Sequence[Side]) -> list[Chart]:
 
 
 def _loss_charts(sides: Sequence[Side]) -> list[Chart]:
-    charts, lines, shown = [], defaultdict(list), []
+    lines: dict[str, list[Line]] = defaultdict(list)
+    charts, shown = [], []
     for side in sides:
         assert side.run is not None
         found = curves(side.run)
@@ -128,7 +128,10 @@ def _loss_charts(sides: Sequence[Side]) -> list[Chart]:
         # The first steps fall from ln(vocabulary); what differs between strategies comes after.
         shown += [*smooth[len(smooth) // 20 :], *held[2]]
     note = "Thin: training, a running mean. Dots: held-out. A click on a name hides it."
-    for title, against, x in (("time", "elapsed", "seconds of training"), ("steps", "step", "step")):
+    for title, against, x in (
+        ("time", "elapsed", "seconds of training"),
+        ("steps", "step", "step"),
+    ):
         if lines:
             chart = line_chart(f"loss-{against}", lines[against], x=x, y="loss",
                                y_range=around(shown))  # fmt: skip
@@ -144,33 +147,35 @@ def figures_by_name(lane: Lane) -> list[tuple[str, int, float, int]]:
     )
     order = bars.groupby("name").sum().sort_values("seconds", ascending=False, kind="stable")
     rows = [(name, *row) for name, *row in order.itertuples()]
-    rest = rows[_MOST_NAMES:]
-    if rest:
-        rest = [(f"{len(rest)} other names", *(sum(column) for column in list(zip(*rest))[1:]))]
-    return rows[:_MOST_NAMES] + rest
+    shown, rest = rows[:_MOST_NAMES], order.iloc[_MOST_NAMES:]
+    return shown + [(f"{len(rest)} other names", *rest.sum())] * bool(len(rest))
 
 
-# ---- tuning, sweeps ------------------------------------------------------------------------------
+# ---- tuning -------------------------------------------------------------------------------------
 
 
-def tuning_charts(name: str, colour: str, run: Run, story: TuningStory) -> list[Chart]:
+def tuning_charts(name: str, side: Side) -> list[Chart]:
     """Return charts of the knobs that moved, and of predictions beside measurements."""
+    assert side.run is not None
+    assert side.run.story is not None
+    story, rows, colour = side.run.story, side.run.rows, side.colour
     guides = [decision.step for decision in story.decisions]
     logged, windows = knobs_over_steps(story), story.windows
-    last = max([row["step"] for row in run.rows] + [window.step for window in windows], default=0)
+    last = max([row["step"] for row in rows] + [window.step for window in windows], default=0)
     # Zen-auto moves S between decisions of the log, so the steps' own record goes first.
-    own = [(row["step"], row["update_interval"]) for row in run.rows if row.get("update_interval")]
+    own = [(row["step"], row["update_interval"]) for row in rows if row.get("update_interval")]
     found = []
     for knob, label in KNOBS.items():
         points = [(step, knobs[knob]) for step, knobs in logged]
         if knob == "update_interval" or len({value for _, value in points}) > 1:
             points = own if own and knob == "update_interval" else points
             steps, values = zip(*points, (last, points[-1][1]), strict=True)
-            chart = line_chart(f"{name}-{knob}", [Line(label, colour, steps, values, "steps")],
-                               x="step", y=label, guides=guides, height=230)  # fmt: skip
+            line = Line(label, colour, steps, values, "steps")
+            chart = line_chart(f"{name}-{knob}", [line], x="step", y=label, guides=guides,
+                               height=230)  # fmt: skip
             found.append((f"{label} over the run", "", chart))
     if windows:
-        steps = [window.step for window in windows]
+        steps = tuple(window.step for window in windows)
         lines = [
             Line("measured", colour, steps, [window.step_seconds for window in windows], "dots"),
             Line("of it stalled", STALL_COLOUR, steps,
@@ -185,20 +190,14 @@ def tuning_charts(name: str, colour: str, run: Run, story: TuningStory) -> list[
     return found
 
 
-def sweep_data(name: str, table: SweepTable) -> dict[str, Any]:
-    """Return a sweep with what its heat map may show, the likeliest choice first."""
-    # A strategy is rather compared than run through, so numbers come first.
-    axes = sorted((c for c in table.columns if c.is_axis), key=lambda column: not column.is_number)
-    words = ("step_seconds", "goodput", "tokens", "")
-    measures = sorted(
-        (column for column in table.columns if column.is_number and not column.is_axis),
-        key=lambda column: next(n for n, word in enumerate(words) if word in column.name),
-    )
-    chart = heat_chart(name) if len(axes) > 1 and measures else None
-    return {"table": table, "axes": axes, "measures": measures, "chart": chart}
+# ---- provenance ---------------------------------------------------------------------------------
 
 
-# ---- provenance ----------------------------------------------------------------------------------
+def origin(trace: tuple[str, TraceView, TraceFacts]) -> tuple[str, Mapping[str, Any]]:
+    """Return a trace's path and what it knows of its origin."""
+    _, view, facts = trace
+    where = f"{view.source}, {facts.machine}" if facts.machine else view.source
+    return view.path, {"commit": facts.commit, "hardware": where}
 
 
 def origins(records: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[Any, ...]]:
@@ -208,8 +207,10 @@ def origins(records: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[Any,
         hardware, versions = record.get("hardware"), record.get("versions") or {}
         if isinstance(hardware, Mapping):
             cores, memory = hardware.get("cores"), hardware.get("memory_bytes")
-            told = (hardware.get("gpu"), hardware.get("cpu"), cores and units.plural(cores, "core"),
-                    memory and units.size(memory), hardware.get("system"))  # fmt: skip
+            told = (
+                hardware.get("gpu"), hardware.get("cpu"), cores and units.plural(cores, "core"),
+                memory and units.size(memory), hardware.get("system"),
+            )  # fmt: skip
             hardware = ", ".join(str(part) for part in told if part)
         software = ", ".join(f"{name} {version}" for name, version in versions.items())
         groups[record.get("commit"), hardware, software, record.get("seed")].append(path)

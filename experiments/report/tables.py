@@ -85,6 +85,19 @@ class SweepTable:
         return [self.record] if self.record else []
 
     @property
+    def axes(self) -> list[Column]:
+        """What was varied; numbers first, for a strategy is rather compared than run through."""
+        found = [column for column in self.columns if column.is_axis]
+        return sorted(found, key=lambda column: not column.is_number)
+
+    @property
+    def measures(self) -> list[Column]:
+        """Numbers that came out, those first that say most."""
+        found = [column for column in self.columns if column.is_number and not column.is_axis]
+        words = ("step_seconds", "goodput", "tokens", "")
+        return sorted(found, key=lambda c: [word in c.name for word in words].index(True))
+
+    @property
     def rows(self) -> list[tuple[Cell, ...]]:
         """Those that the page gets."""
         return list(zip(*(column.values for column in self.columns), strict=True))

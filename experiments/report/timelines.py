@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.models import (
-    FixedTicker, Grid, HoverTool, LinearAxis, NoOverlap, PlainText, Range1d, WheelZoomTool, ZoomInTool,
-    ZoomOutTool,
-)  # fmt: skip
+from bokeh import models
 from bokeh.plotting import figure
 
 from experiments.plots import SPAN_COLOURS, STALL_COLOUR
@@ -40,8 +37,8 @@ def timeline_chart(name: str, view: TraceView, drawn: DrawnTrace) -> figure:
     limit = max(view.seconds, _NARROWEST) / factor
     chart = new_chart(
         name, height=None, frame_height=int(tops[-1]), tools="xpan,xbox_zoom,reset,save",
-        x_range=Range1d(0, limit, bounds=(0, limit), min_interval=_NARROWEST / factor),
-        y_range=Range1d(int(tops[-1]), 0, bounds="auto"), x_axis_label=unit,
+        x_range=models.Range1d(0, limit, bounds=(0, limit), min_interval=_NARROWEST / factor),
+        y_range=models.Range1d(int(tops[-1]), 0, bounds="auto"), x_axis_label=unit,
         toolbar_location="above",
     )  # fmt: skip
     for lane, bars, top, height in zip(view.lanes, drawn.lanes, tops, heights, strict=False):
@@ -52,13 +49,14 @@ def timeline_chart(name: str, view: TraceView, drawn: DrawnTrace) -> figure:
             shown = [bar for bar in bars if bar.is_stall == is_stall]
             if shown:
                 _draw(chart, lane.name, shown, float(top), height, factor)
-    wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
-    chart.add_tools(wheel, ZoomInTool(dimensions="width"), ZoomOutTool(dimensions="width"))
+    wheel = models.WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
+    buttons = [tool(dimensions="width") for tool in (models.ZoomInTool, models.ZoomOutTool)]
+    chart.add_tools(wheel, *buttons)
     chart.toolbar.active_scroll, chart.toolbar.autohide = wheel, False
     middles = [float(top) + height / 2 for top, height in zip(tops, heights, strict=False)]
-    chart.yaxis.ticker = FixedTicker(ticks=middles)
+    chart.yaxis.ticker = models.FixedTicker(ticks=middles)
     chart.yaxis.major_label_overrides = {
-        middle: PlainText(text=lane.name)
+        middle: models.PlainText(text=lane.name)
         for middle, lane in zip(middles, view.lanes, strict=True)
     }
     chart.grid.visible = False
@@ -90,7 +88,7 @@ def _draw(chart: figure, lane: str, bars: Sequence[Bar], top: float, height: int
         "name": [_title(bar) for bar in bars],
     }
     unit = next(unit for scale, unit in TIMES if scale == factor)
-    tips = [("", "@name"), ("lane", "$name"), ("step", "@step"),
+    tips = [("span", "@name"), ("lane", "$name"), ("step", "@step"),
             ("start", f"@start{{%.9g {unit}}}"), ("busy", f"@busy{{%.4g {unit}}}")]  # fmt: skip
     if any(bar.num_bytes for bar in bars):
         columns["moved"] = [_moved(bar) for bar in bars]
@@ -100,8 +98,9 @@ def _draw(chart: figure, lane: str, bars: Sequence[Bar], top: float, height: int
         fill_color="colour", line_color=None,
     )  # fmt: skip
     chart.add_tools(
-        HoverTool(
+        models.HoverTool(
             renderers=[drawn], tooltips=tips, visible=False,
+            attachment="left" if bars[0].is_stall else "right",
             formatters={"@start": "printf", "@busy": "printf"},
         )
     )  # fmt: skip
@@ -137,11 +136,14 @@ def _add_steps(chart: figure, view: TraceView, factor: float) -> None:
     """Number the steps above the lanes, with a line at the start of each."""
     every = 1 + len(view.step_starts) // _MOST_STEPS
     starts = {start / factor: step for step, start in list(view.step_starts.items())[::every]}
-    ticker = FixedTicker(ticks=list(starts))
-    axis = LinearAxis(
-        ticker=ticker, major_label_policy=NoOverlap(min_distance=8), major_tick_line_color=None, minor_tick_line_color=None,
-        major_label_overrides={at: str(step) for at, step in starts.items()},
-    )  # fmt: skip
     if starts:
+        ticker = models.FixedTicker(ticks=list(starts))
+        axis = models.LinearAxis(
+            ticker=ticker, major_label_policy=models.NoOverlap(min_distance=8),
+            major_label_overrides={at: str(step) for at, step in starts.items()},
+            major_tick_line_color=None, minor_tick_line_color=None,
+        )  # fmt: skip
         chart.add_layout(axis, "above")
-        chart.add_layout(Grid(dimension=0, ticker=ticker, level="overlay", grid_line_alpha=0.5))
+        chart.add_layout(
+            models.Grid(dimension=0, ticker=ticker, level="overlay", grid_line_alpha=0.5)
+        )

@@ -215,7 +215,7 @@ def _view_of_events(
         args = event.get("args") or {}
         num_bytes = args.get("bytes", args.get("Bytes", 0))
         step = max((s for s, first in starts.items() if first <= start), default=0)
-        tracks[event["pid"], event["tid"]].append(
+        tracks[event["track"]].append(
             Span(
                 "", event["name"], start, start + max(event["dur"], 0) / 1e6, step,
                 int(num_bytes) if isinstance(num_bytes, int | float) else 0,
@@ -246,22 +246,18 @@ def _complete(events: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
     """Yield events with a duration: those of phase X, and pairs of B and E as such."""
     begun: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
-        phase = event.get("ph")
-        if phase == "X" and event.get("cat") not in _NOT_WORK:
-            yield {
-                "name": str(event["name"]), "ts": float(event["ts"]),
-                "dur": float(event.get("dur", 0)), "pid": event.get("pid", 0),
-                "tid": event.get("tid", 0), "cat": event.get("cat"), "args": event.get("args"),
-            }  # fmt: skip
-        elif phase == "B":
-            begun[event.get("pid", 0), event.get("tid", 0)].append(event)
-        elif phase == "E" and begun[event.get("pid", 0), event.get("tid", 0)]:
-            first = begun[event.get("pid", 0), event.get("tid", 0)].pop()
-            yield {
-                "name": str(first["name"]), "ts": float(first["ts"]),
-                "dur": float(event["ts"]) - float(first["ts"]), "pid": first.get("pid", 0),
-                "tid": first.get("tid", 0), "cat": first.get("cat"), "args": first.get("args"),
-            }  # fmt: skip
+        phase, track = event.get("ph"), (event.get("pid", 0), event.get("tid", 0))
+        if phase == "B":
+            begun[track].append(event)
+            continue
+        first, seconds = event, event.get("dur", 0)
+        if phase == "E" and begun[track]:
+            first = begun[track].pop()
+            seconds = float(event["ts"]) - float(first["ts"])
+        elif phase != "X" or event.get("cat") in _NOT_WORK:
+            continue
+        yield {**first, "name": str(first["name"]), "ts": float(first["ts"]),
+               "dur": float(seconds), "track": track}  # fmt: skip
 
 
 def _track_names(events: Sequence[Mapping[str, Any]]) -> dict[Any, str]:

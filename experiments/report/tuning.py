@@ -80,11 +80,10 @@ def measured_after(story: TuningStory, place: int) -> float | None:
 def changes(decision: Decision) -> list[tuple[str, Any, Any]]:
     """Return name, old and new value of each knob that a decision moved."""
     before, after = decision.old.to_dict(), decision.new.to_dict()
-    return [
-        (name, *("S" if value is None else value for value in (before[name], after[name])))
-        for name in before
-        if before[name] != after[name]
-    ]
+    # A lag of None is as long as the window.
+    values = {name: ("S" if old is None else old, "S" if after[name] is None else after[name])
+              for name, old in before.items()}  # fmt: skip
+    return [(name, old, new) for name, (old, new) in values.items() if old != new]
 
 
 def _lag(knobs: Knobs) -> int:

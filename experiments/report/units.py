@@ -8,7 +8,7 @@ from collections.abc import Sequence
 Scales = Sequence[tuple[float, str]]
 TIMES: Scales = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 SIZES: Scales = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
-MISSING = "–"
+MISSING = "\u2013"
 
 
 def scale_of(value: float, scales: Scales) -> tuple[float, str]:
@@ -20,7 +20,7 @@ def digits(value: float | None, most: int = 3) -> str:
     """Return a number with so many significant digits, whole ones in full up to seven places.
 
     >>> digits(1234567.8), digits(0.012345), digits(2.0), digits(1e9), digits(None)
-    ('1,234,568', '0.0123', '2', '1.00e+09', '–')
+    ('1,234,568', '0.0123', '2', '1.00e+09', '\u2013')
     """
     if value is None or not math.isfinite(value):
         return MISSING

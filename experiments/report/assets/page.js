@@ -9,7 +9,7 @@ const digits = (value) => Number(value.toPrecision(5)).toString();
 
 function setTheme(dark) {
   document.documentElement.classList.toggle("dark", dark);
-  for (const view of Bokeh.index.roots) view.invalidate_layout();
+  for (const view of Bokeh.index.roots) view.invalidate_layout?.();
 }
 
 // ---- tables: a click on a head sorts, again turns it round; empty cells go last either way -------
@@ -48,6 +48,7 @@ class Timeline {
     this.steps = JSON.parse(card.dataset.steps);
     this.seconds = this.steps[this.steps.length - 1];
     this.range = Bokeh.documents[0].get_model_by_name(card.querySelector(".chart").id).x_range;
+    for (const button of all(".step", card)) button.addEventListener("click", () => this.toStep(Number(button.dataset.by)));
   }
 
   get view() { return [this.range.start * this.unit, this.range.end * this.unit]; }
@@ -167,7 +168,11 @@ document.documentElement.classList.toggle("dark", dark.matches);
 dark.addEventListener("change", () => setTheme(dark.matches));
 document.getElementById("theme").addEventListener("click", () => setTheme(!document.documentElement.classList.contains("dark")));
 for (const table of all(".sortable")) {
-  for (const head of table.tHead.rows[0].cells) head.addEventListener("click", () => sort(table, head));
+  for (const head of table.tHead.rows[0].cells) {
+    head.tabIndex = 0;
+    head.addEventListener("click", () => sort(table, head));
+    head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(table, head); });
+  }
 }
 for (const box of all("input[type=search]")) box.addEventListener("input", () => filter(box));
 Bokeh.logger.set_level("error");
