@@ -155,6 +155,7 @@ def around(values: Sequence[float], room: float = 0.06) -> models.Range1d:
 def _legend_above(chart: figure) -> None:
     """Put the legend over the chart; a click on a name hides what it names."""
     for legend in chart.legend:
+        legend.visible = len(legend.items) > 1
         chart.add_layout(legend, "above")
         legend.orientation, legend.click_policy = "horizontal", "hide"
         legend.background_fill_alpha, legend.border_line_color = 0, None

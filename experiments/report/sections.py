@@ -91,7 +91,21 @@ def speed(side: Side, sides: Sequence[Side]) -> float | None:
 
 
 def comparison(sides: Sequence[Side]) -> list[Chart]:
-    """Return charts of steps' times, bytes and losses."""
+    """Return charts of steps' times and bytes, of each work its own, and of losses."""
+    groups: dict[str, list[Side]] = defaultdict(list)
+    for side in sides:
+        groups[side.work].append(side)
+    found = []
+    for words, group in groups.items():
+        # A bar alone says no more than the table.
+        if len(group) > 1 or len(sides) == 1:
+            note = f"Steps of {words}." if words and len(groups) > 1 else ""
+            bars = _step_bars(f"step-{len(found)}", group)
+            found += [(title, note, chart) for title, chart in bars]
+    return found + _loss_charts([side for side in sides if side.run and side.run.rows])
+
+
+def _step_bars(name: str, sides: Sequence[Side]) -> list[tuple[str, figure]]:
     found = []
     if timed := [side for side in sides if side.step]:
         stalls = [(side.step or 0) * (side.stall or 0) for side in timed]
@@ -100,16 +114,16 @@ def comparison(sides: Sequence[Side]) -> list[Chart]:
                  f"{units.time(side.step, 3)}, {units.share(side.stall, 0)} stalled")
                 for side in timed]  # fmt: skip
         parts = {"not stalled": (_WORK_COLOUR, rest), "stalled": (STALL_COLOUR, stalls)}
-        found.append(("Time of a step", "", bar_chart("step-time", rows, parts, units.TIMES)))
+        found.append(("Time of a step", bar_chart(f"{name}-time", rows, parts, units.TIMES)))
     if moving := [side for side in sides if side.down is not None and side.up is not None]:
         down, up = [side.down or 0 for side in moving], [side.up or 0 for side in moving]
         rows = [(side.name, side.source, units.size(sum(moved)))
                 for side, *moved in zip(moving, down, up, strict=True)]  # fmt: skip
         parts = {"to the host": (SPAN_COLOURS["grads"], down),
                  "to the device": (SPAN_COLOURS["params"], up)}  # fmt: skip
-        chart = bar_chart("step-bytes", rows, parts, units.SIZES)
-        found.append(("Bytes over the link in a step", "", chart))
-    return found + _loss_charts([side for side in sides if side.run and side.run.rows])
+        chart = bar_chart(f"{name}-bytes", rows, parts, units.SIZES)
+        found.append(("Bytes over the link in a step", chart))
+    return found
 
 
 def _loss_charts(sides: Sequence[Side]) -> list[Chart]:

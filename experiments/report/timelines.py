@@ -95,7 +95,8 @@ def _draw(chart: figure, lane: str, bars: Sequence[Bar], top: float, height: int
         tips.append(("moved", "@moved"))
     drawn = chart.hbar(
         source=columns, y="middle", left="start", right="end", height=tall - 1, name=lane,
-        fill_color="colour", line_color=None,
+        # Without an outline, bars that touch would have a pale seam.
+        fill_color="colour", line_color="colour", line_width=0.5,
     )  # fmt: skip
     chart.add_tools(
         models.HoverTool(

@@ -334,6 +334,7 @@ def test_what_a_step_computes_stands_with_runs_and_traces(tmp_path):
     assert work(read) == "2M parameters, 4 x 8 tokens"
     assert read.to_metadata() == facts
     assert [side.work for side in data["sides"]] == ["1M parameters", work(read)]
+    assert data["comparison"][0][0] == "Loss against time"  # no bars: steps of different work
 
 
 # ---- the page ----------------------------------------------------------------------------------
