@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from bokeh.models import HBar
+from bokeh.models import HBar, PlainText
 from bokeh.resources import Resources
 from click.testing import CliRunner
 from hypothesis import given
@@ -17,6 +17,7 @@ from markupsafe import escape
 
 from autotune.decisions import DECISIONS, read_decisions
 from experiments.cli import main
+from experiments.report.charts import bar_chart
 from experiments.report.decimation import MOST_ROWS, decimate
 from experiments.report.loading import Contents, load
 from experiments.report.page import page_data, render, unique_names
@@ -363,6 +364,18 @@ def test_nothing_in_a_name_can_become_markup(tmp_path):
     assert "<img" not in page
     assert "<b>" not in page  # of a decision's reason
     assert page.count("&lt;img src=x&gt;") > 10
+
+
+def test_a_name_between_dollars_is_no_formula():
+    """Bokeh takes a plain string on an axis for TeX, and would want a library to draw it."""
+    name = "$$x^2$$"
+    view = view_of(Timeline((Span(name, "a", 0.0, 1.0, 1),), {"source": name}), "t")
+    rows = bar_chart("t", [(name, name, "")], {"a": ("#000000", [1.0])}, TIMES)
+    for chart, text in ((timeline_chart("t", view, decimate(view, 9)), name),
+                        (rows, f"{name}\n{name}")):  # fmt: skip
+        (label,) = chart.left[0].major_label_overrides.values()
+        assert isinstance(label, PlainText)
+        assert label.text == text
 
 
 def test_a_page_asks_for_nothing_and_runs_only_its_own_scripts(tmp_path):
