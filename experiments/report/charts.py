@@ -142,6 +142,7 @@ def heat_chart(name: str) -> figure:
     tips = [("across", "@x"), ("up", "@y"), ("value", "@value"), ("rows", "@count")]
     chart.add_tools(models.HoverTool(tooltips=tips))
     chart.grid.visible = False
+    chart.axis.major_label_policy = models.NoOverlap(min_distance=4)
     return chart
 
 

@@ -68,10 +68,10 @@ def read_run(folder: Path) -> Run:
     Raises:
         ConfigError: A file of it can't be read, or neither steps nor a summary are there.
     """
-    config = _read_record(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _record(folder / "config.json") if (folder / "config.json").is_file() else {}
     rows, notes = read_steps(folder / "steps.jsonl"), []
     if (folder / "summary.json").is_file():
-        summary = _read_record(folder / "summary.json")
+        summary = _record(folder / "summary.json")
     elif rows:
         summary = _so_far(config, rows)
         planned = summary.get("planned_steps")
@@ -108,7 +108,7 @@ def run_of_summary(summary: Mapping[str, Any], path: str) -> Run:
     return Run(
         name=str(summary.get("strategy", "run")),
         path=path,
-        summary=summary,
+        summary=_checked(summary, path),
         rows=[],
         trace=None,
         story=None,
@@ -139,13 +139,14 @@ def curves(run: Run) -> dict[str, list[Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
+    """Return the object in a JSON file; numbers that are not finite are None.
 
     Raises:
         ConfigError: It can't be read, or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, parse_constant=lambda _: None)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} can't be read as JSON ({error}): restore it, or run again"
@@ -155,16 +156,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _record(path: Path) -> Mapping[str, Any]:
+    return _checked(read_json(path), path)
+
+
+def _checked(content: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     """Return a run's config.json or summary.json, whose values are of the types they need."""
-    content = read_json(path)
     checks = {"an object": (_TABLES, Mapping), "a number": (_NUMBERS, int | float)}
     for kind, (names, allowed) in checks.items():
         for name in names:
             value = content.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, allowed)):
                 raise ConfigError(
-                    f"{path}: {name} must be {kind}, but is {value!r:.80}: restore the file, or "
+                    f"{where}: {name} must be {kind}, but is {value!r:.80}: restore the file, or "
                     "run again"
                 )
     return content

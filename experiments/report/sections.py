@@ -95,7 +95,7 @@ def comparison(sides: Sequence[Side]) -> list[Chart]:
     groups: dict[str, list[Side]] = defaultdict(list)
     for side in sides:
         groups[side.work].append(side)
-    found = []
+    found: list[Chart] = []
     for words, group in groups.items():
         # A bar alone says no more than the table.
         if len(group) > 1 or len(sides) == 1:
@@ -132,7 +132,8 @@ def _loss_charts(sides: Sequence[Side]) -> list[Chart]:
     for side in sides:
         assert side.run is not None
         found = curves(side.run)
-        smooth = list(pd.Series(found["loss"], dtype=float).ewm(span=len(found) / 15 + 9).mean())
+        losses = pd.Series(found["loss"], dtype=float)
+        smooth = losses.ewm(span=max(9, len(losses) / 15)).mean().tolist()
         held = list(zip(*found["held_out"], strict=True)) or [(), (), ()]
         for place, against in enumerate(("step", "elapsed")):
             lines[against] += [
@@ -142,11 +143,8 @@ def _loss_charts(sides: Sequence[Side]) -> list[Chart]:
         # The first steps fall from ln(vocabulary); what differs between strategies comes after.
         shown += [*smooth[len(smooth) // 20 :], *held[2]]
     note = "Thin: training, a running mean. Dots: held-out. A click on a name hides it."
-    for title, against, x in (
-        ("time", "elapsed", "seconds of training"),
-        ("steps", "step", "step"),
-    ):
-        if lines:
+    for against, title, x in (("elapsed", "time", "seconds"), ("step", "steps", "step")):
+        if sides:
             chart = line_chart(f"loss-{against}", lines[against], x=x, y="loss",
                                y_range=around(shown))  # fmt: skip
             charts.append((f"Loss against {title}", note, chart))
@@ -216,9 +214,9 @@ def origin(trace: tuple[str, TraceView, TraceFacts]) -> tuple[str, Mapping[str, 
 
 def origins(records: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[Any, ...]]:
     """Return paths, with the commit, hardware, versions and seed that they share."""
-    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for path, record in records:
-        hardware, versions = record.get("hardware"), record.get("versions") or {}
+        hardware, versions = record.get("hardware"), record.get("versions")
         if isinstance(hardware, Mapping):
             cores, memory = hardware.get("cores"), hardware.get("memory_bytes")
             told = (
@@ -226,6 +224,9 @@ def origins(records: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[Any,
                 memory and units.size(memory), hardware.get("system"),
             )  # fmt: skip
             hardware = ", ".join(str(part) for part in told if part)
-        software = ", ".join(f"{name} {version}" for name, version in versions.items())
-        groups[record.get("commit"), hardware, software, record.get("seed")].append(path)
+        if isinstance(versions, Mapping):
+            versions = ", ".join(f"{name} {version}" for name, version in versions.items())
+        known = (record.get("commit"), hardware, versions, record.get("seed"))
+        words = (units.MISSING if word in (None, "") else str(word) for word in known)
+        groups[tuple(words)].append(path)
     return [(paths, *known) for known, paths in groups.items()]

@@ -235,6 +235,15 @@ def test_a_decision_is_shown_with_what_came_of_it(tmp_path):
     )  # fmt: skip
 
 
+def test_a_change_names_every_knob_that_moved_whatever_its_value(tmp_path):
+    write_decisions(write_run(tmp_path / "run", "auto"))
+    (decision,) = read_story(tmp_path / "run" / "decisions.jsonl").decisions
+    old = replace(decision.old, lag=None, rolling=True, select_interval=4)
+    new = replace(decision.old, lag=1, rolling=False, select_interval=0)
+    moved = [("lag", "S", 1), ("rolling", True, False), ("select_interval", 4, 0)]
+    assert changes(replace(decision, old=old, new=new)) == moved
+
+
 def test_what_came_of_a_decision_was_measured_after_it_and_before_the_next(tmp_path):
     write_decisions(write_run(tmp_path / "run", "auto"))
     story = read_story(tmp_path / "run" / "decisions.jsonl")
@@ -287,6 +296,24 @@ def test_a_committed_comparison_without_its_runs_is_shown_from_its_record(tmp_pa
     (side,) = data["runs"]
     assert (side.step, side.run.rows) == (2.0, [])
     assert [title for title, _, _ in data["comparison"]] == ["Time of a step"]
+
+
+def test_a_kept_summary_is_checked_too(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"compare": ["zenflow"]}))
+    kept = {"runs": {"zenflow": {"mean_step_seconds": "fast"}}}
+    (tmp_path / "compare.json").write_text(json.dumps(kept))
+    with pytest.raises(ConfigError, match="zenflow: mean_step_seconds must be a number"):
+        load([tmp_path])
+
+
+def test_a_run_that_diverged_and_one_without_figures_are_shown(tmp_path):
+    folder = write_run(tmp_path / "run", final_train_loss=float("nan"), stall_fraction=None,
+                       mean_step_seconds=None, eval_loss=float("inf"), seed=None)  # fmt: skip
+    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    rows = [{**row, "loss": None} for row in rows[:1]] + rows[1:2]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = own_part(render(load([folder]), title="t", made={"command": "", "at": ""}))
+    assert not re.search(r"\b(nan|None|inf)\b", page.partition('id="data"')[0])
 
 
 def test_a_sweep_has_its_axes_from_its_record_and_its_constants_aside(tmp_path):

@@ -189,6 +189,19 @@ def test_speeds_are_ranked_among_runs_of_the_same_work_alone(browser, tmp_path):
     shown.close()
 
 
+def test_a_page_of_one_run_has_what_it_needs_alone(browser, tmp_path):
+    out = tmp_path / "page.html"
+    contents = load([write_run(tmp_path / "run")])
+    out.write_text(render(contents, title="x", made={"command": "x", "at": "y"}))
+    with opened(browser, out) as shown:
+        titles = ["Summary", "The run", "Timelines", "Provenance"]
+        assert shown.locator("h2").all_inner_texts() == titles
+        assert (
+            shown.locator(".timeline output").inner_text() == f"0 to {NUM_STEPS} of {NUM_STEPS} s"
+        )
+        assert shown.locator("#linked").count() == 0
+
+
 def test_names_are_text_and_never_run(still):
     assert still.locator("h1").inner_text() == "<b>A report</b>"
     assert "<script>window.evil" in still.locator("#summary").inner_text()

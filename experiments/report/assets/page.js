@@ -82,6 +82,7 @@ function linkTimelines(timelines, box) {
     }
   };
   for (const one of timelines) {
+    one.tell();
     one.range.change.connect(() => {
       one.tell();
       if (!box?.checked || busy) return;
