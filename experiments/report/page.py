@@ -123,9 +123,10 @@ def _json_of(charts: Sequence[figure]) -> str:
         for chart in charts:
             document.add_root(chart)
     documents, _ = standalone_docs_json_and_render_items(charts, suppress_callback_warning=True)
-    places = {"docid": next(iter(documents)), "roots": {chart.id: chart.name for chart in charts},
-              "root_ids": [chart.id for chart in charts]}  # fmt: skip
-    data = json.dumps({"documents": documents, "places": [places]}, allow_nan=False)
+    # One document has all charts; none has them on a page of tables alone.
+    places = [{"docid": name, "roots": {chart.id: chart.name for chart in charts},
+               "root_ids": [chart.id for chart in charts]} for name in documents]  # fmt: skip
+    data = json.dumps({"documents": documents, "places": places}, allow_nan=False)
     # "<" could end the element that holds the data; as an escape it is the same JSON.
     return data.replace("<", "\\u003c")
 

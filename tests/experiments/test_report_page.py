@@ -371,6 +371,22 @@ def test_a_sweep_is_sorted_filtered_and_mapped(page):
     assert "each cell is one row" in told.inner_text()
 
 
+def test_a_long_table_is_shown_from_its_start_until_more_is_asked_for(browser, tmp_path):
+    rows = "".join(f"{n % 3},{n}\n" for n in range(1, 301))
+    (tmp_path / "table.csv").write_text("a,b\n" + rows)
+    out = tmp_path / "page.html"
+    out.write_text(render(load([tmp_path]), title="x", made={"command": "x", "at": "y"}))
+    with opened(browser, out) as shown:
+        told, visible = shown.locator(".rows output"), shown.locator("#sweeps tbody tr:visible")
+        assert (told.inner_text(), visible.count()) == ("200 of 300 rows", 200)
+        for _ in range(2):
+            shown.locator("#sweeps th", has_text="b").click()
+        assert visible.first.inner_text().split() == ["0", "300"]  # which was hidden
+        assert visible.count() == 200
+        shown.get_by_role("button", name="more rows").click()
+        assert (told.inner_text(), visible.count()) == ("300 of 300 rows", 300)
+
+
 def test_a_decision_stands_with_what_was_predicted_and_measured(still):
     row = still.locator(".decisions tbody tr").inner_text()
     for text in ("S: 2 → 4", "1 s", "800 ms", "900 ms", "-11.1%", "20.0%", "<b>a bold reason</b>"):

@@ -28,15 +28,22 @@ function sort(table, head) {
   head.ariaSort = down ? "descending" : "ascending";
   const rows = [...table.tBodies[0].rows].map((row) => [valueOf(row.cells[head.cellIndex]), row]);
   rows.sort(([a], [b]) => (a && b ? (down ? -1 : 1) * compare(a, b) : (a ? 0 : 1) - (b ? 0 : 1)));
-  table.tBodies[0].append(...rows.map(([, row]) => row));
+  table.tBodies[0].replaceChildren(...rows.map(([, row]) => row));
+  if (table.closest(".rows")) refresh(table.closest(".rows"));
 }
 
-function filter(box) {
-  const card = box.closest(".card");
-  const rows = all("tbody tr", card);
-  for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(box.value.toLowerCase());
-  const shown = rows.filter((row) => !row.hidden).length;
-  card.querySelector("output").textContent = `${shown} of ${rows.length} rows`;
+// Of a long table the first rows alone are laid out, which takes a browser its time.
+function refresh(card) {
+  const wanted = card.querySelector("input").value.toLowerCase();
+  const [most, rows] = [Number(card.dataset.most), all("tbody tr", card)];
+  let found = 0;
+  for (const row of rows) {
+    const fits = row.textContent.toLowerCase().includes(wanted);
+    found += fits;
+    row.hidden = !fits || found > most;
+  }
+  card.querySelector("output").textContent = `${Math.min(found, most)} of ${found} rows`;
+  card.querySelector(".more").hidden = found <= most;
 }
 
 // ---- timelines -----------------------------------------------------------------------------------
@@ -175,7 +182,10 @@ for (const table of all(".sortable")) {
     head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(table, head); });
   }
 }
-for (const box of all("input[type=search]")) box.addEventListener("input", () => filter(box));
+for (const card of all(".rows")) {
+  card.querySelector("input").addEventListener("input", () => refresh(card));
+  card.querySelector(".more").addEventListener("click", () => { card.dataset.most *= 5; refresh(card); });
+}
 Bokeh.logger.set_level("error");
 Bokeh.embed.embed_items(data.documents, data.places).then(() => {
   linkTimelines(all(".timeline").map((card) => new Timeline(card)), document.getElementById("linked"));
