@@ -121,9 +121,9 @@ def _load_table(path: Path, contents: Contents) -> None:
         )
     table = read_table(path, record)
     contents.tables.append(table)
-    if table.num_shown < table.num_rows:
+    if len(table.rows) < table.num_rows:
         contents.notes.append(
-            f"{path}: {table.num_shown:,} of {table.num_rows:,} rows are on this page, taken at "
+            f"{path}: {len(table.rows):,} of {table.num_rows:,} rows are on this page, taken at "
             "equal distances; the file has all"
         )
     contents.records += [(str(path), session) for session in table.sessions]

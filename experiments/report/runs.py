@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from experiments.report.trace_view import TraceView, read_view
 from experiments.report.tuning import TuningStory, read_story
@@ -65,10 +68,10 @@ def read_run(folder: Path) -> Run:
     Raises:
         ConfigError: A file of it can't be read, or neither steps nor a summary are there.
     """
-    config = _read_record(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _record(folder / "config.json") if (folder / "config.json").is_file() else {}
     rows, notes = read_steps(folder / "steps.jsonl"), []
     if (folder / "summary.json").is_file():
-        summary = _read_record(folder / "summary.json")
+        summary = _record(folder / "summary.json")
     elif rows:
         summary = _so_far(config, rows)
         planned = summary.get("planned_steps")
@@ -105,7 +108,7 @@ def run_of_summary(summary: Mapping[str, Any], path: str) -> Run:
     return Run(
         name=str(summary.get("strategy", "run")),
         path=path,
-        summary=summary,
+        summary=_checked(summary, path),
         rows=[],
         trace=None,
         story=None,
@@ -115,45 +118,35 @@ def run_of_summary(summary: Mapping[str, Any], path: str) -> Run:
 
 
 def curves(run: Run) -> dict[str, list[Any]]:
-    """Return the run's curves for the page, each point the mean over an equal share of steps.
+    """Return the run's losses, each point of training the mean over an equal share of steps.
 
-    Held-out losses and knobs stay at their steps. ``seconds`` count training alone, from 0 at
-    the run's start, as everywhere in this project.
+    Held-out losses stay at their steps: [step, elapsed, loss]. ``elapsed`` counts the seconds of
+    training alone, from 0 at the run's start, as everywhere in this project.
     """
-    rows, elapsed, total = run.rows, [], 0.0
-    for row in rows:
-        total += row["seconds"]
-        elapsed.append(total)
-    size = -(-len(rows) // MOST_POINTS) or 1
-    parts = [range(at, min(at + size, len(rows))) for at in range(0, len(rows), size)]
-    held_out = [
-        (row["step"], elapsed[place], row["eval_loss"])
-        for place, row in enumerate(rows)
-        if row.get("eval_loss") is not None
-    ]
-    final = run.summary.get("eval_loss")
-    if final is not None and rows and (not held_out or held_out[-1][0] < rows[-1]["step"]):
-        held_out.append((rows[-1]["step"], elapsed[-1], final))
+    rows = pd.DataFrame(run.rows, columns=["step", "loss", "seconds", "eval_loss"])
+    rows["elapsed"] = rows["seconds"].cumsum()
+    final, last = run.summary.get("eval_loss"), len(rows) - 1
+    if final is not None and math.isnan(rows["eval_loss"].astype(float)[last]):
+        rows.loc[last, "eval_loss"] = final
+    parts = rows.groupby(rows.index // (-(-len(rows) // MOST_POINTS)))
+    held_out = rows[["step", "elapsed", "eval_loss"]].dropna()
     return {
-        "step": [rows[part[-1]]["step"] for part in parts],
-        "elapsed": [elapsed[part[-1]] for part in parts],
-        "loss": [_mean(rows, part, "loss") for part in parts],
-        "seconds": [_mean(rows, part, "seconds") for part in parts],
-        "stalled": [_mean(rows, part, "stall_seconds") for part in parts],
-        "interval": [rows[part[-1]].get("update_interval") for part in parts],
-        "held_out": [list(point) for point in held_out],
-        "steps_per_point": [size],
+        "step": parts["step"].last().tolist(),
+        "elapsed": parts["elapsed"].last().tolist(),
+        "loss": parts["loss"].mean().tolist(),
+        "held_out": held_out.to_numpy(float).tolist(),
     }
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
+    """Return the object in a JSON file; numbers that are not finite are None.
 
     Raises:
         ConfigError: It can't be read, or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, parse_constant=lambda _: None)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} can't be read as JSON ({error}): restore it, or run again"
@@ -163,16 +156,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _record(path: Path) -> Mapping[str, Any]:
+    return _checked(read_json(path), path)
+
+
+def _checked(content: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     """Return a run's config.json or summary.json, whose values are of the types they need."""
-    content = read_json(path)
     checks = {"an object": (_TABLES, Mapping), "a number": (_NUMBERS, int | float)}
     for kind, (names, allowed) in checks.items():
         for name in names:
             value = content.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, allowed)):
                 raise ConfigError(
-                    f"{path}: {name} must be {kind}, but is {value!r:.80}: restore the file, or "
+                    f"{where}: {name} must be {kind}, but is {value!r:.80}: restore the file, or "
                     "run again"
                 )
     return content
@@ -192,8 +188,3 @@ def _so_far(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
         "seed": settings.get("seed"),
         **{name: config[name] for name in ("hardware", "versions", "commit") if name in config},
     }
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], part: range, name: str) -> float | None:
-    found = [rows[place][name] for place in part if rows[place][name] is not None]
-    return sum(found) / len(found) if found else None

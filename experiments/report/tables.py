@@ -39,6 +39,11 @@ class Column:
         """Whether all cells that are not empty are numbers."""
         return all(isinstance(value, float) for value in self.values if value is not None)
 
+    @property
+    def levels(self) -> list[Cell]:
+        """Different values, in the order in which they come."""
+        return list(dict.fromkeys(self.values))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTable:
@@ -80,9 +85,22 @@ class SweepTable:
         return [self.record] if self.record else []
 
     @property
-    def num_shown(self) -> int:
-        """Rows that the page gets."""
-        return len(self.columns[0].values) if self.columns else 0
+    def axes(self) -> list[Column]:
+        """What was varied; numbers first, for a strategy is rather compared than run through."""
+        found = [column for column in self.columns if column.is_axis]
+        return sorted(found, key=lambda column: not column.is_number)
+
+    @property
+    def measures(self) -> list[Column]:
+        """Numbers that came out, those first that say most."""
+        found = [column for column in self.columns if column.is_number and not column.is_axis]
+        words = ("step_seconds", "goodput", "tokens", "")
+        return sorted(found, key=lambda c: [word in c.name for word in words].index(True))
+
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """Those that the page gets."""
+        return list(zip(*(column.values for column in self.columns), strict=True))
 
 
 def find_table(folder: Path) -> Path | None:

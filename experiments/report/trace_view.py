@@ -33,7 +33,7 @@ HOW_TO_GET = (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A span in its place: seconds from the trace's start, and the row of its lane."""
+    """A span, or several short ones, in its place: seconds from the trace's start, and a row."""
 
     start: float
     end: float
@@ -43,11 +43,10 @@ class Bar:
     num_bytes: int
     row: int
     is_stall: bool
-
-    @property
-    def seconds(self) -> float:
-        """Length of the bar."""
-        return self.end - self.start
+    busy_seconds: float
+    """The spans' own seconds: the bar's length, unless it stands for several."""
+    count: int = 1
+    """Spans that the bar stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +57,6 @@ class Lane:
     bars: Sequence[Bar]
     busy_seconds: float
     """Work, what overlaps counted once, waits not at all."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that keep overlapping bars apart."""
-        return max((bar.row for bar in self.bars), default=0) + 1
 
     @property
     def num_bytes(self) -> int:
@@ -174,7 +168,7 @@ def _placed(spans: Iterable[Span], origin: float) -> list[Bar]:
         bars.append(
             Bar(
                 span.start - origin, span.end - origin, span.name, span.step, span.num_bytes,
-                row, span.is_stall,
+                row, span.is_stall, span.end - span.start,
             )
         )  # fmt: skip
     return bars
@@ -221,7 +215,7 @@ def _view_of_events(
         args = event.get("args") or {}
         num_bytes = args.get("bytes", args.get("Bytes", 0))
         step = max((s for s, first in starts.items() if first <= start), default=0)
-        tracks[event["pid"], event["tid"]].append(
+        tracks[event["track"]].append(
             Span(
                 "", event["name"], start, start + max(event["dur"], 0) / 1e6, step,
                 int(num_bytes) if isinstance(num_bytes, int | float) else 0,
@@ -252,22 +246,18 @@ def _complete(events: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
     """Yield events with a duration: those of phase X, and pairs of B and E as such."""
     begun: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
-        phase = event.get("ph")
-        if phase == "X" and event.get("cat") not in _NOT_WORK:
-            yield {
-                "name": str(event["name"]), "ts": float(event["ts"]),
-                "dur": float(event.get("dur", 0)), "pid": event.get("pid", 0),
-                "tid": event.get("tid", 0), "cat": event.get("cat"), "args": event.get("args"),
-            }  # fmt: skip
-        elif phase == "B":
-            begun[event.get("pid", 0), event.get("tid", 0)].append(event)
-        elif phase == "E" and begun[event.get("pid", 0), event.get("tid", 0)]:
-            first = begun[event.get("pid", 0), event.get("tid", 0)].pop()
-            yield {
-                "name": str(first["name"]), "ts": float(first["ts"]),
-                "dur": float(event["ts"]) - float(first["ts"]), "pid": first.get("pid", 0),
-                "tid": first.get("tid", 0), "cat": first.get("cat"), "args": first.get("args"),
-            }  # fmt: skip
+        phase, track = event.get("ph"), (event.get("pid", 0), event.get("tid", 0))
+        if phase == "B":
+            begun[track].append(event)
+            continue
+        first, seconds = event, event.get("dur", 0)
+        if phase == "E" and begun[track]:
+            first = begun[track].pop()
+            seconds = float(event["ts"]) - float(first["ts"])
+        elif phase != "X" or event.get("cat") in _NOT_WORK:
+            continue
+        yield {**first, "name": str(first["name"]), "ts": float(first["ts"]),
+               "dur": float(seconds), "track": track}  # fmt: skip
 
 
 def _track_names(events: Sequence[Mapping[str, Any]]) -> dict[Any, str]:

@@ -6,7 +6,7 @@ The page shows a run as far as it has come: the records are the same, a torn las
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -58,38 +58,10 @@ def read_story(path: Path) -> TuningStory:
     )
 
 
-def story_data(story: TuningStory) -> dict[str, Any]:
-    """Return the story for the page: knobs over steps, windows, and each decision's outcome."""
-    first = story.header.knobs
-    return {
-        "knobs": [[0, _shown(first)], *([d.step, _shown(d.new)] for d in story.decisions)],
-        "windows": [
-            {
-                "step": window.step,
-                "measured": window.step_seconds,
-                "stalled": window.stall_seconds,
-                "predicted": window.predicted_step_seconds,
-                "goodput": window.goodput,
-            }
-            for window in story.windows
-        ],
-        "decisions": [
-            {
-                "step": decision.step,
-                "by": decision.by,
-                "change": _change(decision.old, decision.new),
-                "before": decision.measured_step_seconds,
-                "predicted": decision.predicted_step_seconds,
-                "after": measured_after(story, place),
-                "gain": decision.gain,
-                "error": decision.error,
-                "reason": decision.reason,
-            }
-            for place, decision in enumerate(story.decisions)
-        ],
-        "search_seconds": story.windows[-1].search_seconds if story.windows else None,
-        "finished": story.end is not None,
-    }
+def knobs_over_steps(story: TuningStory) -> list[tuple[int, dict[str, Any]]]:
+    """Return the knobs at the start, and after the step of each decision."""
+    points = [(0, story.header.knobs), *((each.step, each.new) for each in story.decisions)]
+    return [(step, {**knobs.to_dict(), "lag": _lag(knobs)}) for step, knobs in points]
 
 
 def measured_after(story: TuningStory, place: int) -> float | None:
@@ -105,15 +77,14 @@ def measured_after(story: TuningStory, place: int) -> float | None:
     return fmean(found) if found else None
 
 
-def _shown(knobs: Knobs) -> dict[str, Any]:
-    values = knobs.to_dict()
-    return {**values, "lag": knobs.update_interval if knobs.lag is None else knobs.lag}
+def changes(decision: Decision) -> list[tuple[str, Any, Any]]:
+    """Return name, old and new value of each knob that a decision moved."""
+    before, after = decision.old.to_dict(), decision.new.to_dict()
+    # A lag of None is as long as the window.
+    values = {name: ("S" if old is None else old, "S" if after[name] is None else after[name])
+              for name, old in before.items()}  # fmt: skip
+    return [(name, old, new) for name, (old, new) in values.items() if old != new]
 
 
-def _change(old: Knobs, new: Knobs) -> Mapping[str, list[Any]]:
-    before, after = old.to_dict(), new.to_dict()
-    return {
-        name: ["S" if value is None else value for value in (before[name], after[name])]
-        for name in before
-        if before[name] != after[name]
-    }
+def _lag(knobs: Knobs) -> int:
+    return knobs.update_interval if knobs.lag is None else knobs.lag
