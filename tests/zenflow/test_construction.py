@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.models import TINY, TinyStack, closing
-from zenflow import ZenFlowAdamW, ZenFlowConfig, arguments, assembly, engine, host_memory
+from zenflow import ZenFlowAdamW, ZenFlowConfig, assembly, engine, host_memory
 from zenflow.completion import Completion
 from zenflow.cpu_device import CpuDevice
 from zenflow.host_schedule import HostSchedule
@@ -27,25 +27,6 @@ def take_steps(model, optimizer, count):
 
 
 # ---- threads ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cores", "threads"), [(1, 1), (2, 1), (4, 3), (8, 6), (16, 12), (64, 60)]
-)
-def test_the_other_threads_keep_a_quarter_of_the_cores_and_four_at_most(
-    monkeypatch, cores, threads
-):
-    monkeypatch.setattr(arguments, "usable_cores", lambda: cores)
-    assert arguments.default_host_threads() == threads
-
-
-@pytest.mark.parametrize(
-    ("quota", "usable"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]
-)
-def test_a_containers_quota_bounds_the_cores(monkeypatch, quota, usable):
-    monkeypatch.setattr(arguments.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: quota)
-    assert arguments.usable_cores() == usable
 
 
 def test_every_thread_binds_itself_to_the_device_before_it_works(monkeypatch):

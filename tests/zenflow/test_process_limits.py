@@ -55,7 +55,9 @@ def test_quotas_of_the_first_version_count_too(groups, tmp_path):
     assert usable_cores() == 2
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (16, 12), (64, 60)])
+@pytest.mark.parametrize(
+    ("cores", "threads"), [(1, 1), (2, 1), (4, 3), (8, 6), (16, 12), (64, 60)]
+)
 def test_a_quarter_of_the_cores_at_most_four_is_left_to_other_threads(cores, threads, monkeypatch):
     monkeypatch.setattr("zenflow.arguments.usable_cores", lambda: cores)
     assert default_host_threads() == threads
