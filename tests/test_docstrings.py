@@ -9,7 +9,36 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("zenflow", "sim", "autotune", "experiments", "benchmarks")
 MODULES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 PREPOSITIONS = frozenset(
-    ["About", "Above", "After", "As", "At", "Before", "Behind", "Below", "Beside", "Between", "By", "During", "For", "From", "In", "Into", "Of", "On", "Over", "Since", "That", "Through", "To", "Under", "Until", "With", "Within", "Without"]
+    [
+        "About",
+        "Above",
+        "After",
+        "As",
+        "At",
+        "Before",
+        "Behind",
+        "Below",
+        "Beside",
+        "Between",
+        "By",
+        "During",
+        "For",
+        "From",
+        "In",
+        "Into",
+        "Of",
+        "On",
+        "Over",
+        "Since",
+        "That",
+        "Through",
+        "To",
+        "Under",
+        "Until",
+        "With",
+        "Within",
+        "Without",
+    ]
 )
 """Words by which the rest of a sentence begins: the reader of a hover sees no first half."""
 

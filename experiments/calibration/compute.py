@@ -63,7 +63,7 @@ def measure_compute(
 
 
 def _build(shapes: Sequence[TrainSettings]) -> list[Workbench]:
-    """Return the shapes' benches; those of the same model share it.
+    """Return a workbench for each shape, with one model for all shapes of that model.
 
     Drawing the weights of a billion parameters takes longer than all that is timed.
     """

@@ -95,11 +95,11 @@ def measure_host(max_threads: int, device: torch.device) -> HostRates:
 
 
 def _moments_of_zeros() -> Moments:
-    """Return the engine's pass over moments, on memory as the engine's."""
+    """Return the engine's mid-window pass over a block of zeros, in memory as the engine's."""
     shape = (_HOST_PARAMS // _COLUMNS, _COLUMNS)
     exp_avg, exp_avg_sq, grad = (zeroed(_HOST_PARAMS, torch.float32).view(shape) for _ in range(3))
     rows = HostRows(
-        master=exp_avg,  # of no use to this pass
+        master=exp_avg,  # never read: this pass moves no weights
         exp_avg=exp_avg,
         exp_avg_sq=exp_avg_sq,
         step=torch.zeros(shape[0], dtype=torch.int64),
@@ -111,7 +111,10 @@ def _moments_of_zeros() -> Moments:
 
 @contextmanager
 def _host_pass(moments: Moments, threads: int) -> Iterator[Callable[[], Any]]:
-    """Yield the pass over all rows on so many threads: the engine's pool, where there is one."""
+    """Yield a call of the pass over all rows, on the engine's pool of so many threads.
+
+    Without the C kernel there is no pool, and Python threads share the rows.
+    """
     pool = HostPool.open(threads - 1)
     if pool is not None:
         try:

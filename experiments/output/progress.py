@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +23,15 @@ from experiments.output.outlook import Outlook, in_words
 _SECONDS_BETWEEN_LINES = 10.0
 _SMOOTHING = 0.9
 """Weight of the past in the shown step time and stall share."""
+
+
+def _discard(file: IO[str]) -> None:
+    """Send nowhere what is still written: by a bar's thread, say, until it has seen its end.
+
+    Python flushes standard output as it ends, and exits with 120 where that fails.
+    """
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:  # a file in memory has no number
+        os.dup2(nowhere.fileno(), file.fileno())
 
 
 class Reporter:
@@ -49,7 +59,8 @@ class Reporter:
         """Show nothing any more once the terminal, or the pipe's reader, is gone: runs go on."""
         try:
             yield
-        except OSError:
+        except (OSError, SystemExit):  # rich leaves the program where a reader is gone
+            _discard(self.console.file)
             self.console = Console(quiet=True)
             self._progress = self._task = None
 

@@ -73,7 +73,7 @@ def build_workbench(
     Args:
         settings: What to do.
         make_data: Makes the batches, in place of those that the settings name.
-        model: A model that was built before, in place of one of its own.
+        model: Model to train; None builds the one that the settings name.
 
     Raises:
         ConfigError: The settings name something that is not there or does not fit together.
@@ -90,7 +90,8 @@ def build_workbench(
     else:
         data = make_data(tokenizer)
     if model is None:
-        # torch's own initialisation, which is drawn over, takes seconds on a CPU.
+        # Our own sizes are initialised twice: by torch, which takes seconds on a CPU, and then by
+        # drawing. On the device the first is fast.
         with device if found.kind == "size" else nullcontext():
             model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(device=device, dtype=DTYPES[settings.dtype])

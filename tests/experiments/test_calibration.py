@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from experiments.calibration import calibrate as calibration
-from experiments.calibration import measure_validation, plans
+from experiments.calibration import measure_validation, parts, plans
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
@@ -20,6 +20,7 @@ from experiments.output import stages
 from experiments.output.outlook import PlannedRun
 from sim.fitting.fit import Fit
 from sim.hardware.file import read_profile
+from zenflow.host.pool import HostPool
 
 TINY_SHAPES = (("tiny", 1, 32), ("tiny", 4, 32), ("tiny", 2, 96))
 TINY_RUNS = (
@@ -116,11 +117,29 @@ def test_parts_take_longer_the_more_they_move():
     rates = measure_host(1, torch.device("cpu"))
     assert rates.by_threads.keys() == {1}
     assert 1e8 < rates.one_core < 1e12
-    parts = measure_parts(torch.device("cpu"), torch.float32)
-    overheads = overheads_of(parts, is_cpu=True)
+    overheads = overheads_of(measure_parts(torch.device("cpu"), torch.float32), is_cpu=True)
     for rate in (overheads.pack_bandwidth, overheads.unpack_bandwidth, overheads.intake_bandwidth):
         assert 1e7 < rate.value <= 1e12
         assert rate.kind == "measured"
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_a_host_pass_takes_every_row_once_on_the_engines_pool(monkeypatch, has_pool):
+    opened, real = [], HostPool.open
+
+    def opens(num_helpers):
+        opened.append(num_helpers)
+        return real(num_helpers) if has_pool else None
+
+    monkeypatch.setattr(HostPool, "open", opens)
+    monkeypatch.setattr(parts, "_HOST_PARAMS", 1 << 14)
+    moments = parts._moments_of_zeros()
+    moments.host.staging.fill_(1.0)
+    with parts._host_pass(moments, 3) as run:
+        run()
+    assert opened == [2]
+    assert moments.host.step.eq(1).all()
+    torch.testing.assert_close(moments.host.exp_avg, torch.full(moments.shape, 0.1))
 
 
 def test_a_call_is_timed_by_its_median(monkeypatch):

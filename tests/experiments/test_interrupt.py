@@ -49,6 +49,30 @@ def test_a_second_signal_ends_at_once_unless_it_comes_with_the_first(clock, numb
             send(number)
 
 
+NOBODY_READS = """
+import sys
+from experiments.output.progress import Reporter
+reporter = Reporter()
+sys.stdin.read()
+reporter.say("lost")
+sys.stdout.write("by the bar's thread, which is not told")
+sys.exit(129)
+"""
+
+
+@pytest.mark.parametrize("make", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
+def test_what_nobody_reads_any_more_does_not_change_the_exit_code(make):
+    """Python flushes what is left as it ends, and makes a failure of that its own code, 120."""
+    ours, theirs = make()
+    process = subprocess.Popen(
+        [sys.executable, "-c", NOBODY_READS], stdin=subprocess.PIPE, stdout=theirs
+    )
+    os.close(theirs)
+    os.close(ours)
+    process.stdin.close()
+    assert process.wait(60) == 129
+
+
 def test_a_terminal_that_closes_may_say_so_as_often_as_it_likes(clock):
     with StopRequest() as stop:
         for _ in range(3):

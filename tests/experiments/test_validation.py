@@ -7,6 +7,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
+from experiments.calibration import compute
 from experiments.calibration.compute import fit_compute, measure_compute, workload_of
 from experiments.calibration.plans import (
     CPU_RUNS,
@@ -156,6 +157,18 @@ def test_compute_of_two_shapes_is_measured_and_fitted():
     fit = fit_compute(times)
     assert fit.fit.median_error < 0.3
     assert min(fit.fit.constants.values()) >= 0
+
+
+def test_shapes_of_one_model_share_it():
+    common = {"sequence": 64, "strategy": "on_device"}
+    shapes = [
+        TrainSettings(model=name, batch_size=size, **common)
+        for name, size in (("tiny", 1), ("own:tiny", 1), ("tiny", 2))
+    ]
+    first, other, again = compute._build(shapes)
+    assert again.model is first.model
+    assert other.model is not first.model
+    assert [b.settings for b in (first, other, again)] == shapes
 
 
 def cpu_profile(path):
