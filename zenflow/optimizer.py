@@ -199,7 +199,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         engine = self._running
         if self.releases_gradients:
             self._source.take_rest()
-            grads = resident_grads_of(engine.layout, engine.intake.gradients)
+            grads = resident_grads_of(engine.layout, engine.collector.gradients)
         else:
             engine.measure_in_place()
             residents = [place.param.grad for place in engine.layout.residents]
@@ -321,7 +321,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
     def _check_no_gradients(self, call: str) -> None:
         self._check_open()
-        if not self._running.intake.is_empty:
+        if not self._running.collector.is_empty:
             raise GradientError(
                 f"{call} between backward and step(): gradients have left for the host. Call "
                 "step() or zero_grad() first"

@@ -38,7 +38,7 @@ class Bank:
         )
         self.step = torch.zeros(self.num_columns, dtype=torch.int64, device=device)
 
-    def release(self) -> None:
+    def free(self) -> None:
         """Give the memory back."""
         self.num_columns = 0
         self.master = self.exp_avg = self.exp_avg_sq = self.step = torch.empty(0)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.host_rows import ROW_STATE, carve
+from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import Landing, SplitParam
 from zenflow.errors import CheckpointError
 from zenflow.knobs import Knobs
-from zenflow.lanes.completion import finished
+from zenflow.lanes.completion import already_done
 from zenflow.rule.blocks import important_count
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "accumulators": [block.accumulator for block in blocks],
         "wants_selection": [block.wants_selection for block in blocks],
         "num_accumulators": engine.layout.num_accumulators,
-        "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decision_log],
+        "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decisions.log],
         "report": engine.reporter.state_dict(),
-        "sketch": None if engine.gauges.sketch is None else engine.gauges.sketch.state_dict(),
-        "controller": engine.controller.state_dict(),
+        "sketch": None if engine.probes.sketch is None else engine.probes.sketch.state_dict(),
+        "controller": engine.decisions.controller.state_dict(),
         "landings": [
             {
                 "block": block.index,
@@ -188,7 +188,7 @@ def load_engine_state(
     """
     check_state(engine, order, state_dict)
     saved = state_dict["zenflow"]
-    engine.controller.load_state_dict(saved["controller"])  # first: it may refuse
+    engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
     if engine.layout.topk_ratio != saved["topk_ratio"]:
         engine.resize(saved["topk_ratio"])
     for index, place in order.items():
@@ -196,14 +196,13 @@ def load_engine_state(
             tensor.copy_(state_dict["state"][index][name])
     engine.step = int(saved["step"])
     engine.calendar.load_state_dict(saved["calendar"])
-    engine.uploads.capacity = engine.upload_capacity()
-    engine.decision_log[:] = [
+    engine.decisions.log[:] = [
         (int(step), Knobs.from_dict(knobs)) for step, knobs in saved["decision_log"]
     ]
     engine.reporter.load_state_dict(saved["report"])
     _load_blocks(engine, saved)
-    if engine.gauges.sketch is not None:
-        engine.gauges.sketch.load_state_dict(saved["sketch"])
+    if engine.probes.sketch is not None:
+        engine.probes.sketch.load_state_dict(saved["sketch"])
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True
@@ -223,26 +222,23 @@ def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
         block.accumulator = int(saved["accumulators"][block.index])
         block.wants_selection = bool(saved["wants_selection"][block.index])
         block.landing = None
-        block.staging_free = block.last_update = finished()
+        block.staging_free = block.last_update = already_done()
     engine.uploads.reset()
     by_step: dict[int, list[Mapping[str, Any]]] = {}
     for entry in saved["landings"]:
         by_step.setdefault(int(entry["land_step"]), []).append(entry)
     for land_step, entries in by_step.items():
         members = [blocks[int(entry["block"])] for entry in entries]
-        buffer = engine.uploads.take(
-            [(block.shape.deferred_elements, block.split.param.dtype) for block in members]
-        )
+        buffer = engine.uploads.take(members)
         for block, entry in zip(members, entries, strict=True):
-            values = carve(buffer, block.host.master.shape, block.split.param.dtype)
+            values = buffer.view_of(block)
             values.copy_(entry["values"])
-            buffer.num_open += 1
-            block.landing = Landing(
+            Landing(
                 block=block,
                 values=values,
                 buffer=buffer,
                 land_step=land_step,
                 opened=int(entry["opened"]),
                 copied=(),
-                computed=finished(),
-            )
+                computed=already_done(),
+            ).begin()

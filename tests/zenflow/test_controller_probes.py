@@ -300,7 +300,7 @@ def test_the_memory_plan_counts_the_sketch():
             ZenFlowAdamW(model.parameters(), config=config_of(), controller=controller)
         ) as optimizer:
             plans.append(optimizer.memory.device_extra_bytes)
-            sketch = optimizer._engine.gauges.sketch
+            sketch = optimizer._engine.probes.sketch
     assert plans[1] - plans[0] == sketch.num_bytes >= 2 * 4 * 8 * (2 * 24)
 
 
