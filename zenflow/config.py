@@ -6,21 +6,29 @@ takes the very object that the engine takes.
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from zenflow.errors import ConfigError
+from zenflow.deepspeed.settings import settings_of
+from zenflow.errors import ConfigError, raise_violations, unknown_name
 from zenflow.presets import PRESET_CHANGES, PRESETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
-__all__ = ["PRESETS", "LrScale", "Moments", "SelectStrategy", "ZenFlowConfig"]
+__all__ = [
+    "PRESETS",
+    "LrScale",
+    "Moments",
+    "SelectStrategy",
+    "ZenFlowConfig",
+    "raise_violations",
+    "unknown_name",
+]
 
 SelectStrategy = Literal["step", "epoch"]
 LrScale = Literal["none", "sqrt", "linear"]
@@ -181,7 +189,7 @@ class ZenFlowConfig:
     ) -> ZenFlowConfig:
         """Return what a DeepSpeed JSON (a path or a dict) says of ZenFlow.
 
-        ``zenflow.deepspeed.read_deepspeed`` says which keys are honoured, and returns the
+        ``zenflow.read_deepspeed`` says which keys are honoured, and returns the
         learning rate, clip norm, batch keys and dtype as well. Where the file leaves the window
         length to DeepSpeed ("auto", its default) a ``UserWarning`` says so: S is then 1, and stays
         1 without a controller.
@@ -195,10 +203,7 @@ class ZenFlowConfig:
             ConfigError: The file can't be read, or a key would change results and can't be
                 honoured.
         """
-        # Imported late: deepspeed.py builds the settings from this class.
-        from zenflow.deepspeed import read_deepspeed  # noqa: PLC0415
-
-        found = read_deepspeed(source, steps_per_epoch=steps_per_epoch)
+        found = settings_of(source, cls.preset, steps_per_epoch=steps_per_epoch)
         if "update_interval" in found.auto_knobs:
             warnings.warn(
                 "update_interval is 'auto', which a ZenFlowConfig can't hold: it is "
@@ -231,24 +236,6 @@ _CHOICES = {
     "deferred_moments": get_args(Moments),
     "deferred_lr_scale": get_args(LrScale),
 }
-
-
-def unknown_name(name: object, known: Iterable[str]) -> str:
-    """Return "'naem' is unknown; did you mean 'name'?", or all known names if none is near."""
-    names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-    return f"{name!r} is unknown; {hint}"
-
-
-def raise_violations(subject: str, violations: Iterable[str]) -> None:
-    """Raise one ``ConfigError`` that lists the violations, or return if there are none."""
-    found = list(violations)
-    if not found:
-        return
-    plural = "s" if len(found) > 1 else ""
-    listed = "".join(f"\n- {violation}" for violation in found)
-    raise ConfigError(f"{subject} breaks {len(found)} rule{plural}:{listed}")
 
 
 def _violations(config: ZenFlowConfig) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Reading: collects what came up while a DeepSpeed configuration was read, to tell all at once.
-
-Does not import torch.
-"""
+"""Reading: collects what came up while a DeepSpeed configuration was read, to tell all at once."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from zenflow.config import unknown_name
+from zenflow.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""From DeepSpeed's ``scheduler`` to a learning-rate schedule. Does not import torch."""
+"""From DeepSpeed's ``scheduler`` to a learning-rate schedule."""
 
 from __future__ import annotations
 
