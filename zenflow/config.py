@@ -1,7 +1,7 @@
 """ZenFlowConfig: every setting of the update rule, checked together when it is made.
 
-Names follow DeepSpeed's where DeepSpeed has them. Does not import torch, so that the simulator
-takes the very object that the engine takes.
+Names follow DeepSpeed's where DeepSpeed has them. The simulator takes the very object that the
+engine takes.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class ZenFlowConfig:
     """Unit of ``select_interval``: optimizer steps or epochs of ``steps_per_epoch`` steps."""
 
     select_interval: int = 100
-    """Steps (or epochs) between two selections of the important columns; 0 selects once."""
+    """Number of steps (or epochs) between two selections of important columns; 0 selects once."""
 
     steps_per_epoch: int | None = None
-    """Optimizer steps in an epoch; needed with ``select_strategy="epoch"``, else unused."""
+    """Number of optimizer steps in an epoch; needed with ``select_strategy="epoch"`` only."""
 
     update_interval: int = 4
-    """Steps per accumulation window, S: the host updates a column once in S steps."""
+    """Number of steps in an accumulation window, S: the host updates a column once in S steps."""
 
     overlap_step: bool = True
     """Whether a host update runs behind the following steps, not inside its own."""
 
     lag: int | None = 1
-    """Steps from a host update's start to its landing, in 1..S; None is S, whatever S becomes.
+    """Number of steps from a host update's start to its landing, 1..S; None is S at any time.
 
     Without ``overlap_step`` an update lands inside its own step and this is not used.
     """
@@ -74,24 +74,25 @@ class ZenFlowConfig:
     """Whether blocks end their windows in turn, 1/S of the work a step, or all together."""
 
     deferred_moments: Moments = "step"
-    """What the host's moments see: every step's gradient, or each window's mean.
+    """Gradients that the host's moments see: each step's, or each window's mean.
 
-    ``step`` keeps them exactly AdamW's, so that only the weights wait for the window's end.
-    ``window`` is the published rule: less host traffic, an accumulator more, and moments that are
-    not AdamW's, since a mean is less noisy than a gradient.
+    - ``step`` keeps the moments exactly AdamW's: only the weights wait for the window's end.
+    - ``window`` is the published rule: less host traffic and an accumulator more. Its moments are
+      not AdamW's, since a mean is less noisy than a gradient.
     """
 
     deferred_lr_scale: LrScale = "linear"
-    """The host's learning rate for a window of n steps is lr times 1, sqrt(n) or n."""
+    """Factor on the host's learning rate for a window of n steps: 1, sqrt(n) or n."""
 
     prediction: float = 1.0
-    """Gamma: uploaded weights are the master's moved on as far as its last update lets expect.
+    """Extrapolation factor gamma for uploaded weights, along their last update.
 
-    With 1 that is to the middle of the steps in which they are used; see ``lead``.
+    They are used for ``update_interval`` forward passes, starting ``lag`` steps later. 0 uploads
+    the weights as computed; 1 extrapolates them to the middle of that interval (see ``lead``).
     """
 
     full_warm_up_rounds: int = 0
-    """First steps W in which every column is updated at once and nothing is deferred."""
+    """Number of first steps W in which every column is updated at once and nothing is deferred."""
 
     importance_decay: float = 0.9
     """Decay of the moving average of squared column norms, in [0, 1); 0 sees one step only."""
@@ -100,13 +101,14 @@ class ZenFlowConfig:
     """Share by which a column's score must exceed an important one's to take its place."""
 
     min_split_elements: int = 1 << 16
-    """Parameters with fewer elements (and all 1-D ones) stay on the device whole.
+    """Least number of elements of a parameter whose columns are shared out.
 
-    Their state is small, and sharing it out would cost more time than their update.
+    Smaller ones and all 1-D ones stay on the device whole: their state is small, and sharing it
+    out would cost more time than their update.
     """
 
     block_elements: int | None = None
-    """Most elements in a block; None is a fair share, 1/(8 S) of all split elements.
+    """Largest number of elements in a block; None is a fair share, 1/(8 S) of all split elements.
 
     With None no block has fewer than 64 columns unless its parameter has.
     """

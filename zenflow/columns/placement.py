@@ -21,8 +21,11 @@ class NamedParam:
     """A parameter with the group it is in and a name for messages."""
 
     param: Tensor
+    """The model's parameter."""
     name: str
+    """Name of the parameter in messages."""
     group: int
+    """Index of its parameter group."""
 
 
 def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
@@ -53,10 +56,10 @@ def build_layout(
     Args:
         params: Every trainable parameter.
         config: The update rule's settings.
-        device: Where the parameters are.
+        device: Device that the parameters are on.
         least_topk_ratio: Smallest k for which the host has memory, at most the config's.
         largest_interval: S for which blocks are cut fine enough.
-        num_accumulators: Of each block.
+        num_accumulators: Number of accumulators of each block.
     """
     to_split = [named for named in params if is_split(named.param, config)]
     residents = [

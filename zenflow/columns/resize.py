@@ -25,13 +25,12 @@ from zenflow.rule.importance import select_columns
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where rows go: row `source[i]` of one side becomes row `target[i]` of another or the same.
-
-    On the host, int64.
-    """
+    """Where rows go: row `source[i]` of a side becomes row `target[i]` of another or the same."""
 
     target: Tensor
+    """Row that each one becomes, (n,), int64, on the host."""
     source: Tensor
+    """Row that each one was, (n,), int64, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def resize(
 
     Args:
         layout: Changed in place.
-        topk_ratio: In (0, 1), at least the layout's `least_topk_ratio`.
+        topk_ratio: New ratio in (0, 1), at least the layout's `least_topk_ratio`.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
         updates: The update of each block's window, by the block's index; none for a window
             without gradients.

@@ -65,7 +65,7 @@ class DeepSpeedSettings:
     """
 
     schedule: DeepSpeedSchedule | None
-    """Of the learning rate, for a scheduler of ``torch.optim.lr_scheduler``; None is constant."""
+    """Schedule of the learning rate, for ``torch.optim.lr_scheduler``; None is constant."""
 
     max_grad_norm: float | None
     """Largest norm over all gradients; None is no clipping (or "auto", see ``auto``)."""
@@ -80,7 +80,7 @@ class DeepSpeedSettings:
     """Samples in an optimizer step, over all devices."""
 
     dtype: Dtype | None
-    """What the model's weights are; None where it is "auto"."""
+    """Dtype of the model's weights; None where it is "auto"."""
 
     grad_scaler: Mapping[str, float | int] | None
     """Arguments for ``torch.amp.GradScaler``; None unless the dtype is fp16."""

@@ -20,7 +20,7 @@ class Completion:
 
     Attributes:
         what: Name of the work in messages.
-        error: What went wrong; None where nothing has.
+        error: Error by which the work failed; None where it has not.
         device_event: End of the work in a stream; None where there is no stream.
     """
 

@@ -82,9 +82,9 @@ class CopyLane:
 
         Args:
             name: "d2h" or "h2d".
-            span_name: What its copies are called in a timeline.
-            recorder: Notes them.
-            bytes_per_second: Paces the lane; None does not.
+            span_name: Name of its copies in a timeline.
+            recorder: Keeps their spans.
+            bytes_per_second: Bandwidth of an emulated link; None does not pace the lane.
             wait_timeout: Seconds after which a wait is an error.
             enter_thread: Called first by each of its threads, with the name by the one that
                 copies.

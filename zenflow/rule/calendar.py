@@ -29,8 +29,8 @@ class WindowCalendar:
         """Lay out the first windows.
 
         Args:
-            config: Rule of the windows, and the knobs of the start.
-            blocks: In backward order.
+            config: The update rule's settings, with the first knobs.
+            blocks: Shapes of all blocks, in backward order.
         """
         self._config = config
         self._blocks = list(blocks)

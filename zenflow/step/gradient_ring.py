@@ -20,7 +20,7 @@ from zenflow.lanes.completion import Completion
 from zenflow.step.ring_size import PIECES, aligned, ring_bytes
 
 PackJob = tuple[Tensor, Tensor, Tensor]
-"""A gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
+"""Gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
 
 
 class GradientRing:

@@ -58,7 +58,7 @@ class GradientCollector:
 
         Args:
             device: Operations of the device.
-            layout: Where everything is.
+            layout: Places of all parameters.
             lane: Carries gradients to the host.
             on_bucket: Function of a bucket and a mark, called when nothing computes with the
                 bucket's weights any more in this step: uploads may then begin.

@@ -142,7 +142,7 @@ class HostTasks:
         Args:
             step: The step under way.
             blocks: Blocks of one bucket, with gradients in their windows.
-            active: Which host rows take part, (D,), uint8, by the block's index.
+            active: Flags of the host rows that take part, (D,), uint8, by the block's index.
         """
         if not blocks:
             return

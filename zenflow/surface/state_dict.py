@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zenflow.surface.true_weights import TrueWeights
 
 FORMAT = 2
-"""Raised when the meaning of an entry changes."""
+"""Version of the state; raised when the meaning of an entry changes."""
 
 
 def param_state(place: SplitParam | Resident) -> dict[str, Tensor]:
@@ -184,7 +184,7 @@ def load_engine_state(
         engine: A drained engine.
         order: Every trainable parameter's place by its index in torch's state.
         true_weights: Its swap of weights; what it shows is replaced.
-        state_dict: What the optimizer's `state_dict` returned, on any device.
+        state_dict: State of the optimizer's `state_dict`, on any device.
     """
     check_state(engine, order, state_dict)
     saved = state_dict["zenflow"]

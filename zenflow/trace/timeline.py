@@ -29,6 +29,7 @@ class Timeline:
     """
 
     spans: tuple[Span, ...] = ()
+    """Spans in any order, on one clock."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON-ready facts, such as ``source`` (measured or simulated) and ``emulated_link``."""
 
@@ -156,9 +157,13 @@ class ComparisonRow:
     """Seconds of one (lane, name) in two timelines."""
 
     lane: str
+    """Lane of both sides."""
     name: str
+    """Name of the spans."""
     measured: float
+    """Seconds measured."""
     predicted: float
+    """Seconds predicted."""
 
     @property
     def ratio(self) -> float:
@@ -171,6 +176,7 @@ class Comparison:
     """A prediction beside its measurement; as a string, a table."""
 
     rows: tuple[ComparisonRow, ...]
+    """Rows by lane and name; the last is the makespan."""
 
     def __str__(self) -> str:
         """Return the table: seconds, and predicted over measured."""
