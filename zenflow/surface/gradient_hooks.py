@@ -12,6 +12,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.step.engine import Engine
 from zenflow.step.released import ReleasedGradient
+from zenflow.surface.arguments import num_ranks
 
 
 class GradientSource:
@@ -60,9 +61,7 @@ class GradientSource:
         Raises:
             ValueError: There are several data-parallel ranks.
         """
-        distributed = torch.distributed
-        has_ranks = distributed.is_available() and distributed.is_initialized()
-        if has_ranks and distributed.get_world_size() > 1:
+        if num_ranks() > 1:
             raise ValueError(
                 "release mode takes gradients before data-parallel ranks have averaged them: "
                 'with more than one rank use max_grad_norm="keep" and clip after backward'

@@ -116,7 +116,28 @@ def check_state(
     Raises:
         CheckpointError: It is not; the message says what differs.
     """
-    saved = state_dict.get("zenflow")
+    saved: Any = state_dict.get("zenflow")
+    _check_rule(engine, saved)
+    _check_layout(engine, saved)
+    for index, place in order.items():
+        have = state_dict["state"].get(index, {})
+        want = _shapes(place, saved["topk_ratio"])
+        wrong = [
+            name for name, shape in want.items() if name not in have or have[name].shape != shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
+                "the file is damaged or was edited; use another checkpoint"
+            )
+
+
+def _check_rule(engine: Engine, saved: Any) -> None:
+    """Refuse a state of another format or configuration.
+
+    Raises:
+        CheckpointError: It is one.
+    """
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         raise CheckpointError(
             "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from "
@@ -133,6 +154,14 @@ def check_state(
             f"the checkpoint has another configuration: {'; '.join(differing)}. Make the "
             "optimizer with the checkpoint's configuration"
         )
+
+
+def _check_layout(engine: Engine, saved: Mapping[str, Any]) -> None:
+    """Refuse a state of another model, or of parameters that were shared out in another way.
+
+    Raises:
+        CheckpointError: It is one.
+    """
     here = _signature(_places(engine))
     if list(saved["signature"]) != here:
         pairs = zip(saved["signature"], here, strict=False)
@@ -158,17 +187,6 @@ def check_state(
             f"memory for {engine.layout.least_topk_ratio:g} or more: make it with a controller of "
             "the same least_topk_ratio"
         )
-    for index, place in order.items():
-        have = state_dict["state"].get(index, {})
-        want = _shapes(place, saved["topk_ratio"])
-        wrong = [
-            name for name, shape in want.items() if name not in have or have[name].shape != shape
-        ]
-        if wrong:
-            raise CheckpointError(
-                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
-                "the file is damaged or was edited; use another checkpoint"
-            )
 
 
 @torch.no_grad()
