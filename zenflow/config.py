@@ -39,6 +39,8 @@ Moments = Literal["step", "window"]
 class ZenFlowConfig:
     """The settings of the update rule; the defaults are the preset ``zenflow``.
 
+    The rule is ZenFlow's (arXiv 2505.12242); the preset ``zenflow_paper`` is as published.
+
     Every field is concrete: a window length that follows the training is a controller's work
     (``zenflow.controller``), and ``update_interval`` is then where it starts.
 

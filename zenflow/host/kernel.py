@@ -4,7 +4,7 @@ Compiled C where the package was installed with a compiler, torch operations els
 `torch.optim.AdamW` operation by operation in float32, but for one division by a constant that is a
 multiplication, and agree bit for bit, except that the C kernel takes subnormal float32 values
 (below 1.2e-38 in size) for zero. Every operation is elementwise: any cut of the rows into calls,
-on any threads, gives the same bits. Calls into C release the interpreter lock and start no
+on any threads, gives the same bits. Calls into C give up the interpreter lock and start no
 threads; the fallback's threads are torch's.
 
 Shapes: R = rows (columns of the model's matrix), O = elements per row.
