@@ -22,8 +22,8 @@ PARTS = {
     "update_device": "device AdamW",
     "begin": "host scheduling",
     "select": "host scheduling",
-    "release": "landing",
-    "collect": "landing",
+    "start_uploads": "landing",
+    "take_landings": "landing",
     "wait": "landing",
 }
 REST, COLLECTOR = "rest", "garbage collector"
@@ -80,9 +80,9 @@ def breakdown(optimizer: ZenFlowAdamW, turn: Callable[[], Any], repeats: int) ->
     running: Any = optimizer._running
     owners = {
         running.device: ["column_energies"],
-        running.intake: ["take", "_send"],
+        running.collector: ["take", "_send"],
         running.schedule: ["begin", "select"],
-        running.strip: ["release", "collect", "wait"],
+        running.gate: ["start_uploads", "take_landings", "wait"],
         engine: ["measure", "move_scores", "update_device"],
     }
     patches = [

@@ -9,7 +9,7 @@ TORCH_FREE = [
     "zenflow",
     "zenflow.config",
     "zenflow.controller",
-    "zenflow.deepspeed",
+    "zenflow.deepspeed.read",
     "zenflow.errors",
     "zenflow.report",
     "zenflow.trace.timeline",

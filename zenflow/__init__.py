@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         FixedInterval,
         LoggedDecisions,
     )
-    from zenflow.deepspeed import DeepSpeedSettings, read_deepspeed
+    from zenflow.deepspeed.read import DeepSpeedSettings, read_deepspeed
     from zenflow.errors import (
         CheckpointError,
         ConfigError,
@@ -76,7 +76,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "FixedInterval",
         "LoggedDecisions",
     ),
-    "zenflow.deepspeed": ("DeepSpeedSettings", "read_deepspeed"),
+    "zenflow.deepspeed.read": ("DeepSpeedSettings", "read_deepspeed"),
     "zenflow.errors": (
         "CheckpointError",
         "ConfigError",

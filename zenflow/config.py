@@ -1,26 +1,34 @@
 """ZenFlowConfig: every setting of the update rule, checked together when it is made.
 
-Names follow DeepSpeed's where DeepSpeed has them. Does not import torch, so that the simulator
-takes the very object that the engine takes.
+Names follow DeepSpeed's where DeepSpeed has them. The simulator takes the very object that the
+engine takes.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from zenflow.errors import ConfigError
+from zenflow.deepspeed.settings import settings_of
+from zenflow.errors import ConfigError, raise_violations, unknown_name
 from zenflow.presets import PRESET_CHANGES, PRESETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
-__all__ = ["PRESETS", "LrScale", "Moments", "SelectStrategy", "ZenFlowConfig"]
+__all__ = [
+    "PRESETS",
+    "LrScale",
+    "Moments",
+    "SelectStrategy",
+    "ZenFlowConfig",
+    "raise_violations",
+    "unknown_name",
+]
 
 SelectStrategy = Literal["step", "epoch"]
 LrScale = Literal["none", "sqrt", "linear"]
@@ -30,6 +38,8 @@ Moments = Literal["step", "window"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZenFlowConfig:
     """The settings of the update rule; the defaults are the preset ``zenflow``.
+
+    The rule is ZenFlow's (arXiv 2505.12242); the preset ``zenflow_paper`` is as published.
 
     Every field is concrete: a window length that follows the training is a controller's work
     (``zenflow.controller``), and ``update_interval`` is then where it starts.
@@ -45,19 +55,19 @@ class ZenFlowConfig:
     """Unit of ``select_interval``: optimizer steps or epochs of ``steps_per_epoch`` steps."""
 
     select_interval: int = 100
-    """Steps (or epochs) between two selections of the important columns; 0 selects once."""
+    """Number of steps (or epochs) between two selections of important columns; 0 selects once."""
 
     steps_per_epoch: int | None = None
-    """Optimizer steps in an epoch; needed with ``select_strategy="epoch"``, else unused."""
+    """Number of optimizer steps in an epoch; needed with ``select_strategy="epoch"`` only."""
 
     update_interval: int = 4
-    """Steps per accumulation window, S: the host updates a column once in S steps."""
+    """Number of steps in an accumulation window, S: the host updates a column once in S steps."""
 
     overlap_step: bool = True
     """Whether a host update runs behind the following steps, not inside its own."""
 
     lag: int | None = 1
-    """Steps from a host update's start to its landing, in 1..S; None is S, whatever S becomes.
+    """Number of steps from a host update's start to its landing, 1..S; None is S at any time.
 
     Without ``overlap_step`` an update lands inside its own step and this is not used.
     """
@@ -66,24 +76,25 @@ class ZenFlowConfig:
     """Whether blocks end their windows in turn, 1/S of the work a step, or all together."""
 
     deferred_moments: Moments = "step"
-    """What the host's moments see: every step's gradient, or each window's mean.
+    """Gradients that the host's moments see: each step's, or each window's mean.
 
-    ``step`` keeps them exactly AdamW's, so that only the weights wait for the window's end.
-    ``window`` is the published rule: less host traffic, an accumulator more, and moments that are
-    not AdamW's, since a mean is less noisy than a gradient.
+    - ``step`` keeps the moments exactly AdamW's: only the weights wait for the window's end.
+    - ``window`` is the published rule: less host traffic and an accumulator more. Its moments are
+      not AdamW's, since a mean is less noisy than a gradient.
     """
 
     deferred_lr_scale: LrScale = "linear"
-    """The host's learning rate for a window of n steps is lr times 1, sqrt(n) or n."""
+    """Factor on the host's learning rate for a window of n steps: 1, sqrt(n) or n."""
 
     prediction: float = 1.0
-    """Gamma: uploaded weights are the master's moved on as far as its last update lets expect.
+    """Extrapolation factor gamma for uploaded weights, along their last update.
 
-    With 1 that is to the middle of the steps in which they are used; see ``lead``.
+    They are used for ``update_interval`` forward passes, starting ``lag`` steps later. 0 uploads
+    the weights as computed; 1 extrapolates them to the middle of that interval (see ``lead``).
     """
 
     full_warm_up_rounds: int = 0
-    """First steps W in which every column is updated at once and nothing is deferred."""
+    """Number of first steps W in which every column is updated at once and nothing is deferred."""
 
     importance_decay: float = 0.9
     """Decay of the moving average of squared column norms, in [0, 1); 0 sees one step only."""
@@ -92,13 +103,14 @@ class ZenFlowConfig:
     """Share by which a column's score must exceed an important one's to take its place."""
 
     min_split_elements: int = 1 << 16
-    """Parameters with fewer elements (and all 1-D ones) stay on the device whole.
+    """Least number of elements of a parameter whose columns are shared out.
 
-    Their state is small, and sharing it out would cost more time than their update.
+    Smaller ones and all 1-D ones stay on the device whole: their state is small, and sharing it
+    out would cost more time than their update.
     """
 
     block_elements: int | None = None
-    """Most elements in a block; None is a fair share, 1/(8 S) of all split elements.
+    """Largest number of elements in a block; None is a fair share, 1/(8 S) of all split elements.
 
     With None no block has fewer than 64 columns unless its parameter has.
     """
@@ -181,7 +193,7 @@ class ZenFlowConfig:
     ) -> ZenFlowConfig:
         """Return what a DeepSpeed JSON (a path or a dict) says of ZenFlow.
 
-        ``zenflow.deepspeed.read_deepspeed`` says which keys are honoured, and returns the
+        ``zenflow.read_deepspeed`` says which keys are honoured, and returns the
         learning rate, clip norm, batch keys and dtype as well. Where the file leaves the window
         length to DeepSpeed ("auto", its default) a ``UserWarning`` says so: S is then 1, and stays
         1 without a controller.
@@ -195,10 +207,7 @@ class ZenFlowConfig:
             ConfigError: The file can't be read, or a key would change results and can't be
                 honoured.
         """
-        # Imported late: deepspeed.py builds the settings from this class.
-        from zenflow.deepspeed import read_deepspeed  # noqa: PLC0415
-
-        found = read_deepspeed(source, steps_per_epoch=steps_per_epoch)
+        found = settings_of(source, cls.preset, steps_per_epoch=steps_per_epoch)
         if "update_interval" in found.auto_knobs:
             warnings.warn(
                 "update_interval is 'auto', which a ZenFlowConfig can't hold: it is "
@@ -231,24 +240,6 @@ _CHOICES = {
     "deferred_moments": get_args(Moments),
     "deferred_lr_scale": get_args(LrScale),
 }
-
-
-def unknown_name(name: object, known: Iterable[str]) -> str:
-    """Return "'naem' is unknown; did you mean 'name'?", or all known names if none is near."""
-    names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-    return f"{name!r} is unknown; {hint}"
-
-
-def raise_violations(subject: str, violations: Iterable[str]) -> None:
-    """Raise one ``ConfigError`` that lists the violations, or return if there are none."""
-    found = list(violations)
-    if not found:
-        return
-    plural = "s" if len(found) > 1 else ""
-    listed = "".join(f"\n- {violation}" for violation in found)
-    raise ConfigError(f"{subject} breaks {len(found)} rule{plural}:{listed}")
 
 
 def _violations(config: ZenFlowConfig) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 The command's code is in the packages ``experiments``, ``autotune`` and ``sim`` beside this one. A
 project may have folders of those names too, and with ``PYTHONPATH=.`` they would be found first.
-Does not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def own_packages_first(path: Sequence[str], root: Path) -> list[str]:
     Entries that hold such a name move behind ``root``; all others keep their places.
 
     Args:
-        path: As in ``sys.path``.
+        path: Entries as of ``sys.path``.
         root: The directory that holds this project's packages.
     """
     own = [entry for entry in path if Path(entry).resolve() == root]

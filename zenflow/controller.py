@@ -2,7 +2,6 @@
 
 The engine asks its controller once after every step. Beside data, seed and configuration, its
 decisions are all that the weights depend on, so they are logged, and a logged run can be replayed.
-Does not import torch.
 """
 
 from __future__ import annotations
@@ -46,17 +45,19 @@ class AbstractController(ABC):
     """Whether reports have ``windows``: norms of the gradients that wait on the host."""
 
     looks_at_windows: bool = True
-    """Whether they have them in the step to come, of windows that began while this was so: for
-    controllers that need not look at all times. What is not looked at costs nothing."""
+    """Whether the next step's report has them, of windows that began while this was so.
+
+    A controller need not look at all times. What is not looked at costs nothing.
+    """
 
     curve_interval: int = 0
     """Steps between two reports with an ``energy_curve``; 0 for none."""
 
     least_topk_ratio: float | None = None
-    """Smallest k it may choose: the host's memory is laid out for it. None: k's of the start."""
+    """Smallest k that it may choose: the host's memory is laid out for it. None is the first k."""
 
     largest_interval: int | None = None
-    """Largest S it may choose: blocks are cut fine enough for it. None: the S of the start."""
+    """Largest S that it may choose: blocks are cut fine enough for it. None is the first S."""
 
     follows_clock: bool = False
     """Whether decisions depend on seconds: ranks of one training would then decide differently."""
@@ -82,7 +83,7 @@ class AbstractController(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs to decide as if never interrupted (JSON-ready)."""
+        """Return what ``load_state_dict`` needs to decide as if never interrupted; JSON-ready."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,10 +2,13 @@
 
 Mistakes in a call that Python itself would call so (a wrong type, an unknown name) are
 ``TypeError`` and ``ValueError``. The classes here are for what a program may want to tell
-apart. Does not import torch.
+apart.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class ZenFlowError(Exception):
@@ -60,3 +63,21 @@ class CheckpointError(ZenFlowError):
     Raised by saving (a full disk, for one; the earlier checkpoint is then still whole) and by
     loading, before anything of the running state has been replaced.
     """
+
+
+def unknown_name(name: object, known: Iterable[str]) -> str:
+    """Return "'naem' is unknown; did you mean 'name'?", or all known names if none is near."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    return f"{name!r} is unknown; {hint}"
+
+
+def raise_violations(subject: str, violations: Iterable[str]) -> None:
+    """Raise one ``ConfigError`` that lists the violations, or return if there are none."""
+    found = list(violations)
+    if not found:
+        return
+    plural = "s" if len(found) > 1 else ""
+    listed = "".join(f"\n- {violation}" for violation in found)
+    raise ConfigError(f"{subject} breaks {len(found)} rule{plural}:{listed}")

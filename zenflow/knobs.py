@@ -1,4 +1,4 @@
-"""Knobs: the settings of the update rule that may change while a run goes on. No torch.
+"""Knobs: the settings of the update rule that may change while a run goes on.
 
 Everything else of a ``ZenFlowConfig`` is fixed when the optimizer is made.
 """
@@ -18,12 +18,15 @@ class Knobs:
     """What a controller decides; units and rules are those of ``ZenFlowConfig``."""
 
     topk_ratio: float
+    """Share k of each block's columns that the device owns, in [0, 1]."""
     update_interval: int
+    """Number of steps in an accumulation window, S."""
     lag: int | None
-    """None is S, whatever S becomes; a lag above S counts as S."""
+    """Number of steps from an update's start to its landing; None is S, and so is more than S."""
     rolling: bool
+    """Whether blocks end their windows in turn, or all together."""
     select_interval: int
-    """In steps; 0 selects once."""
+    """Number of steps between two selections of the important columns; 0 selects once."""
 
     @classmethod
     def of(cls, config: ZenFlowConfig) -> Knobs:

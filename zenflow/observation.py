@@ -26,7 +26,7 @@ class Observed:
     @property
     def decision_log(self) -> list[tuple[int, Knobs]]:
         """(step, knobs) of every change, in force from the step after: a run can be replayed."""
-        return list(self._running.decision_log)
+        return list(self._running.decisions.log)
 
     @property
     def timeline(self) -> Timeline:

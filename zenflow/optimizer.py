@@ -1,4 +1,7 @@
-"""ZenFlowAdamW: the engine as a torch optimizer. The surface only; the rule is in `engine`."""
+"""ZenFlowAdamW: the engine as a torch optimizer.
+
+The surface only. `zenflow.step.engine` begins with the way of a gradient through the modules.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,16 @@ Keep = Literal["keep"]
 class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
-    Use it as any torch optimizer. Two modes:
+    AdamW is that of Loshchilov and Hutter (arXiv 1711.05101), in torch's order of operations. What
+    the host updates, and when, is the rule of ZenFlow (arXiv 2505.12242) as `config` has it.
 
-    *keep* (`max_grad_norm="keep"`, the default): gradients stay in `.grad` until `step()`; clip,
-    unscale or change them as you like.
+    Use it as any torch optimizer, in one of two modes:
 
-    *release* (`max_grad_norm` a number, or None for no clipping): each gradient leaves for the
-    host as backward finishes it, and its memory is free at once. Reading a released `.grad`
-    raises.
+    - *keep* (`max_grad_norm="keep"`, the default): gradients stay in `.grad` until `step()`; clip,
+      unscale or change them as you like.
+    - *release* (`max_grad_norm` a number, or None for no clipping): each gradient leaves for the
+      host as backward finishes it, and its memory is free at once. Reading a released `.grad`
+      raises `GradientError`.
 
     In both, `step()` consumes the gradients: afterwards `.grad` is None.
 
@@ -85,18 +90,19 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
         Args:
             params: Parameters, named parameters, or groups of either, as in torch.
-            lr: Learning rate.
-            betas: Decay of first and second moments.
-            eps: Added to the denominator.
-            weight_decay: Decoupled weight decay.
+            lr: Learning rate, at least 0.
+            betas: Decay of first and second moments, each in [0, 1).
+            eps: Addend of the denominator, at least 0.
+            weight_decay: Decoupled weight decay, at least 0.
             config: Settings of the update rule; None for the preset "zenflow".
             max_grad_norm: "keep" for keep mode; for release mode the norm to clip to, or None.
             accumulation_steps: Backward passes per step; release mode must know it, keep mode
                 needs nothing.
             controller: Chooses the knobs step by step; None keeps the config's.
             link: Emulated bandwidths, on a CPU only.
-            host_threads: Threads of the host worker; None leaves some cores to the other threads.
-            timeline_steps: Of how many last steps spans are kept; 0 for none.
+            host_threads: Number of threads that work on the host's rows; None leaves some cores
+                to the other threads.
+            timeline_steps: Number of last steps whose spans are kept; 0 for none.
             wait_timeout: Seconds after which a wait is an error.
 
         Raises:
@@ -199,7 +205,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         engine = self._running
         if self.releases_gradients:
             self._source.take_rest()
-            grads = resident_grads_of(engine.layout, engine.intake.gradients)
+            grads = resident_grads_of(engine.layout, engine.collector.gradients)
         else:
             engine.measure_in_place()
             residents = [place.param.grad for place in engine.layout.residents]
@@ -321,7 +327,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
     def _check_no_gradients(self, call: str) -> None:
         self._check_open()
-        if not self._running.intake.is_empty:
+        if not self._running.collector.is_empty:
             raise GradientError(
                 f"{call} between backward and step(): gradients have left for the host. Call "
                 "step() or zero_grad() first"
@@ -411,8 +417,9 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
         Raises:
             GradientError: The gradient norm of the last step is not finite and no call has said so
-                yet. Everything is released by then. The model outlives the optimizer, and whoever
-                saves it must hear of this; after a failure that was told, nothing is said twice.
+                yet. Threads have ended and memory is freed by then. The model outlives the
+                optimizer, and whoever saves it must hear of this; after a failure that was told,
+                nothing is said twice.
         """
         try:
             if self._finalizer.alive and self._failure is None:

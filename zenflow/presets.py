@@ -1,7 +1,7 @@
 """The five strategies as settings of one engine, so that a comparison compares rules only.
 
 ``on_device``, ``zero_offload`` and ``delayed`` are the baselines, ``zenflow_paper`` is the
-published rule, ``zenflow`` is ours (the defaults of ``ZenFlowConfig``). Does not import torch.
+published rule, ``zenflow`` is ours (the defaults of ``ZenFlowConfig``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRESET_CHANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "zenflow": {},
     }
 )
-"""What each preset changes from the defaults of ``ZenFlowConfig``."""
+"""Changes that each preset makes to the defaults of ``ZenFlowConfig``."""
 
 PRESETS: tuple[str, ...] = tuple(PRESET_CHANGES)
 """Names of the presets, baselines first."""

@@ -1,7 +1,6 @@
 """What one optimizer step did (StepReport), and where its memory is (MemoryPlan).
 
 Both are plain frozen records: the engine makes them, controllers, tuners and logs read them.
-Does not import torch.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select")
-"""What a step can wait for: gradient copies, the host's update, uploads, a selection."""
+"""Causes of a wait: gradient copies, the host's update, uploads, a selection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class WindowNorms:
     """
 
     age: int
-    """Gradients in the window after this step, n."""
+    """Number of gradients in the window after this step, n."""
 
     accumulated: float
     """Estimate of the squared norm of the sum of the window's deferred gradients, clipped."""
@@ -41,19 +40,19 @@ class StepReport:
     """Number of the step, from 1; skipped steps (an overflowed loss scale) aren't counted."""
 
     seconds: float
-    """Time from the end of the step before to the end of this one."""
+    """Seconds from the end of the step before to the end of this one."""
 
     stall_seconds: float
-    """Part of ``seconds`` in which the device waited: the sum of ``stalls``."""
+    """Seconds in which the device waited, a part of ``seconds``: the sum of ``stalls``."""
 
     stalls: Mapping[str, float]
-    """Waited seconds by cause, one of ``STALL_CAUSES``; a cause without a wait may be absent."""
+    """Seconds waited by cause, one of ``STALL_CAUSES``; a cause without a wait may be absent."""
 
     d2h_bytes: int
-    """Bytes that left the device for the host in this step."""
+    """Number of bytes that left the device for the host in this step."""
 
     h2d_bytes: int
-    """Bytes that came from the host to the device in this step."""
+    """Number of bytes that came from the host to the device in this step."""
 
     staleness: int
     """Largest age in steps of a gradient whose update landed in this step; 0 if none landed."""
@@ -68,13 +67,13 @@ class StepReport:
     """L2 norm over all gradients, before clipping."""
 
     clip_factor: float
-    """What clipping multiplied the gradients by, in (0, 1]."""
+    """Factor of clipping on the gradients, in (0, 1]: min(1, max_norm / (norm + 1e-6))."""
 
     update_interval: int
-    """S in force during this step."""
+    """Window length S in force during this step, in steps."""
 
     lag: int
-    """Steps from a host update's start to its landing, in force during this step."""
+    """Number of steps from a host update's start to its landing, in force during this step."""
 
     topk_ratio: float
     """Share of each block's columns owned by the device in this step.
@@ -87,10 +86,10 @@ class StepReport:
     """Whether blocks ended their windows in turn, or all together."""
 
     select_interval: int
-    """Steps between two selections in force during this step; 0 for one selection."""
+    """Number of steps between two selections, in force during this step; 0 for one selection."""
 
     learning_rates: tuple[float, ...]
-    """Each parameter group's learning rate in this step."""
+    """Learning rate of each parameter group in this step."""
 
     windows: tuple[WindowNorms, ...] = ()
     """Norms by age, ascending; only where the controller asks for them."""
@@ -133,25 +132,25 @@ class MemoryPlan:
     """The memory that the optimizer takes beside the model and its gradients, in bytes."""
 
     num_params: int
-    """Trainable parameters (elements), tied ones counted once."""
+    """Number of trainable parameters (elements), tied ones counted once."""
 
     split_params: int
-    """Those in split parameters, whose columns are shared between device and host."""
+    """Number of elements in split parameters, whose columns device and host share."""
 
     model_bytes: int
     """Bytes of the trainable parameters as the model holds them."""
 
     host_bytes: int
-    """Everything allocated on the host, ``pinned_bytes`` included."""
+    """Bytes allocated on the host, ``pinned_bytes`` included."""
 
     pinned_bytes: int
-    """Part of ``host_bytes`` that is page-locked (or would be, on a CPU): the bounded rings."""
+    """Bytes of ``host_bytes`` that are page-locked, or would be on a GPU: the bounded rings."""
 
     device_extra_bytes: int
-    """Masters, moments and scores on the device, beside the model; not the rings."""
+    """Bytes of masters, moments and scores on the device, beside the model; not of the rings."""
 
     device_ring_bytes: int
-    """Bounded staging buffers on the device."""
+    """Bytes of the bounded staging buffers on the device."""
 
     @property
     def host_bytes_per_param(self) -> float:

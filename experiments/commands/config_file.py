@@ -21,7 +21,7 @@ from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_nam
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from zenflow.deepspeed import DeepSpeedSchedule
+    from zenflow.deepspeed.schedule import DeepSpeedSchedule
 
 _FILE_NAMES = (
     *(name for name in SETTING_NAMES if name != "link"),
@@ -155,7 +155,7 @@ def _link(path: Path, value: Any) -> tuple[float, float]:
 
 def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     # Imported late: only this branch needs it.
-    from zenflow.deepspeed import read_deepspeed
+    from zenflow.deepspeed.read import read_deepspeed
 
     # Epochs are counted in steps once the data is known; until then any number is as good.
     found = read_deepspeed(path, steps_per_epoch=1)

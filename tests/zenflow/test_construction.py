@@ -16,7 +16,7 @@ from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import Copy, CopyLane
 from zenflow.step import engine
-from zenflow.step.host_schedule import HostSchedule
+from zenflow.step.host_tasks import HostTasks
 from zenflow.surface import assembly
 from zenflow.trace.recorder import DeviceSpan, Recorder
 
@@ -63,9 +63,9 @@ def test_the_thread_that_sees_copies_end_binds_itself_too():
         wait_timeout=5.0,
         enter_thread=lambda lane: entered.append((threading.current_thread().name, lane)),
     )
-    done, passed = Completion("a copy"), threading.Event()
-    done.then(passed.set)
-    lane.submit(Copy(lambda: DeviceSpan(event, event), after=[], done=done, num_bytes=1, step=1))
+    copied, passed = Completion("a copy"), threading.Event()
+    copied.when_done(passed.set)
+    lane.submit(Copy(lambda: DeviceSpan(event, event), [], copied, num_bytes=1, step=1))
     assert passed.wait(5.0)
     lane.close()
     assert entered == [("zenflow-d2h", "d2h"), ("zenflow-d2h-end", None)]
@@ -146,18 +146,18 @@ def test_a_failed_construction_gives_the_devices_memory_back(monkeypatch, broken
 
 def test_tasks_are_queued_bucket_by_bucket_in_the_order_of_backward(monkeypatch):
     """A bucket's staging is then free in the order in which the next backward needs it."""
-    queued, accumulate, update = [], HostSchedule._accumulate, HostSchedule._update
+    queued, accumulate, update = [], HostTasks.accumulate, HostTasks.update
 
-    def noting_accumulate(self, bucket, *rest):
-        queued.append(("intake", bucket.index))
-        return accumulate(self, bucket, *rest)
+    def noting_accumulate(self, step, bucket, skipped):
+        queued.append(("accumulate", bucket.index))
+        return accumulate(self, step, bucket, skipped)
 
-    def noting_update(self, blocks, *rest):
+    def noting_update(self, step, blocks, active):
         queued.extend(("update", block.split.bucket) for block in blocks[:1])
-        return update(self, blocks, *rest)
+        return update(self, step, blocks, active)
 
-    monkeypatch.setattr(HostSchedule, "_accumulate", noting_accumulate)
-    monkeypatch.setattr(HostSchedule, "_update", noting_update)
+    monkeypatch.setattr(HostTasks, "accumulate", noting_accumulate)
+    monkeypatch.setattr(HostTasks, "update", noting_update)
     config = ZenFlowConfig(
         update_interval=2, topk_ratio=0.3, min_split_elements=1, select_interval=0
     )
@@ -170,4 +170,4 @@ def test_tasks_are_queued_bucket_by_bucket_in_the_order_of_backward(monkeypatch)
     buckets = [bucket for _, bucket in queued]
     assert num_buckets > 2
     assert buckets == sorted(buckets)
-    assert {kind for kind, _ in queued} == {"intake", "update"}
+    assert {kind for kind, _ in queued} == {"accumulate", "update"}

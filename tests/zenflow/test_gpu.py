@@ -22,7 +22,7 @@ from tests.models import (
     relative_difference,
     weights_of,
 )
-from tests.zenflow import test_gauges as gauges
+from tests.zenflow import test_controller_probes as probes
 from tests.zenflow import test_limits as limits
 from tests.zenflow import test_reference as reference
 from tests.zenflow import test_resume as resume
@@ -386,11 +386,11 @@ def test_a_paced_link_is_for_cpus():
 
 
 def test_norms_and_curves_are_the_cpus_one_step_later():
-    config = gauges.config_of()
+    config = probes.config_of()
     found = {}
     for device in ("cpu", "cuda"):
-        model = GivenGradients(gauges.SHAPES).to(device)
-        controller = gauges.Watching(curve_interval=2)
+        model = GivenGradients(probes.SHAPES).to(device)
+        controller = probes.Watching(curve_interval=2)
         with closing(
             ZenFlowAdamW(model.parameters(), config=config, controller=controller)
         ) as optimizer:

@@ -53,7 +53,7 @@ def test_what_arrives_is_the_columns_however_late_copies_are(shapes, ring_bytes,
         def finish_oldest(under_way=under_way):
             packed, sent = under_way.pop(0)
             DEVICE.send(packed, None)
-            sent.set()
+            sent.mark_done()
 
         @contextlib.contextmanager
         def waiting(finish=finish_oldest, under_way=under_way):

@@ -1,3 +1,4 @@
+import ctypes
 import itertools
 import logging
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zenflow.host import kernel
+from zenflow.host import kernel, library
 
 HYPER = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.9999, "prediction": 1.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -23,8 +24,8 @@ FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
 
 def select(monkeypatch, name):
     monkeypatch.setenv("ZENFLOW_KERNEL", name)
-    kernel._load_backend.cache_clear()
-    if name == "c" and kernel.importlib.util.find_spec("zenflow.host._host_kernel") is None:
+    library._load_backend.cache_clear()
+    if name == "c" and library.importlib.util.find_spec("zenflow.host._host_kernel") is None:
         pytest.skip("the C kernel is not built here")
     assert kernel.active_kernel() == name
 
@@ -33,7 +34,7 @@ def select(monkeypatch, name):
 def own_backend(monkeypatch):
     yield
     monkeypatch.undo()
-    kernel._load_backend.cache_clear()
+    library._load_backend.cache_clear()
 
 
 @pytest.fixture(params=["c", "torch"])
@@ -165,8 +166,8 @@ def test_clones_agree_with_plain_c_bit_for_bit(tmp_path, monkeypatch):
     expected = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
-    library = kernel.ctypes.CDLL(str(plain))
-    monkeypatch.setattr(kernel, "_load_backend", lambda: kernel._Backend(library, str(plain)))
+    built = ctypes.CDLL(str(plain))
+    monkeypatch.setattr(library, "_load_backend", lambda: library.Backend(built, str(plain)))
     actual = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
@@ -378,7 +379,7 @@ def test_bad_arguments_of_accumulate_are_refused_by_name(backend, acc, grad, nam
 
 
 def test_fallback_is_chosen_by_the_environment_and_says_so_once(monkeypatch, caplog):
-    with caplog.at_level(logging.WARNING, logger="zenflow.host.kernel"):
+    with caplog.at_level(logging.WARNING, logger="zenflow.host.library"):
         select(monkeypatch, "torch")
         for _ in range(3):
             run(problem(3, 4))
@@ -389,7 +390,7 @@ def test_fallback_is_chosen_by_the_environment_and_says_so_once(monkeypatch, cap
 
 def test_an_unknown_kernel_is_refused(monkeypatch):
     monkeypatch.setenv("ZENFLOW_KERNEL", "fortran")
-    kernel._load_backend.cache_clear()
+    library._load_backend.cache_clear()
     with pytest.raises(ValueError, match="fortran"):
         kernel.active_kernel()
 
@@ -402,9 +403,9 @@ def test_a_library_that_is_no_use_gives_the_fallback(monkeypatch, caplog, tmp_pa
         origin = torch._C.__file__  # loads, but is not ours
     spec = ModuleSpec("zenflow.host._host_kernel", None, origin=str(origin))
     found = None if state == "missing" else spec
-    monkeypatch.setattr(kernel.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: found)
     monkeypatch.delenv("ZENFLOW_KERNEL", raising=False)
-    kernel._load_backend.cache_clear()
+    library._load_backend.cache_clear()
     assert kernel.active_kernel() == "torch"
     assert "reinstall" in caplog.text
     run(problem(3, 4))
@@ -412,14 +413,17 @@ def test_a_library_that_is_no_use_gives_the_fallback(monkeypatch, caplog, tmp_pa
 
 def test_a_library_of_another_interface_is_not_called(monkeypatch, caplog):
     select(monkeypatch, "c")
-    monkeypatch.setattr(kernel, "_INTERFACE", kernel._INTERFACE + 1)
-    kernel._load_backend.cache_clear()
+    monkeypatch.setattr(library, "_INTERFACE", library._INTERFACE + 1)
+    library._load_backend.cache_clear()
     assert kernel.active_kernel() == "torch"
     assert "built from other sources" in caplog.text
 
 
 def test_importing_loads_no_library_and_logs_nothing():
-    program = "import zenflow.host.kernel as k; assert k._load_backend.cache_info().currsize == 0"
+    program = (
+        "from zenflow.host import kernel, library\n"
+        "assert not library._load_backend.cache_info().currsize"
+    )
     environment = os.environ | {"ZENFLOW_KERNEL": "torch"}
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, env=environment, capture_output=True

@@ -9,30 +9,15 @@ import threading
 
 import pytest
 
-from tests.models import TINY, TinyStack, assert_equal, closing, weights_of
-from zenflow import GradientError, WorkerError, ZenFlowAdamW, ZenFlowConfig
+from tests.models import assert_equal, closing, weights_of
+from tests.zenflow.runs import MODES, make, take_steps, undisturbed_weights
+from zenflow import GradientError, WorkerError
 from zenflow.device.cpu import CpuDevice
-
-CONFIG = ZenFlowConfig(
-    topk_ratio=0.3, update_interval=2, select_interval=3, block_elements=20, **TINY
-)
-MODES = {"keep": {}, "release": {"max_grad_norm": 0.5}}
 
 
 @pytest.fixture(autouse=True)
 def late(monkeypatch):
     monkeypatch.setattr(CpuDevice, "is_synchronous", False)
-
-
-def make(mode="keep"):
-    model = TinyStack(num_layers=4)
-    return model, ZenFlowAdamW(model.parameters(), config=CONFIG, **MODES[mode])
-
-
-def take_steps(model, optimizer, steps):
-    for step in steps:
-        model.loss(step).backward()
-        optimizer.step()
 
 
 def take_bad_step(model, optimizer):
@@ -62,9 +47,7 @@ def test_every_call_after_the_bad_step_is_refused_not_only_the_first(first, mode
 
 
 def test_a_loaded_checkpoint_is_gone_on_from_exactly():
-    expected_model, expected = make()
-    with closing(expected):
-        take_steps(expected_model, expected, range(9))
+    expected = undisturbed_weights(9)
     model, optimizer = make()
     with closing(optimizer):
         take_steps(model, optimizer, range(5))
@@ -78,7 +61,7 @@ def test_a_loaded_checkpoint_is_gone_on_from_exactly():
             optimizer.load_state_dict(good[1])
             take_steps(model, optimizer, range(5, 9))
             optimizer.synchronize()
-            assert_equal(weights_of(model), weights_of(expected_model))
+            assert_equal(weights_of(model), expected)
 
 
 def test_close_tells_of_a_norm_that_nobody_was_told_of_and_still_ends_every_thread():

@@ -1,5 +1,7 @@
 """Changes of k in mid-run: what stays where it is, what is refused, and what repeats."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from zenflow import (
     ZenFlowAdamW,
     ZenFlowConfig,
 )
+from zenflow.columns.upload_buffers import UploadPool
 
 CHANGES = {
     3: {"topk_ratio": 0.6},
@@ -117,6 +120,30 @@ def test_memory_is_what_was_planned_at_every_k():
         # Room for k = 0.02 where a fixed k of 0.1 leaves a tenth to the device.
         rooms = plans[0].host_bytes / fixed.memory.host_bytes
     assert 1.05 < rooms < 1.11
+
+
+def test_upload_buffers_are_planned_for_the_windows_in_force():
+    """After decisions, resizings and a checkpoint of other knobs, with nobody told of them."""
+
+    def planned():
+        engine = optimizer._engine
+        return UploadPool(engine.device, engine.config, engine.layout.blocks, engine.calendar)
+
+    model, capacities, states = OddShapes(), [], []
+    optimizer = ZenFlowAdamW(
+        model.parameters(), config=config_of("rolling, lag 1"), controller=controlled()
+    )
+    with closing(optimizer):
+        for step in range(12):
+            model.loss(step).backward()
+            optimizer.step()
+            capacities.append(optimizer._engine.uploads.capacity)
+            assert capacities[-1] == planned().capacity
+            states.append(copy.deepcopy(optimizer.state_dict()))
+        for index in (4, 3):  # the same k, another S
+            optimizer.load_state_dict(states[index])
+            assert optimizer._engine.uploads.capacity == planned().capacity == capacities[index]
+    assert capacities[4] != capacities[3]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zenflow import LANES, Span, Timeline, compare
-from zenflow.trace.chrome import read_trace
 
 times = st.integers(0, 40)  # whole seconds: sums are exact, touching spans are common
 
@@ -158,7 +157,7 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         Timeline().write(path)
-    assert read_trace(path) == two_steps()
+    assert Timeline.read(path) == two_steps()
     assert [entry.name for entry in tmp_path.iterdir()] == ["trace.json"]
 
 

@@ -14,21 +14,27 @@ from torch import Tensor
 from zenflow.rule.adamw import Hyper, update_dense, update_rows
 
 BANK_ELEMENTS = 1 << 24
-"""Most elements in a bank: its update needs three temporaries of its size."""
+"""Largest number of elements in a bank. Its update needs three temporaries of its size."""
 
 
 @dataclass(slots=True, eq=False)
 class Bank:
-    """Important columns of one length, parameter group and dtype, as rows: float32."""
+    """Important columns of one length, parameter group and dtype, as rows: (K, O), float32."""
 
     group: int
+    """Index of the parameter group."""
     num_rows: int
     """Length O of a column, the width of this matrix."""
     num_columns: int = 0
+    """Number of columns, K, the rows of this matrix."""
     master: Tensor = field(default_factory=lambda: torch.empty(0))
+    """True weights."""
     exp_avg: Tensor = field(default_factory=lambda: torch.empty(0))
+    """First moments."""
     exp_avg_sq: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Second moments."""
     step: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Number of Adam steps that each row has taken, (K,), int64."""
 
     def allocate(self, device: torch.device) -> None:
         """Make room for all columns counted so far."""
@@ -38,7 +44,7 @@ class Bank:
         )
         self.step = torch.zeros(self.num_columns, dtype=torch.int64, device=device)
 
-    def release(self) -> None:
+    def free(self) -> None:
         """Give the memory back."""
         self.num_columns = 0
         self.master = self.exp_avg = self.exp_avg_sq = self.step = torch.empty(0)
@@ -61,14 +67,19 @@ class Resident:
     """A parameter that stays on the device whole."""
 
     param: Tensor
+    """The model's parameter."""
     name: str
+    """Name of the parameter in messages."""
     group: int
+    """Index of its parameter group."""
     master: Tensor
-    """The parameter itself if it is float32, else a float32 copy."""
+    """True weights: the parameter itself if it is float32, else a float32 copy."""
     exp_avg: Tensor
+    """First moments, of the parameter's shape, float32."""
     exp_avg_sq: Tensor
+    """Second moments, of the parameter's shape, float32."""
     step: Tensor
-    """Shape (), float32, as torch's fused AdamW wants it."""
+    """Number of Adam steps taken, shape (), float32, as torch's fused AdamW wants it."""
 
     @classmethod
     def of(cls, param: Tensor, name: str, group: int) -> Resident:

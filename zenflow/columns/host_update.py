@@ -30,12 +30,13 @@ class WindowUpdate:
     """What one host update does: AdamW on the mean of a window's gradients."""
 
     hyper: Hyper
+    """AdamW's settings."""
     lr_scale: float
     """Factor on the learning rate, and so on the decoupled decay."""
     count: int
-    """Gradients whose sum Adam sees the mean of; 1 where it sees each."""
+    """Number of gradients whose mean Adam sees; 1 where it sees each."""
     accumulator: int | None
-    """Accumulator to read, if there is something in it."""
+    """Index of the accumulator to read, if there is something in it."""
     reads_staging: bool
     """Whether the last gradient is still in staging, to be taken in the same pass."""
     prediction: float
@@ -134,9 +135,11 @@ class Accumulation:
     """A block's staged gradient on its way into an accumulator."""
 
     host: HostRows
+    """Rows of the block."""
     shape: tuple[int, int]
     """(D, O) of the block."""
     accumulator: int
+    """Index of the accumulator."""
     first: bool
     """Whether it opens the window."""
 
@@ -164,9 +167,11 @@ class Moments:
     """A block's staged gradient on its way into the moments, in mid-window."""
 
     host: HostRows
+    """Rows of the block."""
     shape: tuple[int, int]
     """(D, O) of the block."""
     hyper: Hyper
+    """AdamW's settings."""
 
     def encode(self) -> HostJob:
         """Return the work on all rows as a job of a pool."""
@@ -194,13 +199,15 @@ class Update:
     """A block's window that ends."""
 
     host: HostRows
+    """Rows of the block."""
     shape: tuple[int, int]
     """(D, O) of the block."""
     window: WindowUpdate
+    """What is done to each row."""
     active: Tensor
-    """Which rows take part, (D,), uint8."""
+    """Flags of the rows that take part, (D,), uint8."""
     out: Tensor
-    """What is uploaded, (D, O)."""
+    """Weights to upload, (D, O)."""
 
     def encode(self) -> HostJob:
         """Return the work on all rows as a job of a pool."""

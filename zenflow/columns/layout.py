@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, Resident
-from zenflow.columns.host_rows import HostRows, HostSlabs, UploadBuffer
-from zenflow.lanes.completion import Completion, finished
+from zenflow.columns.host_rows import HostRows, HostSlabs
+from zenflow.columns.upload_buffers import UploadBuffer
+from zenflow.lanes.completion import Completion, already_done
 from zenflow.rule.blocks import BlockShape
 
 
@@ -47,25 +48,30 @@ class Block:
     index: int
     """Rank in backward order: the calendar's name for this block."""
     shape: BlockShape
+    """Size of the block, and its place in its parameter."""
     split: SplitParam
+    """Parameter that it is a part of."""
     host: HostRows
+    """Rows of the deferred columns, views of the parameter's."""
     deferred_columns: Tensor
     """Column index of each host row, shape (D,), int64; a view of the parameter's."""
     important_columns: Tensor
     """Column index of each bank row, shape (K,), int64; a view of the parameter's."""
     bank_first: int
+    """Bank row of the block's first important column."""
     columns: ColumnVectors
     """This block's part of the vectors that span all columns."""
     count: int = 0
-    """Gradients in the open window, n."""
+    """Number of gradients in the open window, n."""
     accumulator: int = 0
-    """Which accumulator the open window uses."""
+    """Index of the accumulator that the open window uses."""
     wants_selection: bool = False
+    """Whether columns are selected anew when the window ends."""
     landing: Landing | None = None
-    """The update in flight."""
-    staging_free: Completion = field(default_factory=finished)
+    """The update in flight, if there is one."""
+    staging_free: Completion = field(default_factory=already_done)
     """The last host task that reads the staged gradient: the next copy into it comes after."""
-    last_update: Completion = field(default_factory=finished)
+    last_update: Completion = field(default_factory=already_done)
     """The last host update: updates of one block run one after another."""
 
     @property
@@ -73,27 +79,47 @@ class Block:
         """(D, O) of the host's rows; a tensor's own shape takes longer to ask for."""
         return self.shape.num_deferred, self.shape.num_rows
 
+    def switch_accumulator(self) -> None:
+        """Let the next window use the other accumulator, if there is one: this one is read."""
+        if len(self.host.accumulators) > 1:
+            self.accumulator = 1 - self.accumulator
+
 
 @dataclass(slots=True, eq=False)
 class Landing:
-    """One block's update in flight.
+    """One block's update in flight, from its start on the host to its landing.
 
-    `computed` is set by the host worker. The upload may begin once nothing reads the weights any
-    more in the step of the landing; `uploaded` is then made, and set by the h2d lane.
+    The upload begins once nothing reads the weights any more in the step of the landing.
     """
 
     block: Block
+    """The block whose weights are updated."""
     values: Tensor
-    """What is uploaded, (D, O) in the parameter's dtype: a view of `buffer`, or the staging."""
+    """Weights to upload, (D, O) in the parameter's dtype: a view of `buffer`, or the staging."""
     buffer: UploadBuffer | None
-    """None at a lag of 0: the update then overwrites the gradient it has read."""
+    """Buffer of `values`. None at a lag of 0: the update overwrites the gradient it has read."""
     land_step: int
+    """Step by whose end the weights are on the device."""
     opened: int
     """Step after which the window began: its oldest gradient is of the step after."""
     copied: Sequence[Completion]
-    """Copies of the window's last gradient."""
+    """Copies of the window's last gradient, where the landing's step has to wait for them."""
     computed: Completion
+    """The host's update."""
     uploaded: Completion | None = None
+    """Copy to the device; None until it is queued."""
+
+    def begin(self) -> None:
+        """Let the block have this update in flight; its buffer is then in use."""
+        self.block.landing = self
+        if self.buffer is not None:
+            self.buffer.num_open += 1
+
+    def end(self) -> None:
+        """Let the block have no update in flight; its place in the buffer is then free."""
+        self.block.landing = None
+        if self.buffer is not None:
+            self.buffer.num_open -= 1
 
     @property
     def num_bytes(self) -> int:
@@ -106,26 +132,37 @@ class SplitParam:
     """A parameter whose columns are shared out between device and host."""
 
     param: Tensor
+    """The model's parameter."""
     name: str
+    """Name of the parameter in messages."""
     group: int
+    """Index of its parameter group."""
     num_rows: int
+    """Length O of a column."""
     num_columns: int
+    """Number of columns, I."""
     bank: Bank
+    """Bank of its important columns."""
     bank_first: int
+    """Bank row of its first important column."""
     room: HostRows
     """All host rows that there is memory for."""
     host: HostRows
-    """The first of them, which are in use."""
+    """The first rows of `room`, which are in use."""
     deferred_columns: Tensor
+    """Column index of each host row, (D,), int64."""
     important_columns: Tensor
+    """Column index of each bank row, (K,), int64."""
     columns: ColumnVectors
     """This parameter's part of the vectors that span all columns."""
     blocks: list[Block] = field(default_factory=list)
+    """Blocks of its columns, in ascending order."""
     bucket: int = 0
+    """Index of the bucket that it is copied in."""
 
     @property
     def bank_last(self) -> int:
-        """The bank row after this parameter's last."""
+        """Bank row after this parameter's last."""
         return self.bank_first + self.important_columns.numel()
 
     def share_out(self) -> None:
@@ -154,9 +191,19 @@ class Bucket:
     """Parameters whose columns are copied together, in backward order."""
 
     index: int
+    """Rank in backward order."""
     splits: list[SplitParam] = field(default_factory=list)
+    """Parameters of the bucket, in backward order."""
     blocks: list[Block] = field(default_factory=list)
     """All blocks of these parameters, in order."""
+
+
+def by_bucket(blocks: Iterable[Block]) -> dict[int, list[Block]]:
+    """Return the blocks by the index of their bucket, in their order."""
+    groups: dict[int, list[Block]] = {}
+    for block in blocks:
+        groups.setdefault(block.split.bucket, []).append(block)
+    return groups
 
 
 @dataclass(slots=True, eq=False)
@@ -164,24 +211,31 @@ class Layout:
     """Every trainable parameter's place, and the vectors that span all columns."""
 
     splits: list[SplitParam]
+    """Parameters whose columns are shared out, in registration order."""
     residents: list[Resident]
+    """Parameters that stay on the device whole, in registration order."""
     banks: list[Bank]
+    """Device memory of the important columns."""
     members: list[list[SplitParam]]
-    """For each bank the parameters with columns in it, in the order of their rows."""
+    """Parameters with columns in each bank, in the order of their rows."""
     blocks: list[Block]
+    """All blocks, in backward order."""
     buckets: list[Bucket]
+    """All buckets, in backward order."""
     slabs: HostSlabs
+    """Host memory of the deferred columns."""
     columns: ColumnVectors
+    """Vectors over the columns of all split parameters, one parameter after another."""
     num_accumulators: int
-    """Of each block; what the config and a controller make necessary."""
+    """Number of accumulators of each block: what the config and a controller make necessary."""
     topk_ratio: float
-    """By which each block's number of important columns came about."""
+    """Ratio by which each block's number of important columns came about."""
     least_topk_ratio: float
-    """The smallest for which there is host memory."""
+    """Smallest ratio for which there is host memory."""
     version: int = 0
-    """Goes up whenever tensors are replaced."""
+    """Count of the times that tensors were replaced."""
 
     @property
     def widths(self) -> list[int]:
-        """Columns of each block, in the order of the vectors that span all columns."""
+        """Number of columns of each block, in the order of the vectors that span all columns."""
         return [block.shape.num_columns for split in self.splits for block in split.blocks]

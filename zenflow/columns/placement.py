@@ -21,8 +21,11 @@ class NamedParam:
     """A parameter with the group it is in and a name for messages."""
 
     param: Tensor
+    """The model's parameter."""
     name: str
+    """Name of the parameter in messages."""
     group: int
+    """Index of its parameter group."""
 
 
 def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
@@ -53,10 +56,10 @@ def build_layout(
     Args:
         params: Every trainable parameter.
         config: The update rule's settings.
-        device: Where the parameters are.
+        device: Device that the parameters are on.
         least_topk_ratio: Smallest k for which the host has memory, at most the config's.
         largest_interval: S for which blocks are cut fine enough.
-        num_accumulators: Of each block.
+        num_accumulators: Number of accumulators of each block.
     """
     to_split = [named for named in params if is_split(named.param, config)]
     residents = [
@@ -70,27 +73,21 @@ def build_layout(
         update_interval=largest_interval,
         block_elements=config.block_elements,
     )
-    num_deferred, room = [0] * len(to_split), [0] * len(to_split)
-    for shape in shapes:
-        num_deferred[shape.matrix] += shape.num_deferred
-        least = important_count(least_topk_ratio, shape.num_columns)
-        room[shape.matrix] += shape.num_columns - least
-    slabs = HostSlabs(
-        device,
-        [
-            (most, named.param.shape[0], named.param.dtype)
-            for most, named in zip(room, to_split, strict=True)
-        ],
-        num_accumulators,
-    )
+    most_deferred = _deferred_columns(shapes, len(to_split), least_topk_ratio)
     rooms = [
-        slabs.take(most, named.param.shape[0], named.param.dtype)
-        for most, named in zip(room, to_split, strict=True)
+        (most, named.param.shape[0], named.param.dtype)
+        for most, named in zip(most_deferred, to_split, strict=True)
     ]
+    slabs = HostSlabs(device, rooms, num_accumulators)
     columns = ColumnVectors.zeros(
         sum(_matrix_shape(named.param)[1] for named in to_split), device.torch_device
     )
-    splits, banks = _make_splits(to_split, num_deferred, rooms, columns)
+    splits, banks = _make_splits(
+        to_split,
+        _deferred_columns(shapes, len(to_split), config.topk_ratio),
+        [slabs.take(*room) for room in rooms],
+        columns,
+    )
     blocks = [_make_block(i, shape, splits[shape.matrix]) for i, shape in enumerate(shapes)]
     for split in splits:
         _fill_masters(split)
@@ -109,6 +106,16 @@ def build_layout(
     )
 
 
+def _deferred_columns(
+    shapes: Sequence[BlockShape], num_matrices: int, topk_ratio: float
+) -> list[int]:
+    """Return how many columns of each matrix are deferred at a ratio."""
+    counts = [0] * num_matrices
+    for shape in shapes:
+        counts[shape.matrix] += shape.num_columns - important_count(topk_ratio, shape.num_columns)
+    return counts
+
+
 def _matrix_shape(param: Tensor) -> tuple[int, int]:
     return param.shape[0], param.numel() // param.shape[0]
 
@@ -122,20 +129,15 @@ def _make_splits(
     """Give every split parameter its rows on the host, in a bank, and in the column vectors."""
     shapes = [_matrix_shape(named.param) for named in to_split]
     num_important = [
-        num_columns - deferred
-        for (_, num_columns), deferred in zip(shapes, num_deferred, strict=True)
+        width - deferred for (_, width), deferred in zip(shapes, num_deferred, strict=True)
     ]
-    banks, places = assign_banks(
-        [
-            (named.group, num_rows, named.param.dtype)
-            for named, (num_rows, _) in zip(to_split, shapes, strict=True)
-        ],
-        num_important,
-    )
+    kinds = [(named.group, named.param.shape[0], named.param.dtype) for named in to_split]
+    banks, places = assign_banks(kinds, num_important)
     splits = []
     first = 0
     device = columns.energies.device
-    for index, (named, (num_rows, num_columns)) in enumerate(zip(to_split, shapes, strict=True)):
+    for index, named in enumerate(to_split):
+        num_rows, num_columns = shapes[index]
         bank, bank_first = places[index]
         split = SplitParam(
             param=named.param,

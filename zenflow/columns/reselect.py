@@ -24,7 +24,7 @@ def hand_over(
     landing.
 
     Args:
-        block: Whose columns to choose.
+        block: The block, changed in place.
         update: The window's update; None if there was no gradient in it.
         factor: The last step's clip factor.
         hysteresis: Share by which a newcomer must exceed the column it replaces.

@@ -25,17 +25,16 @@ from zenflow.rule.importance import select_columns
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where rows go: row `source[i]` of one side becomes row `target[i]` of another or the same.
-
-    On the host, int64.
-    """
+    """Where rows go: row `source[i]` of a side becomes row `target[i]` of another or the same."""
 
     target: Tensor
+    """Row that each one becomes, (n,), int64, on the host."""
     source: Tensor
+    """Row that each one was, (n,), int64, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RowMoves:
     """Where every row of one parameter comes from; columns ascend on both sides."""
 
     deferred: Tensor
@@ -52,8 +51,8 @@ class Move:
     """Bank rows from host rows."""
 
     @classmethod
-    def of(cls, split: SplitParam, chosen: Tensor) -> Move:
-        """Return the move after which the chosen columns, (I,) bool on the host, are important."""
+    def of(cls, split: SplitParam, chosen: Tensor) -> RowMoves:
+        """Return the moves that make the chosen columns, (I,) bool on the host, important."""
         row_of = _ranks(split.deferred_columns.cpu(), split.num_columns)
         rank_of = _ranks(split.important_columns.cpu(), split.num_columns)
         deferred = (~chosen).nonzero().squeeze(1)
@@ -96,7 +95,7 @@ def resize(
 
     Args:
         layout: Changed in place.
-        topk_ratio: In (0, 1), at least the layout's `least_topk_ratio`.
+        topk_ratio: New ratio in (0, 1), at least the layout's `least_topk_ratio`.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
         updates: The update of each block's window, by the block's index; none for a window
             without gradients.
@@ -129,7 +128,7 @@ def resize(
             active |= _resize_param(split, *place, hysteresis, updates, factor)
             waiting[id(former)] -= 1
             if not waiting[id(former)]:
-                former.release()
+                former.free()
     layout.banks[:] = banks
     layout.members[:] = [members_of(bank, layout.splits) for bank in banks]
     layout.topk_ratio = topk_ratio
@@ -158,21 +157,21 @@ def _resize_param(
         ]
     )
     split.columns.is_important.copy_(chosen)
-    move = Move.of(split, chosen.cpu())
-    _finish_windows(split, move.leave.source, updates, factor)
-    _move_rows(split, bank, first, move)
+    moves = RowMoves.of(split, chosen.cpu())
+    _finish_windows(split, moves.leave.source, updates, factor)
+    _move_rows(split, bank, first, moves)
     device = bank.master.device
     split.bank, split.bank_first = bank, first
-    split.host = split.room.rows(0, len(move.deferred))
-    split.deferred_columns = move.deferred.to(device)
-    split.important_columns = move.important.to(device)
+    split.host = split.room.rows(0, len(moves.deferred))
+    split.deferred_columns = moves.deferred.to(device)
+    split.important_columns = moves.important.to(device)
     split.share_out()
-    leaving = move.leave.target.to(device)
+    leaving = moves.leave.target.to(device)
     weight_OI = split.weight()
     fresh_OL = bank.master[first + leaving].t().to(weight_OI)
     weight_OI.index_copy_(1, split.important_columns[leaving], fresh_OL)
-    takes_part = torch.ones(len(move.deferred), dtype=torch.uint8)
-    takes_part[move.enter.target] = 0
+    takes_part = torch.ones(len(moves.deferred), dtype=torch.uint8)
+    takes_part[moves.enter.target] = 0
     sizes = [block.shape.num_deferred for block in split.blocks]
     parts = takes_part.split(sizes)
     return {block.index: part for block, part in zip(split.blocks, parts, strict=True)}
@@ -192,18 +191,18 @@ def _finish_windows(
             update.apply(block.host, factor, active, torch.empty_like(block.host.staging))
 
 
-def _move_rows(split: SplitParam, bank: Bank, first: int, move: Move) -> None:
+def _move_rows(split: SplitParam, bank: Bank, first: int, moves: RowMoves) -> None:
     """Bring every row to its place, one field after another."""
-    last = first + len(move.important)
+    last = first + len(moves.important)
     device = bank.master.device
     for name in ROW_STATE:
         room, former = getattr(split.room, name), getattr(split.bank, name)
         former = former[split.bank_first : split.bank_last]
         rows = getattr(bank, name)[first:last]
-        rows[move.keep.target.to(device)] = former[move.keep.source.to(device)]
-        rows[move.leave.target.to(device)] = room[move.leave.source].to(device)
-        room[move.stay.target] = room[move.stay.source]
-        room[move.enter.target] = former[move.enter.source.to(device)].cpu()
+        rows[moves.keep.target.to(device)] = former[moves.keep.source.to(device)]
+        rows[moves.leave.target.to(device)] = room[moves.leave.source].to(device)
+        room[moves.stay.target] = room[moves.stay.source]
+        room[moves.enter.target] = former[moves.enter.source.to(device)].cpu()
     for tensor in (*split.room.accumulators, split.room.staging):
-        tensor[move.stay.target] = tensor[move.stay.source]
-        tensor[move.enter.target] = 0
+        tensor[moves.stay.target] = tensor[moves.stay.source]
+        tensor[moves.enter.target] = 0

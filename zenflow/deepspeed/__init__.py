@@ -3,12 +3,5 @@
 DeepSpeed's ZenFlow is the paper's rule, so ``zero_optimization.zenflow`` becomes the preset
 ``zenflow_paper`` with the file's values (aligned windows, landing a window late, the learning
 rate as it is). Without that section ``offload_optimizer`` is the preset ``zero_offload``, and
-without both it is ``on_device``. Loads neither torch nor DeepSpeed.
+without both it is ``on_device``. DeepSpeed itself is not needed.
 """
-
-from __future__ import annotations
-
-from zenflow.deepspeed.schedule import DeepSpeedSchedule
-from zenflow.deepspeed.settings import DeepSpeedSettings, read_deepspeed
-
-__all__ = ["DeepSpeedSchedule", "DeepSpeedSettings", "read_deepspeed"]

@@ -2,7 +2,6 @@
 
 What counts is whether leaving a key out changes the weights that come out of a run. Keys that
 ``zenflow.deepspeed`` reads by name are not repeated here. Key names are those of DeepSpeed 0.19.
-Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reading: collects what came up while a DeepSpeed configuration was read, to tell all at once.
-
-Does not import torch.
-"""
+"""Reading: collects what came up while a DeepSpeed configuration was read, to tell all at once."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from zenflow.config import unknown_name
+from zenflow.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,13 +22,13 @@ class Reading:
     """
 
     refused: list[str] = field(default_factory=list)
-    """What is wrong, as rule, value and remedy."""
+    """Messages that say what is wrong: rule, value and remedy."""
 
     unused: list[str] = field(default_factory=list)
     """Names of keys that have no effect and change no result."""
 
     notes: list[str] = field(default_factory=list)
-    """What is done in another way here, and may change results a little."""
+    """Messages on what is done in another way here, and may change results a little."""
 
     auto: list[str] = field(default_factory=list)
     """Names of keys that are left to the program."""
@@ -66,7 +63,7 @@ class Reading:
         """File the keys of a section that nobody has taken.
 
         Args:
-            rest: What is left of the section.
+            rest: Keys that are left of the section.
             prefix: Its name with a dot, or nothing for the top level.
             unused: Keys that change no result.
             refused: Keys that do unless they are off, and each one's remedy.

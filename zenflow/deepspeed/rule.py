@@ -1,14 +1,16 @@
-"""From DeepSpeed's ``zero_optimization`` to the update rule. Does not import torch."""
+"""From DeepSpeed's ``zero_optimization`` to the update rule."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zenflow.config import ZenFlowConfig
 from zenflow.deepspeed import keys
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zenflow.config import ZenFlowConfig
     from zenflow.deepspeed.reading import Reading
 
 _READ_ZERO = ("stage", "zenflow", "offload_optimizer", "offload_param", "cpu_offload")
@@ -22,9 +24,19 @@ AUTO_START = 1
 
 
 def read_rule(
-    reading: Reading, zero: dict[str, Any], steps_per_epoch: int | None
+    reading: Reading,
+    zero: dict[str, Any],
+    preset: Callable[..., ZenFlowConfig],
+    steps_per_epoch: int | None,
 ) -> ZenFlowConfig:
-    """Return the update rule; an invalid one is noted, and a default returned in its place."""
+    """Return the update rule; an invalid one is noted, and a default returned in its place.
+
+    Args:
+        reading: Takes what can't be honoured.
+        zero: The section ``zero_optimization``, which is emptied.
+        preset: ``ZenFlowConfig.preset``: makes the rule from a preset's name and changes.
+        steps_per_epoch: Optimizer steps in an epoch; None where the caller doesn't say.
+    """
     offloads = _offloads(reading, zero)
     zenflow = zero.pop("zenflow", None)
     stage = zero.pop("stage", 0)
@@ -35,7 +47,7 @@ def read_rule(
     prefix = "zero_optimization."
     reading.sort(zero, prefix, keys.UNUSED_ZERO, keys.REFUSED_ZERO, _READ_ZERO)
     if zenflow is None:
-        return ZenFlowConfig.preset("zero_offload" if offloads else "on_device")
+        return preset("zero_offload" if offloads else "on_device")
     if not offloads:
         reading.refused.append(
             "zero_optimization.zenflow must go with offload_optimizer, got none: "
@@ -44,10 +56,10 @@ def read_rule(
     section = reading.section(zenflow, "zero_optimization.zenflow")
     changes = _rule(reading, section, steps_per_epoch)
     try:
-        return ZenFlowConfig.preset("zenflow_paper", **changes)
+        return preset("zenflow_paper", **changes)
     except ConfigError as error:
         reading.refused.append(f"zero_optimization.zenflow: {error}")
-        return ZenFlowConfig()
+        return preset("zenflow")
 
 
 def _offloads(reading: Reading, zero: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""From DeepSpeed's ``scheduler`` to a learning-rate schedule. Does not import torch."""
+"""From DeepSpeed's ``scheduler`` to a learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeepSpeedSchedule:
     """A rise of the learning rate from 0, and what comes behind it."""
 
     shape: Shape
-    """Behind the rise: constant, or down to 0 along a line or half a cosine."""
+    """Course after the rise: constant, or down to 0 along a line or half a cosine."""
 
     max_lr: float | None
     """Learning rate at the end of the rise; None is the optimizer's own."""

@@ -1,4 +1,4 @@
-"""DeepSpeedSettings, and ``read_deepspeed`` that makes them. Does not import torch."""
+"""DeepSpeedSettings, and what makes them of a DeepSpeed JSON."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zenflow.config import raise_violations
 from zenflow.deepspeed import keys
 from zenflow.deepspeed.reading import Reading, is_number
 from zenflow.deepspeed.rule import read_rule
 from zenflow.deepspeed.schedule import DeepSpeedSchedule, read_schedule
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, raise_violations
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from os import PathLike
 
     from zenflow.config import ZenFlowConfig
@@ -65,7 +65,7 @@ class DeepSpeedSettings:
     """
 
     schedule: DeepSpeedSchedule | None
-    """Of the learning rate, for a scheduler of ``torch.optim.lr_scheduler``; None is constant."""
+    """Schedule of the learning rate, for ``torch.optim.lr_scheduler``; None is constant."""
 
     max_grad_norm: float | None
     """Largest norm over all gradients; None is no clipping (or "auto", see ``auto``)."""
@@ -80,7 +80,7 @@ class DeepSpeedSettings:
     """Samples in an optimizer step, over all devices."""
 
     dtype: Dtype | None
-    """What the model's weights are; None where it is "auto"."""
+    """Dtype of the model's weights; None where it is "auto"."""
 
     grad_scaler: Mapping[str, float | int] | None
     """Arguments for ``torch.amp.GradScaler``; None unless the dtype is fp16."""
@@ -104,25 +104,16 @@ class DeepSpeedSettings:
         return tuple(name.removeprefix(prefix) for name in self.auto if name.startswith(prefix))
 
 
-def read_deepspeed(
-    source: str | PathLike[str] | Mapping[str, Any], *, steps_per_epoch: int | None = None
+def settings_of(
+    source: str | PathLike[str] | Mapping[str, Any],
+    preset: Callable[..., ZenFlowConfig],
+    *,
+    steps_per_epoch: int | None,
 ) -> DeepSpeedSettings:
-    """Return what a DeepSpeed configuration says.
+    """Return what a DeepSpeed configuration says, its rule made by ``ZenFlowConfig.preset``.
 
-    A window length of "auto", DeepSpeed's default, starts at 1 and is named in ``auto_knobs``:
-    hand the optimizer a controller, else it stays there.
-
-    Keys that can't be honoured and change no result (buffers, buckets, logs) are named in one
-    ``UserWarning``; a learning rate that rises in another way is told by another.
-
-    Args:
-        source: Path of the JSON file, or its content.
-        steps_per_epoch: Optimizer steps in an epoch; needed where selection goes by epochs, as
-            it does in DeepSpeed by default.
-
-    Raises:
-        ConfigError: The file can't be read, a key is unknown, or a key would change results and
-            can't be honoured; the message lists them all.
+    ``zenflow.read_deepspeed`` says what becomes of each key. Warnings name the line that called
+    the caller.
     """
     reading = Reading()
     root = reading.section(_loaded(source), "")
@@ -132,7 +123,7 @@ def read_deepspeed(
     if root.pop("gradient_allreduce_op", "mean") != "mean":
         reading.refuse("gradient_allreduce_op", "gradients are averaged; remove it")
     settings = DeepSpeedSettings(
-        config=read_rule(reading, zero, steps_per_epoch),
+        config=read_rule(reading, zero, preset, steps_per_epoch),
         optimizer=_optimizer(reading, root.pop("optimizer", None)),
         schedule=read_schedule(reading, root.pop("scheduler", None)),
         max_grad_norm=_max_grad_norm(reading, root.pop("gradient_clipping", None)),
@@ -146,12 +137,12 @@ def read_deepspeed(
     reading.sort(root, "", keys.UNUSED_TOP_LEVEL, keys.REFUSED_TOP_LEVEL, _READ_TOP_LEVEL)
     raise_violations("the DeepSpeed configuration", reading.refused)
     for note in reading.notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)
     if reading.unused:
         warnings.warn(
             "these DeepSpeed keys have no effect here (and change no result): "
             + ", ".join(reading.unused),
-            stacklevel=2,
+            stacklevel=3,
         )
     return settings
 

@@ -16,7 +16,7 @@ from zenflow.lanes.completion import Completion
 from zenflow.trace.recorder import DeviceSpan
 
 CLOCK_SECONDS = 10.0
-"""How long the device's clock is trusted before it is compared with the host's again."""
+"""Seconds for which the device's clock is trusted before it is compared with the host's again."""
 
 
 class CudaDevice(AbstractDevice):

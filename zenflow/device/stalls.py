@@ -10,7 +10,7 @@ from zenflow.device.base import AbstractDevice
 from zenflow.trace.recorder import Recorder
 
 NOTICEABLE = 20e-6
-"""Seconds; shorter waits are counted but get no span."""
+"""Seconds from which a wait gets a span; shorter ones are only counted."""
 
 
 class StallClock:

@@ -1,9 +1,9 @@
 /* The host's part of an optimizer step: gradient accumulation, and AdamW that writes the
  * low-precision weights in the same pass over memory.
  *
- * Loaded by zenflow/host/kernel.py with ctypes, so that the interpreter lock is free while it runs and
- * no torch header is needed. It starts no threads: callers, _host_pool.c among them, hand row ranges
- * to their own.
+ * Loaded by zenflow/host/library.py with ctypes, so that the interpreter lock is free while it
+ * runs and no torch header is needed. It starts no threads: callers, _host_pool.c among them, hand
+ * row ranges to their own.
  *
  * Every operation is elementwise and rounded to float32 on its own, in torch.optim.AdamW's order
  * (build with -ffp-contract=off), so the result depends neither on how the work is cut into calls

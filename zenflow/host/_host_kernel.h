@@ -12,7 +12,7 @@
 #define EXPORT
 #endif
 
-/* Raised with every change of a signature: kernel.py refuses a library built from other code. */
+/* Raised with every change of a signature: library.py refuses a library built from other code. */
 #define INTERFACE 3
 
 EXPORT void zenflow_accumulate(float *acc, const void *grad, int dtype, int64_t n, float scale,

@@ -18,7 +18,7 @@ enum { ACCUMULATE = 0, MOMENTS = 1, ADAMW = 2 };
 /* Rows whose scales are computed at once, on the stack. */
 #define CHUNK 256
 
-/* One block's work; host_pool.py declares the same fields. A pointer that a kind does not need is
+/* One block's work; pool.py declares the same fields. A pointer that a kind does not need is
  * null. */
 typedef struct {
     int32_t kind;

@@ -4,7 +4,7 @@ Compiled C where the package was installed with a compiler, torch operations els
 `torch.optim.AdamW` operation by operation in float32, but for one division by a constant that is a
 multiplication, and agree bit for bit, except that the C kernel takes subnormal float32 values
 (below 1.2e-38 in size) for zero. Every operation is elementwise: any cut of the rows into calls,
-on any threads, gives the same bits. Calls into C release the interpreter lock and start no
+on any threads, gives the same bits. Calls into C give up the interpreter lock and start no
 threads; the fallback's threads are torch's.
 
 Shapes: R = rows (columns of the model's matrix), O = elements per row.
@@ -13,95 +13,15 @@ Shapes: R = rows (columns of the model's matrix), O = elements per row.
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.util
-import logging
-import os
-import threading
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from zenflow.host import torch_kernel
-
-_logger = logging.getLogger(__name__)
+from zenflow.host import library, torch_kernel
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The C kernel's number of each dtype."""
-_INTERFACE = 3  # the one the C file declares; raised with every change of a signature
-_CHOICES = ("c", "torch")
-
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-_ACCUMULATE_TYPES = (_POINTER, _POINTER, _INT, _LONG, _FLOAT, _INT)
-_MOMENTS_TYPES = (_POINTER, _POINTER, _POINTER, _INT, _LONG, *(_FLOAT,) * 4)
-_ADAMW_TYPES = (
-    *(_POINTER, _POINTER, _POINTER, _POINTER, _INT),  # master, exp_avg, exp_avg_sq, out, dtype
-    *(_POINTER, _INT, _FLOAT, _POINTER, _FLOAT),  # grad, its dtype and scale, acc, count
-    *(_LONG, _LONG, _POINTER, _POINTER, _POINTER),  # rows, cols, step_size, denom_scale, active
-    *(_FLOAT,) * 6,  # beta2, 1 - beta1, 1 - beta2, eps, decay, prediction
-)
-
-
-class _Backend:
-    """What runs the updates in this process: resolved at the first call, then fixed."""
-
-    __slots__ = ("accumulate", "adamw", "c_library", "moments", "path")
-
-    def __init__(self, library: ctypes.CDLL | None, path: str | None) -> None:
-        self.c_library = library
-        self.path = path
-        self.accumulate: Any = None  # ctypes functions are untyped
-        self.moments: Any = None
-        self.adamw: Any = None
-        if library is not None:
-            self.accumulate, self.moments, self.adamw = (
-                _bound(library.zenflow_accumulate, _ACCUMULATE_TYPES),
-                _bound(library.zenflow_moments, _MOMENTS_TYPES),
-                _bound(library.zenflow_adamw, _ADAMW_TYPES),
-            )
-
-
-def _bound(function: Any, types: tuple[Any, ...]) -> Any:
-    function.argtypes, function.restype = types, None
-    return function
-
-
-_resolve_lock = threading.Lock()
-
-
-def _resolve() -> _Backend:
-    """Return the process's backend; two threads' first calls must not both load and warn."""
-    with _resolve_lock:
-        return _load_backend()
-
-
-@functools.cache
-def _load_backend() -> _Backend:
-    library, path, reason = _load_library()
-    if library is None:
-        _logger.warning("host updates run on torch operations, slower than in C: %s", reason)
-    return _Backend(library, path)
-
-
-def _load_library() -> tuple[ctypes.CDLL | None, str | None, str]:
-    """Return the C library and its path, or (None, None, why there is none)."""
-    choice = os.environ.get("ZENFLOW_KERNEL", "c")
-    if choice not in _CHOICES:
-        raise ValueError(f"ZENFLOW_KERNEL must be one of {_CHOICES}, but is {choice!r}: unset it")
-    if choice == "torch":
-        return None, None, "ZENFLOW_KERNEL=torch asks for it"
-    spec = importlib.util.find_spec("zenflow.host._host_kernel")
-    if spec is None or spec.origin is None:
-        return None, None, "the C kernel is not built; reinstall with a C compiler present"
-    try:
-        library = ctypes.CDLL(spec.origin)
-        interface = int(library.zenflow_interface())
-    except (OSError, AttributeError) as error:
-        return None, None, f"{spec.origin} does not load ({error}); reinstall the package"
-    if interface != _INTERFACE:
-        return None, None, f"{spec.origin} is built from other sources; reinstall the package"
-    return library, spec.origin, ""
 
 
 def active_kernel() -> Literal["c", "torch"]:
@@ -113,12 +33,12 @@ def active_kernel() -> Literal["c", "torch"]:
     Raises:
         ValueError: `ZENFLOW_KERNEL` is neither `c` nor `torch`.
     """
-    return "torch" if _resolve().path is None else "c"
+    return "torch" if library.resolve().path is None else "c"
 
 
 def c_library() -> ctypes.CDLL | None:
     """Return the loaded C code, or None where the fallback runs."""
-    return _resolve().c_library
+    return library.resolve().c_library
 
 
 def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
@@ -133,7 +53,7 @@ def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
     Raises:
         ValueError: A tensor's shape, dtype, layout or device is none of these.
     """
-    backend = _resolve()
+    backend = library.resolve()
     _check_matrix("acc", acc)
     code = _code("grad", grad, acc.shape)
     if backend.accumulate is None:
@@ -164,7 +84,7 @@ def moments(
     Raises:
         ValueError: A tensor's shape, dtype, layout or device is none of these.
     """
-    backend = _resolve()
+    backend = library.resolve()
     _check_matrix("exp_avg", exp_avg)
     shape = exp_avg.shape
     if not _is_float32(exp_avg_sq, shape):
@@ -231,7 +151,7 @@ def adamw(
     Raises:
         ValueError: A shape, dtype, layout or device is none of these, or `count` is below 1.
     """
-    backend = _resolve()
+    backend = library.resolve()
     shape = master.shape
     _check_state(shape, master, exp_avg, exp_avg_sq, acc)
     _check_rows(shape[0], step_size, denom_scale, active)

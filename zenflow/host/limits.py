@@ -1,7 +1,4 @@
-"""What this process may use of its machine: cores, and the control groups that set limits.
-
-Does not import torch.
-"""
+"""What this process may use of its machine: cores, and the control groups that set limits."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def control_groups(controller: str) -> Iterator[Path]:
     Not every folder is there: a container may be told of groups that it does not see.
 
     Args:
-        controller: As version 1 names it, such as cpu or memory. Version 2 has one tree for all.
+        controller: Name in version 1, such as cpu or memory. Version 2 has one tree for all.
     """
     try:
         lines = _OWN_CGROUPS.read_text(encoding="utf-8").splitlines()

@@ -15,7 +15,7 @@ PIECE_ELEMENTS = 1 << 17
 """Number of elements that a thread takes at once. All threads then end at about the same time."""
 
 ACCUMULATE, MOMENTS, ADAMW = range(3)
-"""What a job does: add a gradient to a sum, to the moments, or end a window."""
+"""Kinds of jobs: add a gradient to a sum, add one to the moments, end a window."""
 
 
 class HostJob(ctypes.Structure):

@@ -1,10 +1,9 @@
-"""A piece of background work that others wait for: done, failed, or late. No torch."""
+"""A piece of background work that others wait for: launched, then done, failed, or late."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zenflow.errors import DeadlineError, WorkerError
@@ -13,73 +12,75 @@ from zenflow.errors import DeadlineError, WorkerError
 class Completion:
     """The end of one copy or one host computation.
 
-    A completion is set once, by the thread that does the work; any thread may wait for it.
-    On a GPU, "set" means launched: `device_event` then marks the end in the copy stream, and
-    whoever sees the device pass it calls `passed`.
+    - *launched*: the thread that does the work has said so. Any thread may wait for it.
+    - *done*: the data is there, or never will be.
+
+    Both are one where nothing is asynchronous. On a GPU a launched copy ends at `device_event` in
+    the copy stream; whoever sees the device pass it calls `mark_done`.
+
+    Attributes:
+        what: Name of the work in messages.
+        error: Error by which the work failed; None where it has not.
+        device_event: End of the work in a stream; None where there is no stream.
     """
 
-    __slots__ = ("_event", "_followers", "_is_over", "_lock", "device_event", "error", "what")
+    __slots__ = ("_followers", "_is_done", "_launched", "_lock", "device_event", "error", "what")
 
     def __init__(self, what: str) -> None:
         """Make an open completion; `what` names the work in messages."""
         self.what = what
         self.error: BaseException | None = None
         self.device_event: Any = None
-        self._event = threading.Event()
-        self._is_over = False
+        self._launched = threading.Event()
+        self._is_done = False
         self._lock = threading.Lock()
         self._followers: list[Callable[[], None]] = []
 
-    def set(self, device_event: Any = None) -> None:
-        """Mark the work as done (on a GPU: as launched, ending at `device_event`)."""
+    def mark_launched(self, device_event: Any) -> None:
+        """Say that the device is going to do the work, and has at `device_event`."""
         self.device_event = device_event
-        self._event.set()
-        if device_event is None:
-            self.passed()
+        self._launched.set()
 
-    def fail(self, error: BaseException) -> None:
-        """Mark the work as failed; every waiter gets the error as a cause."""
-        self.error = error
-        self._event.set()
-        self.passed()
-
-    def passed(self) -> None:
-        """Say that the data is there, or never will be."""
+    def mark_done(self) -> None:
+        """Say that the data is there."""
+        self._launched.set()
         with self._lock:
-            self._is_over = True
+            self._is_done = True
             followers, self._followers = self._followers, []
         for follower in followers:
             follower()
 
-    def then(self, follower: Callable[[], None]) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Mark the work as failed; every waiter gets the error as a cause."""
+        self.error = error
+        self.mark_done()
+
+    def when_done(self, follower: Callable[[], None]) -> None:
         """Call `follower` when the data is there or the work has failed, at once if it has."""
         with self._lock:
-            if not self._is_over:
+            if not self._is_done:
                 self._followers.append(follower)
                 return
         follower()
 
-    def is_set(self) -> bool:
-        """Whether the work has ended (on a GPU: has been launched), well or badly."""
-        return self._event.is_set()
-
-    def is_finished(self) -> bool:
+    @property
+    def is_done(self) -> bool:
         """Whether the data is there, or never will be; asks no device."""
-        return self._is_over
+        return self._is_done
 
     @property
-    def blocks(self) -> bool:
-        """Whether work that needs this one can't start: it is not over, or it has failed."""
-        return not self._is_over or self.error is not None
+    def has_succeeded(self) -> bool:
+        """Whether the data is there, so that work that needs it can start; asks no device."""
+        return self._is_done and self.error is None
 
-    def wait_set(self, timeout: float) -> None:
-        """Block until the work is set.
+    def wait_launched(self, timeout: float) -> None:
+        """Block until the work is launched; on a CPU it is done then.
 
         Raises:
             WorkerError: The work failed; the cause is chained.
-            DeadlineError: It was not set within `timeout` seconds.
+            DeadlineError: It was not launched within `timeout` seconds.
         """
-        if not self._event.wait(timeout):
+        if not self._launched.wait(timeout):
             raise DeadlineError(
                 f"waited {timeout:g} s for {self.what}, which has not ended: the host or the link "
                 "is far slower than the steps need, or a thread hangs. Raise wait_timeout if "
@@ -91,23 +92,26 @@ class Completion:
                 "can't go on: resume from the last checkpoint once the cause is mended"
             ) from self.error
 
-    def wait(self, timeout: float) -> None:
-        """Block until the data is there; errors as in `wait_set`."""
-        self.wait_set(timeout)
+    def wait_done(self, timeout: float) -> None:
+        """Block until the data is there; errors as in `wait_launched`."""
+        self.wait_launched(timeout)
         if self.device_event is not None:
             self.device_event.synchronize()
 
 
-def finished(what: str = "nothing") -> Completion:
-    """Return a completion that is already set."""
+def already_done(what: str = "nothing") -> Completion:
+    """Return the completion of work that is done."""
     completion = Completion(what)
-    completion.set()
+    completion.mark_done()
     return completion
 
 
-def wait_all(completions: Sequence[Completion], timeout: float) -> float:
-    """Wait for every completion in turn and return the seconds it took."""
-    started = time.perf_counter()
+def wait_all(completions: Iterable[Completion], timeout: float) -> None:
+    """Block until all of the work is done; errors as in `Completion.wait_launched`."""
     for completion in completions:
-        completion.wait(timeout)
-    return time.perf_counter() - started
+        completion.wait_done(timeout)
+
+
+def unique(completions: Iterable[Completion | None]) -> list[Completion]:
+    """Return each completion once, in order."""
+    return list({id(c): c for c in completions if c is not None}.values())

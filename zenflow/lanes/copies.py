@@ -16,19 +16,24 @@ from typing import Any
 
 import torch
 
-from zenflow.lanes.completion import Completion, finished
+from zenflow.lanes.completion import Completion, already_done
 from zenflow.trace.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
 class PacedLink:
-    """An emulated link for a CPU device: copies really take bytes / bandwidth seconds.
+    """An emulated link for a CPU device: a copy takes at least bytes / bandwidth seconds.
 
     Everything measured over a paced link is emulated, and outputs must say so.
+
+    Raises:
+        ValueError: A bandwidth is not positive.
     """
 
     d2h_bytes_per_second: float
+    """Bandwidth from the device to the host, in bytes per second."""
     h2d_bytes_per_second: float
+    """Bandwidth from the host to the device, in bytes per second."""
 
     def __post_init__(self) -> None:
         """Refuse bandwidths that no wait could stand for."""
@@ -45,12 +50,15 @@ class Copy:
     """One job of a lane."""
 
     run: Callable[[], Any]
-    """Does the copy on a CPU; launches it on a GPU and returns the event of its end."""
+    """Function that does the copy on a CPU, or launches it on a GPU and returns its events."""
     after: Sequence[Completion]
-    """Host-side work that must have ended before."""
-    done: Completion
+    """Host-side work that must be done before."""
+    completion: Completion
+    """End of this copy."""
     num_bytes: int
+    """Number of bytes that it moves."""
     step: int
+    """Number of the step that it belongs to."""
 
 
 class CopyLane:
@@ -74,9 +82,9 @@ class CopyLane:
 
         Args:
             name: "d2h" or "h2d".
-            span_name: What its copies are called in a timeline.
-            recorder: Notes them.
-            bytes_per_second: Paces the lane; None does not.
+            span_name: Name of its copies in a timeline.
+            recorder: Keeps their spans.
+            bytes_per_second: Bandwidth of an emulated link; None does not pace the lane.
             wait_timeout: Seconds after which a wait is an error.
             enter_thread: Called first by each of its threads, with the name by the one that
                 copies.
@@ -88,8 +96,8 @@ class CopyLane:
         self._wait_timeout = wait_timeout
         self._enter_thread = enter_thread
         self._link_free = 0.0
-        self.last = finished()
-        """The last copy that was queued: all before it have ended when it has."""
+        self.last = already_done()
+        """Completion of the last copy that was queued. All before it are done when it is."""
         self._jobs: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         self._watcher: threading.Thread | None = None
@@ -98,7 +106,7 @@ class CopyLane:
 
     def submit(self, copy: Copy) -> None:
         """Queue a copy behind those queued before."""
-        self.last = copy.done
+        self.last = copy.completion
         self._jobs.put(copy)
 
     def _loop(self) -> None:
@@ -107,13 +115,13 @@ class CopyLane:
             while (copy := self._jobs.get()) is not None:
                 try:
                     self._perform(copy)
-                except BaseException as error:  # noqa: BLE001 - reaches step() through `done`
-                    copy.done.fail(error)
+                except BaseException as error:  # noqa: BLE001 - reaches step() by the completion
+                    copy.completion.fail(error)
                 del copy  # holds the gradient: free it before waiting for the next job
 
     def _perform(self, copy: Copy) -> None:
         for completion in copy.after:
-            completion.wait(self._wait_timeout)
+            completion.wait_done(self._wait_timeout)
         started = time.perf_counter()
         event = copy.run()
         if self.bytes_per_second is not None:
@@ -122,12 +130,11 @@ class CopyLane:
             self._recorder.add(
                 self.name, self._span_name, started, time.perf_counter(), copy.step, copy.num_bytes
             )
+            copy.completion.mark_done()
         else:
             self._recorder.add_device(self.name, self._span_name, event, copy.step, copy.num_bytes)
-            event = event.end
-        copy.done.set(event)
-        if event is not None:
-            self._watch(copy.done)
+            copy.completion.mark_launched(event.end)
+            self._watch(copy.completion)
 
     def _watch(self, launched: Completion) -> None:
         """Let a second thread tell when the device has done the copy: this one launches more.
@@ -137,20 +144,20 @@ class CopyLane:
         """
         if self._watcher is None:
             self._watcher = threading.Thread(
-                target=self._see_passed, name=f"zenflow-{self.name}-end", daemon=True
+                target=self._see_done, name=f"zenflow-{self.name}-end", daemon=True
             )
             self._watcher.start()
         self._launched.put(launched)
 
-    def _see_passed(self) -> None:
+    def _see_done(self) -> None:
         self._enter_thread(None)
         while (launched := self._launched.get()) is not None:
             try:
                 launched.device_event.synchronize()
-            except BaseException as error:  # noqa: BLE001 - reaches step() through the completion
+            except BaseException as error:  # noqa: BLE001 - reaches step() by the completion
                 launched.fail(error)
             else:
-                launched.passed()
+                launched.mark_done()
 
     def _pace(self, started: float, num_bytes: int) -> None:
         """Sleep until the emulated link would have carried the bytes."""

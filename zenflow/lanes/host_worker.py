@@ -1,8 +1,8 @@
 """The host worker: threads that accumulate gradients and run CPU AdamW behind the device's back.
 
 Tasks are taken earliest deadline first, and only when what they need is there: an update that is
-due in three steps never holds up the gradients of the last one. No torch; the numerical work is
-in the callables, which release the GIL.
+due in three steps never holds up the gradients of the last one. The numerical work is in the
+callables, which give up the interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ class HostTask:
     """One block's accumulation or update, as parts that may run on several threads at once."""
 
     deadline: int
-    """Step by whose end the task must be finished."""
+    """Step by whose end the task must be done."""
     order: int
     """Rank among tasks of the same deadline: the order of submission."""
     name: str = field(compare=False)
+    """Name of the task's spans in a timeline."""
     step: int = field(compare=False)
+    """Number of the step that the task belongs to."""
     parts: list[Callable[[], None]] = field(compare=False)
-    done: Completion = field(compare=False)
-    unfinished: int = field(compare=False)
+    """Parts that no thread has taken yet."""
+    completion: Completion = field(compare=False)
+    """End of the task."""
+    num_unfinished: int = field(compare=False)
+    """Number of parts that have not ended."""
     num_awaited: int = field(compare=False)
-    """Completions that have to come before it starts."""
-    num_bytes: int = field(compare=False, default=0)
+    """Number of completions that have to come before it starts."""
 
 
 class HostWorker:
@@ -70,28 +74,26 @@ class HostWorker:
         deadline: int,
         step: int,
         after: Sequence[Completion],
-        num_bytes: int = 0,
     ) -> Completion:
-        """Queue a task and return its completion; it starts once all of `after` has finished."""
-        done = Completion(f"the host's {name} of step {step}")
-        awaited = [completion for completion in after if completion.blocks]
+        """Queue a task and return its completion; it starts once all of `after` is done."""
+        completion = Completion(f"the host's {name} of step {step}")
+        awaited = [before for before in after if not before.has_succeeded]
         task = HostTask(
             deadline=deadline,
             order=next(self._order),
             name=name,
             step=step,
             parts=parts,
-            done=done,
-            unfinished=len(parts),
+            completion=completion,
+            num_unfinished=len(parts),
             num_awaited=len(awaited) + 1,
-            num_bytes=num_bytes,
         )
         with self._condition:
             self._waiting[task.order] = task
-        for completion in awaited:
-            completion.then(partial(self._arrived, task, completion))
+        for before in awaited:
+            before.when_done(partial(self._arrived, task, before))
         self._arrived(task, None)
-        return done
+        return completion
 
     def _arrived(self, task: HostTask, completion: Completion | None) -> None:
         """Count one completion off; the last lets the task start, a failed one ends it."""
@@ -105,7 +107,7 @@ class HostWorker:
                 heapq.heappush(self._ready, task)
                 self._condition.notify(len(task.parts))
                 return
-        task.done.fail(error or RuntimeError("the optimizer was closed"))
+        task.completion.fail(error or RuntimeError("the optimizer was closed"))
 
     def _take(self) -> tuple[HostTask, Callable[[], None]] | None:
         """Return the next part to run, None when closed; call with the condition held."""
@@ -129,19 +131,17 @@ class HostWorker:
             started = time.perf_counter()
             try:
                 part()
-            except BaseException as error:  # noqa: BLE001 - reaches step() through `done`
+            except BaseException as error:  # noqa: BLE001 - reaches step() by the completion
                 with self._condition:
                     task.parts.clear()
-                task.done.fail(error)
+                task.completion.fail(error)
                 continue
-            self._recorder.add(
-                "host", task.name, started, time.perf_counter(), task.step, task.num_bytes
-            )
+            self._recorder.add("host", task.name, started, time.perf_counter(), task.step)
             with self._condition:
-                task.unfinished -= 1
-                is_last = task.unfinished == 0
+                task.num_unfinished -= 1
+                is_last = task.num_unfinished == 0
             if is_last:
-                task.done.set()
+                task.completion.mark_done()
             del taken, task, part  # no references to buffers while idle
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class HostWorker:
             self._ready.clear()
             self._condition.notify_all()
         for task in dropped:
-            task.done.fail(RuntimeError("the optimizer was closed"))
+            task.completion.fail(RuntimeError("the optimizer was closed"))
         for thread in self._threads:
             thread.join(timeout=5.0)
 

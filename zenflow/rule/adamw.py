@@ -22,10 +22,15 @@ class Hyper:
     """One parameter group's settings at one step."""
 
     lr: float
+    """Learning rate."""
     beta1: float
+    """Decay of the first moment."""
     beta2: float
+    """Decay of the second moment."""
     eps: float
+    """Addend of the denominator."""
     weight_decay: float
+    """Decoupled weight decay."""
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Hyper:

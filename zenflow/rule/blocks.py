@@ -1,4 +1,4 @@
-"""Blocks: the runs of columns that share a window. Pure arithmetic, no torch.
+"""Blocks: the runs of columns that share a window. Pure arithmetic.
 
 A split parameter is viewed as a matrix of O rows and I columns. Its columns are cut into blocks so
 that no block is a large part of one step's host work; a block is the unit of window, selection,
@@ -13,25 +13,26 @@ from dataclasses import dataclass
 from itertools import groupby
 
 BLOCKS_PER_STEP = 8
-"""How many blocks of the largest size fit one step's share of the host work. More would even the
-load out further; each block costs some bookkeeping."""
+"""Number of blocks of the largest size that fit one step's share of the host work. More would even
+the load out further, but each block costs some bookkeeping."""
 
 FULL_STEP = 1.02
-"""Of the fair share of the host work: what a step may get for the sake of fewer, larger tasks."""
+"""Factor on the fair share of the host work that a step may reach, for fewer and larger tasks."""
 
 MIN_AUTOMATIC_COLUMNS = 64
-"""With fewer columns, rounding `topk_ratio * columns` to whole columns distorts the traffic."""
+"""Least number of columns in a block. With fewer, rounding to whole ones distorts the traffic."""
 
 MIN_AUTOMATIC_ELEMENTS = 1 << 15
-"""Updating fewer takes less than the bookkeeping of a block does."""
+"""Least number of elements in a block. Updating fewer takes less than a block's bookkeeping."""
 
 MAX_BUCKET_ELEMENTS = 1 << 18
-"""Small parameters travel together until a bucket has this many elements: a copy and a host task
-cost tens of microseconds whatever their size."""
+"""Number of elements at which a bucket of small parameters is full. A copy and a host task cost
+tens of microseconds whatever their size."""
 
 MIN_BUCKET_ELEMENTS = 1 << 14
+"""Least number of elements at which a bucket is full."""
 BUCKETS_AT_LEAST = 32
-"""A small model is cut finer, so that copies overlap backward there too."""
+"""Number of buckets of a small model, so that copies overlap backward there too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +44,22 @@ class BlockShape:
     first: int
     """First column of the run."""
     num_columns: int
+    """Number of columns in the run."""
     num_rows: int
     """Length O of a column."""
     bucket: int
     """Index, in backward order, of the bucket that its parameter is copied in."""
     num_important: int
-    """Columns the device owns: by the ratio, at every time."""
+    """Number of columns that the device owns: by the ratio, at every time."""
 
     @property
     def num_deferred(self) -> int:
-        """Columns the host owns."""
+        """Number of columns that the host owns."""
         return self.num_columns - self.num_important
 
     @property
     def deferred_elements(self) -> int:
-        """Host-owned elements: the block's load in a step in which it is due."""
+        """Number of host-owned elements: the block's load in a step in which it is due."""
         return self.num_deferred * self.num_rows
 
 

@@ -1,7 +1,7 @@
 """When each block's window ends, when selection is due, and how new knobs take effect.
 
 Everything here is counted in steps that were really taken; no clock is read, so the calendar is
-the same however fast the machine is. No torch.
+the same however fast the machine is.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ class WindowCalendar:
     """The due step of every block, under the knobs in force.
 
     Attributes:
-        knobs: Those in force, from the next step on where they have just been set.
+        knobs: Knobs in force, from the next step on where they have just been set.
         rule: The configuration with these knobs.
         next_due: Step at which each block's open window ends.
         opened: Step after which each block's open window began.
+        version: Count of the times that windows were laid out anew.
     """
 
     def __init__(self, config: ZenFlowConfig, blocks: Sequence[BlockShape]) -> None:
         """Lay out the first windows.
 
         Args:
-            config: Rule of the windows, and the knobs of the start.
-            blocks: In backward order.
+            config: The update rule's settings, with the first knobs.
+            blocks: Shapes of all blocks, in backward order.
         """
         self._config = config
         self._blocks = list(blocks)
@@ -38,6 +39,7 @@ class WindowCalendar:
         self.rule = self.knobs.applied_to(config)
         self._warm_up = config.full_warm_up_rounds
         self.opened = [0] * len(blocks)
+        self.version = 0
         if self._warm_up:
             self.next_due = [1] * len(blocks)
         else:
@@ -74,6 +76,7 @@ class WindowCalendar:
 
     def open_all(self, blocks: Sequence[BlockShape], step: int) -> None:
         """Open every block's window after this step, laid out for blocks of other loads."""
+        self.version += 1
         self._blocks = list(blocks)
         self._known_phases.clear()
         self.opened = [step] * len(blocks)
@@ -99,18 +102,23 @@ class WindowCalendar:
     def set_knobs(self, knobs: Knobs, step: int) -> None:
         """Let the knobs hold from the step after this one on.
 
-        A change of S or `rolling` lays the windows out anew, without cutting open ones. Rolling
-        blocks get new phases counted from this step. Aligned ones end together, S steps after the
-        last of them began. No window grows longer than the old S and the new one together, else
-        changes at every step would put some blocks off for ever; and none ends before the next
-        step. During warm-up the new phases are laid out when it ends. A change of `topk_ratio`
-        ends every window in the next step.
+        A change of S or `rolling` lays the windows out anew, without cutting open ones:
+
+        - Rolling blocks get new phases, counted from this step.
+        - Aligned blocks end together, S steps after the last of them began.
+        - No window grows longer than the old S and the new one together: else changes at every
+          step would put some blocks off for ever.
+        - No window ends before the next step.
+        - During warm-up the new phases are laid out when it ends.
+
+        A change of `topk_ratio` ends every window in the next step.
 
         Raises:
             ConfigError: The knobs break a rule of the configuration.
         """
         rule = knobs.applied_to(self._config)
         former, self.knobs, self.rule = self.knobs, knobs, rule
+        self.version += 1
         if knobs.topk_ratio != former.topk_ratio:  # every window ends, then `open_all`
             self.next_due = [step + 1] * len(self.next_due)
             return
@@ -138,6 +146,7 @@ class WindowCalendar:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a calendar that `state_dict` returned."""
+        self.version += 1
         self.knobs = Knobs.from_dict(state["knobs"])
         self.rule = self.knobs.applied_to(self._config)
         self.next_due = [int(step) for step in state["next_due"]]

@@ -20,8 +20,8 @@ class ScoreCurve:
         """Note how many columns count at each of `CURVE_RATIOS`.
 
         Args:
-            widths: Columns of each block, in the order of the columns.
-            device: Where the scores are.
+            widths: Number of columns of each block, in the order of the columns.
+            device: Device of the scores.
         """
         lengths = torch.tensor(widths)
         self._block_of = torch.arange(len(widths)).repeat_interleave(lengths).to(device)

@@ -43,11 +43,11 @@ class Measured:
     """What one step's gradients measure."""
 
     factor: Tensor
-    """What gradients are multiplied by, clip factor times inverse loss scale; on the device."""
+    """Factor on the gradients, clip factor times inverse loss scale; shape (), on the device."""
     is_scaling: bool
     """Whether the factor can differ from 1."""
     values: HostValues
-    """(factor, norm, important energy, total energy of split parameters), for the host; then what
+    """(factor, norm, important energy, total energy of split parameters) for the host, then what
     the sketch read, if there is one."""
 
 
@@ -102,11 +102,11 @@ def update_device(
     """Apply AdamW to resident parameters and important columns.
 
     Args:
-        layout: Where everything is.
-        gradients: This step's; a parameter without one is left alone, as torch does.
-        resident_grads: What `resident_grads_of` returned; overwritten.
+        layout: Places of all parameters.
+        gradients: This step's gradients; a parameter without one is left alone, as torch does.
+        resident_grads: Gradients of `resident_grads_of`; overwritten.
         hypers: Settings of each parameter group.
-        measured: This step's factor.
+        measured: The step's factor.
     """
     if measured.is_scaling and resident_grads:
         torch._foreach_mul_(resident_grads, measured.factor)

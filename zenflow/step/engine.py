@@ -2,6 +2,34 @@
 
 Every wait is a stall with a cause. Nothing here decides by the clock: what is computed depends on
 data, configuration and the controller's decisions only.
+
+Life of a gradient, with the module of `zenflow` where each part of it happens:
+
+1. Backward finishes it. In release mode a hook takes it at once and leaves a placeholder in
+   `.grad` (`surface.gradient_hooks`, `step.released`); in keep mode `step()` takes it.
+2. `GradientCollector.take` (`step.gradients`) keeps a resident parameter's gradient whole. Of a
+   split parameter it measures every column's energy, keeps the important columns, and lets the
+   rest wait for the other parameters of its bucket.
+3. A full bucket's deferred columns leave: packed into the ring (`step.gradient_ring`) on a GPU in
+   release mode, and copied by the d2h lane (`lanes.copies`) into the host's staging
+   (`columns.host_rows`). Uploads into the bucket's weights may begin: nothing reads them any more.
+4. `step()` calls `Engine.finish_step`. `step.device_step` computes the global norm and the clip
+   factor, moves the columns' scores on, and steps residents and important columns with AdamW
+   (`rule.adamw`) in device memory (`columns.device_rows`).
+5. `HostSchedule.begin` (`step.host_schedule`) asks the calendar (`rule.calendar`) which blocks'
+   windows end. `HostTasks` (`step.host_tasks`) queues for all others that the staged gradient is
+   added to the moments or to a sum, and for these the window's AdamW (`columns.host_update`).
+6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
+   earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). It leaves the
+   low-precision weights in an upload buffer (`columns.upload_buffers`).
+7. A window that ends may choose its important columns anew: `columns.reselect` lets columns change
+   owner with their state. Where k itself has changed, `columns.resize` does it for all blocks.
+8. The update is in flight, a `Landing` (`columns.layout`). `lag` steps after its start the
+   `UploadGate` (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the
+   weights, and waits at the end of that step for what is late: that wait is the stall which
+   `device.stalls` measures and `step.reporter` reports. The weights have landed.
+9. The next forward sees them. `Decisions` (`step.decisions`) has asked the controller, which may
+   have looked at what waits in open windows (`step.controller_probes`), for the next step's knobs.
 """
 
 from __future__ import annotations
@@ -10,37 +38,29 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
-from zenflow.columns.host_rows import UploadPool, upload_bytes
-from zenflow.columns.layout import Bucket, Layout
+from zenflow.columns.layout import Bucket, Landing, Layout
 from zenflow.columns.resize import resize
+from zenflow.columns.upload_buffers import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.device.base import AbstractDevice
 from zenflow.device.stalls import StallClock
-from zenflow.errors import ConfigError
 from zenflow.host.pool import HostPool
-from zenflow.knobs import Knobs
-from zenflow.lanes.completion import wait_all
+from zenflow.lanes.completion import unique, wait_all
 from zenflow.lanes.copies import CopyLane, PacedLink
 from zenflow.lanes.host_worker import HostWorker
 from zenflow.report import StepReport
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.step.device_step import (
-    Measured,
-    measure,
-    move_scores,
-    resident_grads_of,
-    update_device,
-)
-from zenflow.step.gauges import Gauges
+from zenflow.step.controller_probes import ControllerProbes
+from zenflow.step.decisions import Decisions
+from zenflow.step.device_step import measure, move_scores, resident_grads_of, update_device
 from zenflow.step.gradient_ring import GradientRing
-from zenflow.step.gradients import Intake, StepGradients
+from zenflow.step.gradients import GradientCollector
 from zenflow.step.host_schedule import HostSchedule
+from zenflow.step.host_tasks import HostTasks, Step
 from zenflow.step.reporter import Reporter, StepFacts, check_finite
-from zenflow.step.uploads import LandingStrip, unique
+from zenflow.step.uploads import UploadGate
 from zenflow.trace.recorder import Recorder
 from zenflow.trace.timeline import Timeline
 
@@ -49,11 +69,10 @@ POOL_CALLERS = 2
 
 
 class Engine:
-    """The parts of the optimizer at work: intake, calendar, lanes, worker.
+    """The parts of the optimizer at work: collector, calendar, lanes, host threads.
 
     Attributes:
-        step: Steps taken so far.
-        decision_log: (step, knobs) of every change: they hold from the step after.
+        step: Number of steps taken so far.
     """
 
     def __init__(
@@ -69,47 +88,43 @@ class Engine:
         wait_timeout: float,
         releases: bool,
     ) -> None:
-        """Start lanes and worker; the optimizer has checked the arguments."""
+        """Start lanes and host threads; the optimizer has checked the arguments."""
         self.layout = layout
         self.config = config
         self.device = device
-        self.controller = controller
         self.wait_timeout = wait_timeout
         self.step = 0
-        self.decision_log: list[tuple[int, Knobs]] = []
         self.calendar = WindowCalendar(config, [block.shape for block in layout.blocks])
+        self.decisions = Decisions(controller, layout, self.calendar)
+        self.probes = ControllerProbes(controller, layout, device)
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
-        callers = min(POOL_CALLERS, host_threads)
-        self.pool = HostPool.open(host_threads - callers)
-        num_threads = host_threads if self.pool is None else callers
-        self.worker = HostWorker(num_threads, self.recorder, device.enter_thread)
+        self._start_host(host_threads)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
-        self.uploads = UploadPool(device, self.upload_capacity())
-        self.uploads.reserve(self.num_upload_buffers)
-        self.strip = LandingStrip(device, self.h2d, self.stalls, self.calendar, wait_timeout)
-        self.schedule = HostSchedule(
-            layout,
-            config,
-            self.calendar,
-            self.worker,
-            self.pool,
-            self.uploads,
-            device,
-            wait_timeout,
-        )
-        self.gauges = Gauges(controller, layout, device)
+        self.gate = UploadGate(device, self.h2d, self.stalls, self.calendar, wait_timeout)
         self.ring = self._make_ring() if releases and device.has_ring else None
-        self.intake = Intake(
+        self.collector = GradientCollector(
             device,
             layout,
             self.d2h,
             self._bucket_passed,
-            self.gauges.sketch,
+            self.probes.sketch,
             self.ring,
             partial(self.stalls.waiting, "d2h"),
+        )
+
+    def _start_host(self, num_threads: int) -> None:
+        """Start the host's threads, and allocate what their updates are uploaded from."""
+        callers = min(POOL_CALLERS, num_threads)
+        self.pool = HostPool.open(num_threads - callers)
+        num_workers = num_threads if self.pool is None else callers
+        self.worker = HostWorker(num_workers, self.recorder, self.device.enter_thread)
+        self.uploads = UploadPool(self.device, self.config, self.layout.blocks, self.calendar)
+        tasks = HostTasks(self.config, self.calendar, self.worker, self.pool, self.uploads)
+        self.schedule = HostSchedule(
+            self.layout, self.config, self.calendar, tasks, self.device, self.wait_timeout
         )
 
     def _make_ring(self) -> GradientRing:
@@ -126,35 +141,18 @@ class Engine:
             enter_thread=self.device.enter_thread,
         )
 
-    @property
-    def num_upload_buffers(self) -> int:
-        """Number of upload buffers in use at once in the long run: one a step in flight."""
-        lag = self.calendar.lag(self.config.full_warm_up_rounds + 1)
-        return lag if self.config.rolling else 1
-
-    def upload_capacity(self) -> int:
-        """Return the bytes of the largest boundary step whose updates land later."""
-        if not self.config.overlap_step:
-            return 0
-        by_phase: dict[int, list[tuple[int, torch.dtype]]] = {}
-        for block, phase in zip(self.layout.blocks, self.calendar.phases(), strict=True):
-            size = (block.shape.deferred_elements, block.split.param.dtype)
-            by_phase.setdefault(phase, []).append(size)
-        return max((upload_bytes(sizes) for sizes in by_phase.values()), default=0)
-
     def _bucket_passed(self, bucket: Bucket, mark: Any) -> None:
-        self.strip.release(bucket.blocks, mark, self.step + 1)
+        self.gate.start_uploads(bucket.blocks, mark, self.step + 1)
 
     def discard(self) -> None:
         """Forget the gradients of the step under way, which will not be taken.
 
         What lands in it may be on its way into the weights: the next forward waits for that.
         """
-        self.intake.discard()
-        landings = [b.landing for b in self.layout.blocks if b.landing is not None]
-        for completion in unique(landing.uploaded for landing in landings):
-            completion.wait_set(self.wait_timeout)
-            self.device.order_after(completion)
+        self.collector.discard()
+        self.gate.order_after_uploads(
+            block.landing for block in self.layout.blocks if block.landing is not None
+        )
 
     def measure_in_place(self) -> None:
         """Measure the columns of gradients that are still in `.grad`."""
@@ -170,15 +168,20 @@ class Engine:
     ) -> None:
         """Turn the gradients that came in into one step of the rule.
 
+        Args:
+            hypers: AdamW's settings of each parameter group.
+            max_norm: L2 norm to which the gradients are clipped together; None does not clip.
+            inverse_scale: Factor that undoes the loss scale.
+
         Raises:
             GradientError: The gradient norm is not finite. On a CPU nothing has changed; on a GPU
                 the error comes one step late and the optimizer can't go on.
             WorkerError: A copy or a host task failed.
         """
-        step = self.step + 1
+        number = self.step + 1
         started = self.device.timing_mark()
-        self.intake.complete()
-        gradients = self.intake.gradients
+        self.collector.complete()
+        gradients = self.collector.gradients
         resident_grads = resident_grads_of(self.layout, gradients)
         measured = measure(
             self.layout,
@@ -186,58 +189,46 @@ class Engine:
             resident_grads,
             max_norm=max_norm,
             inverse_scale=inverse_scale,
-            sketch=self.gauges.watching,
+            sketch=self.probes.watching,
         )
         if self.device.is_synchronous:
-            check_finite(measured.values.get()[1], step, self.device)
-        self.intake.send_rest(step)
+            check_finite(measured.values.get()[1], number, self.device)
+        self.collector.send_rest(number)
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
         update_device(self.layout, gradients, resident_grads, hypers, measured)
-        self.recorder.add("device", "step", started, self.device.timing_mark(), step)
-        topk_ratio = self.layout.topk_ratio
-        gauged = self.gauges.read(list(gradients.important), self.calendar.next_due, step)
-        h2d_bytes, staleness = self._run_host(gradients, hypers, measured, step)
-        self.reporter.note(
-            StepFacts(
-                step=step,
-                measured=measured,
-                d2h_bytes=gradients.num_bytes,
-                h2d_bytes=h2d_bytes,
-                staleness=staleness,
-                topk_ratio=topk_ratio,
-                knobs=self.calendar.knobs,
-                lag=self.calendar.lag(step),
-                learning_rates=tuple(hyper.lr for hyper in hypers),
-                gauged=gauged,
-            )
+        self.recorder.add("device", "step", started, self.device.timing_mark(), number)
+        topk_ratio = self.layout.topk_ratio  # the host's part may change it
+        readings = self.probes.read(list(gradients.important), self.calendar.next_due, number)
+        step = Step(
+            number=number,
+            lag=self.calendar.lag(number),
+            gradients=gradients,
+            hypers=hypers,
+            values=measured.values,
         )
-        self.recorder.forget_before(step)
-        self.intake.discard()
-        self.step = step
-        self._control(step)
-        self.gauges.follow()
+        landed = self._run_host(step)
+        self.reporter.note(StepFacts.of(step, landed, self.calendar.knobs, topk_ratio, readings))
+        self.recorder.forget_before(number)
+        self.collector.discard()
+        self.step = number
+        self.decisions.ask(number, self.report)
+        self.probes.follow()
 
-    def _run_host(
-        self, gradients: StepGradients, hypers: Sequence[Hyper], measured: Measured, step: int
-    ) -> tuple[int, int]:
-        """Queue the host's work, land what is due, select; return (h2d bytes, staleness)."""
+    def _run_host(self, step: Step) -> list[Landing]:
+        """Queue the host's work, select, and return what has landed in this step."""
         blocks = self.layout.blocks
-        landed = self.strip.collect(blocks, step)
-        selecting = self.schedule.begin(gradients, hypers, measured.values, step)
-        self.strip.wait(landed)
+        landed = self.gate.take_landings(blocks, step.number)
+        selecting = self.schedule.begin(step)
+        self.gate.wait(landed)
         if selecting:
             with self.stalls.waiting("select"):
-                self.schedule.select(selecting, gradients, hypers, measured.values, step)
-            self.uploads.capacity = self.upload_capacity()  # k may be another
-        if self.calendar.lag(step) == 0:
-            self.strip.release(blocks, self.device.mark(), step)
-            at_once = self.strip.collect(blocks, step)
-            self.strip.wait(at_once)
+                self.schedule.select(step, selecting)
+        if step.lag == 0:
+            self.gate.start_uploads(blocks, self.device.mark(), step.number)
+            at_once = self.gate.take_landings(blocks, step.number)
+            self.gate.wait(at_once)
             landed += at_once
-        num_bytes = sum(landing.num_bytes for landing in landed)
-        return num_bytes, max((step - landing.opened for landing in landed), default=0)
-
-    # ---- reports and control ----------------------------------------------------------------
+        return landed
 
     @property
     def report(self) -> StepReport | None:
@@ -253,43 +244,6 @@ class Engine:
             {"source": "measured", "device": device, "emulated_link": emulated}
         )
 
-    def _control(self, step: int) -> None:
-        """Ask the controller. It gets the newest finished report: nothing waits for another."""
-        former = self.calendar.knobs
-        knobs = self.controller.next_knobs(step, self.report, former)
-        if knobs == former:
-            return
-        try:
-            self._check_possible(knobs)
-            self.calendar.set_knobs(knobs, step)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{type(self.controller).__name__} chose {knobs} after step {step}, which can't "
-                f"be: {error}"
-            ) from error
-        self.uploads.capacity = self.upload_capacity()
-        self.decision_log.append((step, knobs))
-
-    def _check_possible(self, knobs: Knobs) -> None:
-        """Refuse a k that this layout can't take.
-
-        Raises:
-            ConfigError: It is one.
-        """
-        ratio, former = knobs.topk_ratio, self.calendar.knobs.topk_ratio
-        if ratio == former:
-            return
-        if not (0 < ratio < 1 and 0 < former < 1):
-            raise ConfigError(
-                f"a topk_ratio that changes must stay between 0 and 1, got {ratio:g} after "
-                f"{former:g}: 0 and 1 place parameters for good; start and stay in between"
-            )
-        if ratio < self.layout.least_topk_ratio:
-            raise ConfigError(
-                f"topk_ratio must be at least {self.layout.least_topk_ratio:g}, for which host "
-                f"memory was laid out, got {ratio:g}: give the controller that least_topk_ratio"
-            )
-
     def resize(self, topk_ratio: float) -> None:
         """Lay drained blocks out for another ratio; what is in their windows is lost.
 
@@ -298,8 +252,6 @@ class Engine:
         resize(self.layout, topk_ratio, self.config.hysteresis, {}, 1.0)
         self.schedule.renew()
         self.calendar.open_all([block.shape for block in self.layout.blocks], self.step)
-
-    # ---- waiting and ending -----------------------------------------------------------------
 
     def drain(self) -> None:
         """Wait for everything queued: host state is then that of the end of the last step."""

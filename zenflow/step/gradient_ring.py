@@ -20,7 +20,7 @@ from zenflow.lanes.completion import Completion
 from zenflow.step.ring_size import PIECES, aligned, ring_bytes
 
 PackJob = tuple[Tensor, Tensor, Tensor]
-"""A gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
+"""Gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
 
 
 class GradientRing:
@@ -114,8 +114,10 @@ class GradientRing:
         last = first + num_bytes
         while any(low < last and first < high for low, high, _ in self._taken):
             sent = self._taken.popleft()[2]
-            if sent.blocks:  # else the host has seen its end, before what it launches from now on
+            if (
+                not sent.has_succeeded
+            ):  # else the host has seen its end, before what it launches from now on
                 with waiting():
-                    sent.wait_set(self._wait_timeout)
+                    sent.wait_launched(self._wait_timeout)
                     self._device.order_after(sent)
         return first

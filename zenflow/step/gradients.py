@@ -1,4 +1,4 @@
-"""Intake: what becomes of each gradient between backward and the optimizer step.
+"""Gradient collector: what becomes of each gradient between backward and the optimizer step.
 
 A split parameter's gradient is measured, its important columns are kept, and the rest is queued
 for the d2h lane with its bucket. A resident's gradient is kept whole.
@@ -30,16 +30,18 @@ class StepGradients:
     """The gradients of the step under way."""
 
     important: dict[SplitParam, Tensor] = field(default_factory=dict)
-    """Important columns as (O, K) in the gradient's dtype."""
+    """Important columns of each parameter, (O, K) in the gradient's dtype."""
     resident: dict[Resident, Tensor] = field(default_factory=dict)
+    """Whole gradients of the parameters that stay on the device."""
     waiting: dict[int, list[tuple[SplitParam, Tensor]]] = field(default_factory=dict)
-    """Gradients (O, I) by bucket that are not on their way yet."""
+    """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
-    """Copies by bucket."""
+    """Copies to the host, by the index of the bucket."""
     num_bytes: int = 0
+    """Number of bytes that are copied to the host."""
 
 
-class Intake:
+class GradientCollector:
     """Takes gradients in, in any order, and sends each bucket off when it is full."""
 
     def __init__(
@@ -56,13 +58,13 @@ class Intake:
 
         Args:
             device: Operations of the device.
-            layout: Where everything is.
+            layout: Places of all parameters.
             lane: Carries gradients to the host.
-            on_bucket: Called with a bucket and a mark when nothing computes with its weights
-                any more in this step: the moment at which uploads may begin.
+            on_bucket: Function of a bucket and a mark, called when nothing computes with the
+                bucket's weights any more in this step: uploads may then begin.
             sketch: Measures gradients that wait, if anybody wants to know.
-            ring: Where gradients are packed before they leave, so that they need not stay
-                themselves; None lets the lane pack them.
+            ring: Memory into which gradients are packed before they leave, so that they need not
+                stay themselves; None lets the lane pack them.
             waiting: Encloses a wait for room in the ring.
         """
         self._ring = ring
@@ -85,8 +87,8 @@ class Intake:
         """Take one parameter's final gradient of this step; call it without grad mode.
 
         Args:
-            place: The parameter's.
-            grad: Of the parameter's shape.
+            place: Place of the parameter.
+            grad: Gradient, of the parameter's shape, dtype and device.
             step: The step under way.
             at_once: Whether to send its bucket as soon as that is full; else `send_rest` does.
 
@@ -168,7 +170,9 @@ class Intake:
         num_bytes = sum(staging.nbytes for _, _, staging in jobs)
         # The host has read the step before's gradients out of the staging buffers.
         after = [block.staging_free for block in bucket.blocks]
-        self._lane.submit(Copy(run=run, after=after, done=sent, num_bytes=num_bytes, step=step))
+        self._lane.submit(
+            Copy(run=run, after=after, completion=sent, num_bytes=num_bytes, step=step)
+        )
         self.gradients.copied[bucket.index].append(sent)
         self.gradients.num_bytes += num_bytes
 

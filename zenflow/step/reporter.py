@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,21 @@ from zenflow.rule.importance import energy_curve
 from zenflow.step.window_sketch import window_norms
 
 if TYPE_CHECKING:
-    from zenflow.device.base import AbstractDevice
+    from zenflow.columns.layout import Landing
+    from zenflow.device.base import AbstractDevice, HostValues
     from zenflow.device.stalls import StallClock
     from zenflow.knobs import Knobs
-    from zenflow.step.device_step import Measured
-    from zenflow.step.gauges import Gauged
+    from zenflow.step.controller_probes import ProbeReadings
+    from zenflow.step.host_tasks import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What is known of a step when it has been launched."""
+    """What is known of a step when it has been launched; the report has the same names."""
 
     step: int
-    measured: Measured
+    values: HostValues
+    """(factor, norm, important energy, total energy of split parameters), then the sketch's."""
     d2h_bytes: int
     h2d_bytes: int
     staleness: int
@@ -33,7 +35,30 @@ class StepFacts:
     knobs: Knobs
     lag: int
     learning_rates: tuple[float, ...]
-    gauged: Gauged
+    readings: ProbeReadings
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        landed: Sequence[Landing],
+        knobs: Knobs,
+        topk_ratio: float,
+        readings: ProbeReadings,
+    ) -> StepFacts:
+        """Return the facts of a step; its gradients are not held on to."""
+        return cls(
+            step=step.number,
+            values=step.values,
+            d2h_bytes=step.gradients.num_bytes,
+            h2d_bytes=sum(landing.num_bytes for landing in landed),
+            staleness=max((step.number - landing.opened for landing in landed), default=0),
+            topk_ratio=topk_ratio,
+            knobs=knobs,
+            lag=step.lag,
+            learning_rates=tuple(hyper.lr for hyper in step.hypers),
+            readings=readings,
+        )
 
 
 class Reporter:
@@ -70,11 +95,11 @@ class Reporter:
         if self._unreported is None:
             return
         facts, start, end, waits = self._unreported
-        factor, norm, important, total, *norms = facts.measured.values.get()
+        factor, norm, important, total, *norms = facts.values.get()
         check_finite(norm, facts.step, self._device)
         self._unreported = None
         stalls = self._stalls.resolve(waits, facts.step)
-        curve = facts.gauged.curve
+        curve = facts.readings.curve
         self.report = StepReport(
             step=facts.step,
             seconds=self._device.seconds_of(end) - self._device.seconds_of(start),
@@ -92,7 +117,7 @@ class Reporter:
             rolling=facts.knobs.rolling,
             select_interval=facts.knobs.select_interval,
             learning_rates=facts.learning_rates,
-            windows=window_norms(facts.gauged.ages, norms),
+            windows=window_norms(facts.readings.ages, norms),
             energy_curve=None if curve is None else energy_curve(curve.get()),
         )
 

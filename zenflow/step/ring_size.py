@@ -1,4 +1,4 @@
-"""Size of the ring through which released gradients leave a GPU. Pure arithmetic, no torch.
+"""Size of the ring through which released gradients leave a GPU. Pure arithmetic.
 
 The engine allocates what is said here, and the simulator counts it.
 """

@@ -1,11 +1,11 @@
-"""The landing strip: releases uploads when weights are free, waits for what must have landed."""
+"""The upload gate: lets updates up when weights are free, waits for what must have landed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zenflow.lanes.completion import Completion
+from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.lanes.copies import Copy
 
 if TYPE_CHECKING:
@@ -16,13 +16,8 @@ if TYPE_CHECKING:
     from zenflow.rule.calendar import WindowCalendar
 
 
-def unique(completions: Iterable[Completion | None]) -> list[Completion]:
-    """Return each completion once, in order."""
-    return list({id(c): c for c in completions if c is not None}.values())
-
-
-class LandingStrip:
-    """Releases uploads when weights are free, and waits for those that must have landed."""
+class UploadGate:
+    """Starts uploads when weights are free, and waits for those that must have landed."""
 
     def __init__(
         self,
@@ -32,14 +27,14 @@ class LandingStrip:
         calendar: WindowCalendar,
         wait_timeout: float,
     ) -> None:
-        """Wire up; the optimizer owns all of these."""
+        """Wire up; the engine owns all of these."""
         self._device = device
         self._lane = lane
         self._stalls = stalls
         self._calendar = calendar
         self._wait_timeout = wait_timeout
 
-    def lands(self, block: Block, step: int) -> bool:
+    def _lands(self, block: Block, step: int) -> bool:
         """Whether the block's update in flight lands in this step.
 
         It does at its landing step, and at the latest when the block's next window ends.
@@ -48,7 +43,7 @@ class LandingStrip:
             block.landing.land_step == step or self._calendar.is_due(block.index, step)
         )
 
-    def release(self, blocks: Iterable[Block], mark: Any, step: int) -> None:
+    def start_uploads(self, blocks: Iterable[Block], mark: Any, step: int) -> None:
         """Queue the upload of what lands in this step, from blocks whose weights are not in use.
 
         Args:
@@ -61,16 +56,16 @@ class LandingStrip:
             for block in blocks
             if block.landing is not None
             and block.landing.uploaded is None
-            and self.lands(block, step)
+            and self._lands(block, step)
         ]
         if not landings:
             return
-        done = Completion(f"the upload of step {step} (h2d)")
+        uploaded = Completion(f"the upload of step {step} (h2d)")
         jobs = []
         for landing in landings:
-            landing.uploaded = done
+            landing.uploaded = uploaded
             if landing.buffer is not None:
-                landing.buffer.uploads.append(done)
+                landing.buffer.uploads.append(uploaded)
             split = landing.block.split
             jobs.append((landing.values, landing.block.deferred_columns, split.weight()))
         device = self._device
@@ -78,22 +73,20 @@ class LandingStrip:
             Copy(
                 run=lambda: device.unpack(jobs, mark),
                 after=unique(landing.computed for landing in landings),
-                done=done,
+                completion=uploaded,
                 num_bytes=sum(landing.num_bytes for landing in landings),
                 step=step,
             )
         )
 
-    def collect(self, blocks: Iterable[Block], step: int) -> list[Landing]:
-        """Take what lands in this step off its blocks; all of it has been released."""
+    def take_landings(self, blocks: Iterable[Block], step: int) -> list[Landing]:
+        """Take what lands in this step off its blocks; all its uploads have been started."""
         landings = []
         for block in blocks:
             landing = block.landing
-            if landing is not None and self.lands(block, step):
+            if landing is not None and self._lands(block, step):
                 landings.append(landing)
-                if landing.buffer is not None:
-                    landing.buffer.num_open -= 1
-                block.landing = None
+                landing.end()
         return landings
 
     def wait(self, landings: Sequence[Landing]) -> None:
@@ -101,12 +94,14 @@ class LandingStrip:
         if not landings:
             return
         with self._stalls.waiting("d2h"):
-            for completion in unique(c for x in landings for c in x.copied):
-                completion.wait(self._wait_timeout)
+            wait_all(unique(c for x in landings for c in x.copied), self._wait_timeout)
         with self._stalls.waiting("host"):
-            for completion in unique(x.computed for x in landings):
-                completion.wait(self._wait_timeout)
+            wait_all(unique(x.computed for x in landings), self._wait_timeout)
         with self._stalls.waiting("h2d"):
-            for completion in unique(x.uploaded for x in landings):
-                completion.wait_set(self._wait_timeout)
-                self._device.order_after(completion)
+            self.order_after_uploads(landings)
+
+    def order_after_uploads(self, landings: Iterable[Landing]) -> None:
+        """Let compute launched from now on come after the uploads that have been started."""
+        for uploaded in unique(landing.uploaded for landing in landings):
+            uploaded.wait_launched(self._wait_timeout)
+            self._device.order_after(uploaded)

@@ -19,16 +19,17 @@ from zenflow.device.base import AbstractDevice
 from zenflow.report import WindowNorms
 
 NUM_SIGNS = 8
-"""Sign vectors: a column's estimate is off by about sqrt(2 / 8), a block's by far less."""
+"""Number of sign vectors. A column's estimate is off by about sqrt(2 / 8), a block's by less."""
 
 
 class WindowSketch:
     """Sums of sketched gradients of every column's open window, on the device.
 
     Attributes:
-        sums: Of clipped gradients since the window began, (NUM_SIGNS, all columns), float32.
+        sums: Sketches of the clipped gradients since each window began, added up,
+            (NUM_SIGNS, all columns), float32.
         is_watching: Whether gradients are sketched; a window that began unwatched has no norms.
-        is_whole: Of each block, whether the sums hold all that its window holds.
+        is_whole: Whether the sums hold all that the window holds, for each block.
     """
 
     def __init__(self, layout: Layout, device: AbstractDevice) -> None:
@@ -80,7 +81,7 @@ class WindowSketch:
 
         Args:
             columns: This step's energies, and who owns each column.
-            factor: What gradients are multiplied by, shape ().
+            factor: Factor on the gradients, shape ().
         """
         self._step.mul_(factor).add_(self.sums)
         deferred = self._step.square().mean(dim=0).masked_fill_(columns.is_important, 0.0)
@@ -146,8 +147,8 @@ def window_norms(ages: Sequence[int], values: Sequence[float]) -> tuple[WindowNo
     """Return the norms by age, ascending.
 
     Args:
-        ages: Of each block, as `WindowSketch.ages` has them.
-        values: What `WindowSketch.read` returned.
+        ages: Number of gradients in each block's window, of `WindowSketch.ages`.
+        values: Squared norms by block, of `WindowSketch.read`.
     """
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for age, accumulated, important in zip(

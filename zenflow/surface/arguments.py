@@ -136,6 +136,13 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
     return devices.pop()
 
 
+def num_ranks() -> int:
+    """Return the number of data-parallel ranks of this training."""
+    distributed = torch.distributed
+    is_used = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_used else 1
+
+
 def default_host_threads() -> int:
     """Return how many threads leave a quarter of the cores, at most four, to the others.
 

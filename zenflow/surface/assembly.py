@@ -23,6 +23,7 @@ from zenflow.surface.arguments import (
     least_topk_ratio_for,
     named_params,
     num_accumulators_for,
+    num_ranks,
 )
 
 
@@ -45,32 +46,26 @@ def start_engine(
     Raises:
         ValueError: The parameters do not go together, or not with the link.
     """
-    if controller is not None and controller.follows_clock and _num_ranks() > 1:
-        raise ValueError(
-            f"{type(controller).__name__} decides by the clock, and {_num_ranks()} ranks would "
-            "decide differently: tune a run of one rank, and replay its decisions with "
-            "LoggedDecisions on all"
-        )
+    _check_ranks(controller)
     named = named_params(param_groups)
     device = bind(common_device(named))
     if link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
-    num_accumulators = num_accumulators_for(config, controller)
-    controller = controller or FixedInterval(config.update_interval)
+    deciding = controller or FixedInterval(config.update_interval)
     try:
         layout = build_layout(
             named,
             config,
             device,
-            least_topk_ratio=least_topk_ratio_for(config, controller),
-            largest_interval=max(config.update_interval, controller.largest_interval or 0),
-            num_accumulators=num_accumulators,
+            least_topk_ratio=least_topk_ratio_for(config, deciding),
+            largest_interval=max(config.update_interval, deciding.largest_interval or 0),
+            num_accumulators=num_accumulators_for(config, controller),
         )
         engine = Engine(
             layout,
             config,
             device,
-            controller,
+            deciding,
             num_timeline_steps=timeline_steps,
             link=link,
             host_threads=host_threads or default_host_threads(),
@@ -80,16 +75,25 @@ def start_engine(
     except BaseException:
         device.close()  # memory that stays pinned can't be pinned by the next attempt
         raise
-    controller.attach(engine)
+    deciding.attach(engine)
     places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
     places |= {resident.param: resident for resident in layout.residents}
     return engine, [places[item.param] for item in named]
 
 
-def _num_ranks() -> int:
-    distributed = torch.distributed
-    is_used = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if is_used else 1
+def _check_ranks(controller: AbstractController | None) -> None:
+    """Refuse a controller by whose decisions the ranks of one training would part.
+
+    Raises:
+        ValueError: It decides by the clock, and there are several ranks.
+    """
+    ranks = num_ranks()
+    if controller is not None and controller.follows_clock and ranks > 1:
+        raise ValueError(
+            f"{type(controller).__name__} decides by the clock, and {ranks} ranks would "
+            "decide differently: tune a run of one rank, and replay its decisions with "
+            "LoggedDecisions on all"
+        )
 
 
 def bind(device: torch.device) -> AbstractDevice:

@@ -12,10 +12,11 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.step.engine import Engine
 from zenflow.step.released import ReleasedGradient
+from zenflow.surface.arguments import num_ranks
 
 
 class GradientSource:
-    """Hands the parameters' gradients to the engine's intake, each once a step."""
+    """Hands the parameters' gradients to the engine's collector, each once a step."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class GradientSource:
         """Start without hooks.
 
         Args:
-            engine: Whose intake takes the gradients.
+            engine: Engine whose collector takes the gradients.
             places: Every trainable parameter's, in registration order.
             frozen: Parameters that were not trainable when the optimizer was made.
             releases: Whether a gradient's memory is given up when it is taken.
@@ -60,9 +61,7 @@ class GradientSource:
         Raises:
             ValueError: There are several data-parallel ranks.
         """
-        distributed = torch.distributed
-        has_ranks = distributed.is_available() and distributed.is_initialized()
-        if has_ranks and distributed.get_world_size() > 1:
+        if num_ranks() > 1:
             raise ValueError(
                 "release mode takes gradients before data-parallel ranks have averaged them: "
                 'with more than one rank use max_grad_norm="keep" and clip after backward'
@@ -99,7 +98,7 @@ class GradientSource:
         if grad is None or isinstance(grad, ReleasedGradient):
             return
         step = self._engine.step + 1
-        self._engine.intake.take(place, grad, step, at_once=self._releases)
+        self._engine.collector.take(place, grad, step, at_once=self._releases)
         if self._releases:
             place.param.grad = self._released[place]
 
@@ -140,13 +139,13 @@ class GradientSource:
 
     def forget(self) -> None:
         """Drop what was taken since the last step."""
-        if not self._engine.intake.is_empty:
+        if not self._engine.collector.is_empty:
             self._engine.discard()
         self.abandon()
 
     def abandon(self) -> None:
         """Drop it without waiting for anything: the engine has failed."""
-        self._engine.intake.discard()
+        self._engine.collector.discard()
         self._arrivals.clear()
         for place in self._places:
             if isinstance(place.param.grad, ReleasedGradient):

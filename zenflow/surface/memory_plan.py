@@ -16,7 +16,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     params = [split.param for split in layout.splits]
     params += [resident.param for resident in layout.residents]
     split_params = sum(split.param.numel() for split in layout.splits)
-    upload_bytes = engine.uploads.capacity * engine.num_upload_buffers
+    upload_bytes = engine.uploads.capacity * engine.uploads.num_buffers
     step_bytes = sum(split.room.step.nbytes for split in layout.splits)
     device_bytes = sum(
         tensor.nbytes
@@ -33,8 +33,8 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         for split in layout.splits
         for tensor in (split.deferred_columns, split.important_columns)
     )
-    if engine.gauges.sketch is not None:
-        device_bytes += engine.gauges.sketch.num_bytes
+    if engine.probes.sketch is not None:
+        device_bytes += engine.probes.sketch.num_bytes
     largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.host_rows import ROW_STATE, carve
+from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import Landing, SplitParam
 from zenflow.errors import CheckpointError
 from zenflow.knobs import Knobs
-from zenflow.lanes.completion import finished
+from zenflow.lanes.completion import already_done
 from zenflow.rule.blocks import important_count
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zenflow.surface.true_weights import TrueWeights
 
 FORMAT = 2
-"""Raised when the meaning of an entry changes."""
+"""Version of the state; raised when the meaning of an entry changes."""
 
 
 def param_state(place: SplitParam | Resident) -> dict[str, Tensor]:
@@ -91,10 +91,10 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "accumulators": [block.accumulator for block in blocks],
         "wants_selection": [block.wants_selection for block in blocks],
         "num_accumulators": engine.layout.num_accumulators,
-        "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decision_log],
+        "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decisions.log],
         "report": engine.reporter.state_dict(),
-        "sketch": None if engine.gauges.sketch is None else engine.gauges.sketch.state_dict(),
-        "controller": engine.controller.state_dict(),
+        "sketch": None if engine.probes.sketch is None else engine.probes.sketch.state_dict(),
+        "controller": engine.decisions.controller.state_dict(),
         "landings": [
             {
                 "block": block.index,
@@ -116,7 +116,28 @@ def check_state(
     Raises:
         CheckpointError: It is not; the message says what differs.
     """
-    saved = state_dict.get("zenflow")
+    saved: Any = state_dict.get("zenflow")
+    _check_rule(engine, saved)
+    _check_layout(engine, saved)
+    for index, place in order.items():
+        have = state_dict["state"].get(index, {})
+        want = _shapes(place, saved["topk_ratio"])
+        wrong = [
+            name for name, shape in want.items() if name not in have or have[name].shape != shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
+                "the file is damaged or was edited; use another checkpoint"
+            )
+
+
+def _check_rule(engine: Engine, saved: Any) -> None:
+    """Refuse a state of another format or configuration.
+
+    Raises:
+        CheckpointError: It is one.
+    """
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         raise CheckpointError(
             "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from "
@@ -133,6 +154,14 @@ def check_state(
             f"the checkpoint has another configuration: {'; '.join(differing)}. Make the "
             "optimizer with the checkpoint's configuration"
         )
+
+
+def _check_layout(engine: Engine, saved: Mapping[str, Any]) -> None:
+    """Refuse a state of another model, or of parameters that were shared out in another way.
+
+    Raises:
+        CheckpointError: It is one.
+    """
     here = _signature(_places(engine))
     if list(saved["signature"]) != here:
         pairs = zip(saved["signature"], here, strict=False)
@@ -158,17 +187,6 @@ def check_state(
             f"memory for {engine.layout.least_topk_ratio:g} or more: make it with a controller of "
             "the same least_topk_ratio"
         )
-    for index, place in order.items():
-        have = state_dict["state"].get(index, {})
-        want = _shapes(place, saved["topk_ratio"])
-        wrong = [
-            name for name, shape in want.items() if name not in have or have[name].shape != shape
-        ]
-        if wrong:
-            raise CheckpointError(
-                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
-                "the file is damaged or was edited; use another checkpoint"
-            )
 
 
 @torch.no_grad()
@@ -184,11 +202,11 @@ def load_engine_state(
         engine: A drained engine.
         order: Every trainable parameter's place by its index in torch's state.
         true_weights: Its swap of weights; what it shows is replaced.
-        state_dict: What the optimizer's `state_dict` returned, on any device.
+        state_dict: State of the optimizer's `state_dict`, on any device.
     """
     check_state(engine, order, state_dict)
     saved = state_dict["zenflow"]
-    engine.controller.load_state_dict(saved["controller"])  # first: it may refuse
+    engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
     if engine.layout.topk_ratio != saved["topk_ratio"]:
         engine.resize(saved["topk_ratio"])
     for index, place in order.items():
@@ -196,14 +214,13 @@ def load_engine_state(
             tensor.copy_(state_dict["state"][index][name])
     engine.step = int(saved["step"])
     engine.calendar.load_state_dict(saved["calendar"])
-    engine.uploads.capacity = engine.upload_capacity()
-    engine.decision_log[:] = [
+    engine.decisions.log[:] = [
         (int(step), Knobs.from_dict(knobs)) for step, knobs in saved["decision_log"]
     ]
     engine.reporter.load_state_dict(saved["report"])
     _load_blocks(engine, saved)
-    if engine.gauges.sketch is not None:
-        engine.gauges.sketch.load_state_dict(saved["sketch"])
+    if engine.probes.sketch is not None:
+        engine.probes.sketch.load_state_dict(saved["sketch"])
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True
@@ -223,26 +240,23 @@ def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
         block.accumulator = int(saved["accumulators"][block.index])
         block.wants_selection = bool(saved["wants_selection"][block.index])
         block.landing = None
-        block.staging_free = block.last_update = finished()
+        block.staging_free = block.last_update = already_done()
     engine.uploads.reset()
     by_step: dict[int, list[Mapping[str, Any]]] = {}
     for entry in saved["landings"]:
         by_step.setdefault(int(entry["land_step"]), []).append(entry)
     for land_step, entries in by_step.items():
         members = [blocks[int(entry["block"])] for entry in entries]
-        buffer = engine.uploads.take(
-            [(block.shape.deferred_elements, block.split.param.dtype) for block in members]
-        )
+        buffer = engine.uploads.take(members)
         for block, entry in zip(members, entries, strict=True):
-            values = carve(buffer, block.host.master.shape, block.split.param.dtype)
+            values = buffer.view_of(block)
             values.copy_(entry["values"])
-            buffer.num_open += 1
-            block.landing = Landing(
+            Landing(
                 block=block,
                 values=values,
                 buffer=buffer,
                 land_step=land_step,
                 opened=int(entry["opened"]),
                 copied=(),
-                computed=finished(),
-            )
+                computed=already_done(),
+            ).begin()

@@ -1,11 +1,10 @@
-"""Timeline to Chrome trace JSON and back, in the schema that PyTorch's Kineto writes.
+"""Spans to Chrome trace JSON and back, in the schema that PyTorch's Kineto writes.
 
 So Perfetto, chrome://tracing and Holistic Trace Analysis (HTA) read a measured and a predicted
 timeline alike. What HTA looks at decides the form: kernels and memcpys carry a ``stream``,
 memcpys are named "Memcpy DtoH ..." and carry bytes and bandwidth, steps are ``ProfilerStep#N``
 spans of the host thread, and a ``correlation`` ties kernels and memcpys to the step that launched
 them. Each event's ``args`` keep the span itself, so reading back is exact.
-Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zenflow.trace.intervals import Interval, merge, subtract
-from zenflow.trace.timeline import Span, Timeline
+from zenflow.trace.span import Span, lanes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
 _DEVICE_PID = 0
@@ -58,32 +57,31 @@ _STALL_TRACK = _Track(_HOST_PID, _STEP_THREAD, "user_annotation", "training loop
 _FIRST_OTHER_THREAD = 2
 
 
-def to_chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the timeline as a JSON-ready Chrome trace; times in it are microseconds.
+def to_chrome_trace(spans: Sequence[Span], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a timeline's spans as a JSON-ready Chrome trace; times in it are microseconds.
 
     ``metadata["device"]`` names the device's process, and ``metadata["source"]`` (measured or
     simulated) and ``metadata["emulated_link"]`` label it, so that no reader mixes them up.
     """
-    metadata = dict(timeline.metadata)
     device = str(metadata.get("device", "device"))
-    starts = _step_starts(timeline)
+    starts = _step_starts(spans)
     events = [
         *_process_events(device, _labels(metadata)),
-        *_step_events(timeline, starts),
-        *_span_events(timeline, _tracks(timeline), starts),
+        *_step_events(spans, starts),
+        *_span_events(spans, _tracks(spans), starts),
     ]
     return {
         "schemaVersion": 1,
         "deviceProperties": [{"id": _DEVICE_PID, "name": device}],
         "distributedInfo": {"rank": 0, "world_size": 1},
         "displayTimeUnit": "ms",
-        "zenflow": {"version": _FORMAT_VERSION, "metadata": metadata},
+        "zenflow": {"version": _FORMAT_VERSION, "metadata": dict(metadata)},
         "traceEvents": events,
     }
 
 
-def from_chrome_trace(trace: Mapping[str, Any]) -> Timeline:
-    """Return the timeline that ``to_chrome_trace`` was given.
+def from_chrome_trace(trace: Mapping[str, Any]) -> tuple[tuple[Span, ...], dict[str, Any]]:
+    """Return the spans and the metadata that ``to_chrome_trace`` was given.
 
     Raises:
         ValueError: The trace wasn't made by ``to_chrome_trace``, or by a newer version of it.
@@ -105,13 +103,15 @@ def from_chrome_trace(trace: Mapping[str, Any]) -> Timeline:
         for a in args
         if "span" in a
     )
-    return Timeline(tuple(spans), header["metadata"])
+    return tuple(spans), header["metadata"]
 
 
-def write_trace(timeline: Timeline, path: str | PathLike[str]) -> None:
+def write_trace(
+    spans: Sequence[Span], metadata: Mapping[str, Any], path: str | PathLike[str]
+) -> None:
     """Write the trace whole or not at all; see ``Timeline.write``."""
     target = Path(path)
-    encoded = json.dumps(to_chrome_trace(timeline)).encode()
+    encoded = json.dumps(to_chrome_trace(spans, metadata)).encode()
     if target.suffix == ".gz":
         encoded = gzip.compress(encoded, mtime=0)
     # Beside the target, since a rename is atomic only within one file system.
@@ -126,8 +126,8 @@ def write_trace(timeline: Timeline, path: str | PathLike[str]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def read_trace(path: str | PathLike[str]) -> Timeline:
-    """Return the timeline that ``write_trace`` wrote; see ``Timeline.read``."""
+def read_trace(path: str | PathLike[str]) -> tuple[tuple[Span, ...], dict[str, Any]]:
+    """Return what ``write_trace`` wrote; see ``Timeline.read``."""
     source = Path(path)
     content = source.read_bytes()
     if source.suffix == ".gz":
@@ -138,9 +138,9 @@ def read_trace(path: str | PathLike[str]) -> Timeline:
     return from_chrome_trace(trace)
 
 
-def _tracks(timeline: Timeline) -> dict[str, _Track]:
+def _tracks(spans: Sequence[Span]) -> dict[str, _Track]:
     """Return each lane's track; lanes beyond the common four get threads of the host."""
-    others = [lane for lane in timeline.lanes if lane not in _TRACKS]
+    others = [lane for lane in lanes_of(spans) if lane not in _TRACKS]
     return _TRACKS | {
         lane: _Track(_HOST_PID, _FIRST_OTHER_THREAD + index, "cpu_op", lane)
         for index, lane in enumerate(others)
@@ -163,22 +163,22 @@ def _process_events(device: str, labels: str) -> Iterator[dict[str, Any]]:
             yield _metadata_event("process_labels", pid, 0, labels=labels)
 
 
-def _step_starts(timeline: Timeline) -> dict[int, float]:
+def _step_starts(spans: Sequence[Span]) -> dict[int, float]:
     """Return where each step's first span starts, in order of time."""
     starts: dict[int, float] = {}
-    for span in _loop_spans(timeline):
+    for span in _loop_spans(spans):
         starts[span.step] = min(span.start, starts.get(span.step, span.start))
     return dict(sorted(starts.items(), key=lambda item: item[1]))
 
 
-def _loop_spans(timeline: Timeline) -> Iterable[Span]:
+def _loop_spans(spans: Sequence[Span]) -> Sequence[Span]:
     # A step is the training loop's, so the host's later work for it doesn't stretch it.
-    return [span for span in timeline.spans if span.lane == "device"] or timeline.spans
+    return [span for span in spans if span.lane == "device"] or spans
 
 
-def _step_events(timeline: Timeline, starts: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+def _step_events(spans: Sequence[Span], starts: Mapping[int, float]) -> Iterator[dict[str, Any]]:
     """Yield a ProfilerStep per step: from its first span on the device to the next step's."""
-    last = max((span.end for span in _loop_spans(timeline)), default=0.0)
+    last = max((span.end for span in _loop_spans(spans)), default=0.0)
     for (step, start), end in zip(starts.items(), [*starts.values(), last][1:], strict=True):
         # HTA drops kernels that no host event launched, so a step launches all of its own.
         args = {"correlation": _FIRST_CORRELATION + step}
@@ -186,17 +186,17 @@ def _step_events(timeline: Timeline, starts: Mapping[int, float]) -> Iterator[di
 
 
 def _span_events(
-    timeline: Timeline, tracks: Mapping[str, _Track], starts: Mapping[int, float]
+    spans: Sequence[Span], tracks: Mapping[str, _Track], starts: Mapping[int, float]
 ) -> Iterator[dict[str, Any]]:
     """Yield the names of the threads in use, then the spans in their order."""
-    placed = [_STALL_TRACK if span.is_stall else tracks[span.lane] for span in timeline.spans]
-    rows = _rows(timeline.spans, placed)
+    placed = [_STALL_TRACK if span.is_stall else tracks[span.lane] for span in spans]
+    rows = _rows(spans, placed)
     used = {(track, row) for track, row in zip(placed, rows, strict=True)} | {(_STALL_TRACK, 0)}
     for track, row in sorted(used, key=lambda item: (item[0].pid, item[0].thread, item[1])):
         name = track.label if row == 0 else f"{track.label} ({row + 1})"
         yield _metadata_event("thread_name", track.pid, _thread(track, row), name=name)
-    waits = merge((span.start, span.end) for span in timeline.spans if span.is_stall)
-    for span, track, row in zip(timeline.spans, placed, rows, strict=True):
+    waits = merge((span.start, span.end) for span in spans if span.is_stall)
+    for span, track, row in zip(spans, placed, rows, strict=True):
         name = span.name if track.event_name is None else track.event_name
         thread = _thread(track, row)
         place = _place(track, thread, _launching_step(span, starts))

@@ -1,7 +1,7 @@
 """Sets of time as lists of intervals: union, intersection, difference, length.
 
 Except for ``merge``, which makes one, every list here is *merged*: ascending, disjoint pairs
-(start, end). Each function is one pass. Does not import torch.
+(start, end). Each function is one pass.
 """
 
 from __future__ import annotations

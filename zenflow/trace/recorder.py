@@ -17,7 +17,9 @@ class DeviceSpan:
     """Two events of a GPU stream that enclose a piece of work."""
 
     start: Any
+    """Event before the work."""
     end: Any
+    """Event behind the work."""
 
 
 class Recorder:
@@ -31,8 +33,8 @@ class Recorder:
         """Make an empty recorder.
 
         Args:
-            num_steps: How many steps to keep.
-            seconds_of: Turns a device event into seconds on the host's clock.
+            num_steps: Number of steps to keep.
+            seconds_of: Function that turns a device event into seconds on the host's clock.
         """
         self.num_steps = num_steps
         self._seconds_of = seconds_of

@@ -1,19 +1,4 @@
-"""Span and Timeline: what ran where and when, measured by the engine or predicted by sim.
-
-Seconds and bytes throughout. Both sides use the same lanes and span names, so every figure and
-every comparison takes either:
-
-=========  ====================================================
-lane       span names
-=========  ====================================================
-device     forward, backward, step, stall:<cause>
-d2h        grads
-h2d        params
-host       accumulate, adam
-=========  ====================================================
-
-Does not import torch.
-"""
+"""Timeline: what ran where and when, queried, compared, and written as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -22,61 +7,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from zenflow.trace import chrome
 from zenflow.trace.intervals import Interval, intersect, length, merge, subtract
+from zenflow.trace.span import LANES, STALL_PREFIX, Span, lane_order, lanes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-LANES: tuple[str, ...] = ("device", "d2h", "h2d", "host")
-"""The lanes that every timeline shares, in the order in which figures show them."""
-
-STALL_PREFIX = "stall:"
-"""Spans with this prefix are waits: they show in a lane and are no work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One thing that ran on one lane, from ``start`` to ``end`` in seconds on a common clock.
-
-    Raises:
-        ValueError: The times aren't finite and in order, or the bytes are negative.
-    """
-
-    lane: str
-    """One of ``LANES``, or a lane of a simulator's own (NVMe, say)."""
-
-    name: str
-    """What ran; see the module's table."""
-
-    start: float
-    end: float
-
-    step: int
-    """The optimizer step that caused it, from 1."""
-
-    num_bytes: int = 0
-    """Bytes moved; 0 for what moves none."""
-
-    def __post_init__(self) -> None:
-        """Check the order of times."""
-        if not (math.isfinite(self.start) and math.isfinite(self.end) and self.start <= self.end):
-            raise ValueError(
-                f"a span must start before it ends, got {self.start} to {self.end} for "
-                f"{self.lane}/{self.name}: take both times from one clock"
-            )
-        if self.num_bytes < 0:
-            raise ValueError(f"num_bytes must be >= 0, got {self.num_bytes}: count moved bytes")
-
-    @property
-    def seconds(self) -> float:
-        """Length of the span."""
-        return self.end - self.start
-
-    @property
-    def is_stall(self) -> bool:
-        """Whether the lane waited during this span."""
-        return self.name.startswith(STALL_PREFIX)
+__all__ = ["LANES", "STALL_PREFIX", "Comparison", "ComparisonRow", "Span", "Timeline", "compare"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +29,7 @@ class Timeline:
     """
 
     spans: tuple[Span, ...] = ()
+    """Spans in any order, on one clock."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON-ready facts, such as ``source`` (measured or simulated) and ``emulated_link``."""
 
@@ -100,7 +40,7 @@ class Timeline:
     @property
     def lanes(self) -> tuple[str, ...]:
         """The lanes with spans: those of ``LANES`` first, then others by name."""
-        return tuple(sorted({span.lane for span in self.spans}, key=_lane_order))
+        return lanes_of(self.spans)
 
     @property
     def start(self) -> float:
@@ -150,7 +90,7 @@ class Timeline:
         times: dict[tuple[str, str], list[Interval]] = defaultdict(list)
         for span in self.spans:
             times[span.lane, span.name].append((span.start, span.end))
-        keys = sorted(times, key=lambda key: (_lane_order(key[0]), key[1]))
+        keys = sorted(times, key=lambda key: (lane_order(key[0]), key[1]))
         return {key: length(merge(times[key])) for key in keys}
 
     def between(self, start: float, end: float) -> Timeline:
@@ -170,9 +110,7 @@ class Timeline:
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """Return a JSON-ready trace in Kineto's schema: see ``zenflow.trace.chrome``."""
-        from zenflow.trace.chrome import to_chrome_trace  # noqa: PLC0415 - it imports this file
-
-        return to_chrome_trace(self)
+        return chrome.to_chrome_trace(self.spans, self.metadata)
 
     @classmethod
     def from_chrome_trace(cls, trace: Mapping[str, Any]) -> Timeline:
@@ -181,9 +119,7 @@ class Timeline:
         Raises:
             ValueError: The trace isn't one of ours.
         """
-        from zenflow.trace.chrome import from_chrome_trace  # noqa: PLC0415 - it imports this file
-
-        return from_chrome_trace(trace)
+        return cls(*chrome.from_chrome_trace(trace))
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write the Chrome trace, whole or not at all; a name in ``.gz`` is compressed.
@@ -191,9 +127,7 @@ class Timeline:
         Raises:
             OSError: The file can't be written; an earlier one of this name is untouched.
         """
-        from zenflow.trace.chrome import write_trace  # noqa: PLC0415 - it imports this file
-
-        write_trace(self, path)
+        chrome.write_trace(self.spans, self.metadata, path)
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Timeline:
@@ -202,9 +136,7 @@ class Timeline:
         Raises:
             ValueError: The file isn't one of ours.
         """
-        from zenflow.trace.chrome import read_trace  # noqa: PLC0415 - it imports this file
-
-        return read_trace(path)
+        return cls(*chrome.read_trace(path))
 
     def _on(self, lane: str) -> list[Span]:
         spans = [span for span in self.spans if span.lane == lane]
@@ -225,9 +157,13 @@ class ComparisonRow:
     """Seconds of one (lane, name) in two timelines."""
 
     lane: str
+    """Lane of both sides."""
     name: str
+    """Name of the spans."""
     measured: float
+    """Seconds measured."""
     predicted: float
+    """Seconds predicted."""
 
     @property
     def ratio(self) -> float:
@@ -240,6 +176,7 @@ class Comparison:
     """A prediction beside its measurement; as a string, a table."""
 
     rows: tuple[ComparisonRow, ...]
+    """Rows by lane and name; the last is the makespan."""
 
     def __str__(self) -> str:
         """Return the table: seconds, and predicted over measured."""
@@ -259,12 +196,7 @@ def compare(measured: Timeline, predicted: Timeline) -> Comparison:
     one side lacks counts 0 there. The last row is the makespan, under the lane "all".
     """
     left, right = measured.by_name(), predicted.by_name()
-    keys = sorted({*left, *right}, key=lambda key: (_lane_order(key[0]), key[1]))
+    keys = sorted({*left, *right}, key=lambda key: (lane_order(key[0]), key[1]))
     rows = [ComparisonRow(*key, left.get(key, 0.0), right.get(key, 0.0)) for key in keys]
     total = ComparisonRow("all", "makespan", measured.makespan, predicted.makespan)
     return Comparison((*rows, total))
-
-
-def _lane_order(lane: str) -> tuple[int, str]:
-    """Return a sort key: the common lanes first, others by name."""
-    return (LANES.index(lane) if lane in LANES else len(LANES), lane)

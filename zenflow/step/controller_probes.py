@@ -1,4 +1,4 @@
-"""Gauges: what a controller asks to have measured, beside what every report has."""
+"""Controller probes: what a controller asks to have measured, beside what every report has."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from zenflow.step.window_sketch import WindowSketch
 
 
 @dataclass(frozen=True, slots=True)
-class Gauged:
+class ProbeReadings:
     """What was measured of one step; the norms themselves come with its other values."""
 
     ages: list[int]
-    """Of each block's window, as the sketch has them; none without one."""
+    """Number of gradients in each block's window, as `WindowSketch.ages` has them; empty without
+    a sketch."""
     curve: HostValues | None
-    """What `ScoreCurve.read` returned, where it was this step's turn."""
+    """Values of `ScoreCurve.read`; None where it was not this step's turn."""
 
 
-class Gauges:
+class ControllerProbes:
     """The sketch and the curve, each only where the controller asks for it.
 
     Attributes:
-        sketch: Of open windows' gradients.
+        sketch: Measures open windows' gradients; None unless the controller asks for it.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Gauges:
         if self.sketch is not None:
             self.sketch.watch(self._controller.looks_at_windows)
 
-    def read(self, present: Sequence[SplitParam], next_due: Sequence[int], step: int) -> Gauged:
+    def read(
+        self, present: Sequence[SplitParam], next_due: Sequence[int], step: int
+    ) -> ProbeReadings:
         """Measure a step whose gradients are good, before any window ends with it.
 
         Args:
@@ -68,5 +71,5 @@ class Gauges:
             ages = self.watching.ages(present)
             self.watching.close(next_due, step)
         if self._curve is None or step % self._curve_interval:
-            return Gauged(ages, None)
-        return Gauged(ages, self._device.to_host(self._curve.read(self._scores)))
+            return ProbeReadings(ages, None)
+        return ProbeReadings(ages, self._device.to_host(self._curve.read(self._scores)))

@@ -15,7 +15,7 @@ from tests.zenflow.test_reference import feed
 from zenflow import AbstractController, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 from zenflow.rule.blocks import important_count
 from zenflow.rule.importance import CURVE_RATIOS
-from zenflow.step import gauges
+from zenflow.step import controller_probes
 
 SHAPES = [(48, 64), (7,), (32, 100), (96, 30)]
 
@@ -201,13 +201,13 @@ def test_windows_that_began_while_they_were_looked_at_have_the_norms_that_they_a
 def test_nothing_is_sketched_in_steps_that_nobody_looks_at(monkeypatch):
     taken = []
     for name in ("take", "read", "close"):
-        whole = getattr(gauges.WindowSketch, name)
+        whole = getattr(controller_probes.WindowSketch, name)
 
         def counted(self, *args, whole=whole):
             taken.append(self.is_watching)
             return whole(self, *args)
 
-        monkeypatch.setattr(gauges.WindowSketch, name, counted)
+        monkeypatch.setattr(controller_probes.WindowSketch, name, counted)
     monkeypatch.setattr(torch, "mm", None)  # a call would fail
     run(NowAndThen(set()))
     assert not any(taken)
@@ -285,7 +285,7 @@ def test_measuring_changes_no_weight():
 
 def test_nothing_is_computed_that_nobody_asks_for(monkeypatch):
     for name in ("WindowSketch", "ScoreCurve"):
-        monkeypatch.setattr(gauges, name, None)  # a call would fail
+        monkeypatch.setattr(controller_probes, name, None)  # a call would fail
     for controller in (None, Watching(windows=False), LoggedDecisions([])):
         reports, _ = run(controller)
         assert all(report.windows == () for report in reports)
@@ -300,7 +300,7 @@ def test_the_memory_plan_counts_the_sketch():
             ZenFlowAdamW(model.parameters(), config=config_of(), controller=controller)
         ) as optimizer:
             plans.append(optimizer.memory.device_extra_bytes)
-            sketch = optimizer._engine.gauges.sketch
+            sketch = optimizer._engine.probes.sketch
     assert plans[1] - plans[0] == sketch.num_bytes >= 2 * 4 * 8 * (2 * 24)
 
 
@@ -376,7 +376,7 @@ import sys, torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from tests.models import TinyStack
-from tests.zenflow.test_gauges import Watching, config_of
+from tests.zenflow.test_controller_probes import Watching, config_of
 from zenflow import ZenFlowAdamW
 rank, path = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)

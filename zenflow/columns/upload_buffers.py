@@ -1,0 +1,132 @@
+"""Upload buffers: where updated weights wait, on the host, until they have been uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.host_rows import aligned, typed_view
+from zenflow.config import ZenFlowConfig
+from zenflow.device.base import AbstractDevice
+from zenflow.lanes.completion import Completion
+from zenflow.rule.calendar import WindowCalendar
+
+if TYPE_CHECKING:
+    from zenflow.columns.layout import Block
+
+
+class UploadBuffer:
+    """Memory for the updates of one boundary step.
+
+    Attributes:
+        memory: Bytes of the buffer, shape (n,), uint8.
+        num_open: Number of updates in this buffer that have not landed yet.
+        uploads: Copies out of this buffer since it was taken; on a GPU they may outlast the
+            landing.
+    """
+
+    def __init__(self) -> None:
+        """Start with no memory."""
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.num_open = 0
+        self.uploads: list[Completion] = []
+        self._offset = 0
+
+    def rewind(self) -> None:
+        """Begin anew: the next view is of the first bytes."""
+        self._offset = 0
+
+    def view_of(self, block: Block) -> Tensor:
+        """Return the buffer's next piece as the block's upload, (D, O) in the weights' dtype."""
+        count, dtype = block.shape.deferred_elements, block.split.param.dtype
+        view = typed_view(self.memory, self._offset, count, dtype).view(block.host_shape)
+        self._offset += aligned(count * dtype.itemsize)
+        return view
+
+
+class UploadPool:
+    """Reuses upload buffers: as many as there are boundary steps with updates in flight."""
+
+    def __init__(
+        self,
+        device: AbstractDevice,
+        config: ZenFlowConfig,
+        blocks: Sequence[Block],
+        calendar: WindowCalendar,
+    ) -> None:
+        """Allocate the buffers of the long run now, so that no step waits for memory to be pinned.
+
+        Args:
+            device: Owner of the pinned memory.
+            config: The update rule's settings.
+            blocks: All blocks, in backward order.
+            calendar: When their windows end.
+        """
+        self._device = device
+        self._config = config
+        self._blocks = blocks
+        self._calendar = calendar
+        self._capacity = 0
+        self._counted_version = -1
+        self._buffers: list[UploadBuffer] = []
+        for _ in range(self.num_buffers if self.capacity else 0):
+            buffer = UploadBuffer()
+            buffer.memory = device.upload_memory(self.capacity)
+            self._buffers.append(buffer)
+
+    @property
+    def num_buffers(self) -> int:
+        """Number of buffers in use at once in the long run: one for each step in flight."""
+        lag = self._calendar.lag(self._config.full_warm_up_rounds + 1)
+        return lag if self._config.rolling else 1
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the largest boundary step, by the windows laid out now; 0 without overlap."""
+        if self._counted_version != self._calendar.version:
+            self._counted_version = self._calendar.version
+            self._capacity = self._count_capacity()
+        return self._capacity
+
+    def _count_capacity(self) -> int:
+        if not self._config.overlap_step:
+            return 0
+        by_phase: dict[int, list[Block]] = {}
+        for block, phase in zip(self._blocks, self._calendar.phases(), strict=True):
+            by_phase.setdefault(phase, []).append(block)
+        return max(map(_upload_bytes, by_phase.values()), default=0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buffers together."""
+        return sum(buffer.memory.numel() for buffer in self._buffers)
+
+    def reset(self) -> None:
+        """Forget all updates in flight; their buffers are dropped."""
+        self._buffers.clear()
+
+    def take(self, blocks: Sequence[Block]) -> UploadBuffer:
+        """Return a buffer with room for the blocks' uploads, all its updates landed.
+
+        A host task that writes to it must come after `uploads`, the copies of its last use.
+        """
+        needed = max(self.capacity, _upload_bytes(blocks))
+        free = next((buffer for buffer in self._buffers if buffer.num_open == 0), None)
+        if free is None:
+            free = UploadBuffer()
+            self._buffers.append(free)
+        if not needed <= free.memory.numel() <= 2 * needed:  # left from another interval
+            free.memory = self._device.upload_memory(needed)
+        free.rewind()
+        return free
+
+
+def _upload_bytes(blocks: Iterable[Block]) -> int:
+    """Return the bytes of a buffer for the blocks' uploads."""
+    return sum(
+        aligned(block.shape.deferred_elements * block.split.param.dtype.itemsize)
+        for block in blocks
+    )

@@ -1,0 +1,69 @@
+"""Decisions: asks the controller after every step, and lets what it chooses come into force."""
+
+from __future__ import annotations
+
+from zenflow.columns.layout import Layout
+from zenflow.controller import AbstractController
+from zenflow.errors import ConfigError
+from zenflow.knobs import Knobs
+from zenflow.report import StepReport
+from zenflow.rule.calendar import WindowCalendar
+
+
+class Decisions:
+    """A controller's decisions, checked and written down.
+
+    Attributes:
+        controller: Chooses the knobs.
+        log: (step, knobs) of every change: the knobs hold from the step after.
+    """
+
+    def __init__(
+        self, controller: AbstractController, layout: Layout, calendar: WindowCalendar
+    ) -> None:
+        """Start with an empty log."""
+        self.controller = controller
+        self.log: list[tuple[int, Knobs]] = []
+        self._layout = layout
+        self._calendar = calendar
+
+    def ask(self, step: int, report: StepReport | None) -> None:
+        """Ask the controller. It gets the newest finished report: nothing waits for another.
+
+        Raises:
+            ConfigError: The knobs that it chooses break a rule, or do not fit the layout.
+        """
+        former = self._calendar.knobs
+        knobs = self.controller.next_knobs(step, report, former)
+        if knobs == former:
+            return
+        try:
+            self._check_possible(knobs, former)
+            self._calendar.set_knobs(knobs, step)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{type(self.controller).__name__} chose {knobs} after step {step}, which can't "
+                f"be: {error}"
+            ) from error
+        self.log.append((step, knobs))
+
+    def _check_possible(self, knobs: Knobs, former: Knobs) -> None:
+        """Refuse a k that this layout can't take.
+
+        Raises:
+            ConfigError: It is one.
+        """
+        ratio = knobs.topk_ratio
+        if ratio == former.topk_ratio:
+            return
+        if not (0 < ratio < 1 and 0 < former.topk_ratio < 1):
+            raise ConfigError(
+                f"a topk_ratio that changes must stay between 0 and 1, got {ratio:g} after "
+                f"{former.topk_ratio:g}: 0 and 1 place parameters for good; start and stay in "
+                "between"
+            )
+        if ratio < self._layout.least_topk_ratio:
+            raise ConfigError(
+                f"topk_ratio must be at least {self._layout.least_topk_ratio:g}, for which host "
+                f"memory was laid out, got {ratio:g}: give the controller that least_topk_ratio"
+            )
