@@ -12,7 +12,7 @@ what its copy takes: a lane that serves them in turn ends segment l at max over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,9 +36,6 @@ _EXACT = 1 + 1e-9
 """Up to rounding."""
 _CHUNK = 512
 """Machines at a time: their arrays stay in a core's caches."""
-
-PUBLISHED = ("published_on_device", "published_zero_offload")
-"""Other systems' schedules that have a formula here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +129,8 @@ class ClosedForm:
         )
 
     def _solve(self, axes: dict[str, Array], tolerance: float) -> Steady:
-        if self._strategy.name == "published_on_device":
-            return self._on_device(axes)
-        if self._strategy.name == "published_zero_offload":
-            return self._zero_offload(axes)
-        assert self._strategy.config is not None
+        if self._strategy.config is None:
+            return _SYSTEM_FORMULAS[self._strategy.name](self, axes)
         if self._strategy.config.topk_ratio == 1:
             return self._on_device(axes)
         if not self._strategy.config.overlap_step:
@@ -337,6 +331,13 @@ class ClosedForm:
         )
 
 
+_SYSTEM_FORMULAS: Mapping[str, Callable[[ClosedForm, dict[str, Array]], Steady]] = {
+    "published_on_device": ClosedForm._on_device,
+    "published_zero_offload": ClosedForm._zero_offload,
+}
+"""Formulas of other systems' schedules."""
+
+
 def _crowded(axes: dict[str, Array]) -> dict[str, Array]:
     """Return the axes with what each direction has at least while the other is busy too."""
     down, up, both = axes["d2h"], axes["h2d"], axes["duplex"]
@@ -357,6 +358,6 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
     if hardware.num_devices > 1 or hardware.device.is_cpu:
         return False
     if strategy.config is None:
-        return strategy.name in PUBLISHED and not strategy.options
+        return strategy.name in _SYSTEM_FORMULAS and not strategy.options
     in_turn = not strategy.config.overlap_step and strategy.config.update_interval > 1
     return strategy.releases and not in_turn

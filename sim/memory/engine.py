@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sim.memory.parts import rounded
 from sim.timing.block_plan import ring_of
 from sim.timing.costs import is_split
 from zenflow.config import ZenFlowConfig
@@ -93,16 +94,6 @@ class EngineMemory:
             device_extra_bytes=self.device_state + self.column_vectors,
             device_ring_bytes=self.ring if has_ring else self.packed,
         )
-
-
-def rounded(num_bytes: float) -> int:
-    """Return what torch's pinned allocator takes for so many bytes: the next power of two.
-
-    >>> [rounded(n) for n in (0, 1, 4096, 4097)]
-    [0, 1, 4096, 8192]
-    """
-    whole = math.ceil(num_bytes)
-    return 1 << (whole - 1).bit_length() if whole else 0
 
 
 def engine_memory(

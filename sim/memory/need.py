@@ -1,8 +1,8 @@
 """Memory: what a strategy needs on device, host and drives, part by part, and whether it fits.
 
-The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.memory.engine`); other
-systems' follow their papers and measurements (`sim.memory.systems`). Activations are
-`sim.models.workload`'s. No torch.
+The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.memory.engine`). Other
+systems' stand in their schedules' files, by papers and measurements. Activations are
+`sim.models.workload`'s.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory, engine_memory
 from sim.memory.parts import PLACES, DeviceParts, Part, fullest, gib
-from sim.memory.systems import system_parts
+from sim.memory.systems import SystemCase
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
@@ -217,7 +217,10 @@ def memory_of(
     if strategy.config is not None:
         device, host = _engine_parts(workload, strategy, strategy.config, hardware)
     else:
-        device, host = system_parts(workload, strategy, hardware)
+        system = strategy.system
+        options = system.options(strategy.options)
+        case = SystemCase(workload=workload, hardware=hardware, options=options)
+        device, host = system.memory(case)
     moment, parts = fullest(workload, device)
     count = hardware.num_devices
     fixed = []

@@ -15,11 +15,12 @@ import simpy
 from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
+from sim.memory.parts import Part
+from sim.memory.systems import FLOAT_BYTES, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.system import System
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
-
-_FLOAT_BYTES = 4
 
 
 class DeepSpeedZenFlow(AbstractSchedule):
@@ -96,7 +97,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
                 is_boundary = micro_step % self._interval == 0
                 self.forward(step)
                 yield from self._backward(step, is_first=is_first, is_boundary=is_boundary)
-                yield machine.compute("step", machine.hardware.overheads.step.value, step)
+                yield machine.compute("step", self.step_overhead, step)
                 if is_boundary:
                     yield from self._end_window(step)
             self.end_step(machine.env.now - self._stalled)
@@ -124,7 +125,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
             copied = [machine.h2d.submit("accumulator", step, machine.up(size))]
         copied = [machine.d2h.submit("grads", step, machine.down(size), copied)]
         if is_boundary:
-            work = replace(machine.down(share * _FLOAT_BYTES), kind=self._float_kind)
+            work = replace(machine.down(share * FLOAT_BYTES), kind=self._float_kind)
             copied = [machine.d2h.submit("grads", step, work, copied)]
         yield from self._idle(copied, "d2h", step)
 
@@ -158,14 +159,12 @@ class DeepSpeedZenFlow(AbstractSchedule):
         """Cast the host's weights, upload them, gather the other devices'."""
         machine, size = self.machine, self.costs.dtype_bytes
         cast = self._main.submit(
-            "cast", step, self._host_work(_FLOAT_BYTES + size, self._main_kind)
+            "cast", step, self._host_work(FLOAT_BYTES + size, self._main_kind)
         )
         yield from self._idle([cast], "host", step)
         work = replace(machine.up(self._share * size), kind=self._fetch_kind)
         uploaded = machine.h2d.submit("params", step, work)
-        total = self.costs.num_params * size
-        gathered = machine.collective("all-gather", total, step, uploaded)
-        yield from self._idle([gathered], "h2d", step)
+        yield from self._idle([self.gather(step, uploaded)], "h2d", step)
 
     def _host_work(self, bytes_each: float, kind: FlowKind) -> Work:
         """Return a pass over this device's part of the model."""
@@ -192,3 +191,35 @@ def _violations(topk_ratio: float, interval: int, reserved_cores: float) -> Iter
         yield f"update_interval must be an integer >= 1, got {interval!r}: 'auto' is not modelled"
     if not 0 < reserved_cores < 1:
         yield f"reserved_cores must be in (0, 1), got {reserved_cores}: both processes need some"
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return the release's parts: 32 bytes with overlap, or 16, and 4 of 16-bit buffers.
+
+    deepspeed/ops/adam/zenflow_cpu_adam.py and runtime/zenflow: a stale copy of the master, two
+    gradient buffers and two sets of moments.
+    """
+    vectors = sum(p.numel for p in case.workload.parameters if len(p.shape) == 1)
+    important = case.options["topk_ratio"] * (case.params - vectors) + vectors
+    device = case.deepspeed_device(
+        Part("important moments", "device", 2 * case.size * important, "in the model's dtype"),
+        Part("important gradients", "device", 2 * case.size * important, "and a copy"),
+    )
+    copies = 2 if case.options["overlap"] else 1
+    host = [
+        Part("masters", "pageable", copies * FLOAT_BYTES * case.params),
+        Part("moments", "pageable", copies * 2 * FLOAT_BYTES * case.params, f"sets: {copies}"),
+        Part("gradients", "pageable", copies * FLOAT_BYTES * case.params, f"buffers: {copies}"),
+        *case.pinned("staging", case.size),
+    ]
+    if case.options["update_interval"] > 1:
+        host += case.pinned("accumulators", case.size)
+    return device, host
+
+
+DEEPSPEED_ZENFLOW = System(
+    name="deepspeed_zenflow",
+    rule="the release's own rule, not AdamW's moments",
+    schedule=DeepSpeedZenFlow,
+    memory=_memory,
+)

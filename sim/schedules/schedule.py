@@ -38,6 +38,11 @@ class AbstractSchedule(ABC):
         """Devices that train together, with equal parts of the optimizer's state."""
         return self.machine.hardware.num_devices
 
+    @property
+    def step_overhead(self) -> float:
+        """Seconds of an optimizer step on the device beside what its elements take."""
+        return self.machine.hardware.overheads.step.value
+
     def update_seconds(self, elements: float) -> float:
         """Return the seconds in which AdamW on the device updates so many elements."""
         return elements / self.machine.hardware.overheads.device_update.value
@@ -72,6 +77,25 @@ class AbstractSchedule(ABC):
                     passed.append(self.machine.collective("reduce", size, step, event))
                     self.computed = event
         return passed[::-1]
+
+    def send(self, passed: list[simpy.Event], step: int, bytes_each: float) -> list[simpy.Event]:
+        """Queue the copies of each device's share of gradients, in the order of backward.
+
+        Args:
+            passed: The end of each segment's backward, in the order of forward.
+            step: Their step.
+            bytes_each: Bytes of an element on the link.
+        """
+        copied = []
+        for segment, event in zip(reversed(self.costs.segments), reversed(passed), strict=True):
+            work = self.machine.down(segment.numel / self.devices * bytes_each)
+            copied.append(self.machine.d2h.submit("grads", step, work, [event]))
+        return copied
+
+    def gather(self, step: int, after: simpy.Event) -> simpy.Event:
+        """Queue the all-gather of the weights that each device has updated a part of."""
+        size = self.costs.num_params * self.costs.dtype_bytes
+        return self.machine.collective("all-gather", size, step, after)
 
     def wait(self, events: Iterable[simpy.Event], cause: str, step: int) -> Process:
         """Let the device wait; what it waits for is stall of this cause."""

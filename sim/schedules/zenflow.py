@@ -156,8 +156,7 @@ class EngineSchedule(AbstractSchedule):
         return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
 
     def _step_seconds(self) -> float:
-        overheads = self.machine.hardware.overheads
-        seconds = overheads.step.value + self.plan.on_device / overheads.device_update.value
+        seconds = self.step_overhead + self.update_seconds(self.plan.on_device)
         if not self._releases:
             seconds += sum(self._intake(index) for index in range(len(self.costs.segments)))
         return seconds
