@@ -1,8 +1,8 @@
-"""Tuner: chooses the engine's settings, offline over the simulator or while a run goes on.
+"""TrialRules: chooses the engine's settings, offline over the simulator or while a run goes on.
 
 It sees both sides, the engine's reports and the simulator's predictions, and steers through
 ``zenflow.AbstractController``. What it optimises is goodput, tokens per second times statistical
-efficiency, never the step time alone. Nothing here loads torch.
+efficiency, never the step time alone.
 
 ====================  =====================================================================
 while a run goes on   ``twin_controller`` measures and changes; ``tuner`` has the rules of

@@ -1,4 +1,4 @@
-"""Statistical efficiency: what a step that defers is worth beside one of AdamW. No torch.
+"""Statistical efficiency: what a step that defers is worth beside one of AdamW.
 
 Goodput is tokens per second times this. The convergence bound of the method's paper (arXiv
 2505.12242) for averaged gradients gives 1 / (1 + rho (S - 1 + lag)), rho being the share of
@@ -27,9 +27,13 @@ class DelayCost:
     """
 
     scale: float
+    """Factor on the delay term."""
     lag_weight: float
+    """Number of steps of window that a step of lag costs as much as."""
     power: float
+    """Exponent of the delay."""
     aligned_weight: float = 1.0
+    """Weight of windows that end together; rolling ones have 1."""
 
     def of(self, knobs: Knobs, rho: float) -> float:
         """Return the efficiency, in (0, 1], of knobs that defer the share ``rho`` of energy."""

@@ -1,7 +1,4 @@
-"""Search space: which knobs the tuner tries, and the only place that asks an Optuna trial.
-
-No torch.
-"""
+"""Search space: which knobs the tuner tries, and the only place that asks an Optuna trial."""
 
 from __future__ import annotations
 
@@ -155,7 +152,7 @@ class SearchSpace:
 
 
 INDEX_SUFFIX = "_index"
-"""Behind a knob's name where its parameter is a place in the order of its values."""
+"""Ending of a knob's name where its parameter is a place in the order of its values."""
 
 _KNOB_OF = {
     "topk_ratios": "topk_ratio",

@@ -4,7 +4,7 @@ A copy over PCIe also loads the host's DRAM; CPU Adam loads DRAM alone, and no f
 threads can. So a kind of flow names every resource that it uses, with what it costs there for each
 byte of its own, and may have a rate of its own that it can't exceed. While nothing begins or ends,
 every flow moves at a constant rate: the weighted max-min fair one, found by progressive filling
-(Bertsekas and Gallager, Data Networks, section 6.5.2). No torch.
+(Bertsekas and Gallager, Data Networks, section 6.5.2).
 """
 
 from __future__ import annotations

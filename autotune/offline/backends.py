@@ -1,7 +1,6 @@
 """Backends: where a setting's figures come from. This one simulates; another runs for real.
 
 Runs need a trainer, which this package doesn't have: `experiments.search.measured_backend` does.
-No torch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class AbstractBackend(ABC):
     """Says what a setting does; can be pickled, so that worker processes have it too."""
 
     kind: str
-    """Of its figures, for tables: simulated or measured."""
+    """Kind of its figures, for tables: simulated or measured."""
 
     @abstractmethod
     def measure(self, knobs: Knobs) -> Measurement:

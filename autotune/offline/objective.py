@@ -1,4 +1,4 @@
-"""Objectives: what a measured setting is worth, the same for every backend. No torch."""
+"""Objectives: what a measured setting is worth, the same for every backend."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ class Measurement:
     """What a setting does, simulated or measured."""
 
     step_seconds: float
+    """Seconds of a step."""
     stall_seconds: float
-    """Of each step."""
+    """Seconds of a step in which the device waits."""
     device_bytes: float
-    """Of one device."""
+    """Bytes of one device."""
     host_bytes: float
-    """For all devices."""
+    """Bytes of the host for all devices."""
     staleness: int
     """Largest age in steps of a gradient when its update lands."""
     captured: float
     """Share of gradient energy in the important columns."""
     tokens_per_step: int
-    """Over all devices."""
+    """Number of tokens of a step over all devices."""
 
     @property
     def need(self) -> Need:
@@ -58,8 +59,10 @@ class Objective:
 
     name: str
     value: Callable[[Measurement, Knobs], float]
+    """Function from a measured setting to the figure."""
     unit: str
     is_maximised: bool = False
+    """Whether more is better."""
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
@@ -78,7 +81,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         Objective("host_bytes", lambda measured, knobs: measured.host_bytes, "B"),
     )
 }
-"""By name. Step time alone says nothing of what a stale update costs; goodput does."""
+"""Objectives by name. Step time alone says nothing of what a stale update costs; goodput does."""
 
 
 def objectives_of(names: Sequence[str]) -> tuple[Objective, ...]:

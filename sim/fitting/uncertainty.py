@@ -1,4 +1,4 @@
-"""Uncertainty: what a prediction makes of figures that are themselves not exact. No torch.
+"""Uncertainty: what a prediction makes of figures that are themselves not exact.
 
 Each figure of a profile is drawn from a log-normal about its value with its relative spread, all
 independent of one another, and the step is predicted again. The interval says how far off figures
@@ -33,8 +33,11 @@ class Interval:
     """Quantiles of a predicted figure over draws of the profile's figures."""
 
     low: float
+    """Lower end."""
     median: float
+    """Median over the draws."""
     high: float
+    """Upper end."""
     coverage: float
     """Share of draws between low and high."""
     drivers: tuple[tuple[str, float], ...]
@@ -50,7 +53,7 @@ def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[Hardwa
     if count < 1:
         raise ConfigError(f"the number of draws must be at least 1, got {count}")
     generator = np.random.default_rng(seed)
-    figures = profile.figures()
+    figures = profile.quantities()
     for _ in range(count):
         noise = generator.standard_normal(len(figures))
         values = {}
@@ -103,8 +106,8 @@ def _drivers(drawn: list[HardwareProfile], found: np.ndarray) -> tuple[tuple[str
     """Return the five figures whose ranks go with the prediction's most."""
     if len(drawn) < 3 or np.ptp(found) == 0:
         return ()
-    names = list(drawn[0].figures())
-    values = np.array([[f.value for f in item.figures().values()] for item in drawn])
+    names = list(drawn[0].quantities())
+    values = np.array([[f.value for f in item.quantities().values()] for item in drawn])
     target = _ranks(found)
     correlations = []
     for index, name in enumerate(names):

@@ -3,7 +3,7 @@
 Every figure there has its unit, kind and source. Names match whatever their case and separators:
 ``RTX 4090``, ``rtx-4090`` and ``NVIDIA GeForce RTX 4090``, as torch reports it, are one device. A
 name that says too little stands for the SXM module with most memory of its generation: ``a100`` is
-``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets. No torch.
+``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sim.hardware.profile import (
     Device,
     EngineOverheads,
     Fabric,
-    Figure,
     HardwareProfile,
     Host,
     Link,
     Nvme,
+    Quantity,
 )
-from sim.hardware.quantities import Entry, figure_of, read_table, record_of, refuse_unknown
+from sim.hardware.quantities import Entry, quantity_of, read_table, record_of, refuse_unknown
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 
@@ -96,7 +96,7 @@ def find_host(name: str) -> Host:
     """
     name, entry = _lookup("host", name)
     sockets = entry.get("sockets", 1)
-    socket_memory = figure_of(entry["memory_per_socket"], "memory_per_socket", name)
+    socket_memory = quantity_of(entry["memory_per_socket"], "memory_per_socket", name)
     return record_of(
         Host,
         {**read_table("hosts")[_DEFAULTS], **entry},
@@ -166,7 +166,7 @@ def find_machine(name: str, num_devices: int | None = None) -> HardwareProfile:
         used,
         fabric=entry.get("fabric"),
         nvme=entry.get("nvme"),
-        host_memory=None if memory is None else figure_of(memory, "host_memory", name),
+        host_memory=None if memory is None else quantity_of(memory, "host_memory", name),
     )
     metadata = {"title": entry["title"], "source": entry["source"]}
     return replace(profile, name=name, metadata=metadata)
@@ -180,7 +180,7 @@ def assemble(
     *,
     fabric: str | Fabric | None = None,
     nvme: str | Nvme | None = None,
-    host_memory: float | Figure | None = None,
+    host_memory: float | Quantity | None = None,
     overheads: EngineOverheads | None = None,
 ) -> HardwareProfile:
     """Return a machine put together from parts, by name or made by hand.
@@ -202,8 +202,8 @@ def assemble(
     host = find_host(host) if isinstance(host, str) else host
     link = find_link(link) if isinstance(link, str) else link
     if host_memory is not None:
-        if not isinstance(host_memory, Figure):
-            host_memory = Figure(value=host_memory, kind="spec", source="given by the caller")
+        if not isinstance(host_memory, Quantity):
+            host_memory = Quantity(value=host_memory, kind="spec", source="given by the caller")
         host = replace(host, dram_bytes=host_memory)
     return HardwareProfile(
         name=f"{num_devices}x {device.name}, {host.name}, {link.name}",
@@ -230,7 +230,7 @@ def gpu_overheads(device: Device) -> EngineOverheads:
         )
     entry = dict(read_table("overheads")["gpu"])
     rules = {
-        key: figure_of(entry.pop(key), key, "overheads of a GPU")
+        key: quantity_of(entry.pop(key), key, "overheads of a GPU")
         for key in ("intake_share", "pack_share", "update_bytes")
     }
     reached = device.bandwidth.value * device.bandwidth_efficiency.value
@@ -244,7 +244,7 @@ def gpu_overheads(device: Device) -> EngineOverheads:
     )
 
 
-def _scaled(rule: Figure, value: float) -> Figure:
+def _scaled(rule: Quantity, value: float) -> Quantity:
     return replace(rule, value=value, source=f"the device's bandwidth; {rule.source}")
 
 

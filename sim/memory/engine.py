@@ -32,36 +32,39 @@ class EngineMemory:
     """Bytes of one engine, by what they are for."""
 
     host_state: int
-    """Masters and both moments of deferred elements, float32."""
+    """Bytes of masters and both moments of deferred elements, float32."""
     accumulators: int
+    """Bytes of windows' sums."""
     steps: int
-    """Adam's step count of each deferred column."""
+    """Bytes of Adam's step counts, one for each deferred column."""
     staging: int
-    """Gradients of the last step, pinned."""
+    """Pinned bytes of the last step's gradients."""
     upload_buffer: int
-    """One buffer, as asked for: see `rounded`."""
+    """Bytes of one upload buffer, as asked for: see `sim.memory.parts.rounded`."""
     num_uploads: int
+    """Number of upload buffers."""
     device_state: int
-    """Moments and masters of important columns and of whole parameters."""
+    """Bytes of moments and masters of important columns and of whole parameters."""
     column_vectors: int
-    """Scores, energies, ownership and indices of every column of split parameters."""
+    """Bytes of scores, energies, ownership and indices of split parameters' columns."""
     packed: int
     """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
     ring: int
     """Bytes of the ring through which released gradients leave a GPU."""
     block: int
-    """Deferred elements of the largest block."""
+    """Number of deferred elements of the largest block."""
     deferred: int
-    """Elements that the host owns."""
+    """Number of elements that the host owns."""
     important: int
-    """Elements of important columns."""
+    """Number of elements of important columns."""
     resident: int
-    """Elements of parameters that are not split."""
+    """Number of elements of parameters that are not split."""
     bucket: int
-    """Elements of the largest bucket: what is copied together."""
+    """Number of elements of the largest bucket: what is copied together."""
     bank: int
-    """Elements of the largest bank: important columns that are updated together."""
+    """Number of elements of the largest bank: important columns that are updated together."""
     dtype_bytes: int
+    """Bytes of an element of the model."""
 
     @property
     def num_params(self) -> int:

@@ -3,7 +3,7 @@
 Covers the Llama family (with Mistral, Qwen2 and its biases, Qwen3, text-only Gemma, Phi-3 and
 Phi-4, Mixtral and Qwen2-MoE experts), GPT-2, OPT and BERT, as Hugging Face's language models hold
 them. Matrices are (O, I), as the gradient of a linear layer is: I is the input channel, the
-engine's column. No torch, no transformers.
+engine's column.
 """
 
 from __future__ import annotations

@@ -42,9 +42,12 @@ class OffloadTraffic:
 
 PUBLISHED = OffloadTraffic()
 RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)
-"""DeepSpeed 0.19 with one micro-batch a step: gradients leave as float32, their norm is taken on
-the device; unscaling and clipping read and write them (8); AdamW moves 28; the master is then cast
-into a 16-bit buffer (4 + 2)."""
+"""DeepSpeed 0.19 with one micro-batch a step.
+
+- Gradients leave as float32 (4), and their norm is taken on the device.
+- Unscaling and clipping read and write them (8).
+- AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2).
+"""
 
 
 class ZeroOffload(AbstractSchedule):

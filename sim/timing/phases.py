@@ -1,4 +1,4 @@
-"""Costs from phase times: what a published breakdown or a trace says of one step. No torch."""
+"""Costs from phase times: what a published breakdown or a trace says of one step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from sim.hardware.profile import (
     Device,
     EngineOverheads,
-    Figure,
     HardwareProfile,
     Host,
     Link,
+    Quantity,
 )
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
@@ -21,7 +21,7 @@ _NOTHING = 1e-12
 _ENDLESS = 1e18
 """Bytes/s, FLOP/s and bytes that bound nothing."""
 _UPDATE_BYTES = 28
-"""Of DRAM per parameter that the given update stands for."""
+"""Bytes of DRAM per parameter that the given update stands for."""
 
 
 def costs_of_phases(
@@ -97,17 +97,17 @@ def _violations(
 
 
 def _hardware(name: str, d2h: float, h2d: float, host: float) -> HardwareProfile:
-    def figure(value: float) -> Figure:
-        return Figure(value=value, kind="measured", source=name)
+    def figure(value: float) -> Quantity:
+        return Quantity(value=value, kind="measured", source=name)
 
-    def unbounded() -> Figure:
-        return Figure(value=_ENDLESS, source="not part of the phases")
+    def unbounded() -> Quantity:
+        return Quantity(value=_ENDLESS, source="not part of the phases")
 
-    def nothing() -> Figure:
-        return Figure(value=_NOTHING, source="not part of the phases")
+    def nothing() -> Quantity:
+        return Quantity(value=_NOTHING, source="not part of the phases")
 
-    def one() -> Figure:
-        return Figure(value=1.0, source="not part of the phases")
+    def one() -> Quantity:
+        return Quantity(value=1.0, source="not part of the phases")
 
     return HardwareProfile(
         name=name,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
-from sim.hardware.profile import Figure, HardwareProfile
+from sim.hardware.profile import HardwareProfile, Quantity
 from sim.hardware.quantities import read_table
 from sim.names import fold
 from zenflow.errors import ConfigError
@@ -141,7 +141,7 @@ def test_overheads_of_a_gpu_follow_its_bandwidth():
     assert made.intake_bandwidth.value == pytest.approx(reached)
     assert made.pack_bandwidth.value == pytest.approx(reached / 2)
     assert made.device_update.value == pytest.approx(reached / 30)
-    given = replace(made, copy=Figure(value=1.0))
+    given = replace(made, copy=Quantity(value=1.0))
     assert assemble(device, "xeon-8480c", "pcie5", overheads=given).overheads is given
 
 
@@ -158,7 +158,7 @@ def test_a_product_of_a_tenth_of_2048_cubed_runs_at_half_of_an_a100():
 
 
 def test_a_found_device_is_the_callers_own():
-    find_device("a100").flops["float16"] = Figure(value=1.0)
+    find_device("a100").flops["float16"] = Quantity(value=1.0)
     assert find_device("a100").flops["float16"].value == 312e12
 
 

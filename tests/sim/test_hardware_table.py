@@ -4,7 +4,7 @@ import pytest
 
 from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
-from sim.hardware.quantities import figure_of, read_table
+from sim.hardware.quantities import quantity_of, read_table
 
 SHARE = (0.05, 1.0)
 RANGES = {
@@ -60,7 +60,7 @@ def entries(table):
 
 
 def limit(table, name):
-    return figure_of(entries(table)[name]["limit"], "limit", name).value
+    return quantity_of(entries(table)[name]["limit"], "limit", name).value
 
 
 def everything():
@@ -81,7 +81,7 @@ def everything():
 
 def test_every_figure_is_in_its_range():
     for machine in everything():
-        for key, figure in machine.figures().items():
+        for key, figure in machine.quantities().items():
             low, high = RANGES[key]
             assert low <= figure.value <= high, (machine.name, key, figure)
 

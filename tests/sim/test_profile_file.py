@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, machine_names
 from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
-from sim.hardware.profile import KINDS, Figure
+from sim.hardware.profile import KINDS, Quantity
 from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server")
@@ -51,9 +51,9 @@ def test_every_machine_of_the_table_comes_back(name, path):
 
 
 @given(
-    values=st.fixed_dictionaries({name: values_of(name) for name in BASE.figures()}),
+    values=st.fixed_dictionaries({name: values_of(name) for name in BASE.quantities()}),
     figure=st.builds(
-        Figure,
+        Quantity,
         value=POSITIVE | st.integers(min_value=1),
         kind=st.sampled_from(KINDS),
         source=st.text(),
