@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.model.speed_noise import LEAST_NOISE, SpeedNoise
+from autotune.space import effective_lag
 from zenflow.knobs import Knobs
 
 _STRUCTURE = 0.06
@@ -118,11 +119,10 @@ def _features(knobs: Sequence[Knobs]) -> Array:
     """Return coordinates in which settings at a distance of 1 have errors of their own, (N, 4)."""
     rows = []
     for item in knobs:
-        lag = item.update_interval if item.lag is None else min(item.lag, item.update_interval)
         rows.append(
             (
                 math.log2(item.update_interval) / 2.0,
-                math.log2(max(lag, 1)) / 1.5,
+                math.log2(max(effective_lag(item), 1)) / 1.5,
                 math.log(max(item.topk_ratio, 1e-3)) / 1.5,
                 1.0 * item.rolling,
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.constraints import Need, needs_of
 from autotune.efficiency import EnergyCurve
-from autotune.offline.objective import Measurement
+from autotune.offline.objective import TrialFigures
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
@@ -29,7 +29,7 @@ class AbstractBackend(ABC):
     """Kind of its figures, for tables: simulated or measured."""
 
     @abstractmethod
-    def measure(self, knobs: Knobs) -> Measurement:
+    def measure(self, knobs: Knobs) -> TrialFigures:
         """Return what a setting does.
 
         Raises:
@@ -103,7 +103,7 @@ class SimulatedBackend(AbstractBackend):
         """Return memory from the simulator, staleness from the rule, energy from the curve."""
         return self._need(knobs)
 
-    def measure(self, knobs: Knobs) -> Measurement:
+    def measure(self, knobs: Knobs) -> TrialFigures:
         """Return the prediction of a steady step.
 
         Raises:
@@ -115,7 +115,7 @@ class SimulatedBackend(AbstractBackend):
         done = simulate(self._costs, strategy, keeps_spans=False)
         need = self.need(knobs)
         assert need.captured is not None
-        return Measurement(
+        return TrialFigures(
             step_seconds=done.step_seconds,
             stall_seconds=done.stall_seconds,
             device_bytes=need.device_bytes,

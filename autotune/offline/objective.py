@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from autotune.constraints import Need
-from autotune.efficiency import efficiency
+from autotune.efficiency import FITTED
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class TrialFigures:
     """What a setting does, simulated or measured."""
 
     step_seconds: float
@@ -47,10 +47,10 @@ class Measurement:
         return asdict(self)
 
 
-def goodput(measurement: Measurement, knobs: Knobs) -> float:
+def goodput(measurement: TrialFigures, knobs: Knobs) -> float:
     """Return tokens per second times what a step is worth beside one of AdamW."""
     rate = measurement.tokens_per_step / measurement.step_seconds
-    return rate * efficiency(knobs, 1.0 - measurement.captured)
+    return rate * FITTED.of(knobs, 1.0 - measurement.captured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Objective:
     """One figure to make large or small."""
 
     name: str
-    value: Callable[[Measurement, Knobs], float]
+    value: Callable[[TrialFigures, Knobs], float]
     """Function from a measured setting to the figure."""
     unit: str
     is_maximised: bool = False

@@ -10,7 +10,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.offline.objective import Measurement, dominates
+from autotune.offline.objective import TrialFigures, dominates
 from autotune.offline.samplers import is_allowed
 from autotune.offline.trial_loop import TuningTask
 from autotune.space import INDEX_SUFFIX
@@ -29,7 +29,7 @@ class Candidate:
     knobs: Knobs
     values: Mapping[str, float]
     """Values by objective."""
-    measurement: Measurement
+    measurement: TrialFigures
     allowed: bool
     """Whether it meets all constraints, as measured."""
 
@@ -121,7 +121,7 @@ def _candidate(trial: FrozenTrial, task: TuningTask) -> Candidate:
         number=trial.number,
         knobs=Knobs.from_dict(trial.user_attrs["knobs"]),
         values=dict(zip(task.objectives, trial.values, strict=True)),
-        measurement=Measurement(**trial.user_attrs["measurement"]),
+        measurement=TrialFigures(**trial.user_attrs["measurement"]),
         allowed=is_allowed(trial),
     )
 

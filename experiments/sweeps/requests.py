@@ -66,7 +66,7 @@ def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
     Raises:
         ConfigError: The device is unknown, or no machine holds it and parts are missing.
     """
-    from sim.hardware.catalog import assemble, find_device, find_machine, machine_names
+    from sim.hardware.catalog import assemble, find_device, find_machine, names
 
     device, count = find_device(flags["gpu"]), flags["num_gpus"] or 1
     parts = [name for name in ("host", "link") if flags[name] is None]
@@ -76,7 +76,7 @@ def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
             nvme=None if flags["nvme"] in (None, "none") else flags["nvme"],
         )  # fmt: skip
         return made, []
-    usual = [find_machine(name) for name in machine_names()]
+    usual = [find_machine(name) for name in names("machine")]
     usual = [machine for machine in usual if machine.device.name == device.name]
     enough = [machine for machine in usual if machine.num_devices >= count]
     if not enough:

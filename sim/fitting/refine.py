@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.hardware.profile import HardwareProfile
+from sim.hardware.profile import RANGES, HardwareProfile, bounded
 from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
@@ -50,7 +50,6 @@ _ENOUGH = 1e-3
 _DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Dampings of Levenberg and Marquardt, tried in turn until a move lessens the error."""
 _QUARTER = math.log(1.25)
-_BOUNDS: Mapping[str, tuple[float, float]] = {"host.core_sharing": (1.0, 2.0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +130,12 @@ def refine(
 
     def moved(at: Array) -> HardwareProfile:
         found = zip(names, at, strict=True)
-        return profile.with_values({n: _bounded(n, probed[n] * math.exp(e)) for n, e in found})
+        return profile.with_values({n: bounded(n, probed[n] * math.exp(e)) for n, e in found})
 
     def errors(at: Array) -> Array:
         return np.append(_errors(moved(at), observations), pull * at)
 
-    bounds = [_BOUNDS.get(name, (0.0, math.inf)) for name in names]
+    bounds = [RANGES.get(name, (0.0, math.inf)) for name in names]
     low, high = (
         np.array([_exponent(b[end] / probed[n]) for n, b in zip(names, bounds, strict=True)])
         for end in (0, 1)
@@ -197,11 +196,6 @@ def _size(errors: Array) -> float:
 
 def _exponent(factor: float) -> float:
     return math.log(factor) if 0 < factor < math.inf else math.copysign(math.inf, factor - 1)
-
-
-def _bounded(name: str, value: float) -> float:
-    low, high = _BOUNDS.get(name, (0.0, math.inf))
-    return min(high, max(low, value))
 
 
 def _errors(profile: HardwareProfile, observations: Sequence[Observation]) -> Array:

@@ -13,19 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.hardware.profile import HardwareProfile
+from sim.hardware.profile import HardwareProfile, bounded
 from zenflow.errors import ConfigError
-
-_SHARES = (
-    "link.duplex",
-    "link.pageable",
-    "host.numa_hop",
-    "device.matmul_efficiency",
-    "device.attention_efficiency",
-    "device.bandwidth_efficiency",
-)
-"""Figures that can't exceed 1."""
-_SHARING = "host.core_sharing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +48,8 @@ def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[Hardwa
         values = {}
         for (name, figure), z in zip(figures.items(), noise, strict=True):
             sigma = math.sqrt(math.log1p(figure.uncertainty**2))
-            value = figure.value * math.exp(sigma * float(z) - sigma**2 / 2)
-            if name in _SHARES:
-                value = min(1.0, value)
-            elif name == _SHARING:
-                value = min(2.0, max(1.0, value))
-            values[name] = value
+            drawn = figure.value * math.exp(sigma * float(z) - sigma**2 / 2)
+            values[name] = bounded(name, drawn)
         yield profile.with_values(values)
 
 

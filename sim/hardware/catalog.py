@@ -41,34 +41,13 @@ _MACHINE_KEYS = (
 )  # fmt: skip
 
 
-def device_names() -> list[str]:
-    """Return the names of all devices."""
-    return _names("device")
+def names(kind: str) -> list[str]:
+    """Return the names of all of a kind.
 
-
-def host_names() -> list[str]:
-    """Return the names of all hosts, with one socket or two."""
-    return _names("host")
-
-
-def link_names() -> list[str]:
-    """Return the names of all links between a device and its host."""
-    return _names("link")
-
-
-def fabric_names() -> list[str]:
-    """Return the names of all fabrics between devices."""
-    return _names("fabric")
-
-
-def nvme_names() -> list[str]:
-    """Return the names of all sets of NVMe drives."""
-    return _names("nvme")
-
-
-def machine_names() -> list[str]:
-    """Return the names of all machines."""
-    return _names("machine")
+    Args:
+        kind: device, host (with one socket or two), link, fabric, nvme or machine.
+    """
+    return list(_entries(kind))
 
 
 def find_device(name: str) -> Device:
@@ -143,7 +122,7 @@ def find_machine(name: str, num_devices: int | None = None) -> HardwareProfile:
     """Return a machine by name.
 
     Args:
-        name: One of `machine_names`, or an alias.
+        name: One of `names("machine")`, or an alias.
         num_devices: How many of its devices are used; None is all.
 
     Raises:
@@ -246,10 +225,6 @@ def gpu_overheads(device: Device) -> EngineOverheads:
 
 def _scaled(rule: Quantity, value: float) -> Quantity:
     return replace(rule, value=value, source=f"the device's bandwidth; {rule.source}")
-
-
-def _names(kind: str) -> list[str]:
-    return list(_entries(kind))
 
 
 def _lookup(kind: str, name: str) -> tuple[str, Entry]:

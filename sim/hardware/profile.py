@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, TypeVar, get_args
 
 from zenflow.config import raise_violations
@@ -21,7 +22,24 @@ KINDS: tuple[str, ...] = get_args(Kind)
 DEFAULT_SIGMA: Mapping[str, float] = {"spec": 0.05, "measured": 0.03, "estimated": 0.25}
 """Relative uncertainty of a figure whose source states none."""
 
+RANGES: Mapping[str, tuple[float, float]] = {
+    "link.duplex": (0.0, 1.0),
+    "link.pageable": (0.0, 1.0),
+    "host.numa_hop": (0.0, 1.0),
+    "device.matmul_efficiency": (0.0, 1.0),
+    "device.attention_efficiency": (0.0, 1.0),
+    "device.bandwidth_efficiency": (0.0, 1.0),
+    "host.core_sharing": (1.0, 2.0),
+}
+"""Least and largest value of quantities that are bounded; none may be 0."""
+
 _Record = TypeVar("_Record")
+
+
+def bounded(name: str, value: float) -> float:
+    """Return the value nearest to this one that the quantity of this name may have."""
+    low, high = RANGES.get(name, (0.0, math.inf))
+    return min(high, max(low, value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,19 +242,11 @@ class HardwareProfile:
             yield "several devices need a fabric: name nvlink, or the pcie that joins them"
         if self.host.sockets < 1 or self.host.cores < 1:
             yield "a host needs at least one socket with one core"
-        shares = {
-            "link.duplex": self.link.duplex,
-            "link.pageable": self.link.pageable,
-            "host.numa_hop": self.host.numa_hop,
-            "device.matmul_efficiency": self.device.matmul_efficiency,
-            "device.attention_efficiency": self.device.attention_efficiency,
-            "device.bandwidth_efficiency": self.device.bandwidth_efficiency,
-        }
-        for name, figure in shares.items():
-            if figure.value > 1:
-                yield f"{name} must be a share in (0, 1], got {figure.value}"
-        if not 1 <= self.host.core_sharing.value <= 2:
-            yield f"host.core_sharing must be in [1, 2], got {self.host.core_sharing.value}"
+        for name, (low, high) in RANGES.items():
+            value = attrgetter(name)(self).value
+            if not low <= value <= high:
+                rule = "in [1, 2]" if low else "a share in (0, 1]"
+                yield f"{name} must be {rule}, got {value}"
         if not self.device.flops:
             yield "device.flops must name the peak of at least one dtype"
         if self.host_threads is not None and self.host_threads < 1:

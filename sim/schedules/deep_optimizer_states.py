@@ -6,7 +6,6 @@ device, is updated there and goes back, while the host updates the others and th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import simpy
@@ -14,10 +13,9 @@ import simpy
 from sim.machine import Machine, Process
 from sim.memory.parts import Part
 from sim.memory.systems import STATE_BYTES, SystemCase, SystemParts
-from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.schedule import AbstractSchedule, refuse_below_1
 from sim.schedules.system import System
 from sim.timing.costs import StepCosts, costs_of
-from zenflow.errors import ConfigError
 
 _DEVICE_BUFFERS = 2
 """Sub-groups' states on the device at once: one moves while another is updated."""
@@ -56,18 +54,15 @@ class DeepOptimizerStates(AbstractSchedule):
             ConfigError: An option is below 1.
         """
         super().__init__(machine, costs)
-        for name, value in (("subgroup", subgroup), ("stride", stride)):
-            if value is not None and value < 1:
-                raise ConfigError(
-                    f"{name} must be at least 1, got {value}: it is a number of them"
-                )
-        share = costs.num_params / self.devices
-        count = max(1, math.ceil(share / subgroup))
-        self._sizes = [min(subgroup, share - index * subgroup) for index in range(count)]
+        if stride is not None:
+            refuse_below_1("stride", stride)
+        self._sizes = self.pieces("subgroup", subgroup)
         self._host_bytes = 2 * STATE_BYTES + 2 * costs.dtype_bytes
         # Of strides that take equally long the widest asks for the least room on the device.
-        self.stride = stride or min(range(count + 1, 0, -1), key=self._step_seconds)
-        self._host_share = 1 - sum(self._sizes[self.stride - 1 :: self.stride]) / share
+        self.stride = stride or min(range(len(self._sizes) + 1, 0, -1), key=self._step_seconds)
+        self._host_share = 1 - sum(self._sizes[self.stride - 1 :: self.stride]) / (
+            costs.num_params / self.devices
+        )
         self._returned: list[simpy.Event] = []
 
     def _step_seconds(self, stride: int) -> float:

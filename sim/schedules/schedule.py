@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ import simpy
 
 from sim.machine import Machine, Process
 from sim.timing.costs import StepCosts
+from zenflow.errors import ConfigError
 
 
 class AbstractSchedule(ABC):
@@ -46,6 +48,21 @@ class AbstractSchedule(ABC):
     def update_seconds(self, elements: float) -> float:
         """Return the seconds in which AdamW on the device updates so many elements."""
         return elements / self.machine.hardware.overheads.device_update.value
+
+    def pieces(self, name: str, size: int) -> list[float]:
+        """Return the elements of each piece when a device's share is cut into pieces of a size.
+
+        Args:
+            name: Option that sets the size, for errors.
+            size: Elements of a piece; the last one may be smaller.
+
+        Raises:
+            ConfigError: The size is below 1.
+        """
+        refuse_below_1(name, size)
+        share = self.costs.num_params / self.devices
+        count = max(1, math.ceil(share / size))
+        return [min(size, share - index * size) for index in range(count)]
 
     def forward(self, step: int) -> simpy.Event:
         """Queue the forward of one micro-batch; return the event of its end."""
@@ -110,3 +127,13 @@ class AbstractSchedule(ABC):
         now = self.machine.env.now
         self.step_ends.append(now)
         self.stalls.append(now - since)
+
+
+def refuse_below_1(name: str, value: int) -> None:
+    """Refuse an option that must be a number of something.
+
+    Raises:
+        ConfigError: It is below 1.
+    """
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}: it is a number of them")

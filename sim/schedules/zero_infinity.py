@@ -7,7 +7,6 @@ written, as many at once as there are buffers.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import simpy
 from sim.machine import Machine, Process
 from sim.memory.parts import Part
 from sim.memory.systems import STATE_BYTES, SystemCase, SystemParts
-from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.schedule import AbstractSchedule, refuse_below_1
 from sim.schedules.system import System
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
@@ -61,16 +60,10 @@ class ZeroInfinity(AbstractSchedule):
                 f"zero_infinity keeps optimizer state on NVMe drives and {machine.hardware.name} "
                 "has none: add nvme to the profile, or take published_zero_offload"
             )
-        for name, value in (("tile", tile), ("buffer_count", buffer_count)):
-            if value < 1:
-                raise ConfigError(
-                    f"{name} must be at least 1, got {value}: it is a number of them"
-                )
-        share = costs.num_params / self.devices
-        count = max(1, math.ceil(share / tile))
-        self._sizes = [min(tile, share - index * tile) for index in range(count)]
+        refuse_below_1("buffer_count", buffer_count)
+        self._sizes = self.pieces("tile", tile)
         # A read waits for its own tile's last write, and for the one that frees its buffers.
-        self._waits_for = sorted({count, buffer_count})
+        self._waits_for = sorted({len(self._sizes), buffer_count})
         self._written: deque[simpy.Event] = deque(maxlen=self._waits_for[-1])
 
     def run(self, num_steps: int) -> Process:

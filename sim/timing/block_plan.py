@@ -92,11 +92,6 @@ class BlockPlan:
         )
 
     @property
-    def deferred(self) -> int:
-        """Elements that the host owns."""
-        return sum(share.deferred for share in self.shares)
-
-    @property
     def on_device(self) -> int:
         """Elements that the device updates at every step."""
         return sum(share.important + share.resident for share in self.shares)

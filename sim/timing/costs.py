@@ -94,14 +94,6 @@ class StepCosts:
         """Forward and backward of all micro-batches of a step."""
         return self.accumulation * (self.forward_seconds + self.backward_seconds)
 
-    def shares(self, config: ZenFlowConfig) -> list[tuple[int, int]]:
-        """Return (split, resident) elements of each segment under a configuration."""
-        found = []
-        for segment in self.segments:
-            split = sum(r * c for r, c in segment.matrices if is_split(r * c, config))
-            found.append((split, segment.numel - split))
-        return found
-
 
 def is_split(numel: int, config: ZenFlowConfig) -> bool:
     """Whether a matrix of so many elements is shared out, as the engine decides it."""

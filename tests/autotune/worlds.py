@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from autotune.adviser.adviser import Advice, ForecastedSetting, Question
-from autotune.efficiency import EnergyCurve, efficiency
+from autotune.efficiency import FITTED, EnergyCurve
 from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL, Twin
@@ -76,7 +76,7 @@ class Truth:
 
     def progress(self, knobs):
         """Return steps of AdamW's worth per second, selections aside."""
-        return efficiency(knobs, self.rho(knobs)) / self.forecast(knobs).step_seconds
+        return FITTED.of(knobs, self.rho(knobs)) / self.forecast(knobs).step_seconds
 
     def best(self, settings):
         return max(settings, key=self.progress)

@@ -16,21 +16,20 @@ from sim.names import fold
 from zenflow.errors import ConfigError
 
 FINDERS = {
-    "device": (catalog.device_names, find_device),
-    "host": (catalog.host_names, find_host),
-    "link": (catalog.link_names, catalog.find_link),
-    "fabric": (catalog.fabric_names, catalog.find_fabric),
-    "nvme": (catalog.nvme_names, catalog.find_nvme),
-    "machine": (catalog.machine_names, find_machine),
+    "device": find_device,
+    "host": find_host,
+    "link": catalog.find_link,
+    "fabric": catalog.find_fabric,
+    "nvme": catalog.find_nvme,
+    "machine": find_machine,
 }
 
 
 @pytest.mark.parametrize("kind", FINDERS)
 def test_every_name_is_found_and_made(kind):
-    names, find = FINDERS[kind]
-    assert names()
-    for name in names():
-        assert find(name).name == name
+    assert catalog.names(kind)
+    for name in catalog.names(kind):
+        assert FINDERS[kind](name).name == name
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_two_sockets_have_twice_the_memory():
         find_host("2x-desktop-ddr5")
 
 
-@pytest.mark.parametrize("name", catalog.machine_names())
+@pytest.mark.parametrize("name", catalog.names("machine"))
 def test_machines_assemble_with_one_device_and_with_all(name):
     whole, one = find_machine(name), find_machine(name, 1)
     assert isinstance(whole, HardwareProfile)
