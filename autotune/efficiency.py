@@ -1,10 +1,12 @@
 """Statistical efficiency: what a step that defers is worth beside one of AdamW.
 
-Goodput is tokens per second times this. The convergence bound of the method's paper (arXiv
-2505.12242) for averaged gradients gives 1 / (1 + rho (S - 1 + lag)), rho being the share of
-gradient energy in the deferred columns. With moments that see every gradient and prediction the
-engine loses far less than that, and not linearly in the delay, so the bound's form is kept and its
-delay term is fitted to what trainings lost; see `COSTS`.
+Goodput is tokens per second times this.
+
+- The convergence bound of the method's paper (arXiv 2505.12242) for averaged gradients gives
+  1 / (1 + rho (S - 1 + lag)), rho being the share of gradient energy in the deferred columns.
+- With moments that see every gradient and with prediction the engine loses far less than that, and
+  not linearly in the delay. So the bound's form is kept, and its delay term is fitted to what
+  trainings lost: `FITTED`.
 """
 
 from __future__ import annotations
@@ -55,11 +57,12 @@ class DelayCost:
 
 
 FITTED = DelayCost(scale=0.00112, lag_weight=4.01, power=2.19, aligned_weight=2.27)
-"""What fine-tuning lost with step moments, linear scaling and prediction 1: the staleness record
-under `experiments/results`, at the learning rate with the device's lowest loss. At a third of that
-rate a delay costs a fifth as much, so this errs to the side of freshness. By the ablation
-of the update rule (`experiments.studies.update_rule.study`), part of which are the same runs, it
-is off by 4 % rms."""
+"""What fine-tuning lost with step moments, linear scaling and prediction 1.
+
+- Source: the staleness record under `experiments/results`, at the learning rate with the device's
+  lowest loss. At a third of that rate a delay costs a fifth as much: this errs to freshness.
+- Check: by the ablation of the update rule (`experiments.studies.update_rule.study`), which has
+  some runs in common, it is off by 4 % rms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class TwinController(AbstractController):
     """Chooses k, S, lag, rolling and select_interval by predicted goodput.
 
     Attributes:
-        rules: Of trying, keeping and going back; and what is known.
+        rules: Rules of trying, keeping and going back, and what is known.
         timeline_steps: Steps whose spans the optimizer must keep.
         budget: Of searching.
     """
@@ -236,6 +236,8 @@ class TwinController(AbstractController):
 
     def _hear(self, step: int) -> KnobChange | None:
         """Take an answer, or ask where there is something new; return what an answer leads to."""
+        if self._searching is Searching.FAILED:
+            return None
         try:
             answer = self._handle.poll()
             if isinstance(answer, Ready):
@@ -257,8 +259,7 @@ class TwinController(AbstractController):
             self._searching, self._guard.has_given_up = Searching.READY, True
             _log.warning("no setting keeps all constraints any more: %s stays", self.rules.here)
         except WorkerError as error:
-            if self._searching is not Searching.FAILED:
-                _log.warning("tuning stops here, training goes on: %s", error)
+            _log.warning("tuning stops here, training goes on: %s", error)
             self._searching = Searching.FAILED
         return None
 

@@ -195,11 +195,13 @@ class Workload:
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.
 
-        Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence, which
-        fused attention does not keep: 34 bytes for each token and unit of width of a plain layer
-        in 16 bits (an activation that is a ReLU keeps less). Gated layers are counted likewise:
-        see `_kept_per_token`. Where a layer is recomputed it keeps its input. The embedding keeps
-        indices, the head its norm, its product's input and the loss's float32 log-probabilities.
+        - By Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence,
+          which fused attention does not keep: 34 bytes for each token and unit of width of a plain
+          layer in 16 bits (an activation that is a ReLU keeps less).
+        - Gated layers are counted likewise: see `_kept_per_token`.
+        - A layer that is recomputed keeps its input.
+        - The embedding keeps indices; the head its norm, its product's input and the loss's
+          float32 log-probabilities.
         """
         is_gated = any(_is_gated(layer) for layer in self._distinct)
         whole = {id(layer.parameters): self._kept_per_token(layer) for layer in self._distinct}

@@ -26,14 +26,16 @@ from zenflow.config import raise_violations
 class DeepSpeedZenFlow(AbstractSchedule):
     """Micro-batches in windows of S, each of them one of the release's steps.
 
-    Copies of gradients are queued on the stream that computes (`overlap_comm` is off below stage
-    3, and the side stream is commented out), so that backward waits for each of them and the link
-    never works both ways. With overlap the update runs in a process of its own, lane `host`, on
-    its part of the cores; the training process has the lane `main` and the others. Sharing the
-    float gradients with that process moves them to memory that is not pinned, which is how a
-    boundary's float copies go; without overlap they are pinned. New weights are cast on the host
-    into memory that is not pinned, as PyTorch's blocking copy between dtypes does. Selections are
-    left out: they are rare.
+    - Copies of gradients are queued on the stream that computes (`overlap_comm` is off below stage
+      3, and the side stream is commented out). Backward waits for each of them, and the link never
+      works both ways.
+    - With overlap the update runs in a process of its own, lane `host`, on its part of the cores;
+      the training process has the lane `main` and the others.
+    - Sharing the float gradients with that process moves them to memory that is not pinned, which
+      is how a boundary's float copies go; without overlap they are pinned.
+    - New weights are cast on the host into memory that is not pinned, as PyTorch's blocking copy
+      between dtypes does.
+    - Selections are left out: they are rare.
     """
 
     def __init__(
@@ -57,10 +59,10 @@ class DeepSpeedZenFlow(AbstractSchedule):
             update_interval: Micro-batches of a window, S.
             overlap: Whether the update runs behind the next window.
             reserved_cores: Share of the cores that stays with the training process if it does.
-            clip_bytes: Of DRAM for an element that is unscaled and clipped: a product in place.
-                The norm comes from the device.
-            snapshot_bytes: Of DRAM for an element of the worker's copy of the new master, beside
-                AdamW's own 28. 4 if the master is still in cache, else 8: not known.
+            clip_bytes: Bytes of DRAM for an element that is unscaled and clipped: a product in
+                place. The norm comes from the device.
+            snapshot_bytes: Bytes of DRAM for an element of the worker's copy of the new master,
+                beside AdamW's own 28. 4 if the master is still in cache, else 8: not known.
 
         Raises:
             ConfigError: Options are out of range; the message lists all.

@@ -28,11 +28,12 @@ master itself goes up."""
 class SuperOffload(AbstractSchedule):
     """The host's part behind backward, the device's after it; the next forward waits for both.
 
-    The published design updates before the gradients' norm is known and takes an update back where
-    clipping would have changed it; here none is. DeepSpeed 0.19 starts no host update before
-    backward has ended where gradients are clipped, and then updates and uploads one bucket at a
-    time: that is ``clipping=True``. The passes by which it clips are left out. With several
-    devices each owns an equal part of every bucket.
+    - The published design updates before the gradients' norm is known and takes an update back
+      where clipping would have changed it; here none is.
+    - DeepSpeed 0.19 starts no host update before backward has ended where gradients are clipped,
+      and then updates and uploads one bucket at a time: that is ``clipping=True``. The passes by
+      which it clips are left out.
+    - With several devices each owns an equal part of every bucket.
     """
 
     def __init__(
