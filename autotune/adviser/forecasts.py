@@ -21,10 +21,10 @@ class Forecasts:
     """What one question's evidence says of settings.
 
     Attributes:
-        question: With the evidence.
+        question: The question, with the evidence.
         twin: The simulator.
-        constants: As refitted to the evidence.
-        speed_noise: Of the machine's speed, as the evidence shows it.
+        constants: Constants as refitted to the evidence.
+        speed_noise: How the machine's speed moves by itself, as the evidence shows it.
     """
 
     question: Question

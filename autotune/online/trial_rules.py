@@ -27,7 +27,7 @@ _LEAST_DRIFT = 0.06
 _SUDDEN = 0.3
 """Change that needs no second stretch to be believed."""
 _DRIFTED_SIGMA = 0.35
-"""Spread of the constants once they have been seen to change."""
+"""Spread of the constants once they have been seen to move."""
 _MOST_FAILURES = 6
 """Number of failed trials in a row after which only what promises more than its error is tried."""
 _BARRED = 8
