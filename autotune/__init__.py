@@ -5,8 +5,8 @@ It sees both sides, the engine's reports and the simulator's predictions, and st
 efficiency, never the step time alone.
 
 ====================================  ============================================================
-``online``, while a run goes on       ``controller`` measures and changes; ``trial_rules`` try, keep
-                                      and go back; ``zen_auto`` lets S follow the training
+``online``, while a run goes on       ``controller`` measures and changes by ``trial_rules``;
+                                      ``zen_auto`` lets S follow the training
 ``adviser``, in a process of its own  what to try next, by a search of the refitted simulator
 ``model``                             the simulator refitted, its residual, the machine's noise
 ``decisions``                         what was measured and decided, in a file

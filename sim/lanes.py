@@ -20,15 +20,15 @@ import simpy
 from sim.fluid import Flow, FlowKind, FluidNetwork
 from zenflow.trace.timeline import Span, Timeline
 
-Row = tuple[str, str, float, float, int, float]
-"""Lane, name, start, end, step, bytes of a span to be."""
+SpanRow = tuple[str, str, float, float, int, float]
+"""Lane, name, start, end, step and bytes of a span to be."""
 
 
 @dataclass(slots=True)
 class Recording:
     """What the lanes did, as rows: making them `Span`s waits until someone looks."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SpanRow] = field(default_factory=list)
     keeps: bool = True
     """Whether spans are kept; seconds and bytes by lane and step always are."""
     totals: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)

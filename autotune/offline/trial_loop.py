@@ -27,7 +27,7 @@ from autotune.space import SearchSpace, effective_lag
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
-Outcome = Literal["measured", "infeasible", "repeated", "surplus", "error", "interrupted"]
+TrialOutcome = Literal["measured", "infeasible", "repeated", "surplus", "error", "interrupted"]
 
 _PURPOSE = "zenflow"
 """The study's attribute that says what it tunes."""
@@ -274,7 +274,7 @@ class TrialLoop:
         self._refusals, self._wish = 0, None
         return values
 
-    def _refuse(self, trial: Trial, outcome: Outcome) -> None:
+    def _refuse(self, trial: Trial, outcome: TrialOutcome) -> None:
         """End a trial without a measurement."""
         self._refusals += 1
         trial.set_user_attr("outcome", outcome)

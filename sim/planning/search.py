@@ -95,14 +95,11 @@ class Search:
     def _candidate(
         self, work: Workload, costs: StepCosts, strategy: Strategy, changes: tuple[str, ...]
     ) -> PlannedSetting:
-        config = strategy.config
-        assert config is not None
-        own = engine_memory(self._shapes, config, work.dtype_bytes)
         return PlannedSetting(
             workload=work,
             strategy=strategy,
             changes=(*changes, *_changes_of(work, self.workload)),
-            seconds=estimated_seconds(costs, config, own, releases=strategy.releases),
+            seconds=self._seconds(costs, strategy),
             distance=distance(strategy),
         )
 
@@ -206,12 +203,14 @@ class Search:
 
     def estimate(self, option: Option, hardware: HardwareProfile | None = None) -> float:
         """Return an estimate of an option's step, seconds, on another machine if one is given."""
-        config = option.strategy.config
+        costs = costs_of(option.need.workload, hardware or self.planner.hardware)
+        return self._seconds(costs, option.strategy)
+
+    def _seconds(self, costs: StepCosts, strategy: Strategy) -> float:
+        config = strategy.config
         assert config is not None
-        work, machine = option.need.workload, hardware or self.planner.hardware
-        own = engine_memory(self._shapes, config, work.dtype_bytes)
-        costs = costs_of(work, machine)
-        return estimated_seconds(costs, config, own, releases=option.strategy.releases)
+        own = engine_memory(self._shapes, config, costs.dtype_bytes)
+        return estimated_seconds(costs, config, own, releases=strategy.releases)
 
     def nearest(self, name: str) -> PlannedSetting:
         """Return the setting of a preset that comes nearest to fitting."""

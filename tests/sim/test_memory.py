@@ -231,6 +231,14 @@ def test_every_strategy_has_a_memory():
         memory_of(llama_7b(), "zero_offlaod", a100())
 
 
+def test_an_option_that_a_system_does_not_have_is_refused_before_anything_is_worked_out():
+    with pytest.raises(ConfigError, match=r"take stride: its options are ratio, clipping"):
+        Strategy.of("superoffload", stride=2)
+    made_by_hand = Strategy(name="superoffload", options={"stride": 2})
+    with pytest.raises(ConfigError, match="superoffload does not take stride"):
+        memory_of(llama_7b(), made_by_hand, a100())
+
+
 @pytest.mark.parametrize(
     ("name", "each"),
     [
