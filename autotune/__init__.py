@@ -2,15 +2,15 @@
 
 It sees both sides, the engine's reports and the simulator's predictions, and steers through
 ``zenflow.AbstractController``. What it optimises is goodput, tokens per second times statistical
-efficiency, never the step time alone. Nothing here loads torch.
+efficiency, never the step time alone.
 
-====================  =====================================================================
-while a run goes on   ``twin_controller`` measures and changes; ``tuner`` has the rules of
-                      trying, keeping and going back; ``advice`` refits (``refit``,
-                      ``residual``) and searches the simulator (``twin``) in a process of its
-                      own (``background``); ``zen_auto`` lets S follow the training;
-                      ``decisions`` writes it all down
-before a run          ``study`` searches over a backend (``backends``) for an ``objective``
-both                  ``efficiency``, ``constraints``, ``space``
-====================  =====================================================================
+====================================  ============================================================
+``online``, while a run goes on       ``controller`` measures and changes by ``trial_rules``;
+                                      ``zen_auto`` lets S follow the training
+``adviser``, in a process of its own  what to try next, by a search of the refitted simulator
+``model``                             the simulator refitted, its residual, the machine's noise
+``decisions``                         what was measured and decided, in a file
+``offline``, before a run             a study of trials over a backend for an objective
+``efficiency, constraints, space``    shared by both
+====================================  ============================================================
 """

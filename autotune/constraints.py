@@ -1,7 +1,7 @@
 """Constraints: what a setting may need at most, whether anything can do with it, and if not, why.
 
 What a setting needs is known without running it: memory from `sim.memory.need`, staleness from the
-rule, captured energy from a curve where one is known. No torch.
+rule, captured energy from a curve where one is known.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Need:
     """What a setting needs."""
 
     device_bytes: float
-    """Of one device, all of it: model, activations, optimizer."""
+    """Bytes of one device: model, activations, optimizer."""
     host_bytes: float
-    """Of the host for all devices, and theirs too where a CPU plays the device."""
+    """Bytes of the host for all devices, and theirs too where a CPU plays the device."""
     staleness: int
     """Largest age in steps of a gradient when its update lands; 0 if nothing is deferred."""
     captured: float | None

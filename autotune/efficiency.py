@@ -1,10 +1,12 @@
-"""Statistical efficiency: what a step that defers is worth beside one of AdamW. No torch.
+"""Statistical efficiency: what a step that defers is worth beside one of AdamW.
 
-Goodput is tokens per second times this. The convergence bound of the method's paper (arXiv
-2505.12242) for averaged gradients gives 1 / (1 + rho (S - 1 + lag)), rho being the share of
-gradient energy in the deferred columns. With moments that see every gradient and prediction the
-engine loses far less than that, and not linearly in the delay, so the bound's form is kept and its
-delay term is fitted to what trainings lost; see `COSTS`.
+Goodput is tokens per second times this.
+
+- The convergence bound of the method's paper (arXiv 2505.12242) for averaged gradients gives
+  1 / (1 + rho (S - 1 + lag)), rho being the share of gradient energy in the deferred columns.
+- With moments that see every gradient and with prediction the engine loses far less than that, and
+  not linearly in the delay. So the bound's form is kept, and its delay term is fitted to what
+  trainings lost: `FITTED`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.space import effective_lag
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
@@ -27,45 +30,39 @@ class DelayCost:
     """
 
     scale: float
+    """Factor on the delay term."""
     lag_weight: float
+    """Number of steps of window that a step of lag costs as much as."""
     power: float
+    """Exponent of the delay."""
     aligned_weight: float = 1.0
+    """Weight of windows that end together; rolling ones have 1."""
 
     def of(self, knobs: Knobs, rho: float) -> float:
-        """Return the efficiency, in (0, 1], of knobs that defer the share ``rho`` of energy."""
-        interval = knobs.update_interval
-        lag = interval if knobs.lag is None else min(knobs.lag, interval)
+        """Return what a step is worth beside one of AdamW, in (0, 1].
+
+        Args:
+            knobs: Of the step.
+            rho: Share of gradient energy in the deferred columns, in [0, 1].
+
+        Raises:
+            ConfigError: ``rho`` is no share.
+        """
+        if not 0 <= rho <= 1:
+            raise ConfigError(f"rho is a share of energy in [0, 1], got {rho}")
         weight = 1.0 if knobs.rolling else self.aligned_weight
-        delay = weight * (interval - 1) + self.lag_weight * lag
+        delay = weight * (knobs.update_interval - 1) + self.lag_weight * effective_lag(knobs)
         lost: float = rho * self.scale * delay**self.power
         return 1.0 / (1.0 + lost)
 
 
-BOUND = DelayCost(scale=1.0, lag_weight=1.0, power=1.0)
-"""The paper's bound, for a rule without exact moments, scaled steps and prediction."""
-
 FITTED = DelayCost(scale=0.00112, lag_weight=4.01, power=2.19, aligned_weight=2.27)
-"""What fine-tuning lost with step moments, linear scaling and prediction 1: the staleness record
-under `experiments/results`, at the learning rate with the device's lowest loss. At a third of that
-rate a delay costs a fifth as much, so this errs to the side of freshness. By the ablation
-of the update rule (`experiments.studies.update_rule.study`), part of which are the same runs, it
-is off by 4 % rms."""
+"""What fine-tuning lost with step moments, linear scaling and prediction 1.
 
-
-def efficiency(knobs: Knobs, rho: float, cost: DelayCost = FITTED) -> float:
-    """Return what a step is worth beside one of AdamW, in (0, 1].
-
-    Args:
-        knobs: Of the step.
-        rho: Share of gradient energy in the deferred columns, in [0, 1].
-        cost: How a delay counts.
-
-    Raises:
-        ConfigError: ``rho`` is no share.
-    """
-    if not 0 <= rho <= 1:
-        raise ConfigError(f"rho is a share of energy in [0, 1], got {rho}")
-    return cost.of(knobs, rho)
+- Source: the staleness record under `experiments/results`, at the learning rate with the device's
+  lowest loss. At a third of that rate a delay costs a fifth as much: this errs to freshness.
+- Check: by the ablation of the update rule (`experiments.studies.update_rule.study`), which has
+  some runs in common, it is off by 4 % rms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Search space: which knobs the tuner tries, and the only place that asks an Optuna trial.
-
-No torch.
-"""
+"""Search space: which knobs the tuner tries, and the only place that asks an Optuna trial."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ class SearchSpace:
     @property
     def values(self) -> Mapping[str, tuple[Any, ...]]:
         """The values by the name of their knob."""
-        return {_KNOB_OF[item.name]: getattr(self, item.name) for item in fields(self)}
+        return {_knob_of(item.name): getattr(self, item.name) for item in fields(self)}
 
     def grid(self) -> Iterator[Knobs]:
         """Yield every setting once, lags never above S.
@@ -155,15 +152,11 @@ class SearchSpace:
 
 
 INDEX_SUFFIX = "_index"
-"""Behind a knob's name where its parameter is a place in the order of its values."""
+"""Ending of a knob's name where its parameter is a place in the order of its values."""
 
-_KNOB_OF = {
-    "topk_ratios": "topk_ratio",
-    "update_intervals": "update_interval",
-    "lags": "lag",
-    "rollings": "rolling",
-    "select_intervals": "select_interval",
-}
+
+def _knob_of(field_name: str) -> str:
+    return field_name.removesuffix("s")
 
 
 def effective_lag(knobs: Knobs) -> int:
@@ -180,7 +173,7 @@ def _rule_violations(name: str, values: Sequence[Any]) -> Iterator[str]:
         try:
             if value is None:
                 raise ConfigError("give a number of steps")
-            replace(start, **{_KNOB_OF[name]: value}).applied_to(ZenFlowConfig())
+            replace(start, **{_knob_of(name): value}).applied_to(ZenFlowConfig())
         except (ConfigError, TypeError) as error:
             yield f"{name} has {value!r}, which can't be run: {error}"
 

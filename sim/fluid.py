@@ -1,10 +1,11 @@
 """Fluid resources: flows of bytes that share links and memory max-min fairly, on SimPy's clock.
 
-A copy over PCIe also loads the host's DRAM; CPU Adam loads DRAM alone, and no faster than its
-threads can. So a kind of flow names every resource that it uses, with what it costs there for each
-byte of its own, and may have a rate of its own that it can't exceed. While nothing begins or ends,
-every flow moves at a constant rate: the weighted max-min fair one, found by progressive filling
-(Bertsekas and Gallager, Data Networks, section 6.5.2). No torch.
+- A kind of flow names every resource that it uses, with what one byte of its own costs there: a
+  copy over PCIe also loads the host's DRAM.
+- It may have a rate of its own that it can't exceed: CPU Adam loads DRAM alone, and no faster than
+  its threads can.
+- While nothing begins or ends, every flow moves at a constant rate: the weighted max-min fair one,
+  found by progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2).
 """
 
 from __future__ import annotations
@@ -72,12 +73,13 @@ class Flow:
 
     kind: FlowKind
     num_bytes: float
+    """Bytes in all."""
     on_end: Callable[[], object]
-    """Called when the last byte has arrived."""
+    """Function to call when the last byte has arrived."""
     remaining: float
-    done: simpy.Event | None = None
-    """The event of its end, where no function is called."""
+    """Bytes that have not moved yet."""
     rate: float = 0.0
+    """Bytes/s at present."""
 
 
 @dataclass(slots=True)
@@ -100,27 +102,20 @@ class FluidNetwork:
     _known: dict[tuple[FlowKind, ...], list[float]] = field(default_factory=dict)
     """Fair rates by the kinds of the flows under way: few mixes ever occur."""
 
-    def send(
-        self, kind: FlowKind, num_bytes: float, on_end: Callable[[], object] | None = None
-    ) -> Flow:
+    def send(self, kind: FlowKind, num_bytes: float, on_end: Callable[[], object]) -> Flow:
         """Begin a flow.
 
         Args:
             kind: What it uses.
             num_bytes: Its size; nothing to move ends at once.
-            on_end: Called at its end, and may begin other flows; None makes an event, ``done``,
-                which costs more than a call.
+            on_end: Called at its end, and may begin other flows.
 
         Raises:
             ConfigError: The size is negative or not finite.
         """
         if not 0 <= num_bytes < math.inf:
             raise ConfigError(f"a flow's bytes must be a finite number >= 0, got {num_bytes}")
-        done = None
-        if on_end is None:
-            done = simpy.Event(self.env)
-            on_end = done.succeed
-        flow = Flow(kind, num_bytes, on_end, num_bytes, done)
+        flow = Flow(kind, num_bytes, on_end, num_bytes)
         if num_bytes == 0:
             on_end()
             return flow

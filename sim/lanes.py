@@ -2,13 +2,14 @@
 
 `SerialLane` is first in, first out, as a CUDA stream or a copy engine is: a job that waits holds
 up those behind it. `HostLane` takes the ready task with the earliest deadline and lets a more
-urgent one in between, as the engine's host worker does. No torch.
+urgent one in between, as the engine's host worker does.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,15 +20,15 @@ import simpy
 from sim.fluid import Flow, FlowKind, FluidNetwork
 from zenflow.trace.timeline import Span, Timeline
 
-Row = tuple[str, str, float, float, int, float]
-"""Lane, name, start, end, step, bytes of a span to be."""
+SpanRow = tuple[str, str, float, float, int, float]
+"""Lane, name, start, end, step and bytes of a span to be."""
 
 
 @dataclass(slots=True)
 class Recording:
     """What the lanes did, as rows: making them `Span`s waits until someone looks."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SpanRow] = field(default_factory=list)
     keeps: bool = True
     """Whether spans are kept; seconds and bytes by lane and step always are."""
     totals: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
@@ -78,125 +79,36 @@ class Work:
     """What a job takes: seconds by itself, then bytes of a flow."""
 
     seconds: float = 0.0
+    """Seconds before the flow."""
     kind: FlowKind | None = None
-    """None for work that shares nothing."""
+    """Kind of its flow; None for work that shares nothing."""
     num_bytes: float = 0.0
-    """Of the flow."""
+    """Bytes of its flow."""
     counted: float = 0.0
     """Bytes that its span says it moved: those of a copy, not what the copy costs elsewhere."""
 
 
-class Done(simpy.Event):
-    """The end of a job. One that nobody waits for yet passes without a turn of SimPy's queue."""
-
-    def finish(self) -> None:
-        """Let it happen now."""
-        if self.callbacks:
-            self.succeed()
-        else:
-            self._ok, self._value = True, None
-            self.callbacks = None  # type: ignore[assignment] # SimPy's mark of what is past
-
-
 @dataclass(slots=True, eq=False)
-class _Job:
+class _LaneJob:
+    """Work in a lane's queue."""
+
     name: str
     step: int
     work: Work
-    done: Done
+    done: simpy.Event
     after: list[simpy.Event]
-
-
-class SerialLane:
-    """First in, first out."""
-
-    def __init__(
-        self, name: str, env: simpy.Environment, network: FluidNetwork, recording: Recording
-    ) -> None:
-        """Start idle."""
-        self.name = name
-        self._env = env
-        self._network = network
-        self._recording = recording
-        self._jobs: deque[_Job] = deque()
-        self._running: _Job | None = None
-        self._started = 0.0
-
-    def submit(
-        self, name: str, step: int, work: Work, after: Iterable[simpy.Event] = ()
-    ) -> simpy.Event:
-        """Queue a job and return the event of its end.
-
-        Args:
-            name: Of its span.
-            step: The optimizer step that it belongs to.
-            work: What it takes.
-            after: What must have happened before it starts.
-        """
-        done = Done(self._env)
-        self._jobs.append(_Job(name, step, work, done, [e for e in after if not e.processed]))
-        if self._running is None and len(self._jobs) == 1:
-            self._advance()
-        return done
-
-    def _advance(self, _: Any = None) -> None:
-        """Start the first job if it can."""
-        if self._running is not None or not self._jobs:
-            return
-        job = self._jobs[0]
-        while job.after:
-            event = job.after[-1]
-            if not event.processed:
-                event.callbacks.append(self._advance)
-                return
-            job.after.pop()
-        self._jobs.popleft()
-        self._running = job
-        self._started = self._env.now
-        work = job.work
-        if work.seconds > 0 or work.kind is None:
-            simpy.Timeout(self._env, work.seconds).callbacks.append(self._flow)
-        else:
-            self._flow()
-
-    def _flow(self, _: Any = None) -> None:
-        """Begin the job's flow, if it has one."""
-        assert self._running is not None
-        work = self._running.work
-        if work.kind is None or work.num_bytes <= 0:
-            self._end()
-        else:
-            self._network.send(work.kind, work.num_bytes, self._end)
-
-    def _end(self) -> None:
-        job, self._running = self._running, None
-        assert job is not None
-        self._recording.add(
-            self.name, job.name, self._started, self._env.now, job.step, job.work.counted
-        )
-        job.done.finish()
-        self._advance()
-
-
-@dataclass(slots=True, order=True)
-class _Task:
+    """Events that it still waits for."""
     deadline: int
     order: int
-    name: str = field(compare=False)
-    step: int = field(compare=False)
-    work: Work = field(compare=False)
-    done: Done = field(compare=False)
-    awaited: int = field(compare=False)
-    remaining: float = field(compare=False)
-    began: bool = field(compare=False, default=False)
+    """Number of jobs queued before it."""
+    remaining: float
+    """Bytes of its flow that are left to move."""
+    has_begun: bool = False
+    """Whether its own seconds are over or running, so that only bytes are left."""
 
 
-class HostLane:
-    """Earliest deadline first among the tasks that are ready; a more urgent one interrupts.
-
-    The engine's worker takes tasks in parts of a millisecond, so that waiting for the end of one
-    is nothing: here a flow is stopped, and goes on later with the bytes it had left.
-    """
+class AbstractLane(ABC):
+    """One job at a time: its own seconds first, then its flow."""
 
     def __init__(
         self, name: str, env: simpy.Environment, network: FluidNetwork, recording: Recording
@@ -207,8 +119,7 @@ class HostLane:
         self._network = network
         self._recording = recording
         self._order = itertools.count()
-        self._ready: list[_Task] = []
-        self._running: _Task | None = None
+        self._running: _LaneJob | None = None
         self._flow: Flow | None = None
         self._started = 0.0
 
@@ -221,70 +132,139 @@ class HostLane:
         *,
         deadline: int = 0,
     ) -> simpy.Event:
-        """Queue a task and return the event of its end; it starts once all of `after` happened."""
+        """Queue a job and return the event of its end.
+
+        Args:
+            name: Of its span.
+            step: The optimizer step that it belongs to.
+            work: What it takes.
+            after: What must have happened before it starts.
+            deadline: How urgent it is in a lane that goes by that: the step that waits for it.
+        """
         waits = [event for event in after if not event.processed]
-        done = Done(self._env)
-        task = _Task(
-            deadline, next(self._order), name, step, work, done, len(waits), work.num_bytes
-        )
-        for event in waits:
-            event.callbacks.append(lambda _: self._arrived(task))
-        if not waits:
-            self._make_ready(task)
+        done = simpy.Event(self._env)
+        order = next(self._order)
+        self._queue(_LaneJob(name, step, work, done, waits, deadline, order, work.num_bytes))
         return done
 
-    def _arrived(self, task: _Task) -> None:
-        task.awaited -= 1
-        if not task.awaited:
-            self._make_ready(task)
+    @abstractmethod
+    def _queue(self, job: _LaneJob) -> None:
+        """Take a job in, and start it if it can be."""
 
-    def _make_ready(self, task: _Task) -> None:
-        heapq.heappush(self._ready, task)
-        running, flow = self._running, self._flow
-        if running is None:
-            self._advance()
-        elif flow is not None and task.deadline < running.deadline:
-            self._flow = None
-            running.remaining = self._network.stop(flow)
-            self._record(running, flow.num_bytes - running.remaining)
-            if running.remaining > 0:
-                heapq.heappush(self._ready, running)
-            else:  # its end was due now
-                running.done.finish()
-            self._running = None
-            self._advance()
-
+    @abstractmethod
     def _advance(self) -> None:
-        if self._running is not None or not self._ready:
-            return
-        task = heapq.heappop(self._ready)
-        self._running = task
+        """Start the next job if the lane is idle and one is ready."""
+
+    def _start(self, job: _LaneJob) -> None:
+        self._running = job
         self._started = self._env.now
-        work = task.work
-        if not task.began and (work.seconds > 0 or work.kind is None):
-            task.began = True
+        work = job.work
+        if not job.has_begun and (work.seconds > 0 or work.kind is None):
+            job.has_begun = True
             simpy.Timeout(self._env, work.seconds).callbacks.append(self._begin_flow)
         else:
             self._begin_flow()
 
     def _begin_flow(self, _: Any = None) -> None:
-        task = self._running
-        assert task is not None
-        if task.work.kind is None or task.remaining <= 0:
+        """Begin the job's flow, if it has one."""
+        job = self._running
+        assert job is not None
+        if job.work.kind is None or job.remaining <= 0:
             self._end()
-            return
-        self._flow = self._network.send(task.work.kind, task.remaining, self._end)
+        else:
+            self._flow = self._network.send(job.work.kind, job.remaining, self._end)
 
     def _end(self) -> None:
-        task, self._running, self._flow = self._running, None, None
-        assert task is not None
-        self._record(task, task.remaining)
-        task.done.finish()
+        job, self._running, self._flow = self._running, None, None
+        assert job is not None
+        self._record(job, job.remaining)
+        job.done.succeed()
         self._advance()
 
-    def _record(self, task: _Task, moved: float) -> None:
-        share = moved / task.work.num_bytes if task.work.num_bytes else 1.0
-        self._recording.add(
-            self.name, task.name, self._started, self._env.now, task.step,
-            task.work.counted * share,
-        )  # fmt: skip
+    def _record(self, job: _LaneJob, moved: float) -> None:
+        """Record the job's span, in which so many bytes of its flow moved."""
+        work = job.work
+        share = moved / work.num_bytes if work.num_bytes else 1.0
+        now, counted = self._env.now, work.counted * share
+        self._recording.add(self.name, job.name, self._started, now, job.step, counted)
+
+
+class SerialLane(AbstractLane):
+    """First in, first out."""
+
+    def __init__(
+        self, name: str, env: simpy.Environment, network: FluidNetwork, recording: Recording
+    ) -> None:
+        """Start idle."""
+        super().__init__(name, env, network, recording)
+        self._jobs: deque[_LaneJob] = deque()
+
+    def _queue(self, job: _LaneJob) -> None:
+        self._jobs.append(job)
+        if len(self._jobs) == 1:
+            self._advance()
+
+    def _advance(self, _: Any = None) -> None:
+        """Start the first job, or wait for one of the events that it still waits for."""
+        if self._running is not None or not self._jobs:
+            return
+        job = self._jobs[0]
+        while job.after:
+            event = job.after[-1]
+            if not event.processed:
+                event.callbacks.append(self._advance)
+                return
+            job.after.pop()
+        self._start(self._jobs.popleft())
+
+
+class HostLane(AbstractLane):
+    """Earliest deadline first among the jobs that are ready; a more urgent one interrupts.
+
+    The engine's worker takes tasks in parts of a millisecond, so that waiting for the end of one
+    is nothing: here a flow is stopped, and goes on later with the bytes it had left.
+    """
+
+    def __init__(
+        self, name: str, env: simpy.Environment, network: FluidNetwork, recording: Recording
+    ) -> None:
+        """Start idle."""
+        super().__init__(name, env, network, recording)
+        self._ready: list[tuple[int, int, _LaneJob]] = []
+
+    def _queue(self, job: _LaneJob) -> None:
+        waits = len(job.after)
+
+        def arrive(_: Any) -> None:
+            nonlocal waits
+            waits -= 1
+            if not waits:
+                self._make_ready(job)
+
+        for event in job.after:
+            event.callbacks.append(arrive)
+        if not waits:
+            self._make_ready(job)
+
+    def _make_ready(self, job: _LaneJob) -> None:
+        heapq.heappush(self._ready, (job.deadline, job.order, job))
+        running, flow = self._running, self._flow
+        if running is None:
+            self._advance()
+        elif flow is not None and job.deadline < running.deadline:
+            self._interrupt(running, flow)
+
+    def _interrupt(self, running: _LaneJob, flow: Flow) -> None:
+        """Stop the running job's flow, and start the most urgent job."""
+        self._running = self._flow = None
+        running.remaining = self._network.stop(flow)
+        self._record(running, flow.num_bytes - running.remaining)
+        if running.remaining > 0:
+            heapq.heappush(self._ready, (running.deadline, running.order, running))
+        else:  # its end was due now
+            running.done.succeed()
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._running is None and self._ready:
+            self._start(heapq.heappop(self._ready)[-1])

@@ -2,7 +2,7 @@
 
 All devices of a host do the same at the same time, so one of them is simulated, and whatever they
 share costs as many times as much as devices share it: with equal flows max-min fairness gives each
-the same. No torch.
+the same.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ class Rates:
     """What bounds one device's share of the machine, bytes/s, in plain numbers."""
 
     d2h: float
+    """Bytes/s to the host."""
     h2d: float
+    """Bytes/s to the device."""
     duplex: float
-    """Both directions together."""
+    """Bytes/s of both directions together."""
     dram: float
-    """Of the socket whose memory the device uses, for all devices that share it."""
+    """Bytes/s of the socket whose memory the device uses, for all devices that share it."""
     sharing: int
-    """Devices that share it."""
+    """Number of devices that share the socket."""
     host: float
-    """What the host threads of one device move at most."""
+    """Bytes/s that the host threads of one device move at most."""
     core: float
-    """What one of them moves."""
+    """Bytes/s that one of them moves."""
     cores: float
-    """Hardware threads at work at once, where the device computes on the host's cores."""
+    """Number of hardware threads at work at once, where a CPU plays the device."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, *, pinned: bool = True) -> Rates:

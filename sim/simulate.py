@@ -1,48 +1,50 @@
-"""Simulate: run a strategy on a machine until it repeats, and say what a step takes. No torch."""
+"""Simulate: run a strategy on a machine until it repeats, and say what a step takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sim.machine import Machine
-from sim.schedules.deep_optimizer_states import DeepOptimizerStates
-from sim.schedules.deepspeed_zenflow import DeepSpeedZenFlow
-from sim.schedules.delayed import Delayed
-from sim.schedules.layer_overlapped import LayerOverlapped
-from sim.schedules.on_device import OnDevice
+from sim.schedules.deep_optimizer_states import DEEP_OPTIMIZER_STATES
+from sim.schedules.deepspeed_zenflow import DEEPSPEED_ZENFLOW
+from sim.schedules.delayed import PUBLISHED_DELAYED
+from sim.schedules.layer_overlapped import LAYER_OVERLAPPED
+from sim.schedules.on_device import PUBLISHED_ON_DEVICE
 from sim.schedules.schedule import AbstractSchedule
-from sim.schedules.superoffload import SuperOffload
+from sim.schedules.superoffload import SUPEROFFLOAD
+from sim.schedules.system import System
 from sim.schedules.zenflow import EngineSchedule
-from sim.schedules.zero_infinity import ZeroInfinity
-from sim.schedules.zero_offload import RELEASED, ZeroOffload
+from sim.schedules.zero_infinity import ZERO_INFINITY
+from sim.schedules.zero_offload import DEEPSPEED_ZERO_OFFLOAD, PUBLISHED_ZERO_OFFLOAD
 from sim.timing.costs import StepCosts
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
 
-MakeSchedule = Callable[[Machine, StepCosts], AbstractSchedule]
-
-SYSTEMS: Mapping[str, MakeSchedule] = {
-    "published_on_device": OnDevice,
-    "published_zero_offload": ZeroOffload,
-    "published_delayed": Delayed,
-    "deepspeed_zero_offload": lambda machine, costs: ZeroOffload(machine, costs, RELEASED),
-    "deepspeed_zenflow": DeepSpeedZenFlow,
-    "zero_infinity": ZeroInfinity,
-    "deep_optimizer_states": DeepOptimizerStates,
-    "layer_overlapped": LayerOverlapped,
-    "superoffload": SuperOffload,
+SYSTEMS: Mapping[str, System] = {
+    system.name: system
+    for system in (
+        PUBLISHED_ON_DEVICE,
+        PUBLISHED_ZERO_OFFLOAD,
+        PUBLISHED_DELAYED,
+        DEEPSPEED_ZERO_OFFLOAD,
+        DEEPSPEED_ZENFLOW,
+        ZERO_INFINITY,
+        DEEP_OPTIMIZER_STATES,
+        LAYER_OVERLAPPED,
+        SUPEROFFLOAD,
+    )
 }
-"""Other systems, by name; the engine's own strategies are its presets."""
+"""Other systems by name; the engine's own strategies are its presets."""
 
 STRATEGIES: tuple[str, ...] = (*PRESETS, *SYSTEMS)
 
 _SETTLING_WINDOWS = 3
 _MEASURED_WINDOWS = 2
 _FEWEST_STEPS = 4
-"""Measured, however short the windows are."""
+"""Least number of measured steps, however short the windows are."""
 _STEADY = 1e-3
 """Relative difference of two windows that counts as none."""
 _LONGEST_SETTLING = 40
@@ -55,22 +57,23 @@ class Prediction:
 
     strategy: str
     step_seconds: float
-    """Mean over whole windows."""
+    """Mean seconds of a step over whole windows."""
     slowest_step_seconds: float
-    """Of those windows, selections aside: where the update's work is not even."""
+    """Seconds of the longest step, selections aside: the update's work may be uneven."""
     stall_seconds: float
-    """In which the device waits, mean per step."""
+    """Mean seconds of a step in which the device waits."""
     selection_seconds: float = 0.0
-    """Part of both: selections of columns, spread over the steps between them."""
+    """Share of step and stall that is selections of columns, spread over the steps between."""
     d2h_bytes: float
-    """Per step."""
+    """Bytes to the host, per step."""
     h2d_bytes: float
+    """Bytes to the device, per step."""
     busy_seconds: Mapping[str, float]
-    """Of each lane, per step."""
+    """Seconds of work of each lane, per step."""
     update_seconds: float = 0.0
-    """Of the device's: the optimizer's own step, per step."""
+    """Seconds of the device's work that are the optimizer's own step, per step."""
     timeline: Timeline
-    """Of the measured steps, which are between two selections; empty if spans were not kept."""
+    """Spans of the measured steps, none of which selects; empty if spans were not kept."""
 
     @property
     def stall_fraction(self) -> float:
@@ -98,20 +101,21 @@ class Strategy:
 
     name: str
     config: ZenFlowConfig | None = None
-    """Of the engine; None for other systems."""
+    """Settings of the engine; None for other systems."""
     releases: bool = True
     """The engine's gradient mode: whether gradients leave during backward."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of another system's schedule."""
+    """Options of another system's schedule that are not its defaults."""
 
     @classmethod
     def of(cls, name: str, *, releases: bool = True, **changes: Any) -> Strategy:
         """Return a strategy of this name; changes are knobs, or options of another system.
 
         Raises:
-            ConfigError: There is no such strategy, or a knob breaks its rule.
+            ConfigError: There is no such strategy or option, or a knob breaks its rule.
         """
         if name in SYSTEMS:
+            SYSTEMS[name].options(changes)  # refuses what there is not
             return cls(name=name, options=changes)
         if name not in PRESETS:
             raise ConfigError(f"strategy {unknown_name(name, STRATEGIES)}")
@@ -127,7 +131,12 @@ class Strategy:
         """Steps after which a steady state repeats."""
         if self.config is not None:
             return self.config.update_interval
-        return int(self.options.get("update_interval", 4)) if "zenflow" in self.name else 1
+        return int(self.system.options(self.options).get("update_interval", 1))
+
+    @property
+    def system(self) -> System:
+        """Record of the other system that this is."""
+        return SYSTEMS[self.name]
 
     def schedule(self, machine: Machine, costs: StepCosts) -> AbstractSchedule:
         """Return the schedule on a machine.
@@ -137,10 +146,7 @@ class Strategy:
         """
         if self.config is not None:
             return EngineSchedule(machine, costs, self.config, releases=self.releases)
-        try:
-            return SYSTEMS[self.name](machine, costs, **self.options)
-        except TypeError as error:
-            raise ConfigError(f"{self.name} does not take {dict(self.options)}: {error}") from None
+        return self.system.schedule(machine, costs, **self.system.options(self.options))
 
 
 def simulate(

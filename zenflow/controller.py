@@ -62,6 +62,14 @@ class AbstractController(ABC):
     follows_clock: bool = False
     """Whether decisions depend on seconds: ranks of one training would then decide differently."""
 
+    timeline_steps: int = 0
+    """Number of last steps whose spans the optimizer must keep for it; 0 for none."""
+
+    @property
+    def search_seconds(self) -> float:
+        """CPU seconds that its search has taken so far."""
+        return 0.0
+
     def attach(self, observed: ObservedTimeline) -> None:
         """Be told once, before the first step, where the optimizer's timeline can be read."""
         del observed
@@ -81,6 +89,9 @@ class AbstractController(ABC):
             every block a new due step; open windows close there with the steps they have, so no
             gradient is lost. One of ``topk_ratio`` ends every window in the next step.
         """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
+        """End what it runs beside the training, such as a process that searches."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs to decide as if never interrupted; JSON-ready."""

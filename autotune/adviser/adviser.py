@@ -1,4 +1,4 @@
-"""Advice: refit the twin, search it, and say what is worth trying. No torch.
+"""Advice: refit the twin, search it, and say what is worth trying.
 
 It runs in a process of its own (`autotune.adviser.process`).
 """
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.adviser.forecasts import Prospects
-from autotune.adviser.messages import PROOF, Advice, Outlook, Question
+from autotune.adviser.forecasts import Forecasts
+from autotune.adviser.messages import SIGMAS_TO_BELIEVE, Advice, ForecastedSetting, Question
 from autotune.adviser.search import search, update_share
 from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import FITTED, DelayCost, EnergyCurve
@@ -20,25 +20,26 @@ from autotune.model.twin import Twin
 from autotune.space import SearchSpace, effective_lag
 from zenflow.knobs import Knobs
 
-__all__ = ["Advice", "Adviser", "Outlook", "Question"]
+__all__ = ["Advice", "Adviser", "ForecastedSetting", "Question"]
 
 _RISK = 2.0
-"""Errors by which the worst case of a candidate is worse than its prediction."""
+"""Number of errors by which the worst case of a candidate is worse than its prediction."""
 _WORST = 1.25
-"""Most that a candidate's worst case may take per unit of progress, in terms of the default's."""
+"""Largest time per unit of progress of a candidate's worst case, in terms of the default's."""
 _LEAST_GAIN = 0.005
-"""Log of a goodput that is worth a change."""
+"""Least gain, a logarithm of goodput, that is worth a change."""
 _AS_GOOD = 2 * _LEAST_GAIN
-"""Log of goodput that another S may cost and still be as good."""
+"""Largest loss, a logarithm of goodput, with which another S still counts as equally good."""
 _LEAST_SELECT_GAIN = 0.001
-"""Log of a goodput that is worth selecting more or less often: nothing stalls by that change."""
+"""Least gain that is worth selecting more or less often: nothing stalls by that change."""
 _ALIKE = 0.5
-"""Distance of settings, in the residual's coordinates, below which one that lost speaks for the
-other: S four times as large is at 1, and so is k four and a half times as large."""
+"""Distance of settings below which one that lost speaks for another.
+
+In the residual's coordinates S four times as large is at 1, and so is k 4.5 times as large."""
 _LEAST_PROMISE = 0.004
 """Expected improvement from which on a trial is worth its trouble."""
 _CHECKED = 3
-"""Candidates whose error is worked out in full where nothing has been measured yet."""
+"""Number of candidates whose error is worked out in full where nothing has been measured yet."""
 
 
 @dataclass(slots=True)
@@ -50,8 +51,12 @@ class Adviser:
     constraints: Constraints = field(default_factory=Constraints)
     cost: DelayCost = FITTED
     _need: Callable[[Knobs], Need] | None = None
-    _seen: tuple[Prospects, tuple[Knobs, ...]] | None = None
-    """Of the last search: by what it was made, and the settings that it looked at."""
+    _seen: tuple[Forecasts, tuple[Knobs, ...]] | None = None
+    """Forecasts of the last search, and the settings that it looked at."""
+
+    def __reduce__(self) -> tuple[type[Adviser], tuple[object, ...]]:
+        """Pickle what it was made of; what it has worked out is worked out again."""
+        return Adviser, (self.twin, self.space, self.constraints, self.cost)
 
     def start(self, wanted: Knobs) -> Knobs:
         """Return the setting to start from: the wanted one, or the nearest that is allowed.
@@ -106,9 +111,9 @@ class Adviser:
         feasibility = self.feasibility(question.curve if question.has_curve else None)
         feasibility.check()
         until = started + question.most_seconds
-        prospects, found = self._looked_at(question, feasibility, until)
+        forecasts, found = self._looked_at(question, feasibility, until)
         must_move = not feasibility.allows(question.here)
-        advice = _Scales(prospects).weigh(found, must_move=must_move)
+        advice = _Scales(forecasts).weigh(found, must_move=must_move)
         return replace(
             advice,
             num_simulated=self.twin.num_simulated - before,
@@ -117,44 +122,44 @@ class Adviser:
 
     def _looked_at(
         self, question: Question, feasibility: Feasibility, until: float
-    ) -> tuple[Prospects, list[Outlook]]:
+    ) -> tuple[Forecasts, list[ForecastedSetting]]:
         """Search, or take what the last search saw; what was measured is always looked at."""
         if question.num_trials:
-            prospects = Prospects.of(question, self.twin, self.cost, self.space.select_intervals)
-            found = search(prospects, self.space, feasibility, until)
-            self._seen = (prospects, tuple(outlook.knobs for outlook in found))
+            forecasts = Forecasts.of(question, self.twin, self.cost, self.space.select_intervals)
+            found = search(forecasts, self.space, feasibility, until)
+            self._seen = (forecasts, tuple(setting.knobs for setting in found))
         elif self._seen is None:
             raise ValueError("there is nothing to weigh anew: the first question needs trials")
         else:
             former, settings = self._seen
-            prospects = former.weighed_anew(question)
-            found = [prospects.outlook(k) for k in settings if feasibility.allows(k)]
+            forecasts = former.weighed_anew(question)
+            found = [forecasts.setting(k) for k in settings if feasibility.allows(k)]
         if feasibility.allows(question.here):  # selecting less often may be all that pays
-            found.append(prospects.outlook(question.here))
-        known = {outlook.knobs for outlook in found}
+            found.append(forecasts.setting(question.here))
+        known = {setting.knobs for setting in found}
         measured = dict.fromkeys(stretch.knobs for stretch in question.stretches)
         found += [
-            prospects.as_it_is(k) for k in measured if k not in known and feasibility.allows(k)
+            forecasts.as_it_is(k) for k in measured if k not in known and feasibility.allows(k)
         ]
-        return prospects, found
+        return forecasts, found
 
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
     """Weighs what a search has found."""
 
-    prospects: Prospects
+    forecasts: Forecasts
 
     @property
     def _question(self) -> Question:
-        return self.prospects.question
+        return self.forecasts.question
 
-    def weigh(self, found: Sequence[Outlook], *, must_move: bool) -> Advice:
+    def weigh(self, found: Sequence[ForecastedSetting], *, must_move: bool) -> Advice:
         """Return the advice that follows from the settings looked at."""
         # As they are: another ``select_interval`` would be another setting.
         here, start = (
-            self.prospects.as_it_is(self._question.here),
-            self.prospects.as_it_is(self._question.start),
+            self.forecasts.as_it_is(self._question.here),
+            self.forecasts.as_it_is(self._question.start),
         )
         if not self._question.stretches:
             found = self._with_full_errors(found)
@@ -162,13 +167,13 @@ class _Scales:
         safe = [o for o in found if o.progress * math.exp(-_RISK * o.error) > floor]
         worth = {o: value for o in safe if (value := self._value(o)) > 0}
         stretches = [s for s in self._question.stretches if s.knobs == self._question.here]
-        forecast = self.prospects.forecast(self._question.here)
+        forecast = self.forecasts.forecast(self._question.here)
         last = stretches[-1].step_seconds if stretches else forecast.step_seconds
         best = max(worth, key=worth.__getitem__, default=None)
         if must_move and best is None:
             best = max(found, key=lambda o: o.gain, default=None)
         return Advice(
-            constants=self.prospects.constants,
+            constants=self.forecasts.constants,
             here=here,
             best=best,
             must_move=must_move,
@@ -179,68 +184,72 @@ class _Scales:
             seconds=0.0,
         )
 
-    def _value(self, outlook: Outlook) -> float:
+    def _value(self, setting: ForecastedSetting) -> float:
         """Return what trying a setting for a stretch, and keeping it if it is better, promises.
 
         In stretches' worth of goodput; 0 or less if it is not to be tried.
         """
         question, least, may_probe = self._question, _LEAST_GAIN, self._question.may_probe
-        if replace(outlook.knobs, select_interval=question.here.select_interval) == question.here:
-            if not question.stretches or outlook.gain <= _LEAST_SELECT_GAIN:
+        if replace(setting.knobs, select_interval=question.here.select_interval) == question.here:
+            if not question.stretches or setting.gain <= _LEAST_SELECT_GAIN:
                 return 0.0
-            return outlook.gain * (question.stretches_left - 1.0)
-        if question.leaves_interval and _differ_in_interval(outlook.knobs, question.here):
+            return setting.gain * (question.stretches_left - 1.0)
+        if question.leaves_interval and _differ_in_interval(setting.knobs, question.here):
             least, may_probe = _AS_GOOD, False
         # By one error alone it would go back and forth to what has just not shown to be better.
-        is_barred = any(distance(outlook.knobs, lost) < _ALIKE for lost in question.barred)
-        is_adopted = outlook.gain > max((PROOF if is_barred else 1.0) * outlook.error, least)
+        is_barred = any(distance(setting.knobs, lost) < _ALIKE for lost in question.barred)
+        sigmas = SIGMAS_TO_BELIEVE if is_barred else 1.0
+        is_adopted = setting.gain > max(sigmas * setting.error, least)
         may_probe = may_probe and not is_barred
         if not is_adopted and not (may_probe and question.stretches):
             return 0.0
-        improvement = _expected_improvement(outlook.gain, self._told(outlook.error))
+        improvement = _expected_improvement(setting.gain, self._posterior_sigma(setting.error))
         if improvement < _LEAST_PROMISE:
             return 0.0
-        loss = improvement - outlook.gain
+        loss = improvement - setting.gain
         left = min(self._question.stretches_left, 1e6) - 1.0
-        return improvement * left - loss - self._change(outlook, comes_back=not is_adopted)
+        return improvement * left - loss - self._change(setting, comes_back=not is_adopted)
 
-    def _told(self, error: float) -> float:
-        """Return the standard deviation of what a stretch's measurement will make of a gain.
+    def _posterior_sigma(self, error: float) -> float:
+        """Return the standard deviation of a gain's mean after one more stretch was measured.
 
-        The error itself if a measurement told all; the more it is noise, the less it tells.
+        This is the knowledge gradient's sigma (Frazier et al. 2008). A measurement without noise
+        would make it the error itself.
         """
         if not self._question.stretches or error <= 0:
             return error
-        return error**2 / math.hypot(error, self.prospects.wander.between_neighbours)
+        return error**2 / math.hypot(error, self.forecasts.speed_noise.between_neighbours)
 
-    def _change(self, outlook: Outlook, *, comes_back: bool) -> float:
+    def _change(self, setting: ForecastedSetting, *, comes_back: bool) -> float:
         """Return what going to a setting costs by itself, in stretches: a change of k stalls."""
         question = self._question
-        if outlook.knobs.topk_ratio == question.here.topk_ratio:
+        if setting.knobs.topk_ratio == question.here.topk_ratio:
             return 0.0
-        forecast = self.prospects.forecast(question.here)
+        forecast = self.forecasts.forecast(question.here)
         seconds = question.resize_seconds
         if seconds is None:  # every block's update at once, and its upload
             busy, interval = forecast.busy_seconds, question.here.update_interval
-            share = update_share(question.here, self.prospects.twin.config)
+            share = update_share(question.here, self.forecasts.twin)
             seconds = interval * (share * busy.get("host", 0.0) + busy.get("h2d", 0.0))
         stretch = question.steps_per_stretch * forecast.step_seconds
         return (2 if comes_back else 1) * seconds / stretch
 
-    def _with_full_errors(self, found: Sequence[Outlook]) -> list[Outlook]:
+    def _with_full_errors(self, found: Sequence[ForecastedSetting]) -> list[ForecastedSetting]:
         """Return the best candidates with what the prior's spread makes of their gains.
 
         Measured spans fix the constants; before there are any, a gain is as uncertain as they are.
         """
         best = sorted(found, key=lambda o: -o.gain)[:_CHECKED]
-        return [replace(o, error=math.hypot(o.error, self.prospects.spread(o))) for o in best]
+        return [replace(o, error=math.hypot(o.error, self.forecasts.spread(o))) for o in best]
 
-    def _intervals(self, here: Outlook, found: Sequence[Outlook]) -> tuple[int, int]:
+    def _intervals(
+        self, here: ForecastedSetting, found: Sequence[ForecastedSetting]
+    ) -> tuple[int, int]:
         """Return the range of S that costs next to nothing beside the best seen, about here."""
         every = here.knobs.select_interval  # S moves alone
         looked_at = {replace(o.knobs, select_interval=every) for o in found}
         same = {
-            knobs.update_interval: self.prospects.as_it_is(knobs).gain
+            knobs.update_interval: self.forecasts.as_it_is(knobs).gain
             for knobs in looked_at
             if replace(knobs, update_interval=1) == replace(here.knobs, update_interval=1)
         }

@@ -1,7 +1,4 @@
-"""Prospects: any setting's goodput as the refitted twin, the residual and efficiency see it.
-
-No torch.
-"""
+"""Forecasts: any setting's goodput as the refitted twin, the residual and efficiency see it."""
 
 from __future__ import annotations
 
@@ -9,31 +6,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.adviser.messages import Outlook, Question
+from autotune.adviser.messages import ForecastedSetting, Question
 from autotune.efficiency import DelayCost
 from autotune.model.refit import refit
 from autotune.model.residual import Evidence, Residual
-from autotune.model.speed_noise import Wander
+from autotune.model.speed_noise import SpeedNoise
 from autotune.model.stretch import Stretch
 from autotune.model.twin import PARTS, Constants, Forecast, Twin
 from zenflow.knobs import Knobs
 
 
 @dataclass(slots=True)
-class Prospects:
+class Forecasts:
     """What one question's evidence says of settings.
 
     Attributes:
-        question: With the evidence.
+        question: The question, with the evidence.
         twin: The simulator.
-        constants: As refitted to the evidence.
-        wander: Of the machine's speed, as the evidence shows it.
+        constants: Constants as refitted to the evidence.
+        speed_noise: How the machine's speed moves by itself, as the evidence shows it.
     """
 
     question: Question
     twin: Twin
     constants: Constants
-    wander: Wander
+    speed_noise: SpeedNoise
     _cost: DelayCost
     _select_intervals: Sequence[int]
     _residual: Residual
@@ -42,7 +39,7 @@ class Prospects:
     @classmethod
     def of(
         cls, question: Question, twin: Twin, cost: DelayCost, select_intervals: Sequence[int]
-    ) -> Prospects:
+    ) -> Forecasts:
         """Refit the twin to a question's evidence.
 
         Args:
@@ -55,30 +52,30 @@ class Prospects:
         seconds = question.select_seconds
         if seconds is None:
             seconds = twin.selection_seconds(question.here, constants)
-        wander = Wander.of(question.stretches)
+        speed_noise = SpeedNoise.of(question.stretches)
         return cls(
             question=question,
             twin=twin,
             constants=constants,
-            wander=wander,
+            speed_noise=speed_noise,
             _cost=cost,
             _select_intervals=select_intervals,
-            _residual=_residual(twin, question.stretches, constants, wander),
+            _residual=_residual(twin, question.stretches, constants, speed_noise),
             _select_seconds=seconds,
         )
 
-    def weighed_anew(self, question: Question) -> Prospects:
-        """Return the prospects by newer evidence, with the constants as they are."""
-        wander = Wander.of(question.stretches)
-        residual = _residual(self.twin, question.stretches, self.constants, wander)
-        return replace(self, question=question, wander=wander, _residual=residual)
+    def weighed_anew(self, question: Question) -> Forecasts:
+        """Return the forecasts by newer evidence, with the constants as they are."""
+        speed_noise = SpeedNoise.of(question.stretches)
+        residual = _residual(self.twin, question.stretches, self.constants, speed_noise)
+        return replace(self, question=question, speed_noise=speed_noise, _residual=residual)
 
     def forecast(self, knobs: Knobs) -> Forecast:
         """Return what the refitted twin says by itself."""
         return self.twin.forecast(knobs, self.constants)
 
-    def outlook(self, knobs: Knobs) -> Outlook:
-        """Return a setting's prospects, with the ``select_interval`` that suits it."""
+    def setting(self, knobs: Knobs) -> ForecastedSetting:
+        """Return the forecast of a setting, with the ``select_interval`` that suits it."""
         choices = [knobs]
         if self.question.energy_decay is not None:
             choices = [
@@ -86,13 +83,13 @@ class Prospects:
             ]
         return max((self.as_it_is(choice) for choice in choices), key=lambda o: o.gain)
 
-    def as_it_is(self, knobs: Knobs) -> Outlook:
-        """Return a setting's prospects with the ``select_interval`` that it has."""
+    def as_it_is(self, knobs: Knobs) -> ForecastedSetting:
+        """Return the forecast of a setting with the ``select_interval`` that it has."""
         here = self.question.here
         step, efficiency = self._step(knobs), self.efficiency(knobs)
         gain = math.log(self._step(here) / step)
         gain += math.log(efficiency / self.efficiency(here))
-        return Outlook(
+        return ForecastedSetting(
             knobs=knobs,
             step_seconds=step,
             efficiency=efficiency,
@@ -114,12 +111,12 @@ class Prospects:
         captured -= decay * longer / 2  # the mean age of a selection is half the interval
         return self._cost.of(knobs, 1.0 - min(1.0, max(0.0, captured)))
 
-    def spread(self, outlook: Outlook) -> float:
+    def spread(self, setting: ForecastedSetting) -> float:
         """Return what the prior's spread of the constants makes of a gain's error."""
         twin, here = self.twin, self.question.here
 
         def gain(constants: Constants) -> float:
-            step = twin.forecast(outlook.knobs, constants).step_seconds
+            step = twin.forecast(setting.knobs, constants).step_seconds
             return math.log(twin.forecast(here, constants).step_seconds / step)
 
         factor = math.exp(self.question.prior.sigma)
@@ -128,16 +125,16 @@ class Prospects:
 
 
 def _residual(
-    twin: Twin, stretches: Sequence[Stretch], constants: Constants, wander: Wander
+    twin: Twin, stretches: Sequence[Stretch], constants: Constants, speed_noise: SpeedNoise
 ) -> Residual:
     """Return what each stretch beside its prediction says of the others."""
     evidence = [
         Evidence(
             knobs=s.knobs,
             log_ratio=math.log(s.step_seconds / twin.forecast(s.knobs, constants).step_seconds),
-            noise=wander.noise_of(s),
+            noise=speed_noise.noise_of(s),
             time=s.index,
         )
         for s in stretches
     ]
-    return Residual(evidence, wander)
+    return Residual(evidence, speed_noise)

@@ -1,4 +1,4 @@
-"""A question to the tuner's adviser, and its answer: records that cross processes. No torch."""
+"""A question to the tuner's adviser, and its answer: records that cross processes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from autotune.model.stretch import Stretch
 from autotune.model.twin import Constants
 from zenflow.knobs import Knobs
 
-PROOF = 2.0
-"""Standard errors by which a setting that was only tried must be better to stay, and one that did
-not show it must be predicted to be better to be tried again."""
+SIGMAS_TO_BELIEVE = 2.0
+"""Number of standard errors that count as proof.
+
+- A setting tried without a confident prediction stays only if it measures better by this much.
+- A setting that lost a trial is tried again only if it is predicted better by this much.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,24 +24,27 @@ class Question:
     """What is known when advice is asked for."""
 
     stretches: tuple[Stretch, ...]
-    """Since the last drift, in order."""
+    """Measured stretches since the last drift, in order."""
     here: Knobs
-    """In force."""
+    """Knobs in force."""
     start: Knobs
     """The default, which nothing tried may be much worse than."""
     curve: EnergyCurve
-    """As measured at the knobs in force."""
+    """Energy by ratio of columns, as measured at the knobs in force."""
     has_curve: bool = False
     """Whether ``curve`` was measured: until then it rules nothing out."""
     prior: Prior
+    """Prior of the twin's constants."""
     select_seconds: float | None = None
-    """Of one selection, as measured; None is what the simulator says."""
+    """Seconds of one selection, as measured; None is what the simulator says."""
     energy_decay: float | None = None
-    """Captured share that a step since the last selection costs; None while it is unknown, and
-    ``select_interval`` then stays."""
+    """Captured share that a step since the last selection costs.
+
+    None while it is unknown: ``select_interval`` then stays."""
     stretches_left: float = math.inf
-    """In which a better setting would pay."""
+    """Number of stretches in which a better setting would pay."""
     steps_per_stretch: int = 16
+    """Number of steps of a stretch at the knobs in force."""
     resize_seconds: float | None = None
     """Stall of a change of ``topk_ratio``, as measured; None is what the simulator's lanes say."""
     leaves_interval: bool = False
@@ -46,23 +52,28 @@ class Question:
     may_probe: bool = True
     """Whether a setting may be tried whose gain the prediction's error exceeds."""
     barred: frozenset[Knobs] = frozenset()
-    """Settings that were tried and lost of late, ``select_interval`` aside as 0: they are not
-    tried again but for a gain that exceeds its error."""
+    """Settings that lost a trial of late, with a ``select_interval`` of 0.
+
+    They, and what is like them, are tried again only if predicted to be better by
+    `SIGMAS_TO_BELIEVE` errors."""
     num_trials: int = 40
-    """0 simulates nothing: what the last search saw is weighed anew by what has been measured."""
+    """Number of settings to simulate; 0 weighs anew what the last search saw."""
     most_seconds: float = math.inf
-    """CPU time after which no trial is begun: a search ends early rather than take more."""
+    """CPU seconds after which no trial is begun: a search ends early rather than take more."""
     seed: int = 0
+    """Seed of the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class ForecastedSetting:
     """A setting as the corrected twin sees it."""
 
     knobs: Knobs
+    """The setting."""
     step_seconds: float
-    """Predicted, corrected by the residual, selections included."""
+    """Predicted seconds of a step, corrected by the residual, selections included."""
     efficiency: float
+    """Worth of a step beside one of AdamW."""
     gain: float
     """Log of its goodput over that of the knobs in force."""
     error: float
@@ -79,17 +90,20 @@ class Advice:
     """The answer."""
 
     constants: Constants
-    here: Outlook
-    best: Outlook | None
-    """Worth trying; None if nothing promises more than its error."""
+    """The twin's constants as refitted."""
+    here: ForecastedSetting
+    """Knobs in force."""
+    best: ForecastedSetting | None
+    """Setting worth trying; None if nothing promises more than its error."""
     must_move: bool
     """Whether the knobs in force break a constraint, now that more is known."""
-    peak: Outlook
-    """With the largest expected goodput, whatever its error."""
+    peak: ForecastedSetting
+    """Setting with the largest expected goodput, whatever its error."""
     intervals: tuple[int, int]
     """Range of S about ``here``'s in which expected goodput is as good as equal."""
     error: float
     """Log of predicted over measured step time at the knobs in force, before the residual."""
     num_simulated: int
+    """Number of simulations that it took."""
     seconds: float
-    """CPU time."""
+    """CPU seconds that it took."""

@@ -2,7 +2,7 @@
 
 A thread would hold the interpreter's lock for milliseconds at a time, just when the training
 thread has kernels to launch. The process has the lowest priority, ends when its input does,
-however the run ended, and needs no guard in the user's script. No torch.
+however the run ended, and needs no guard in the user's script.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Ready:
     """What a process says when it can be asked."""
 
     seconds: float
-    """CPU time until then."""
+    """CPU seconds until then."""
     seconds_per_forecast: float
+    """CPU seconds of one simulation."""
 
 
 class AbstractAdviserHandle(ABC):
@@ -59,26 +60,6 @@ class AbstractAdviserHandle(ABC):
     @abstractmethod
     def close(self) -> None:
         """End whatever answers."""
-
-
-class InlineAdviser(AbstractAdviserHandle):
-    """Answers in the calling thread: for simulated runs, where no step waits."""
-
-    def __init__(self, adviser: Adviser) -> None:
-        """Keep the adviser."""
-        self._adviser = adviser
-        self._answers: list[Ready | Advice] = [Ready(0.0, 0.0)]
-
-    def ask(self, question: Question) -> None:
-        """Answer at once; `poll` returns it."""
-        self._answers.append(self._adviser.advise(question))
-
-    def poll(self) -> Ready | Advice | None:
-        """Return the next answer."""
-        return self._answers.pop(0) if self._answers else None
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class BackgroundAdviser(AbstractAdviserHandle):

@@ -1,4 +1,4 @@
-"""Search: an Optuna study over the refitted twin, begun where a bound promises most. No torch."""
+"""Search: an Optuna study over the refitted twin, begun where a bound promises most."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from itertools import islice
 
 import optuna
 
-from autotune.adviser.forecasts import Prospects
-from autotune.adviser.messages import Outlook
+from autotune.adviser.forecasts import Forecasts
+from autotune.adviser.messages import ForecastedSetting
 from autotune.constraints import Feasibility
+from autotune.model.twin import Twin
 from autotune.space import SearchSpace
-from zenflow.config import ZenFlowConfig
+from sim.timing.block_plan import window_bytes
 from zenflow.knobs import Knobs
 
 _RANKED_SHARE = 2 / 3
-"""Of the trials: settings in the order of their bounds. The others are the sampler's."""
+"""Share of the trials that are settings in the order of their bounds; the sampler has the rest."""
 
 
 def search(
-    prospects: Prospects, space: SearchSpace, feasibility: Feasibility, until: float = math.inf
-) -> list[Outlook]:
+    forecasts: Forecasts, space: SearchSpace, feasibility: Feasibility, until: float = math.inf
+) -> list[ForecastedSetting]:
     """Return what a study has looked at, each setting once.
 
     They differ in k, S, lag and rolling; each comes with the ``select_interval`` that suits it.
 
     Args:
-        prospects: By the question's evidence.
+        forecasts: By the question's evidence.
         space: Settings to choose from.
         feasibility: Which of them may be chosen.
         until: CPU time of this process at which the study ends, with at least one setting.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    question = prospects.question
+    question = forecasts.question
     sampler = optuna.samplers.TPESampler(seed=question.seed, n_startup_trials=8)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     count = max(1, round(_RANKED_SHARE * question.num_trials))
-    for knobs in promising(prospects, space, feasibility, count):
+    for knobs in promising(forecasts, space, feasibility, count):
         study.enqueue_trial(space.indices_of(knobs))
-    found: dict[Knobs, Outlook] = {}
+    found: dict[Knobs, ForecastedSetting] = {}
     for _ in range(question.num_trials):
         if found and time.process_time() >= until:
             break
@@ -51,13 +52,13 @@ def search(
             if not feasibility.allows(knobs):
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 continue
-            found[knobs] = prospects.outlook(knobs)
+            found[knobs] = forecasts.setting(knobs)
         study.tell(trial, found[knobs].gain)
     return list(found.values())
 
 
 def promising(
-    prospects: Prospects, space: SearchSpace, feasibility: Feasibility, count: int
+    forecasts: Forecasts, space: SearchSpace, feasibility: Feasibility, count: int
 ) -> list[Knobs]:
     """Return settings by an optimistic bound on their goodput, the best first.
 
@@ -66,9 +67,9 @@ def promising(
     one in force and the first itself with windows of the other kind: of these the bound knows
     least.
     """
-    here = prospects.question.here
-    busy = prospects.forecast(here).busy_seconds
-    load = _loads(prospects.twin.config)
+    here = forecasts.question.here
+    busy = forecasts.forecast(here).busy_seconds
+    load = lane_loads(forecasts.twin)
 
     def bound(knobs: Knobs) -> float:
         alike = replace(knobs, select_interval=here.select_interval)
@@ -76,7 +77,7 @@ def promising(
         lanes += [
             busy.get(lane, 0.0) * of(knobs) / max(of(here), 1e-12) for lane, of in load.items()
         ]
-        return math.log(prospects.efficiency(alike)) - math.log(max(lanes))
+        return math.log(forecasts.efficiency(alike)) - math.log(max(lanes))
 
     every = space.select_intervals[0]  # any one: how often to select is worked out for each
     settings = [knobs for knobs in space.grid() if knobs == _canonical(knobs, every, space)]
@@ -99,27 +100,21 @@ def _canonical(knobs: Knobs, select_interval: int, space: SearchSpace) -> Knobs:
     return replace(knobs, rolling=rolling, select_interval=select_interval)
 
 
-_UPDATE_BYTES, _STEP_INTAKE_BYTES, _WINDOW_INTAKE_BYTES = 28.0, 18.0, 10.0
-"""Host traffic of a deferred parameter in a step that ends its window, and in any other one with
-moments that see each gradient, or its sum; see docs/design.md."""
-
-
-def update_share(knobs: Knobs, config: ZenFlowConfig) -> float:
+def update_share(knobs: Knobs, twin: Twin) -> float:
     """Return the share of the host's traffic that updates are, not the intake of gradients."""
-    return _UPDATE_BYTES / (knobs.update_interval * _host_bytes(knobs, config))
+    intake, update = _window_bytes(knobs, twin)
+    return update / (intake + update)
 
 
-def _host_bytes(knobs: Knobs, config: ZenFlowConfig) -> float:
-    """Return the host's traffic per deferred parameter and step."""
-    each = _STEP_INTAKE_BYTES if config.deferred_moments == "step" else _WINDOW_INTAKE_BYTES
-    interval = knobs.update_interval
-    return (each * (interval - 1) + _UPDATE_BYTES) / interval
+def _window_bytes(knobs: Knobs, twin: Twin) -> tuple[int, int]:
+    """Return the host's bytes of a deferred element in one window: of intake and of update."""
+    return window_bytes(knobs.applied_to(twin.config), twin.workload.dtype_bytes)
 
 
-def _loads(config: ZenFlowConfig) -> dict[str, Callable[[Knobs], float]]:
+def lane_loads(twin: Twin) -> dict[str, Callable[[Knobs], float]]:
     """Return what each lane carries per step and parameter, in units of its own."""
     return {
         "d2h": lambda k: 1.0 - k.topk_ratio,
         "h2d": lambda k: (1.0 - k.topk_ratio) / k.update_interval,
-        "host": lambda k: (1.0 - k.topk_ratio) * _host_bytes(k, config),
+        "host": lambda k: (1.0 - k.topk_ratio) * sum(_window_bytes(k, twin)) / k.update_interval,
     }

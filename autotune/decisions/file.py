@@ -1,4 +1,4 @@
-"""decisions.jsonl: what a controller measured and decided in a run, line by line. No torch.
+"""decisions.jsonl: what a controller measured and decided in a run, line by line.
 
 Beside its settings a run's weights depend on the decisions alone, so this file repeats it. Reading
 is therefore strict: a file that lacks a line, or has one that was changed, is no smaller record
@@ -60,14 +60,14 @@ def read_decisions(path: Path) -> DecisionFile:
         ConfigError: The file can't be read, its run did not finish, or a line (the message says
             which) is not what was written.
     """
-    told = _Story()
+    sequence = _DecisionSequence()
     for number, line in enumerate(_lines(path), start=1):
-        _take(told, path, number, line)
-    found = told.file(path)
+        _take(sequence, path, number, line)
+    found = sequence.file(path)
     if found.end is None:
         raise ConfigError(
-            f"{path} ends at line {told.num_lines} without its end record: the run was cut off; "
-            + _resume_hint(path)
+            f"{path} ends at line {sequence.num_lines} without its end record: the run was cut "
+            "off; " + _resume_hint(path)
         )
     return found
 
@@ -78,10 +78,10 @@ def read_header(path: Path) -> Header:
     Raises:
         ConfigError: The file can't be read, or its first line is not a header.
     """
-    told = _Story()
+    sequence = _DecisionSequence()
     for line in _lines(path)[:1]:
-        _take(told, path, 1, line)
-    return told.file(path).header
+        _take(sequence, path, 1, line)
+    return sequence.file(path).header
 
 
 class DecisionLog:
@@ -94,18 +94,18 @@ class DecisionLog:
     def __init__(self, path: Path) -> None:
         """Name the file."""
         self.path = path
-        self._story = _Story()
+        self._sequence = _DecisionSequence()
         self._file: TextIO | None = None
 
     @property
     def num_lines(self) -> int:
         """Lines written: what a checkpoint keeps for ``resume``."""
-        return self._story.num_lines
+        return self._sequence.num_lines
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """Every decision written."""
-        return tuple(self._story.decisions)
+        return tuple(self._sequence.decisions)
 
     def start(self, header: Header) -> None:
         """Begin the file, in place of one that is there.
@@ -132,15 +132,15 @@ class DecisionLog:
                 f"{self.path} has {len(lines)} lines, but had {num_lines} when the checkpoint was "
                 f"written: {_RESTORE}"
             )
-        told = _Story()
+        sequence = _DecisionSequence()
         for number, line in enumerate(lines[:num_lines], start=1):
-            _take(told, self.path, number, line)
-        if told.header is None or told.header.knobs != header.knobs:
+            _take(sequence, self.path, number, line)
+        if sequence.header is None or sequence.header.knobs != header.knobs:
             raise ConfigError(
                 f"{self.path}, line 1: the run began with other knobs than {header.knobs}: leave "
                 "the flags out that change them"
             )
-        self._rewrite([header, *told.records[1:]])
+        self._rewrite([header, *sequence.records[1:]])
 
     def append(self, record: WindowRecord | Decision) -> None:
         """Write a record behind the others.
@@ -165,7 +165,7 @@ class DecisionLog:
         self._write(
             End(
                 step=step,
-                num_decisions=len(self._story.decisions),
+                num_decisions=len(self._sequence.decisions),
                 search_seconds=search_seconds,
                 run_seconds=run_seconds,
             )
@@ -186,17 +186,17 @@ class DecisionLog:
         if self._file is None:
             raise ConfigError(f"{self.path} is not open: call start() or resume() first")
         line = line_of(self.num_lines, record)
-        self._story.take(record)
+        self._sequence.take(record)
         self._file.write(line)
         self._file.flush()
 
     def _rewrite(self, records: Iterable[Record]) -> None:
         """Replace the file by these records, whole or not at all, and go on behind them."""
         self.close()
-        self._story = _Story()
+        self._sequence = _DecisionSequence()
         for record in records:
-            self._story.take(record)
-        text = "".join(line_of(n, record) for n, record in enumerate(self._story.records))
+            self._sequence.take(record)
+        text = "".join(line_of(n, record) for n, record in enumerate(self._sequence.records))
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             with open(temporary, "w", encoding="utf-8") as file:
@@ -209,7 +209,7 @@ class DecisionLog:
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
 
 
-class _Story:
+class _DecisionSequence:
     """The records taken so far, each checked against those before."""
 
     def __init__(self) -> None:
@@ -283,10 +283,10 @@ def _check_ascends(step: int, before: Sequence[Decision | WindowRecord]) -> None
         raise ConfigError(f"step must be at least {least}, but is {step}: steps ascend")
 
 
-def _take(told: _Story, path: Path, number: int, line: str) -> None:
+def _take(sequence: _DecisionSequence, path: Path, number: int, line: str) -> None:
     """Read a line and check it against those before; an error names the line."""
     try:
-        told.take(record_of(number - 1, line))
+        sequence.take(record_of(number - 1, line))
     except ConfigError as error:
         cut = f"the line is cut off: the run was killed; {_resume_hint(path)}"
         remedy = _RESTORE if line.endswith("\n") else cut

@@ -1,4 +1,4 @@
-"""The records of a tuned run's decisions file, and each one's line. No torch.
+"""The records of a tuned run's decisions file, and each one's line.
 
 A line is a JSON object with ``n`` (0, 1, 2 and so on), ``kind`` and the record's fields. A number
 that is not finite is written as null.
@@ -18,7 +18,7 @@ from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 FORMAT = 1
-"""Of the files that this version writes, and the only one that it reads."""
+"""Version of the files that this code writes, and the only one that it reads."""
 
 Deciders: TypeAlias = Literal["twin", "zen-auto"]
 
@@ -31,12 +31,15 @@ class Header:
     settings: Mapping[str, Any]
     """Every setting of the run, JSON-ready."""
     knobs: Knobs
-    """In force from the first step on."""
+    """Knobs in force from the first step on."""
     largest_interval: int | None
-    """Of the controller: blocks are cut for it."""
+    """Largest S that the controller may choose: blocks are cut for it."""
     hardware: Mapping[str, Any]
+    """Facts about the machine."""
     versions: Mapping[str, Any]
+    """Versions of Python, torch and this package."""
     commit: str | None
+    """Commit of the source, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,15 @@ class WindowRecord:
     step: int
     """The last of these steps."""
     window: int
-    """Which window of the run this was."""
+    """Number of the run's windows before it."""
     knobs: Knobs
+    """Knobs in force."""
     step_seconds: float
+    """Measured seconds of a step."""
     stall_seconds: float
-    """Of one step."""
+    """Measured stall of a step."""
     predicted_step_seconds: float | None
+    """Predicted seconds of a step; None without a prediction."""
     goodput: float
     """Tokens per second times statistical efficiency."""
     rho: float
@@ -67,21 +73,27 @@ class Decision:
     """A change of knobs, and why."""
 
     step: int
-    """The new knobs hold from the next step on."""
+    """Step after which the new knobs hold."""
     window: int
+    """Number of windows measured so far."""
     by: Deciders
+    """Who decided."""
     old: Knobs
+    """Knobs until now."""
     new: Knobs
+    """Knobs from the next step on."""
     predicted_step_seconds: float | None
-    """At the new knobs."""
+    """Predicted seconds of a step at the new knobs."""
     measured_step_seconds: float | None
-    """At the old knobs."""
+    """Measured seconds of a step at the old knobs."""
     gain: float | None
-    """Predicted, relative to the old knobs' goodput."""
+    """Predicted gain, relative to the old knobs' goodput."""
     error: float | None
-    """Of the prediction for the old knobs, relative to what was measured."""
+    """Standard error of the gain."""
     rho: float | None
+    """Share of the gradient's energy in deferred columns."""
     reason: str
+    """Reason in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +101,13 @@ class End:
     """The last line of a run that took all its steps."""
 
     step: int
+    """Number of steps taken."""
     num_decisions: int
+    """Number of decisions in the file."""
     search_seconds: float
+    """CPU seconds that the search has taken."""
     run_seconds: float
+    """Seconds of the steps."""
 
 
 Record: TypeAlias = Header | WindowRecord | Decision | End

@@ -3,7 +3,6 @@
 A part's constant scales what that part takes, so the ratio of measured to predicted busy seconds
 is nearly all that moves it: two or three fixed-point steps find all of them, for one simulation of
 each measured setting and step. A constant is the mode of a Student-t likelihood about its prior.
-No torch.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from zenflow.knobs import Knobs
 
 _STEPS = 3
 _CLOSE = 0.005
-"""Log of a constant that is not worth another step: a sixth of `_PART_NOISE`."""
+"""Change of a constant's logarithm that is not worth another step: a sixth of `_PART_NOISE`."""
 _SETTINGS = 3
-"""Measured settings that count, the most recent ones."""
+"""Number of measured settings that count, the most recent ones."""
 _LEAST_SHARE = 0.02
-"""Of a step; a part that works less says nothing reliable."""
+"""Share of a step below which a part's work says nothing reliable."""
 _PART_NOISE = 0.03
 """Relative spread of a part's busy seconds from stretch to stretch."""
 _DEGREES = 3.0
-"""Of freedom of the Student t: an outlier of 10 sigma hardly counts."""
+"""Degrees of freedom of the Student t: an outlier of 10 sigma hardly counts."""
 _MEMORY = 8.0
-"""Stretches after which one counts by 1/e."""
+"""Number of stretches after which one counts by 1/e."""
 _BOUND = math.log(30.0)
 
 
@@ -37,8 +36,9 @@ class Prior:
     """What is believed of the constants before anything is measured."""
 
     centre: Constants
+    """Most probable constants."""
     sigma: float
-    """Of their logarithms: 0.35 for a table entry, 0.1 after calibration."""
+    """Standard deviation of their logarithms: 0.35 for a table entry, 0.1 after calibration."""
 
 
 def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Wander: how a machine's speed moves by itself, and settings compared in spite of it. No torch.
+"""Speed noise: how a machine's speed moves by itself, and settings compared in spite of it.
 
 What a machine's other work does from minute to minute slows all settings alike. Stretches measured
 soon after one another share it, so that they tell two settings apart which stretches far apart
@@ -21,33 +21,33 @@ from autotune.model.stretch import Stretch
 from zenflow.knobs import Knobs
 
 LEAST_NOISE = 0.005
-_BELIEVED, _BELIEF = 0.03, 2.0
-"""Standard deviation of a machine's speed before any was seen; the repeats that this is worth."""
-_TIME = 8.0
-"""Stretches in which it moves."""
+_PRIOR_DEVIATION, _PRIOR_REPEATS = 0.03, 2.0
+"""Standard deviation of a machine's log speed before any was seen, and the repeats it is worth."""
+_CORRELATION_STRETCHES = 8.0
+"""Number of stretches after which the speed's correlation has fallen to 1/e."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Wander:
-    """Of log step times; the defaults are what is known before there are any."""
+class SpeedNoise:
+    """Noise of log step times; the defaults are what is known before there are any."""
 
     seen: float = 0.0
     """Standard deviation of what stretches share with those about them, as far as it was seen."""
     white: float = 0.0
     """Standard deviation from one stretch to the next at the same knobs: what they don't share."""
     num_repeats: int = 0
-    """Stretches at knobs that had been measured before."""
+    """Number of stretches at knobs that had been measured before."""
 
     @property
     def deviation(self) -> float:
         """``seen``, mixed with what is believed of any machine while it was seldom looked at."""
-        squares = _BELIEF * _BELIEVED**2 + self.num_repeats * self.seen**2
-        return math.sqrt(squares / (_BELIEF + self.num_repeats))
+        squares = _PRIOR_REPEATS * _PRIOR_DEVIATION**2 + self.num_repeats * self.seen**2
+        return math.sqrt(squares / (_PRIOR_REPEATS + self.num_repeats))
 
     @classmethod
-    def of(cls, stretches: Sequence[Stretch]) -> Wander:
+    def of(cls, stretches: Sequence[Stretch]) -> SpeedNoise:
         """Return what repeated measurements at the same knobs show.
 
         Neighbours differ by what is white, all of a setting by both (von Neumann's ratio).
@@ -76,18 +76,18 @@ class Wander:
     @property
     def between_neighbours(self) -> float:
         """Standard error of the difference between two stretches, one right after the other."""
-        shared = math.exp(-1.0 / _TIME)
+        shared = math.exp(-1.0 / _CORRELATION_STRETCHES)
         white = max(self.white, LEAST_NOISE)
         return math.sqrt(2.0 * (white**2 + self.deviation**2 * (1.0 - shared)))
 
     def covariance(self, times: Array) -> Array:
         """Return that of what wanders between times in stretches, (N,) to (N, N)."""
         apart = np.abs(times[:, None] - times[None, :])
-        found: Array = self.deviation**2 * np.exp(-apart / _TIME)
+        found: Array = self.deviation**2 * np.exp(-apart / _CORRELATION_STRETCHES)
         return found
 
 
-def contrast(
+def paired_gain(
     stretches: Sequence[Stretch], worth: Callable[[Stretch], float], one: Knobs, other: Knobs
 ) -> tuple[float, float]:
     """Return by how much the worth of one setting exceeds another's, and its standard error.
@@ -98,12 +98,12 @@ def contrast(
         one: Setting.
         other: Another one.
     """
-    wander = Wander.of(stretches)
+    speed_noise = SpeedNoise.of(stretches)
     settings = list(dict.fromkeys(stretch.knobs for stretch in stretches))
     design = np.array([[s.knobs == knobs for knobs in settings] for s in stretches], float)
-    noise = np.array([wander.noise_of(stretch) ** 2 for stretch in stretches])
+    noise = np.array([speed_noise.noise_of(stretch) ** 2 for stretch in stretches])
     times = np.array([stretch.index for stretch in stretches], float)
-    weighted = np.linalg.solve(wander.covariance(times) + np.diag(noise), design)
+    weighted = np.linalg.solve(speed_noise.covariance(times) + np.diag(noise), design)
     sides = np.array([(knobs == one) - float(knobs == other) for knobs in settings])
     spread = np.linalg.solve(design.T @ weighted, sides)
     values = np.array([worth(stretch) for stretch in stretches])

@@ -10,8 +10,9 @@ from typing import Any
 from zenflow.knobs import Knobs
 
 _SPIKE = 3.0
-"""A step longer than so many usual ones counts as so many: a checkpoint, a page fault, a noisy
-neighbour say nothing of the setting."""
+"""Number of usual steps that a longer one counts as.
+
+A checkpoint, a page fault or a noisy neighbour says nothing of the setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,19 +20,21 @@ class Stretch:
     """Steps measured with one setting, queues full and selections taken out."""
 
     index: int
-    """Counted from 0 over the run."""
+    """Number of the run's stretches before it."""
     last_step: int
+    """Last of its steps."""
     knobs: Knobs
+    """Knobs in force."""
     step_seconds: float
-    """Per step, robust against spikes."""
+    """Mean seconds of a step, robust against spikes."""
     noise: float
     """Relative standard error of ``step_seconds``."""
     stall_seconds: float
-    """Per step."""
+    """Mean stall of a step, seconds."""
     rho: float
     """Share of gradient energy in the deferred columns."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of each part of the twin's, per step; empty where spans were not looked at."""
+    """Seconds of work of each part of the twin, per step; empty where spans were not looked at."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""

@@ -2,7 +2,7 @@
 
 A profile may be wrong by a third, and a run may change while it goes on. What a part of the
 engine's work is measured to take, over what the simulator says, corrects the constants that this
-part depends on; what no constant explains is left to `autotune.model.residual`. No torch.
+part depends on; what no constant explains is left to `autotune.model.residual`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 PARTS = ("device", "step", "d2h", "h2d", "host")
-"""The lanes, but with the device's optimizer step apart: it grows with ``topk_ratio``, as forward
-and backward don't. Each has one constant: a factor on the seconds that its work takes."""
+"""Lanes, with the device's optimizer step apart: it grows with ``topk_ratio``.
+
+Each has one constant: a factor on the seconds that its work takes."""
 
 _SLOWED: Mapping[str, tuple[str, ...]] = {
     "step": ("overheads.device_update",),
@@ -31,11 +32,12 @@ _SLOWED: Mapping[str, tuple[str, ...]] = {
 """Rates that a part's factor divides; a step's fixed seconds are multiplied."""
 
 _SETTLING = 2
-"""Windows before a simulated step is looked at, at least: fewer than for a prediction that is
-shown, since a tuner pays for each."""
+"""Least number of windows before a simulated step is looked at.
+
+Fewer than for a prediction that is shown, since a tuner pays for each."""
 
 _LONGEST_SETTLING = 3
-"""Windows after which a step is taken as it is, though queues may still grow."""
+"""Number of windows after which a step is taken as it is, though queues may still grow."""
 
 Constants = Mapping[str, float]
 """Factor on each part's seconds; 1 is what the profile says."""
@@ -48,9 +50,11 @@ class Forecast:
     """A steady-state step without selections, seconds."""
 
     step_seconds: float
+    """Seconds of a step."""
     stall_seconds: float
+    """Seconds of a step in which the device waits."""
     busy_seconds: Mapping[str, float]
-    """By part of `PARTS`."""
+    """Seconds of work of each of `PARTS`."""
 
 
 class Twin:
@@ -134,7 +138,7 @@ class Twin:
         )
 
     def _corrected(self, constants: Constants) -> StepCosts:
-        figures = self.profile.figures()
+        figures = self.profile.quantities()
         values = {
             name: figures[name].value / constants[part]
             for part, names in _SLOWED.items()

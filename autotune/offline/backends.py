@@ -1,7 +1,6 @@
 """Backends: where a setting's figures come from. This one simulates; another runs for real.
 
 Runs need a trainer, which this package doesn't have: `experiments.search.measured_backend` does.
-No torch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from autotune.constraints import Need, needs_of
 from autotune.efficiency import EnergyCurve
-from autotune.offline.objective import Measurement
+from autotune.offline.objective import TrialFigures
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
@@ -27,10 +26,10 @@ class AbstractBackend(ABC):
     """Says what a setting does; can be pickled, so that worker processes have it too."""
 
     kind: str
-    """Of its figures, for tables: simulated or measured."""
+    """Kind of its figures, for tables: simulated or measured."""
 
     @abstractmethod
-    def measure(self, knobs: Knobs) -> Measurement:
+    def measure(self, knobs: Knobs) -> TrialFigures:
         """Return what a setting does.
 
         Raises:
@@ -104,7 +103,7 @@ class SimulatedBackend(AbstractBackend):
         """Return memory from the simulator, staleness from the rule, energy from the curve."""
         return self._need(knobs)
 
-    def measure(self, knobs: Knobs) -> Measurement:
+    def measure(self, knobs: Knobs) -> TrialFigures:
         """Return the prediction of a steady step.
 
         Raises:
@@ -116,7 +115,7 @@ class SimulatedBackend(AbstractBackend):
         done = simulate(self._costs, strategy, keeps_spans=False)
         need = self.need(knobs)
         assert need.captured is not None
-        return Measurement(
+        return TrialFigures(
             step_seconds=done.step_seconds,
             stall_seconds=done.stall_seconds,
             device_bytes=need.device_bytes,

@@ -1,4 +1,4 @@
-"""Objectives: what a measured setting is worth, the same for every backend. No torch."""
+"""Objectives: what a measured setting is worth, the same for every backend."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from autotune.constraints import Need
-from autotune.efficiency import efficiency
+from autotune.efficiency import FITTED
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class TrialFigures:
     """What a setting does, simulated or measured."""
 
     step_seconds: float
+    """Seconds of a step."""
     stall_seconds: float
-    """Of each step."""
+    """Seconds of a step in which the device waits."""
     device_bytes: float
-    """Of one device."""
+    """Bytes of one device."""
     host_bytes: float
-    """For all devices."""
+    """Bytes of the host for all devices."""
     staleness: int
     """Largest age in steps of a gradient when its update lands."""
     captured: float
     """Share of gradient energy in the important columns."""
     tokens_per_step: int
-    """Over all devices."""
+    """Number of tokens of a step over all devices."""
 
     @property
     def need(self) -> Need:
@@ -46,10 +47,10 @@ class Measurement:
         return asdict(self)
 
 
-def goodput(measurement: Measurement, knobs: Knobs) -> float:
+def goodput(measurement: TrialFigures, knobs: Knobs) -> float:
     """Return tokens per second times what a step is worth beside one of AdamW."""
     rate = measurement.tokens_per_step / measurement.step_seconds
-    return rate * efficiency(knobs, 1.0 - measurement.captured)
+    return rate * FITTED.of(knobs, 1.0 - measurement.captured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,11 @@ class Objective:
     """One figure to make large or small."""
 
     name: str
-    value: Callable[[Measurement, Knobs], float]
+    value: Callable[[TrialFigures, Knobs], float]
+    """Function from a measured setting to the figure."""
     unit: str
     is_maximised: bool = False
+    """Whether more is better."""
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
@@ -78,7 +81,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         Objective("host_bytes", lambda measured, knobs: measured.host_bytes, "B"),
     )
 }
-"""By name. Step time alone says nothing of what a stale update costs; goodput does."""
+"""Objectives by name. Step time alone says nothing of what a stale update costs; goodput does."""
 
 
 def objectives_of(names: Sequence[str]) -> tuple[Objective, ...]:

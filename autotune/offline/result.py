@@ -10,9 +10,9 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.offline.objective import Measurement, dominates
+from autotune.offline.objective import TrialFigures, dominates
 from autotune.offline.samplers import is_allowed
-from autotune.offline.trial_loop import Task
+from autotune.offline.trial_loop import TuningTask
 from autotune.space import INDEX_SUFFIX
 from zenflow.knobs import Knobs
 
@@ -25,11 +25,11 @@ class Candidate:
     """A setting with its figures."""
 
     number: int
-    """Of its trial."""
+    """Number of its trial."""
     knobs: Knobs
     values: Mapping[str, float]
-    """By objective."""
-    measurement: Measurement
+    """Values by objective."""
+    measurement: TrialFigures
     allowed: bool
     """Whether it meets all constraints, as measured."""
 
@@ -48,7 +48,7 @@ class Candidate:
 class TuneResult:
     """What a study has found so far."""
 
-    task: Task
+    task: TuningTask
     best: tuple[Candidate, ...]
     """The best setting, or the Pareto front, best by the first objective first; empty if no
     allowed setting has been measured."""
@@ -70,7 +70,7 @@ class TuneResult:
         return len(self.candidates) >= self.task.num_trials
 
 
-def result_of(study: optuna.Study, task: Task, *, interrupted: bool = False) -> TuneResult:
+def result_of(study: optuna.Study, task: TuningTask, *, interrupted: bool = False) -> TuneResult:
     """Return what a study has found so far."""
     trials = study.get_trials(deepcopy=False)
     found = [_candidate(t, task) for t in trials if t.state is TrialState.COMPLETE]
@@ -98,7 +98,7 @@ def outcome_of(trial: FrozenTrial) -> str:
     return "lost" if is_lost else said
 
 
-def _importance(study: optuna.Study, task: Task) -> dict[str, dict[str, float]]:
+def _importance(study: optuna.Study, task: TuningTask) -> dict[str, dict[str, float]]:
     """Return every knob's importance; the evaluator takes less for better."""
     found = {}
     for place, goal in enumerate(task.goals):
@@ -116,17 +116,17 @@ def _importance(study: optuna.Study, task: Task) -> dict[str, dict[str, float]]:
     return found
 
 
-def _candidate(trial: FrozenTrial, task: Task) -> Candidate:
+def _candidate(trial: FrozenTrial, task: TuningTask) -> Candidate:
     return Candidate(
         number=trial.number,
         knobs=Knobs.from_dict(trial.user_attrs["knobs"]),
         values=dict(zip(task.objectives, trial.values, strict=True)),
-        measurement=Measurement(**trial.user_attrs["measurement"]),
+        measurement=TrialFigures(**trial.user_attrs["measurement"]),
         allowed=is_allowed(trial),
     )
 
 
-def _best(found: Sequence[Candidate], task: Task) -> tuple[Candidate, ...]:
+def _best(found: Sequence[Candidate], task: TuningTask) -> tuple[Candidate, ...]:
     """Return the allowed candidates that no other one dominates; of equal ones the first."""
     goals = task.goals
     values = {c.number: [c.values[name] for name in task.objectives] for c in found if c.allowed}

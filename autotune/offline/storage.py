@@ -25,7 +25,7 @@ from zenflow.errors import ConfigError
 JOURNAL_SUFFIXES = (".log", ".journal")
 
 _HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 40
-"""After so long without a sign a trial of another machine counts as lost."""
+"""Seconds between signs of a trial; seconds without one after which it counts as lost."""
 _UNSIGNED = timedelta(seconds=30)
 """A trial says within this time whose it is, unless its worker was killed before it could."""
 _ATTEMPTS, _PAUSE = 5, 0.2

@@ -17,7 +17,7 @@ from autotune.interrupts import Interrupts
 from autotune.offline.result import TuneResult, result_of
 from autotune.offline.samplers import check_sampler
 from autotune.offline.storage import fail_lost_trials, quiet_optuna
-from autotune.offline.trial_loop import Task, TrialLoop, open_study
+from autotune.offline.trial_loop import TrialLoop, TuningTask, open_study
 from autotune.offline.workers import work_apart
 from zenflow.errors import ConfigError
 
@@ -26,7 +26,7 @@ OnProgress = Callable[[Sequence[FrozenTrial]], None]
 
 
 def tune(
-    task: Task,
+    task: TuningTask,
     *,
     num_workers: int = 1,
     timeout: float | None = None,

@@ -27,23 +27,24 @@ from autotune.space import SearchSpace, effective_lag
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
-Outcome = Literal["measured", "infeasible", "repeated", "surplus", "error", "interrupted"]
+TrialOutcome = Literal["measured", "infeasible", "repeated", "surplus", "error", "interrupted"]
 
 _PURPOSE = "zenflow"
 """The study's attribute that says what it tunes."""
 _REFUSALS = 4
-"""Trials in a row that chose what is not allowed or known already; then a new setting is given,
-a neighbour of what was chosen if there is one."""
+"""Number of trials in a row that choose what is not allowed or known already.
+
+Then a new setting is given, a neighbour of what was chosen if there is one."""
 _ERRORS = 3
-"""Settings that can't be carried out, with none that can: the reason is not the setting."""
+"""Number of settings that can't be carried out, with none that can, after which a study ends."""
 _POLL_SECONDS = 0.2
 _JITTER_SECONDS = 0.02
 _STRIDE = 7919
-"""Between seeds of calls, and starts of workers in the grid: a prime."""
+"""Distance between seeds of calls, and between starts of workers in the grid: a prime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TuningTask:
     """What is to be tuned, and how; what every worker gets."""
 
     backend: AbstractBackend
@@ -53,7 +54,7 @@ class Task:
     sampler: str = "tpe"
     seed: int = 0
     num_trials: int = 100
-    """Finished ones, over all workers, those before a resume included."""
+    """Number of finished trials over all workers, those before a resume included."""
     study_name: str = "zenflow"
     storage: str | None = None
 
@@ -69,7 +70,7 @@ class Task:
         return replace(knobs, lag=effective_lag(knobs))
 
 
-def open_study(task: Task) -> optuna.Study:
+def open_study(task: TuningTask) -> optuna.Study:
     """Return the task's study, made if its storage has none of this name.
 
     Raises:
@@ -106,7 +107,7 @@ class TrialLoop:
     def __init__(
         self,
         study: optuna.Study,
-        task: Task,
+        task: TuningTask,
         interrupts: Interrupts,
         *,
         index: int = 0,
@@ -273,7 +274,7 @@ class TrialLoop:
         self._refusals, self._wish = 0, None
         return values
 
-    def _refuse(self, trial: Trial, outcome: Outcome) -> None:
+    def _refuse(self, trial: Trial, outcome: TrialOutcome) -> None:
         """End a trial without a measurement."""
         self._refusals += 1
         trial.set_user_attr("outcome", outcome)

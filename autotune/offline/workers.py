@@ -13,16 +13,16 @@ from multiprocessing.process import BaseProcess
 
 from autotune.interrupts import Interrupts, start_deaf
 from autotune.offline.storage import quiet_optuna
-from autotune.offline.trial_loop import Task, TrialLoop, open_study
+from autotune.offline.trial_loop import TrialLoop, TuningTask, open_study
 from zenflow.errors import ConfigError
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 20.0
-"""For a worker to end once it has been asked to."""
+"""Seconds that a worker has to end once it has been asked to."""
 
 
 def work_apart(
-    task: Task,
+    task: TuningTask,
     num_workers: int,
     num_before: int,
     timeout: float | None,
@@ -85,7 +85,7 @@ def _end(workers: Sequence[BaseProcess]) -> None:
 
 
 def _work(
-    task: Task, index: int, num_before: int, timeout: float | None, sender: Connection
+    task: TuningTask, index: int, num_before: int, timeout: float | None, sender: Connection
 ) -> None:
     """Take trials in a process of its own; the one that started it says when to stop early."""
     threading.Thread(target=_end_with_parent, daemon=True).start()

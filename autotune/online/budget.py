@@ -1,4 +1,4 @@
-"""What a run may spend on searching, and what it has spent. No torch."""
+"""What a run may spend on searching, and what it has spent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _BESIDE_TRIALS, _OF_EACH_SETTING = 4, 2
 """Simulations of a question that are no trials: those that compare, and those that refit, of every
 setting that has been measured."""
 _AFTER_TRIALS = 3
-"""Trials' worth of time that an answer takes beyond the limit on its trials, at most: for the one
-in which the limit passes, and to compare them all."""
+"""Trials' worth of time that an answer may take beyond the limit on its trials.
+
+One is for the trial in which the limit passes, the others are to compare them all."""
 _AT_ONCE = 0.8
 """Share of the budget that may be spent from the start; the rest comes as the run goes on, for
 what may change."""

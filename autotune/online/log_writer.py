@@ -1,4 +1,4 @@
-"""Minutes: what a tuner measured and decided, as records with their predictions. No torch."""
+"""Decision writer: what a tuner measured and decided, as records with their predictions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from autotune.decisions.records import Deciders, Decision, WindowRecord
 from autotune.efficiency import DelayCost
 from autotune.model.stretch import Stretch
-from autotune.online.trial_rules import Move
+from autotune.online.trial_rules import KnobChange
 from zenflow.knobs import Knobs
 
 
@@ -19,7 +19,7 @@ class RecordSink(Protocol):
         """Write a record."""
 
 
-class Minutes:
+class DecisionWriter:
     """Writes a record of each measured stretch and of each change.
 
     Attributes:
@@ -70,7 +70,7 @@ class Minutes:
         step: int,
         window: int,
         old: Knobs,
-        move: Move,
+        change: KnobChange,
         stretches: Sequence[Stretch],
         *,
         by: Deciders,
@@ -81,7 +81,7 @@ class Minutes:
             step: After which the new knobs hold.
             window: Stretches measured so far.
             old: Knobs until now.
-            move: What follows, and why.
+            change: What follows, and why.
             stretches: What is known.
             by: Who decided.
         """
@@ -92,13 +92,13 @@ class Minutes:
                 window=window,
                 by=by,
                 old=old,
-                new=move.new,
-                predicted_step_seconds=move.predicted_step_seconds,
+                new=change.new,
+                predicted_step_seconds=change.predicted_step_seconds,
                 measured_step_seconds=measured[-1] if measured else None,
-                gain=move.gain,
-                error=move.error,
+                gain=change.gain,
+                error=change.error,
                 rho=stretches[-1].rho if stretches else None,
-                reason=move.reason,
+                reason=change.reason,
             )
         )
-        self.predicted = move.predicted_step_seconds
+        self.predicted = change.predicted_step_seconds

@@ -1,4 +1,4 @@
-"""LoggedController: writes another controller's decisions into the run's decisions file. No torch.
+"""LoggedController: writes another controller's decisions into the run's decisions file.
 
 For controllers that decide and do no more; the twin writes its own lines, with its predictions.
 """
@@ -48,6 +48,7 @@ class LoggedController(AbstractController):
         self.curve_interval = inner.curve_interval
         self.least_topk_ratio = inner.least_topk_ratio
         self.largest_interval = inner.largest_interval
+        self.timeline_steps = inner.timeline_steps
         self._log = log
         self._by = by
         self._seen = 0
@@ -57,6 +58,15 @@ class LoggedController(AbstractController):
     def attach(self, observed: ObservedTimeline) -> None:
         """Hand the timeline on."""
         self.inner.attach(observed)
+
+    @property
+    def search_seconds(self) -> float:
+        """CPU seconds of the controller's search."""
+        return self.inner.search_seconds
+
+    def close(self) -> None:
+        """End what the controller runs beside the training."""
+        self.inner.close()
 
     def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
         """Return what the controller decides, written down if it changes anything."""

@@ -1,4 +1,4 @@
-"""What selections cost and how fast they age, as reports show it. No torch."""
+"""What selections cost and how fast they age, as reports show it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from statistics import fmean, median
 from zenflow.report import StepReport
 
 _KEPT = 5
-"""Selections that are remembered."""
+"""Number of selections that are remembered."""
 _LEAST_STEPS = 20
-"""Between two selections, from which a trend can be told."""
+"""Least number of steps between two selections from which a trend can be told."""
 
 
 class SelectionWatch:
@@ -26,9 +26,9 @@ class SelectionWatch:
         self._captured: list[float] = []
         self._has_selected = False
         self._waited = 0.0
-        """In the selection that goes on."""
+        """Seconds waited in the selection that goes on."""
         self._steps_left = 0
-        """Of it, the next step included: with rolling windows each block waits for its own end."""
+        """Steps left of it, the next one included: rolling blocks each wait for their own end."""
 
     @property
     def seconds(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Gathering: from the engine's reports and spans to stretches of measured steps. No torch."""
+"""Gathering: from the engine's reports and spans to stretches of measured steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zenflow.report import StepReport
 from zenflow.trace.timeline import Timeline
 
 _LEAST_STEPS = 12
-"""Of a stretch."""
+"""Least number of steps of a stretch."""
 _LEAST_WINDOWS = 3
 
 

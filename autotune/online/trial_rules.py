@@ -1,4 +1,4 @@
-"""Tuner: adopt, watch, keep or revert; notice drift; ask for advice when there is something new.
+"""Trial rules: adopt, watch, keep or revert; notice drift; ask when there is something new.
 
 The rules alone, on what is measured. Searching is the work of `autotune.adviser`; how settings
 reach the engine is that of `autotune.online.controller`.
@@ -13,48 +13,54 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from autotune.adviser.adviser import Advice, Outlook, Question
-from autotune.adviser.messages import PROOF
+from autotune.adviser.adviser import Advice, ForecastedSetting, Question
+from autotune.adviser.messages import SIGMAS_TO_BELIEVE
 from autotune.efficiency import EnergyCurve
 from autotune.model.refit import Prior
-from autotune.model.speed_noise import LEAST_NOISE, contrast
+from autotune.model.speed_noise import LEAST_NOISE, paired_gain
 from autotune.model.stretch import Stretch
 from zenflow.knobs import Knobs
 
 _DRIFT_SIGMAS = 4.0
 _LEAST_DRIFT = 0.06
-"""Log of a change in step time that is worth a new search."""
+"""Least change of a step time's logarithm that is worth a new search."""
 _SUDDEN = 0.3
-"""One that needs no second stretch to be believed."""
+"""Change that needs no second stretch to be believed."""
 _DRIFTED_SIGMA = 0.35
 """Spread of the constants once they have been seen to move."""
 _MOST_FAILURES = 6
-"""After so many failed trials in a row only what promises more than its error is tried."""
+"""Number of failed trials in a row after which only what promises more than its error is tried."""
 _BARRED = 8
-"""Stretches for which a setting that lost is not tried again; twice as many after each loss."""
+"""Number of stretches for which a setting that lost is barred; twice as many after each loss."""
 _MOST_LOOKS = 3
-"""Stretches after which a trial is judged whatever the noise."""
+"""Number of stretches after which a trial is judged whatever the noise."""
 _MOST_COMPARED = 6
 _KEPT = 24
-"""Stretches that are remembered; the oldest of the setting that has most of them goes first, so
-that a long rest at one does not make the others strange."""
+"""Number of stretches that are remembered.
+
+The oldest of the setting that has most of them goes first: a long rest at one setting must not
+make the others strange."""
 
 Efficiency = Callable[[Knobs, float], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class KnobChange:
     """A change of knobs and why."""
 
     new: Knobs
+    """Knobs to go to."""
     reason: str
+    """Reason in words."""
     predicted_step_seconds: float | None = None
+    """Predicted seconds of a step there."""
     gain: float | None = None
-    """Predicted, relative."""
+    """Predicted gain, relative to the goodput now."""
     error: float | None = None
+    """Standard error of the gain."""
 
 
-class Tuner:
+class TrialRules:
     """Decides after every stretch of measured steps.
 
     Attributes:
@@ -89,19 +95,19 @@ class Tuner:
         self._asked_at = -2
         """Index of the newest stretch that the last question knew."""
         self._next_check = -1
-        """Stretch from which on a settled tuner asks again."""
+        """Index of the stretch from which on it asks again once settled."""
         self._patience = 2
-        self._was_told = False
+        self._is_predicted_better = False
         """Whether what is on trial was predicted to be better by more than the error."""
         self._failures = 0
-        """Trials in a row that ended with going back."""
+        """Number of trials in a row that ended with going back."""
         self._losses: dict[Knobs, tuple[int, int]] = {}
-        """Of settings, ``select_interval`` aside: lost trials, and when their bar ends."""
+        """Lost trials of each setting, ``select_interval`` aside, and when its bar ends."""
         self._suspicious = False
 
     # ---- evidence ---------------------------------------------------------------------------
 
-    def record(self, stretch: Stretch, curve: EnergyCurve | None = None) -> Move | None:
+    def record(self, stretch: Stretch, curve: EnergyCurve | None = None) -> KnobChange | None:
         """Take a measured stretch at the knobs in force; return what follows at once, if anything.
 
         Args:
@@ -117,16 +123,16 @@ class Tuner:
         self.stretches = _bounded([*self.stretches, stretch])
         return self._judge() if self.home is not None else None
 
-    def _judge(self) -> Move | None:
+    def _judge(self) -> KnobChange | None:
         """Keep what is on trial or go back, once the difference exceeds its noise.
 
         What was predicted to be better stays unless it is worse. What was tried for want of a
         prediction must show it: of many that are as good one would be lucky, and stay.
         """
         assert self.home is not None
-        gain, error = contrast(self.stretches, self._worth, self.here, self.home)
-        least = 0.0 if self._was_told else PROOF * error
-        is_open = abs(gain) < error if self._was_told else 0.0 < gain < least
+        gain, error = paired_gain(self.stretches, self._worth, self.here, self.home)
+        least = 0.0 if self._is_predicted_better else SIGMAS_TO_BELIEVE * error
+        is_open = abs(gain) < error if self._is_predicted_better else 0.0 < gain < least
         if is_open and len(self._at(self.here)) < _MOST_LOOKS:
             return None
         home, self.home = self.home, None
@@ -138,7 +144,7 @@ class Tuner:
         loss = -math.expm1(gain)
         verdict = f"{loss:.1%} worse than before" if loss > 0 else "no better than its noise"
         return self._move(
-            Move(
+            KnobChange(
                 new=home,
                 reason=f"measured {verdict}: back",
                 predicted_step_seconds=fmean(s.step_seconds for s in self._at(home)),
@@ -221,8 +227,8 @@ class Tuner:
             **extras,
         )
 
-    def consider(self, advice: Advice) -> Move | None:
-        """Return the move that an answer leads to, if it is still about the knobs in force."""
+    def consider(self, advice: Advice) -> KnobChange | None:
+        """Return the change that an answer leads to, if it is still about the knobs in force."""
         self._constants = advice.constants
         if self.home is not None or advice.here.knobs != self.here:
             return None
@@ -235,8 +241,8 @@ class Tuner:
             return self._move(_adoption(advice.best, "a constraint is broken here:"))
         if self._can_compare(advice.best.knobs):
             self.home = self.here
-        self._was_told = advice.best.gain > advice.best.error
-        why = "predicted" if self._was_told else "tried, as the prediction can't tell:"
+        self._is_predicted_better = advice.best.gain > advice.best.error
+        why = "predicted" if self._is_predicted_better else "tried, as the prediction can't tell:"
         return self._move(_adoption(advice.best, why))
 
     def _can_compare(self, new: Knobs) -> bool:
@@ -248,9 +254,9 @@ class Tuner:
         """Note that S was changed by another hand, within what is as good."""
         self.here = knobs
 
-    def _move(self, move: Move) -> Move:
-        self.here = move.new
-        return move
+    def _move(self, change: KnobChange) -> KnobChange:
+        self.here = change.new
+        return change
 
     # ---- state ------------------------------------------------------------------------------
 
@@ -268,7 +274,7 @@ class Tuner:
             "asked_at": self._asked_at,
             "next_check": self._next_check,
             "patience": self._patience,
-            "was_told": self._was_told,
+            "was_told": self._is_predicted_better,
             "failures": self._failures,
             "losses": [[k.to_dict(), *told] for k, told in self._losses.items()],
             "suspicious": self._suspicious,
@@ -290,7 +296,7 @@ class Tuner:
         self._asked_at = int(state["asked_at"])
         self._next_check = int(state["next_check"])
         self._patience = int(state["patience"])
-        self._was_told = bool(state["was_told"])
+        self._is_predicted_better = bool(state["was_told"])
         self._failures = int(state["failures"])
         self._losses = {
             Knobs.from_dict(knobs): (int(lost), int(end)) for knobs, lost, end in state["losses"]
@@ -307,8 +313,8 @@ def _bounded(stretches: list[Stretch]) -> list[Stretch]:
     return stretches
 
 
-def _adoption(best: Outlook, why: str) -> Move:
-    return Move(
+def _adoption(best: ForecastedSetting, why: str) -> KnobChange:
+    return KnobChange(
         new=best.knobs,
         reason=f"{why} {math.expm1(best.gain):+.1%} goodput, error {best.error:.1%}",
         predicted_step_seconds=best.step_seconds,

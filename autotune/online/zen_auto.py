@@ -1,4 +1,4 @@
-"""ZenAuto: the window length S follows the training. Does not import torch.
+"""ZenAuto: the window length S follows the training.
 
 The rule of ZenFlow's paper (arXiv 2505.12242): a window should end when the gradient that has
 accumulated for the deferred columns has become comparable to what the important ones get every

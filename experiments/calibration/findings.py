@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from experiments.calibration.calibrate import Calibration
-from sim.hardware.profile import Figure, HardwareProfile
+from sim.hardware.profile import HardwareProfile, Quantity
 
 _KNOWN = 1e-3
 """Growth of the error below which runs say little of a constant."""
@@ -72,7 +72,7 @@ def _rows(profile: HardwareProfile) -> Iterator[tuple[str, str, str]]:
         yield words, _time(getattr(parts, name).value), f"overheads.{name}"
 
 
-def _rate(figure: Figure, unit: str) -> str:
+def _rate(figure: Quantity, unit: str) -> str:
     return _si(figure.value, unit)
 
 

@@ -8,7 +8,7 @@ from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import HostRates, LinkRates, PartRates
 from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
-from sim.hardware.profile import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
+from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Host, Link, Quantity
 from zenflow.host.limits import usable_cores
 
 _ENDLESS = 1e12
@@ -23,14 +23,14 @@ _CPU_OVERHEADS = {
 _GPU_OVERHEADS = {"host_task": 30e-6, "copy": 15e-6, "bucket": 30e-6, "step": 5e-4}
 
 
-def measured(value: float, what: str) -> Figure:
+def measured(value: float, what: str) -> Quantity:
     """Return a figure of this machine."""
-    return Figure(value=value, kind="measured", source=what)
+    return Quantity(value=value, kind="measured", source=what)
 
 
-def assumed(value: float, why: str) -> Figure:
+def assumed(value: float, why: str) -> Quantity:
     """Return a figure that was not measured."""
-    return Figure(value=value, kind="estimated", source=why)
+    return Quantity(value=value, kind="estimated", source=why)
 
 
 def assemble_profile(
@@ -128,7 +128,7 @@ def overheads_of(parts: PartRates, *, is_cpu: bool) -> EngineOverheads:
     """Return the engine's parts; what hand-overs take is for runs to refine."""
     fixed = _CPU_OVERHEADS if is_cpu else _GPU_OVERHEADS
 
-    def rate(fit: Fit, unit: str, what: str) -> Figure:
+    def rate(fit: Fit, unit: str, what: str) -> Quantity:
         return measured(fit.rate(unit, _ENDLESS), what)
 
     return EngineOverheads(

@@ -24,7 +24,7 @@ from zenflow.errors import ConfigError
 if TYPE_CHECKING:
     from autotune.constraints import Constraints
     from autotune.offline.backends import AbstractBackend
-    from autotune.offline.trial_loop import Task
+    from autotune.offline.trial_loop import TuningTask
     from autotune.space import SearchSpace
 
 _GIGA = 1e9
@@ -120,13 +120,13 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
 tune_command.params.extend({**_TRAIN, **_SIMULATE}.values())
 
 
-def _task(context: click.Context, flags: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
+def _task(context: click.Context, flags: dict[str, Any]) -> tuple[TuningTask, dict[str, Any]]:
     """Return what is tuned, and the settings to write beside the knobs that are found.
 
     Raises:
         ConfigError: A flag is of the other backend, or says what can't be.
     """
-    from autotune.offline.trial_loop import Task
+    from autotune.offline.trial_loop import TuningTask
 
     _refuse_strangers(context, flags["backend"])
     backend, constraints, settings = _backend(context, flags)
@@ -135,7 +135,7 @@ def _task(context: click.Context, flags: dict[str, Any]) -> tuple[Task, dict[str
             f"--workers {flags['workers']} would run on one machine and slow each other: give "
             "other machines the same command, with a database as --storage"
         )
-    task = Task(
+    task = TuningTask(
         backend=backend,
         space=_space(settings["zenflow"], measured=flags["backend"] == "measured"),
         objectives=flags["objectives"],
@@ -212,7 +212,7 @@ def _backend(
     return backend, limits.within(hardware), given
 
 
-def _remedy(context: click.Context, flags: dict[str, Any], task: Task) -> str:
+def _remedy(context: click.Context, flags: dict[str, Any], task: TuningTask) -> str:
     """Return what would make a simulated model fit, where nothing does."""
     if flags["backend"] != "simulated":
         return ""

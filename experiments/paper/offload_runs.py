@@ -91,7 +91,7 @@ def _row(machine: str, model: str, sequence: int) -> dict[str, Any] | None:
 
 def _with_links(alone: HardwareProfile, devices: int) -> HardwareProfile:
     """Return one device that stands for several: their links together, and the host once."""
-    figures = alone.figures()
+    figures = alone.quantities()
     return alone.with_values(
         {name: figures[name].value * devices for name in ("link.d2h", "link.h2d")}
     )

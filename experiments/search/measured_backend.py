@@ -11,7 +11,7 @@ import torch
 
 from autotune.constraints import Need, needs_of
 from autotune.offline.backends import AbstractBackend
-from autotune.offline.objective import Measurement
+from autotune.offline.objective import TrialFigures
 from experiments.calibration.compute import workload_of
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.training.settings import TrainSettings
@@ -73,7 +73,7 @@ class MeasuredBackend(AbstractBackend):
         found: Need = self._needs(knobs)
         return found
 
-    def measure(self, knobs: Knobs) -> Measurement:
+    def measure(self, knobs: Knobs) -> TrialFigures:
         """Return the medians of a short run.
 
         Raises:
@@ -88,7 +88,7 @@ class MeasuredBackend(AbstractBackend):
             torch.cuda.empty_cache()
             raise ConfigError(f"the device's memory is too small for {knobs}: {error}") from error
 
-    def _measured(self, run: ShortRun, knobs: Knobs) -> Measurement:
+    def _measured(self, run: ShortRun, knobs: Knobs) -> TrialFigures:
         window, lag = knobs.update_interval, run.bench.config.effective_lag()
         on_gpu = run.bench.device.type == "cuda"
         if on_gpu:
@@ -100,7 +100,7 @@ class MeasuredBackend(AbstractBackend):
         need = self.need(knobs)
         settings = self.settings
         tokens = settings.batch_size * settings.sequence * settings.grad_accum
-        return Measurement(
+        return TrialFigures(
             step_seconds=median(fmean(report.seconds for report in turn) for turn in turns),
             stall_seconds=median(fmean(report.stall_seconds for report in turn) for turn in turns),
             device_bytes=torch.cuda.max_memory_allocated() if on_gpu else need.device_bytes,

@@ -18,7 +18,7 @@ from rich.table import Table
 from autotune.offline.objective import OBJECTIVES, goodput
 from autotune.offline.result import Candidate, TuneResult
 from autotune.offline.study import tune
-from autotune.offline.trial_loop import Task
+from autotune.offline.trial_loop import TuningTask
 from experiments.output.files import write_json, write_text
 from experiments.output.plots import save_figure
 from experiments.output.provenance import machine_name, provenance
@@ -29,7 +29,7 @@ _WIDTH_WITHOUT_TERMINAL = 132
 
 
 def run_study(
-    task: Task,
+    task: TuningTask,
     settings: Mapping[str, Any],
     folder: Path,
     *,
@@ -71,7 +71,7 @@ def run_study(
     return result
 
 
-def _best_value(task: Task, done: Sequence[FrozenTrial]) -> str:
+def _best_value(task: TuningTask, done: Sequence[FrozenTrial]) -> str:
     goal = task.goals[0]
     values = [trial.values[0] for trial in done]
     if not values:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from autotune.efficiency import EnergyCurve, efficiency
+from autotune.efficiency import FITTED, EnergyCurve
 from experiments.sweeps.points import NO_ROOM, OK
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
@@ -97,7 +97,7 @@ def worth() -> float:
     """
     config = ZenFlowConfig()
     deferred = 1.0 - EnergyCurve.default().captured(config.topk_ratio)
-    return efficiency(Knobs.of(config), deferred)
+    return FITTED.of(Knobs.of(config), deferred)
 
 
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:

@@ -265,7 +265,7 @@ def kind_of(name: str) -> AxisKind:
 def _figure_names() -> tuple[str, ...]:
     from sim.hardware.catalog import find_machine
 
-    return tuple(find_machine("dgx-a100-80").figures())
+    return tuple(find_machine("dgx-a100-80").quantities())
 
 
 # ---- axes from the command line ---------------------------------------------------------------

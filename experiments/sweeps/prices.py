@@ -44,7 +44,7 @@ def _part(name: str) -> str:
             return find(name).name
         except ConfigError:
             continue
-    names = [*catalog.device_names(), *catalog.host_names(), *catalog.link_names()]
+    names = [*catalog.names("device"), *catalog.names("host"), *catalog.names("link")]
     known = {fold(known): known for known in names}
     raise ConfigError(
         f"--price: there is no device, host or link {name!r}: {nearest(name, known)}"

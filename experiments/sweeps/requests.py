@@ -25,7 +25,7 @@ def hardware_of(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
     """
     from sim.hardware.catalog import find_fabric, find_host, find_link, find_machine, find_nvme
     from sim.hardware.file import read_profile
-    from sim.hardware.profile import Figure
+    from sim.hardware.profile import Quantity
 
     given = [f"--{name}" for name in _NAMED_BASES if flags[name] is not None]
     if len(given) != 1:
@@ -47,7 +47,7 @@ def hardware_of(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
     if flags["host"] is not None:
         changes["host"] = find_host(flags["host"])
     if flags["host_ram"] is not None:
-        ram = Figure(value=flags["host_ram"], kind="spec", source="--host-ram")
+        ram = Quantity(value=flags["host_ram"], kind="spec", source="--host-ram")
         changes["host"] = replace(changes.get("host", hardware.host), dram_bytes=ram)
     if flags["link"] is not None:
         changes["link"] = find_link(flags["link"])
@@ -66,7 +66,7 @@ def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
     Raises:
         ConfigError: The device is unknown, or no machine holds it and parts are missing.
     """
-    from sim.hardware.catalog import assemble, find_device, find_machine, machine_names
+    from sim.hardware.catalog import assemble, find_device, find_machine, names
 
     device, count = find_device(flags["gpu"]), flags["num_gpus"] or 1
     parts = [name for name in ("host", "link") if flags[name] is None]
@@ -76,7 +76,7 @@ def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
             nvme=None if flags["nvme"] in (None, "none") else flags["nvme"],
         )  # fmt: skip
         return made, []
-    usual = [find_machine(name) for name in machine_names()]
+    usual = [find_machine(name) for name in names("machine")]
     usual = [machine for machine in usual if machine.device.name == device.name]
     enough = [machine for machine in usual if machine.num_devices >= count]
     if not enough:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,6 +34,9 @@ from zenflow.host.limits import usable_cores
 from zenflow.lanes.copies import PacedLink
 from zenflow.optimizer import ZenFlowAdamW
 
+if TYPE_CHECKING:
+    from autotune.adviser.adviser import Adviser
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -52,6 +55,8 @@ class Workbench:
     """Of the texts read; None where the data did not come from the settings."""
     steps_per_epoch: int
     total_steps: int
+    adviser: Adviser | None = None
+    """What has chosen a tuned run's first knobs within bounds; None where nothing had to."""
 
     @property
     def model_bytes(self) -> int:
@@ -182,8 +187,7 @@ def make_optimizer(bench: Workbench, controller: AbstractController | None = Non
 
     Args:
         bench: The run.
-        controller: Changes the knobs while the run goes on; it may ask for spans of more steps by
-            an attribute ``timeline_steps``.
+        controller: Changes the knobs while the run goes on; it may ask for spans of more steps.
 
     Raises:
         ConfigError: The host has not as much memory.
@@ -199,6 +203,7 @@ def make_optimizer(bench: Workbench, controller: AbstractController | None = Non
         {"params": [p for _, p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
     release = settings.gradients == "release"
+    wanted = 0 if controller is None else controller.timeline_steps
     return ZenFlowAdamW(
         [group for group in groups if group["params"]],
         lr=settings.lr,
@@ -210,7 +215,7 @@ def make_optimizer(bench: Workbench, controller: AbstractController | None = Non
         link=None if settings.link is None else PacedLink(*settings.link),
         host_threads=settings.host_threads,
         controller=controller,
-        timeline_steps=max(settings.timeline_steps, getattr(controller, "timeline_steps", 0)),
+        timeline_steps=max(settings.timeline_steps, wanted),
     )
 
 

@@ -3,7 +3,7 @@
 They hold where nothing slows anything else down (links and DRAM are not full) and, for the engine,
 where the host keeps up: what is left are sums and maxima over a model's segments.
 `Steady.applies` says for which machines that is so; the others are for `sim.simulate`. Tested
-equal to it. No torch.
+equal to it.
 
 Formulas, with segments in the order of backward, p the time at which backward passes one and c
 what its copy takes: a lane that serves them in turn ends segment l at max over j <= l of
@@ -12,7 +12,7 @@ what its copy takes: a lane that serves them in turn ends segment l at max over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from sim.closed_forms.ring_jobs import Released, RingJobs, served
 from sim.closed_forms.window_phases import WindowPhase, window_phases
 from sim.machine import Rates
 from sim.simulate import Strategy
-from sim.timing.block_plan import BlockPlan
+from sim.timing.block_plan import BlockPlan, takes_last_in
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
@@ -33,12 +33,9 @@ AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host")
 """What may differ from machine to machine: seconds of one micro-batch, and bytes/s."""
 
 _EXACT = 1 + 1e-9
-"""Up to rounding."""
+"""Factor that rounding may make."""
 _CHUNK = 512
-"""Machines at a time: their arrays stay in a core's caches."""
-
-PUBLISHED = ("published_on_device", "published_zero_offload")
-"""Other systems' schedules that have a formula here."""
+"""Number of machines at a time: their arrays stay in a core's caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +43,11 @@ class Steady:
     """Step time and stall of each machine, seconds, and whether the formula holds for it."""
 
     step_seconds: Array
+    """Seconds of a step on each machine."""
     stall_seconds: Array
+    """Seconds of a step in which the device waits."""
     applies: NDArray[np.bool_]
+    """Whether the formula holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,11 @@ class _Jobs:
     """What a lane serves in turn: the segments with bytes, and what is left from each on."""
 
     columns: NDArray[np.intp]
+    """Places of the segments with bytes."""
     bytes_left: Array
+    """Bytes from each of them on."""
     seconds_left: Array
-    """Beside bytes over a rate."""
+    """Seconds from each of them on, beside bytes over a rate."""
 
     @classmethod
     def of(cls, num_bytes: Array, fixed: float, packing: float = np.inf) -> _Jobs:
@@ -132,11 +134,8 @@ class ClosedForm:
         )
 
     def _solve(self, axes: dict[str, Array], tolerance: float) -> Steady:
-        if self._strategy.name == "published_on_device":
-            return self._on_device(axes)
-        if self._strategy.name == "published_zero_offload":
-            return self._zero_offload(axes)
-        assert self._strategy.config is not None
+        if self._strategy.config is None:
+            return _SYSTEM_FORMULAS[self._strategy.name](self, axes)
         if self._strategy.config.topk_ratio == 1:
             return self._on_device(axes)
         if not self._strategy.config.overlap_step:
@@ -251,7 +250,7 @@ class ClosedForm:
         passed, stepped, copied = step.passed, step.stepped, step.copied
         assert self._strategy.config is not None
         config = self._strategy.config
-        is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
+        is_fused = takes_last_in(config, config.effective_lag())
         applies = self._copies_are_free(axes, both_ways=True) & step.is_free
         stalls = [
             np.maximum(0.0, uploads.ended(passed, axes["h2d"]) - stepped)
@@ -337,6 +336,13 @@ class ClosedForm:
         )
 
 
+_SYSTEM_FORMULAS: Mapping[str, Callable[[ClosedForm, dict[str, Array]], Steady]] = {
+    "published_on_device": ClosedForm._on_device,
+    "published_zero_offload": ClosedForm._zero_offload,
+}
+"""Formulas of other systems' schedules."""
+
+
 def _crowded(axes: dict[str, Array]) -> dict[str, Array]:
     """Return the axes with what each direction has at least while the other is busy too."""
     down, up, both = axes["d2h"], axes["h2d"], axes["duplex"]
@@ -357,6 +363,6 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
     if hardware.num_devices > 1 or hardware.device.is_cpu:
         return False
     if strategy.config is None:
-        return strategy.name in PUBLISHED and not strategy.options
+        return strategy.name in _SYSTEM_FORMULAS and not strategy.options
     in_turn = not strategy.config.overlap_step and strategy.config.update_interval > 1
     return strategy.releases and not in_turn

@@ -1,4 +1,4 @@
-"""What falls to each step of a window in the steady state, by the engine's calendar. No torch."""
+"""What falls to each step of a window in the steady state, by the engine's calendar."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.timing.block_plan import BlockPlan, intake_bytes, update_bytes
+from sim.timing.block_plan import BlockPlan, intake_bytes, takes_last_in, update_bytes
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
@@ -19,7 +19,7 @@ class WindowPhase:
     """One step of a window; each an array over segments in backward order."""
 
     uploads: Array
-    """Bytes that land."""
+    """Bytes that land on the device."""
     intake: Array
     """Bytes of DRAM for gradients taken in."""
     update: Array
@@ -31,7 +31,7 @@ def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> l
     calendar = plan.calendar()
     count, size = len(costs.segments), costs.dtype_bytes
     window, lag = config.update_interval, config.effective_lag()
-    is_fused = config.deferred_moments == "step" or lag <= 1
+    is_fused = takes_last_in(config, lag)
     steps = config.full_warm_up_rounds + 3 * window + lag
     counts = [0] * len(plan.blocks)
     uploads = np.zeros((steps + lag + 1, count))

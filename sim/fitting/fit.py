@@ -2,7 +2,7 @@
 
 Constants are seconds for each unit of something counted (a FLOP, a byte, a task), so fits are
 linear and none may be negative. What is minimised is the relative error, since a small model's
-milliseconds count as much as a large one's seconds. No torch.
+milliseconds count as much as a large one's seconds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ class Sample:
     """One measurement."""
 
     counts: Mapping[str, float]
-    """How often each constant was paid."""
+    """Number of times that each constant was paid."""
     seconds: float
+    """Measured seconds."""
     label: str = ""
+    """Name for tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,9 @@ class Fit:
     """Constants, and how well they tell the measurements."""
 
     constants: Mapping[str, float]
-    """Seconds of each; 0 where the measurements show none."""
+    """Seconds of each constant; 0 where the measurements show none."""
     residuals: Mapping[str, float]
-    """Predicted over measured minus 1, by sample."""
+    """Relative error of each sample: predicted over measured minus 1."""
 
     @property
     def median_error(self) -> float:

@@ -3,7 +3,7 @@
 Probes measure parts by themselves; in a run they meet, and a constant also has to stand for what
 no part has by itself (hand-overs between threads, caches that another part has used). So the
 constants of the engine's parts are moved, each within reason of its probe, until simulated runs
-agree with measured ones. What a device computes, and the link, are not touched. No torch.
+agree with measured ones. What a device computes, and the link, are not touched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.hardware.profile import HardwareProfile
+from sim.hardware.profile import RANGES, HardwareProfile, bounded
 from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
@@ -34,23 +34,22 @@ ENGINE_CONSTANTS = (
     "overheads.unpack_bandwidth",
     "overheads.device_update",
 )
-"""What runs refine, and no others."""
+"""Constants that runs refine, and no others."""
 
 _PRIOR_SIGMA = 1.0
 """Log-normal spread of a constant about its probe: a factor of e is no surprise."""
 _PRIOR_WEIGHT = 1e-3
 SWEEPS = 8
-"""At most: each takes the slopes of every run's figures by every constant anew."""
+"""Largest number of sweeps; each takes the slopes of every run's figures anew."""
 _DIFFERENCE = 0.04
-"""Of a constant's logarithm, over which a slope is taken: wider than a simulation's roughness."""
+"""Change of a constant's logarithm that gives a slope: wider than a simulation's roughness."""
 _LONGEST_MOVE = 1.5
-"""Of a logarithm in one sweep: slopes tell little of what is farther away."""
+"""Largest change of a logarithm in one sweep: slopes tell little of what is farther away."""
 _ENOUGH = 1e-3
 """Share of the error by which a sweep must lessen it for another to follow."""
 _DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Of Levenberg and Marquardt, tried in turn until a move lessens the error."""
+"""Dampings of Levenberg and Marquardt, tried in turn until a move lessens the error."""
 _QUARTER = math.log(1.25)
-_BOUNDS: Mapping[str, tuple[float, float]] = {"host.core_sharing": (1.0, 2.0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +57,17 @@ class Observation:
     """One measured run in its steady state."""
 
     label: str
+    """Name for tables."""
     workload: Workload
+    """Model and batch of the run."""
     strategy: Strategy
+    """Strategy of the run."""
     step_seconds: float
+    """Measured seconds of a step."""
     stall_seconds: float
-    """Per step."""
+    """Measured stall of a step."""
     busy_seconds: Mapping[str, float]
-    """Of each lane, per step."""
+    """Measured seconds of work of each lane, per step."""
     link: tuple[float, float] | None = None
     """Bytes/s to the host and back, where a link was emulated."""
 
@@ -74,14 +77,17 @@ class Refinement:
     """A refined profile and how it came about."""
 
     profile: HardwareProfile
+    """The machine with refined constants."""
     before: float
     """Root mean square of the log errors with the probes' constants."""
     after: float
+    """The same with the refined constants."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Each constant over its probe's."""
     sensitivity: Mapping[str, float] = field(default_factory=dict)
-    """By how much the error grows, by the slopes at the end, when a constant is off by a quarter:
-    near 0 the runs say nothing of it, and the probe's value stands."""
+    """Growth of the error when a constant is off by a quarter, by the slopes at the end.
+
+    Near 0 the runs say nothing of the constant, and the probe's value stands."""
     residuals: Mapping[str, float] = field(default_factory=dict)
     """Log of predicted over measured step time of each run."""
 
@@ -117,19 +123,19 @@ def refine(
         names: Constants that may move, as far as the profile has them.
         on_sweep: Told after each move of all constants: its number, and the error.
     """
-    figures = profile.figures()
+    figures = profile.quantities()
     names = [name for name in names if name in figures]
     probed = {name: figures[name].value for name in names}
     pull = math.sqrt(_PRIOR_WEIGHT / len(names)) / _PRIOR_SIGMA
 
     def moved(at: Array) -> HardwareProfile:
         found = zip(names, at, strict=True)
-        return profile.with_values({n: _bounded(n, probed[n] * math.exp(e)) for n, e in found})
+        return profile.with_values({n: bounded(n, probed[n] * math.exp(e)) for n, e in found})
 
     def errors(at: Array) -> Array:
         return np.append(_errors(moved(at), observations), pull * at)
 
-    bounds = [_BOUNDS.get(name, (0.0, math.inf)) for name in names]
+    bounds = [RANGES.get(name, (0.0, math.inf)) for name in names]
     low, high = (
         np.array([_exponent(b[end] / probed[n]) for n, b in zip(names, bounds, strict=True)])
         for end in (0, 1)
@@ -151,7 +157,7 @@ def refine(
         profile=refined,
         before=before,
         after=_size(known),
-        factors={name: refined.figures()[name].value / probed[name] for name in names},
+        factors={name: refined.quantities()[name].value / probed[name] for name in names},
         sensitivity={
             name: math.hypot(_size(known), _QUARTER * _size(slope)) - _size(known)
             for name, slope in zip(names, slopes[: -len(names)].T, strict=True)
@@ -190,11 +196,6 @@ def _size(errors: Array) -> float:
 
 def _exponent(factor: float) -> float:
     return math.log(factor) if 0 < factor < math.inf else math.copysign(math.inf, factor - 1)
-
-
-def _bounded(name: str, value: float) -> float:
-    low, high = _BOUNDS.get(name, (0.0, math.inf))
-    return min(high, max(low, value))
 
 
 def _errors(profile: HardwareProfile, observations: Sequence[Observation]) -> Array:

@@ -1,4 +1,4 @@
-"""Uncertainty: what a prediction makes of figures that are themselves not exact. No torch.
+"""Uncertainty: what a prediction makes of figures that are themselves not exact.
 
 Each figure of a profile is drawn from a log-normal about its value with its relative spread, all
 independent of one another, and the step is predicted again. The interval says how far off figures
@@ -13,19 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.hardware.profile import HardwareProfile
+from sim.hardware.profile import HardwareProfile, bounded
 from zenflow.errors import ConfigError
-
-_SHARES = (
-    "link.duplex",
-    "link.pageable",
-    "host.numa_hop",
-    "device.matmul_efficiency",
-    "device.attention_efficiency",
-    "device.bandwidth_efficiency",
-)
-"""Figures that can't exceed 1."""
-_SHARING = "host.core_sharing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +22,11 @@ class Interval:
     """Quantiles of a predicted figure over draws of the profile's figures."""
 
     low: float
+    """Lower end."""
     median: float
+    """Median over the draws."""
     high: float
+    """Upper end."""
     coverage: float
     """Share of draws between low and high."""
     drivers: tuple[tuple[str, float], ...]
@@ -50,18 +42,14 @@ def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[Hardwa
     if count < 1:
         raise ConfigError(f"the number of draws must be at least 1, got {count}")
     generator = np.random.default_rng(seed)
-    figures = profile.figures()
+    figures = profile.quantities()
     for _ in range(count):
         noise = generator.standard_normal(len(figures))
         values = {}
         for (name, figure), z in zip(figures.items(), noise, strict=True):
             sigma = math.sqrt(math.log1p(figure.uncertainty**2))
-            value = figure.value * math.exp(sigma * float(z) - sigma**2 / 2)
-            if name in _SHARES:
-                value = min(1.0, value)
-            elif name == _SHARING:
-                value = min(2.0, max(1.0, value))
-            values[name] = value
+            drawn = figure.value * math.exp(sigma * float(z) - sigma**2 / 2)
+            values[name] = bounded(name, drawn)
         yield profile.with_values(values)
 
 
@@ -103,8 +91,8 @@ def _drivers(drawn: list[HardwareProfile], found: np.ndarray) -> tuple[tuple[str
     """Return the five figures whose ranks go with the prediction's most."""
     if len(drawn) < 3 or np.ptp(found) == 0:
         return ()
-    names = list(drawn[0].figures())
-    values = np.array([[f.value for f in item.figures().values()] for item in drawn])
+    names = list(drawn[0].quantities())
+    values = np.array([[f.value for f in item.quantities().values()] for item in drawn])
     target = _ranks(found)
     correlations = []
     for index, name in enumerate(names):

@@ -3,7 +3,7 @@
 Every figure there has its unit, kind and source. Names match whatever their case and separators:
 ``RTX 4090``, ``rtx-4090`` and ``NVIDIA GeForce RTX 4090``, as torch reports it, are one device. A
 name that says too little stands for the SXM module with most memory of its generation: ``a100`` is
-``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets. No torch.
+``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sim.hardware.profile import (
     Device,
     EngineOverheads,
     Fabric,
-    Figure,
     HardwareProfile,
     Host,
     Link,
     Nvme,
+    Quantity,
 )
-from sim.hardware.quantities import Entry, figure_of, read_table, record_of, refuse_unknown
+from sim.hardware.quantities import Entry, quantity_of, read_table, record_of, refuse_unknown
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 
@@ -41,34 +41,13 @@ _MACHINE_KEYS = (
 )  # fmt: skip
 
 
-def device_names() -> list[str]:
-    """Return the names of all devices."""
-    return _names("device")
+def names(kind: str) -> list[str]:
+    """Return the names of all of a kind.
 
-
-def host_names() -> list[str]:
-    """Return the names of all hosts, with one socket or two."""
-    return _names("host")
-
-
-def link_names() -> list[str]:
-    """Return the names of all links between a device and its host."""
-    return _names("link")
-
-
-def fabric_names() -> list[str]:
-    """Return the names of all fabrics between devices."""
-    return _names("fabric")
-
-
-def nvme_names() -> list[str]:
-    """Return the names of all sets of NVMe drives."""
-    return _names("nvme")
-
-
-def machine_names() -> list[str]:
-    """Return the names of all machines."""
-    return _names("machine")
+    Args:
+        kind: device, host (with one socket or two), link, fabric, nvme or machine.
+    """
+    return list(_entries(kind))
 
 
 def find_device(name: str) -> Device:
@@ -96,7 +75,7 @@ def find_host(name: str) -> Host:
     """
     name, entry = _lookup("host", name)
     sockets = entry.get("sockets", 1)
-    socket_memory = figure_of(entry["memory_per_socket"], "memory_per_socket", name)
+    socket_memory = quantity_of(entry["memory_per_socket"], "memory_per_socket", name)
     return record_of(
         Host,
         {**read_table("hosts")[_DEFAULTS], **entry},
@@ -143,7 +122,7 @@ def find_machine(name: str, num_devices: int | None = None) -> HardwareProfile:
     """Return a machine by name.
 
     Args:
-        name: One of `machine_names`, or an alias.
+        name: One of `names("machine")`, or an alias.
         num_devices: How many of its devices are used; None is all.
 
     Raises:
@@ -166,7 +145,7 @@ def find_machine(name: str, num_devices: int | None = None) -> HardwareProfile:
         used,
         fabric=entry.get("fabric"),
         nvme=entry.get("nvme"),
-        host_memory=None if memory is None else figure_of(memory, "host_memory", name),
+        host_memory=None if memory is None else quantity_of(memory, "host_memory", name),
     )
     metadata = {"title": entry["title"], "source": entry["source"]}
     return replace(profile, name=name, metadata=metadata)
@@ -180,7 +159,7 @@ def assemble(
     *,
     fabric: str | Fabric | None = None,
     nvme: str | Nvme | None = None,
-    host_memory: float | Figure | None = None,
+    host_memory: float | Quantity | None = None,
     overheads: EngineOverheads | None = None,
 ) -> HardwareProfile:
     """Return a machine put together from parts, by name or made by hand.
@@ -202,8 +181,8 @@ def assemble(
     host = find_host(host) if isinstance(host, str) else host
     link = find_link(link) if isinstance(link, str) else link
     if host_memory is not None:
-        if not isinstance(host_memory, Figure):
-            host_memory = Figure(value=host_memory, kind="spec", source="given by the caller")
+        if not isinstance(host_memory, Quantity):
+            host_memory = Quantity(value=host_memory, kind="spec", source="given by the caller")
         host = replace(host, dram_bytes=host_memory)
     return HardwareProfile(
         name=f"{num_devices}x {device.name}, {host.name}, {link.name}",
@@ -230,7 +209,7 @@ def gpu_overheads(device: Device) -> EngineOverheads:
         )
     entry = dict(read_table("overheads")["gpu"])
     rules = {
-        key: figure_of(entry.pop(key), key, "overheads of a GPU")
+        key: quantity_of(entry.pop(key), key, "overheads of a GPU")
         for key in ("intake_share", "pack_share", "update_bytes")
     }
     reached = device.bandwidth.value * device.bandwidth_efficiency.value
@@ -244,12 +223,8 @@ def gpu_overheads(device: Device) -> EngineOverheads:
     )
 
 
-def _scaled(rule: Figure, value: float) -> Figure:
+def _scaled(rule: Quantity, value: float) -> Quantity:
     return replace(rule, value=value, source=f"the device's bandwidth; {rule.source}")
-
-
-def _names(kind: str) -> list[str]:
-    return list(_entries(kind))
 
 
 def _lookup(kind: str, name: str) -> tuple[str, Entry]:

@@ -1,7 +1,7 @@
 """Profile files: a `HardwareProfile` as JSON, what ``zenflow calibrate`` writes and others read.
 
 Every figure keeps its value, kind, source and sigma, bit for bit. A file has all keys of its
-schema and no others, so that a misspelt one can't pass for a default. No torch.
+schema and no others, so that a misspelt one can't pass for a default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
 SCHEMA_VERSION = 1
-"""Of the files that this version writes, and the only one that it reads."""
+"""Version of the files that this code writes, and the only one that it reads."""
 
 _REMEDY = "measure again with `zenflow calibrate`, or take the figure from its data sheet"
 

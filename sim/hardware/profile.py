@@ -2,7 +2,7 @@
 
 A `HardwareProfile` is one device type, how many of them, their link to the host, the fabric
 between them, the host, and its NVMe drives. It comes from the table in `sim/data`, from `zenflow
-calibrate`, or is put together by hand. SI units: bytes/s, FLOP/s, seconds, bytes. No torch.
+calibrate`, or is put together by hand. SI units: bytes/s, FLOP/s, seconds, bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, TypeVar, get_args
 
 from zenflow.config import raise_violations
@@ -21,19 +22,38 @@ KINDS: tuple[str, ...] = get_args(Kind)
 DEFAULT_SIGMA: Mapping[str, float] = {"spec": 0.05, "measured": 0.03, "estimated": 0.25}
 """Relative uncertainty of a figure whose source states none."""
 
+RANGES: Mapping[str, tuple[float, float]] = {
+    "link.duplex": (0.0, 1.0),
+    "link.pageable": (0.0, 1.0),
+    "host.numa_hop": (0.0, 1.0),
+    "device.matmul_efficiency": (0.0, 1.0),
+    "device.attention_efficiency": (0.0, 1.0),
+    "device.bandwidth_efficiency": (0.0, 1.0),
+    "host.core_sharing": (1.0, 2.0),
+}
+"""Least and largest value of quantities that are bounded; none may be 0."""
+
 _Record = TypeVar("_Record")
 
 
+def bounded(name: str, value: float) -> float:
+    """Return the value nearest to this one that the quantity of this name may have."""
+    low, high = RANGES.get(name, (0.0, math.inf))
+    return min(high, max(low, value))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One number of a profile.
+class Quantity:
+    """One number of a profile, with its kind and source.
 
     Raises:
         ConfigError: The value is not a positive finite number, or the kind is none of `KINDS`.
     """
 
     value: float
+    """Value in SI units."""
     kind: Kind = "estimated"
+    """Kind of its source."""
     source: str = ""
     """Data sheet, page, benchmark or reasoning that the value comes from."""
     sigma: float | None = None
@@ -65,29 +85,32 @@ class Device:
     name: str
     is_cpu: bool = False
     """Whether it computes on the host's cores, beside the host worker."""
-    memory: Figure
+    memory: Quantity
     """Bytes of device memory."""
-    flops: Mapping[str, Figure]
+    flops: Mapping[str, Quantity]
     """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
-    matmul_efficiency: Figure
+    matmul_efficiency: Quantity
     """Share of the peak that large matrix products reach."""
-    matmul_latency: Figure
+    matmul_latency: Quantity
     """Seconds that a matrix product takes beside its FLOP: tiles that are not full, its ends."""
-    attention_efficiency: Figure
+    attention_efficiency: Quantity
     """Share of the peak that attention's own products reach."""
-    bandwidth: Figure
+    bandwidth: Quantity
     """Bytes/s of device memory."""
-    bandwidth_efficiency: Figure
+    bandwidth_efficiency: Quantity
     """Share of it that elementwise kernels and the optimizer reach."""
-    launch: Figure
+    launch: Quantity
     """Seconds from one small kernel's start to the next one's."""
-    backward_factor: Figure = Figure(value=1.0, kind="estimated", source="count of FLOP and bytes")
+    backward_factor: Quantity = Quantity(
+        value=1.0, kind="estimated", source="count of FLOP and bytes"
+    )
     """Factor on what backward's FLOP and bytes would take at forward's rates."""
-    backward_launch: Figure | None = None
-    """As ``launch``, in backward, where no interpreter runs between kernels; None is the same."""
-    gradient_bandwidth: Figure | None = None
-    """Bytes/s at which gradients' memory is taken and filled, beside the products that fill it: on
-    a CPU its pages are new in every step. None is no cost."""
+    backward_launch: Quantity | None = None
+    """The same in backward, where no interpreter runs between kernels; None is ``launch``."""
+    gradient_bandwidth: Quantity | None = None
+    """Bytes/s at which gradients' memory is taken and filled; None is no cost.
+
+    On a CPU its pages are new in every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +118,15 @@ class Link:
     """Between one device and the host."""
 
     name: str
-    d2h: Figure
-    """Bytes/s, pinned, nothing the other way."""
-    h2d: Figure
-    duplex: Figure
+    d2h: Quantity
+    """Bytes/s to the host from pinned memory, with nothing the other way."""
+    h2d: Quantity
+    """Bytes/s to the device from pinned memory, with nothing the other way."""
+    duplex: Quantity
     """Both directions together as a share of d2h + h2d alone, in (0, 1]: 1 is full duplex."""
-    pageable: Figure
+    pageable: Quantity
     """Factor on both with memory that is not pinned, in (0, 1]."""
-    latency: Figure
+    latency: Quantity
     """Seconds of one copy beside its bytes."""
 
 
@@ -111,9 +135,9 @@ class Fabric:
     """Between the devices of one host."""
 
     name: str
-    bandwidth: Figure
+    bandwidth: Quantity
     """Bytes/s of one device, one way, that collectives reach."""
-    latency: Figure
+    latency: Quantity
     """Seconds of a collective beside its bytes."""
 
 
@@ -122,10 +146,12 @@ class Nvme:
     """All drives of the host together."""
 
     name: str
-    read: Figure
-    write: Figure
-    capacity: Figure
-    """Bytes."""
+    read: Quantity
+    """Bytes/s from the drives."""
+    write: Quantity
+    """Bytes/s to the drives."""
+    capacity: Quantity
+    """Bytes that they hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,41 +160,42 @@ class Host:
 
     name: str
     sockets: int
+    """Number of sockets."""
     cores: int
-    """Of one socket."""
-    dram: Figure
+    """Number of cores of one socket."""
+    dram: Quantity
     """Bytes/s of one socket's memory that a STREAM-like loop reaches."""
-    dram_bytes: Figure
+    dram_bytes: Quantity
     """Bytes of memory, all sockets together."""
-    core_bandwidth: Figure
+    core_bandwidth: Quantity
     """Bytes/s that the optimizer's loop moves on one core: threads add up until DRAM is full."""
-    numa_hop: Figure
+    numa_hop: Quantity
     """Factor on links and DRAM for memory of another socket, in (0, 1]."""
-    core_sharing: Figure
+    core_sharing: Quantity
     """Work of two busy hardware threads of one core as a multiple of one's, in [1, 2]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverheads:
-    """What the engine's own parts take beside bytes over bandwidth. Seconds."""
+    """What the engine's own parts take beside bytes over bandwidth."""
 
-    host_task: Figure
-    """Of one host task: queue, hand-over between threads."""
-    copy: Figure
-    """Of one bucket's copy: launching it, or a lane thread's work."""
-    bucket: Figure
-    """Of one parameter on the training thread: its hook, gathering, writing back."""
-    step: Figure
-    """Of one optimizer step."""
-    select: Figure
-    """Of one block's selection and hand-over."""
-    intake_bandwidth: Figure
+    host_task: Quantity
+    """Seconds of a host task beside its bytes: queue, hand-over between threads."""
+    copy: Quantity
+    """Seconds of a bucket's copy beside its bytes: launching it, or a lane thread's work."""
+    bucket: Quantity
+    """Seconds of one parameter on the training thread: its hook, gathering, writing back."""
+    step: Quantity
+    """Seconds of an optimizer step beside its elements."""
+    select: Quantity
+    """Seconds of one block's selection and hand-over."""
+    intake_bandwidth: Quantity
     """Bytes/s of gradients that are measured and gathered on the device."""
-    pack_bandwidth: Figure
+    pack_bandwidth: Quantity
     """Bytes/s of gradients that one lane thread (a CPU) or the copy stream (a GPU) packs."""
-    unpack_bandwidth: Figure | None = None
+    unpack_bandwidth: Quantity | None = None
     """Bytes/s of weights that the other lane writes into their columns; None is as packing."""
-    device_update: Figure
+    device_update: Quantity
     """Parameters/s that AdamW on the device updates."""
 
 
@@ -182,15 +209,23 @@ class HardwareProfile:
 
     name: str
     device: Device
+    """Type of its devices."""
     num_devices: int = 1
+    """Number of devices."""
     link: Link
+    """Link between each device and the host."""
     fabric: Fabric | None = None
+    """Fabric between the devices; None with one device."""
     host: Host
+    """Sockets and their memory."""
     nvme: Nvme | None = None
+    """Drives of the host; None where there are none."""
     overheads: EngineOverheads
+    """What the engine's own parts take."""
     host_threads: int | None = None
-    """Threads of the host's update for each device; None leaves one core to each device's
-    launching thread and shares the others out."""
+    """Number of threads of the host's update for each device.
+
+    None leaves one core to each device's launching thread and shares the others out."""
     binds_cores: bool = True
     """Whether each device's host memory and threads are on the socket that it hangs on."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -207,19 +242,11 @@ class HardwareProfile:
             yield "several devices need a fabric: name nvlink, or the pcie that joins them"
         if self.host.sockets < 1 or self.host.cores < 1:
             yield "a host needs at least one socket with one core"
-        shares = {
-            "link.duplex": self.link.duplex,
-            "link.pageable": self.link.pageable,
-            "host.numa_hop": self.host.numa_hop,
-            "device.matmul_efficiency": self.device.matmul_efficiency,
-            "device.attention_efficiency": self.device.attention_efficiency,
-            "device.bandwidth_efficiency": self.device.bandwidth_efficiency,
-        }
-        for name, figure in shares.items():
-            if figure.value > 1:
-                yield f"{name} must be a share in (0, 1], got {figure.value}"
-        if not 1 <= self.host.core_sharing.value <= 2:
-            yield f"host.core_sharing must be in [1, 2], got {self.host.core_sharing.value}"
+        for name, (low, high) in RANGES.items():
+            value = attrgetter(name)(self).value
+            if not low <= value <= high:
+                rule = "in [1, 2]" if low else "a share in (0, 1]"
+                yield f"{name} must be {rule}, got {value}"
         if not self.device.flops:
             yield "device.flops must name the peak of at least one dtype"
         if self.host_threads is not None and self.host_threads < 1:
@@ -243,9 +270,9 @@ class HardwareProfile:
         sockets = min(self.host.sockets, self.num_devices)
         return -(-self.num_devices // sockets)
 
-    def figures(self) -> dict[str, Figure]:
+    def quantities(self) -> dict[str, Quantity]:
         """Return every figure by its dotted name, such as ``link.d2h``."""
-        return dict(_figures_of(self, ""))
+        return dict(_quantities_of(self, ""))
 
     def with_values(self, values: Mapping[str, float]) -> HardwareProfile:
         """Return the profile with other values at these dotted names; kind and source stay.
@@ -253,24 +280,24 @@ class HardwareProfile:
         Raises:
             ConfigError: There is no such figure, or a value breaks a rule.
         """
-        unknown = sorted(values.keys() - self.figures().keys())
+        unknown = sorted(values.keys() - self.quantities().keys())
         if unknown:
-            known = ", ".join(self.figures())
+            known = ", ".join(self.quantities())
             raise ConfigError(f"{self.name} has no figure {', '.join(unknown)}; it has {known}")
         return _with_values(self, "", values)
 
 
-def _figures_of(record: Any, prefix: str) -> Iterator[tuple[str, Figure]]:
+def _quantities_of(record: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
     for item in fields(record):
         value = getattr(record, item.name)
         name = f"{prefix}{item.name}"
-        if isinstance(value, Figure):
+        if isinstance(value, Quantity):
             yield name, value
         elif is_dataclass(value):
-            yield from _figures_of(value, f"{name}.")
+            yield from _quantities_of(value, f"{name}.")
         elif isinstance(value, Mapping):
             for key, entry in value.items():
-                if isinstance(entry, Figure):
+                if isinstance(entry, Quantity):
                     yield f"{name}.{key}", entry
 
 
@@ -279,7 +306,7 @@ def _with_values(record: _Record, prefix: str, values: Mapping[str, float]) -> _
     for item in fields(record):  # type: ignore[arg-type]
         value = getattr(record, item.name)
         name = f"{prefix}{item.name}"
-        if isinstance(value, Figure):
+        if isinstance(value, Quantity):
             if name in values:
                 changes[item.name] = replace(value, value=values[name])
         elif is_dataclass(value) and not isinstance(value, type):

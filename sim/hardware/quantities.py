@@ -1,4 +1,4 @@
-"""Cells: one figure of the hardware table in human units, read into SI. No torch.
+"""Quantities: one figure of the hardware table in human units, read into SI.
 
 A cell of ``sim/data/*.toml`` is ``{value, unit, kind, source}`` and, where its source states one,
 ``sigma``. The unit is checked against what the field holds, so that a slip such as GB for GB/s, or
@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any, TypeVar
 
-from sim.hardware.profile import Figure
+from sim.hardware.profile import Quantity
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
@@ -45,8 +45,9 @@ UNITS: Mapping[str, tuple[str, float, float]] = {
     "B/param": ("bytes/parameter", 1, 1),
     "Gparam/s": ("parameters/s", 1e9, 1),
 }
-"""What a unit measures, and the multiplier and divisor that take it to SI. Two numbers, because a
-division by 1e6 rounds once where a product with 1e-6 rounds twice."""
+"""Dimension of each unit, and the multiplier and divisor that take it to SI.
+
+Two numbers, because a division by 1e6 rounds once where a product with 1e-6 rounds twice."""
 
 _FIELDS: Mapping[str, str] = {
     "bytes": "memory bytes memory_per_socket capacity",
@@ -79,7 +80,7 @@ def read_table(name: str) -> dict[str, Entry]:
         raise ConfigError(f"sim/data/{name}.toml is not TOML: {error}") from error
 
 
-def figure_of(cell: Any, field_name: str, where: str) -> Figure:
+def quantity_of(cell: Any, field_name: str, where: str) -> Quantity:
     """Return a cell's figure in SI units.
 
     Args:
@@ -103,7 +104,7 @@ def figure_of(cell: Any, field_name: str, where: str) -> Figure:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{place}: value must be a number, got {value!r}")
     try:
-        return Figure(
+        return Quantity(
             value=value * multiplier / divisor,
             kind=cell["kind"],
             source=cell["source"],
@@ -176,7 +177,7 @@ def record_of(
     return make(**made)
 
 
-def _cells_of(cell: Any, name: str, where: str) -> Figure | dict[str, Figure]:
+def _cells_of(cell: Any, name: str, where: str) -> Quantity | dict[str, Quantity]:
     if name != "flops":
-        return figure_of(cell, name, where)
-    return {dtype: figure_of(own, name, f"{where}, {dtype}") for dtype, own in cell.items()}
+        return quantity_of(cell, name, where)
+    return {dtype: quantity_of(own, name, f"{where}, {dtype}") for dtype, own in cell.items()}

@@ -1,4 +1,4 @@
-"""Machines of which nothing is known but their kind: somewhere to start from. No torch.
+"""Machines of which nothing is known but their kind: somewhere to start from.
 
 Figures are rough ones of this decade's hardware, all estimated: good for telling which lane a
 setting loads, not for its seconds. What uses them must correct them by measurement.
@@ -7,7 +7,7 @@ setting loads, not for its seconds. What uses them must correct them by measurem
 from __future__ import annotations
 
 from sim.hardware.catalog import find_machine
-from sim.hardware.profile import Device, EngineOverheads, Figure, HardwareProfile, Host, Link
+from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Host, Link, Quantity
 
 SIGMA = 1.0
 """Log-normal spread of a generic figure: a factor of e is no surprise."""
@@ -79,5 +79,7 @@ def generic_gpu() -> HardwareProfile:
     return find_machine("hgx-h100", 1)
 
 
-def _figure(value: float) -> Figure:
-    return Figure(value=value, kind="estimated", source="of no machine in particular", sigma=SIGMA)
+def _figure(value: float) -> Quantity:
+    return Quantity(
+        value=value, kind="estimated", source="of no machine in particular", sigma=SIGMA
+    )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sim.memory.parts import rounded
 from sim.timing.block_plan import ring_of
 from sim.timing.costs import is_split
 from zenflow.config import ZenFlowConfig
@@ -31,36 +32,39 @@ class EngineMemory:
     """Bytes of one engine, by what they are for."""
 
     host_state: int
-    """Masters and both moments of deferred elements, float32."""
+    """Bytes of masters and both moments of deferred elements, float32."""
     accumulators: int
+    """Bytes of windows' sums."""
     steps: int
-    """Adam's step count of each deferred column."""
+    """Bytes of Adam's step counts, one for each deferred column."""
     staging: int
-    """Gradients of the last step, pinned."""
+    """Pinned bytes of the last step's gradients."""
     upload_buffer: int
-    """One buffer, as asked for: see `rounded`."""
+    """Bytes of one upload buffer, as asked for: see `sim.memory.parts.rounded`."""
     num_uploads: int
+    """Number of upload buffers."""
     device_state: int
-    """Moments and masters of important columns and of whole parameters."""
+    """Bytes of moments and masters of important columns and of whole parameters."""
     column_vectors: int
-    """Scores, energies, ownership and indices of every column of split parameters."""
+    """Bytes of scores, energies, ownership and indices of split parameters' columns."""
     packed: int
     """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
     ring: int
     """Bytes of the ring through which released gradients leave a GPU."""
     block: int
-    """Deferred elements of the largest block."""
+    """Number of deferred elements of the largest block."""
     deferred: int
-    """Elements that the host owns."""
+    """Number of elements that the host owns."""
     important: int
-    """Elements of important columns."""
+    """Number of elements of important columns."""
     resident: int
-    """Elements of parameters that are not split."""
+    """Number of elements of parameters that are not split."""
     bucket: int
-    """Elements of the largest bucket: what is copied together."""
+    """Number of elements of the largest bucket: what is copied together."""
     bank: int
-    """Elements of the largest bank: important columns that are updated together."""
+    """Number of elements of the largest bank: important columns that are updated together."""
     dtype_bytes: int
+    """Bytes of an element of the model."""
 
     @property
     def num_params(self) -> int:
@@ -93,16 +97,6 @@ class EngineMemory:
             device_extra_bytes=self.device_state + self.column_vectors,
             device_ring_bytes=self.ring if has_ring else self.packed,
         )
-
-
-def rounded(num_bytes: float) -> int:
-    """Return what torch's pinned allocator takes for so many bytes: the next power of two.
-
-    >>> [rounded(n) for n in (0, 1, 4096, 4097)]
-    [0, 1, 4096, 8192]
-    """
-    whole = math.ceil(num_bytes)
-    return 1 << (whole - 1).bit_length() if whole else 0
 
 
 def engine_memory(

@@ -1,8 +1,8 @@
 """Memory: what a strategy needs on device, host and drives, part by part, and whether it fits.
 
-The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.memory.engine`); other
-systems' follow their papers and measurements (`sim.memory.systems`). Activations are
-`sim.models.workload`'s. No torch.
+The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.memory.engine`). Other
+systems' stand in their schedules' files, by papers and measurements. Activations are
+`sim.models.workload`'s.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory, engine_memory
 from sim.memory.parts import PLACES, DeviceParts, Part, fullest, gib
-from sim.memory.systems import system_parts
+from sim.memory.systems import SystemCase
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
@@ -24,12 +24,13 @@ from zenflow.config import ZenFlowConfig
 Place = Literal["device", "host", "nvme"]
 
 CONTEXT_BYTES = 0.8e9
-"""Of a GPU: its context, libraries' workspaces, and blocks that the allocator can't use.
+"""Bytes of a GPU's context, libraries' workspaces, and blocks that the allocator can't use.
+
 Estimated: a context alone is 0.3 to 0.6 GB."""
 COLLECTIVE_BYTES = 0.4e9
-"""Of a GPU: buffers of the collectives' channels, with several devices. Estimated."""
+"""Bytes of a GPU's buffers for collectives, with several devices. Estimated."""
 PROCESS_BYTES = 2e9
-"""Of the host, for each device: interpreter, torch's libraries, data loader. Estimated."""
+"""Bytes of the host for each device's interpreter, libraries and data loader. Estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,11 @@ class Shortfall:
 
     place: Place
     needed: float
-    """Bytes; of one device, or of the host or its drives for all devices."""
+    """Bytes that are needed: of one device, or of the host or its drives for all devices."""
     available: float
+    """Bytes that there are."""
     remedies: tuple[str, ...]
-    """What would make it fit, or help."""
+    """Changes that would make it fit, or help."""
 
     @property
     def missing(self) -> float:
@@ -74,9 +76,11 @@ class MemoryNeed:
     workload: Workload
     strategy: Strategy
     num_devices: int
+    """Number of devices that share the work."""
     parts: tuple[Part, ...]
+    """Bytes by place and purpose."""
     moment: str
-    """At which the device is fullest: loss, backward or step."""
+    """Moment of a step at which the device is fullest: loss, backward or step."""
 
     def bytes_at(self, *places: str) -> float:
         """Return the bytes of these places: device, pageable, pinned, nvme."""
@@ -84,22 +88,22 @@ class MemoryNeed:
 
     @property
     def device_bytes(self) -> float:
-        """Of one device, at its fullest."""
+        """Bytes of one device at its fullest."""
         return self.bytes_at("device")
 
     @property
     def host_bytes(self) -> float:
-        """Of all devices, pinned or not."""
+        """Bytes of the host for all devices, pinned or not."""
         return self.bytes_at("pageable", "pinned")
 
     @property
     def pinned_bytes(self) -> float:
-        """Part of ``host_bytes``."""
+        """Pinned bytes, a part of ``host_bytes``."""
         return self.bytes_at("pinned")
 
     @property
     def nvme_bytes(self) -> float:
-        """On the drives."""
+        """Bytes on the drives."""
         return self.bytes_at("nvme")
 
     def per_param(self) -> dict[str, float]:
@@ -217,7 +221,10 @@ def memory_of(
     if strategy.config is not None:
         device, host = _engine_parts(workload, strategy, strategy.config, hardware)
     else:
-        device, host = system_parts(workload, strategy, hardware)
+        system = strategy.system
+        options = system.options(strategy.options)
+        case = SystemCase(workload=workload, hardware=hardware, options=options)
+        device, host = system.memory(case)
     moment, parts = fullest(workload, device)
     count = hardware.num_devices
     fixed = []

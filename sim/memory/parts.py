@@ -1,7 +1,8 @@
-"""Parts of a memory need, and the moment of a step at which a device holds most. No torch."""
+"""Parts of a memory need, and the moment of a step at which a device holds most."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -19,7 +20,7 @@ class Part:
     name: str
     place: PartPlace
     num_bytes: float
-    """Of one device; on the host or its drives of all devices."""
+    """Bytes of one device; on the host or its drives bytes of all devices."""
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,8 +33,9 @@ class DeviceParts:
     """What one device holds, activations aside."""
 
     always: Sequence[Part]
+    """Parts that it holds throughout a step."""
     step: Sequence[Part] = ()
-    """Only while it takes the optimizer's step."""
+    """Parts that it holds only while it takes the optimizer's step."""
     gradients_before: float = 0.0
     """Bytes of gradients before the last micro-batch's backward."""
     in_flight: float
@@ -82,6 +84,16 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     totals = {name: sum(part.num_bytes for part in parts) for name, parts in moments.items()}
     moment = max(totals, key=totals.__getitem__)
     return moment, [*device.always, *moments[moment]]
+
+
+def rounded(num_bytes: float) -> int:
+    """Return what torch's pinned allocator takes for so many bytes: the next power of two.
+
+    >>> [rounded(n) for n in (0, 1, 4096, 4097)]
+    [0, 1, 4096, 8192]
+    """
+    whole = math.ceil(num_bytes)
+    return 1 << (whole - 1).bit_length() if whole else 0
 
 
 def gib(num_bytes: float) -> str:

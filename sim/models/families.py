@@ -3,13 +3,13 @@
 Covers the Llama family (with Mistral, Qwen2 and its biases, Qwen3, text-only Gemma, Phi-3 and
 Phi-4, Mixtral and Qwen2-MoE experts), GPT-2, OPT and BERT, as Hugging Face's language models hold
 them. Matrices are (O, I), as the gradient of a linear layer is: I is the input channel, the
-engine's column. No torch, no transformers.
+engine's column.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,10 @@ def _linear(name: str, out: int, into: int, *, bias: bool = False) -> list[Param
     return [*found, Parameter(name=f"{name}.bias", shape=(out,))] if bias else found
 
 
+def _linears(names: Iterable[str], out: int, into: int, *, bias: bool = False) -> list[Parameter]:
+    return [parameter for name in names for parameter in _linear(name, out, into, bias=bias)]
+
+
 def _vector(name: str, width: int) -> Parameter:
     return Parameter(name=name, shape=(width,))
 
@@ -136,8 +140,7 @@ def _attention(config: Config, width: int, queries: int, keys: int, head: int) -
     norms = ("q_norm", "k_norm") if kind in ("qwen3", "gemma3_text") else ()
     return [
         *_linear("q_proj", queries, width, bias=bias),
-        *_linear("k_proj", keys, width, bias=bias),
-        *_linear("v_proj", keys, width, bias=bias),
+        *_linears(("k_proj", "v_proj"), keys, width, bias=bias),
         *_linear("o_proj", width, queries, bias=bias and not is_qwen2),
         *(_vector(f"{name}.weight", head) for name in norms),
     ]
@@ -234,11 +237,7 @@ def _opt(config: Config) -> list[Layer]:
     for index in range(_field(config, "num_hidden_layers")):
         own = [
             *norm("self_attn_layer_norm", width),
-            *(
-                parameter
-                for name in ("q_proj", "k_proj", "v_proj", "out_proj")
-                for parameter in _linear(name, width, width, bias=bias)
-            ),
+            *_linears(("q_proj", "k_proj", "v_proj", "out_proj"), width, width, bias=bias),
             *norm("final_layer_norm", width),
             *_linear("fc1", inner, width, bias=bias),
             *_linear("fc2", width, inner, bias=bias),
@@ -263,11 +262,7 @@ def _bert(config: Config) -> list[Layer]:
     layers = [Layer(name="embedding", parameters=first)]
     for index in range(_field(config, "num_hidden_layers")):
         own = [
-            *(
-                parameter
-                for name in ("query", "key", "value", "attention.output")
-                for parameter in _linear(name, width, width, bias=True)
-            ),
+            *_linears(("query", "key", "value", "attention.output"), width, width, bias=True),
             *_norm("attention.output.LayerNorm", width),
             *_linear("intermediate", inner, width, bias=True),
             *_linear("output", width, inner, bias=True),

@@ -1,4 +1,4 @@
-"""Models: configurations by name, or from a config.json. No torch, no transformers, no network.
+"""Models: configurations by name, or from a config.json. No network.
 
 ``sim/data/models`` holds, for each named model, the fields of its public Hugging Face config that
 decide its shapes, its repository, and others whose models have the same shapes.

@@ -1,8 +1,7 @@
 """Workload: what one optimizer step computes and holds, from a model's config.json.
 
 FLOP are counted as multiply and add, 2 for each; backward is twice forward, and one forward more
-where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022). No
-torch.
+where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022).
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ class LayerWork:
     """One layer's forward over one micro-batch, on one device."""
 
     matmul_flop: float
-    """Of products with weights."""
+    """FLOP of products with weights."""
     num_matmuls: int
+    """Number of products with weights."""
     attention_flop: float
-    """Of scores and their product with values."""
+    """FLOP of scores and of their product with values."""
     elementwise_bytes: float
-    """Activations read and written by everything that is not a product."""
+    """Bytes of activations read and written by everything that is not a product."""
     weight_bytes: float
-    """Weights that are read."""
+    """Bytes of weights that are read."""
     num_kernels: int
+    """Number of kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +44,19 @@ class Workload:
 
     name: str
     layers: tuple[Layer, ...]
-    """In the order of forward."""
+    """Layers in the order of forward."""
     batch_size: int = 1
-    """Sequences of a micro-batch on one device."""
+    """Number of sequences of a micro-batch on one device."""
     sequence: int = 1024
-    """Tokens of a sequence."""
+    """Number of tokens of a sequence."""
     accumulation: int = 1
-    """Micro-batches of a step."""
+    """Number of micro-batches of a step."""
     dtype: str = "bfloat16"
-    """Of parameters, gradients and activations."""
+    """Type of parameters, gradients and activations."""
     checkpointing: bool = False
     """Whether activations within a layer are recomputed in backward."""
     is_causal: bool = True
+    """Whether a token attends to earlier ones alone."""
     num_key_value_heads_share: float = 1.0
     """Width of keys over width of queries."""
 
@@ -193,11 +195,13 @@ class Workload:
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.
 
-        Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence, which
-        fused attention does not keep: 34 bytes for each token and unit of width of a plain layer
-        in 16 bits (an activation that is a ReLU keeps less). Gated layers are counted likewise:
-        see `_kept_per_token`. Where a layer is recomputed it keeps its input. The embedding keeps
-        indices, the head its norm, its product's input and the loss's float32 log-probabilities.
+        - By Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence,
+          which fused attention does not keep: 34 bytes for each token and unit of width of a plain
+          layer in 16 bits (an activation that is a ReLU keeps less).
+        - Gated layers are counted likewise: see `_kept_per_token`.
+        - A layer that is recomputed keeps its input.
+        - The embedding keeps indices; the head its norm, its product's input and the loss's
+          float32 log-probabilities.
         """
         is_gated = any(_is_gated(layer) for layer in self._distinct)
         whole = {id(layer.parameters): self._kept_per_token(layer) for layer in self._distinct}

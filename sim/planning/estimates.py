@@ -1,4 +1,4 @@
-"""Estimates: what a step takes, to a few per cent and without simulating it. No torch.
+"""Estimates: what a step takes, to a few per cent and without simulating it.
 
 A step is about as long as the work of its busiest lane; where the device waits for its own update,
 as all that follows in turn. It can't be shorter. A search that goes by estimates has to simulate
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory
-from sim.timing.block_plan import intake_bytes, update_bytes
+from sim.timing.block_plan import window_bytes
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
@@ -30,7 +30,8 @@ def estimated_seconds(
     window, size = config.update_interval, costs.dtype_bytes
     down = float(own.deferred * size)
     up = down / window
-    moved = own.deferred * _host_bytes(config, size, costs.intake_factor) / window
+    intake, update = window_bytes(config, size)
+    moved = own.deferred * (intake * costs.intake_factor + update) / window
     host = max(moved / rates.host, rates.sharing * moved / rates.dram)
     keeps = hardware.num_devices > 1 or not releases
     device = _device_seconds(costs, own)
@@ -61,12 +62,3 @@ def _reduce_seconds(costs: StepCosts) -> float:
         return 0.0
     num_bytes = 2.0 * costs.num_params * costs.dtype_bytes * (count - 1) / count
     return num_bytes / fabric.bandwidth.value
-
-
-def _host_bytes(config: ZenFlowConfig, size: int, intake_factor: float) -> float:
-    """Return the bytes of DRAM that the host moves for one deferred element in one window."""
-    is_fused = config.deferred_moments == "step" or config.effective_lag() <= 1
-    taken = config.update_interval - is_fused
-    intake = sum(intake_bytes(config, size, is_first=index == 0) for index in range(taken))
-    update = update_bytes(config, size, count=config.update_interval, is_fused=is_fused)
-    return intake * intake_factor + update

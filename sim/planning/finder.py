@@ -1,4 +1,4 @@
-"""Finder: searches for one workload with fewer devices or fewer tokens to a step. No torch."""
+"""Finder: searches for one workload with fewer devices or fewer tokens to a step."""
 
 from __future__ import annotations
 

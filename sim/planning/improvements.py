@@ -1,4 +1,4 @@
-"""Improvements: what another part in a machine would bring, by predicting again with it. No torch.
+"""Improvements: what another part in a machine would bring, by predicting again with it.
 
 Where something fits, other parts are tried with the recommended setting, and more memory with
 the setting that is then best. Where nothing fits, more of the host's memory comes before another

@@ -1,7 +1,4 @@
-"""Options: one strategy's settings on a machine, how much memory they need and how fast they are.
-
-No torch.
-"""
+"""Options: a strategy's settings on a machine, their memory and their speed."""
 
 from __future__ import annotations
 

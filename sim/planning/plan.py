@@ -1,7 +1,7 @@
 """Plan: which setting to use on a machine, how fast it would be, and what would help.
 
 Only what this package's engine runs is recommended; other systems stand beside it. Nothing is run:
-times are `sim.simulate`'s, memory is `sim.memory.need`'s. No torch.
+times are `sim.simulate`'s, memory is `sim.memory.need`'s.
 """
 
 from __future__ import annotations

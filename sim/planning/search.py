@@ -1,4 +1,4 @@
-"""Search: the engine's fastest settings for one step's tokens on a machine. No torch.
+"""Search: the engine's fastest settings for one step's tokens on a machine.
 
 Micro-batches, checkpointing, k, S and moments are searched together. Estimates put the settings in
 order. Those that fit are simulated in this order, until none that is left promises more than the
@@ -35,7 +35,7 @@ MOMENTS = ("step", "window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Candidate:
+class PlannedSetting:
     """One setting of the grid."""
 
     workload: Workload
@@ -82,7 +82,7 @@ class Search:
         self.planner = planner
         self.workload = workload
         self._shapes = [parameter.shape for parameter in workload.parameters]
-        self._needs: dict[Candidate, MemoryNeed] = {}
+        self._needs: dict[PlannedSetting, MemoryNeed] = {}
         recomputes = (False, True) if checkpointing is None else (checkpointing,)
         strategies = list(_strategies(names, releases=workload.dtype != "float16"))
         made = [
@@ -94,15 +94,12 @@ class Search:
 
     def _candidate(
         self, work: Workload, costs: StepCosts, strategy: Strategy, changes: tuple[str, ...]
-    ) -> Candidate:
-        config = strategy.config
-        assert config is not None
-        own = engine_memory(self._shapes, config, work.dtype_bytes)
-        return Candidate(
+    ) -> PlannedSetting:
+        return PlannedSetting(
             workload=work,
             strategy=strategy,
             changes=(*changes, *_changes_of(work, self.workload)),
-            seconds=estimated_seconds(costs, config, own, releases=strategy.releases),
+            seconds=self._seconds(costs, strategy),
             distance=distance(strategy),
         )
 
@@ -133,8 +130,8 @@ class Search:
                 return self.option(found, hardware)
         return None
 
-    def _best(self, fitting: Iterator[Candidate]) -> Candidate | None:
-        simulated: list[tuple[float, Candidate]] = []
+    def _best(self, fitting: Iterator[PlannedSetting]) -> PlannedSetting | None:
+        simulated: list[tuple[float, PlannedSetting]] = []
         for item in fitting:
             if simulated:
                 best = min(simulated, key=_score)[0]
@@ -151,7 +148,7 @@ class Search:
             key=lambda item: (len(item.changes), item.distance, self.need(item).device_bytes),
         )
 
-    def option(self, item: Candidate, hardware: HardwareProfile | None = None) -> Option:
+    def option(self, item: PlannedSetting, hardware: HardwareProfile | None = None) -> Option:
         """Return a setting as an option, on the machine with other memory if one is given."""
         found = self.planner.option_of(self.need(item), hardware)
         return replace(found, changes=item.changes)
@@ -162,7 +159,7 @@ class Search:
         moments: str = "step",
         reserve: float | None = None,
         hardware: HardwareProfile | None = None,
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[PlannedSetting]:
         """Yield the settings that fit, those that promise most first.
 
         A setting is left out unseen where its neighbours tell that it can't fit. More columns on
@@ -198,7 +195,7 @@ class Search:
             if not short:
                 yield item
 
-    def need(self, item: Candidate) -> MemoryNeed:
+    def need(self, item: PlannedSetting) -> MemoryNeed:
         """Return the memory that a setting needs."""
         if item not in self._needs:
             self._needs[item] = memory_of(item.workload, item.strategy, self.planner.hardware)
@@ -206,18 +203,20 @@ class Search:
 
     def estimate(self, option: Option, hardware: HardwareProfile | None = None) -> float:
         """Return an estimate of an option's step, seconds, on another machine if one is given."""
-        config = option.strategy.config
-        assert config is not None
-        work, machine = option.need.workload, hardware or self.planner.hardware
-        own = engine_memory(self._shapes, config, work.dtype_bytes)
-        costs = costs_of(work, machine)
-        return estimated_seconds(costs, config, own, releases=option.strategy.releases)
+        costs = costs_of(option.need.workload, hardware or self.planner.hardware)
+        return self._seconds(costs, option.strategy)
 
-    def nearest(self, name: str) -> Candidate:
+    def _seconds(self, costs: StepCosts, strategy: Strategy) -> float:
+        config = strategy.config
+        assert config is not None
+        own = engine_memory(self._shapes, config, costs.dtype_bytes)
+        return estimated_seconds(costs, config, own, releases=strategy.releases)
+
+    def nearest(self, name: str) -> PlannedSetting:
         """Return the setting of a preset that comes nearest to fitting."""
         machine = self.planner.hardware
 
-        def missing(item: Candidate) -> float:
+        def missing(item: PlannedSetting) -> float:
             short = self.need(item).short_of(machine, self.planner.reserve)
             return max((need / max(1.0, room) for need, room in short.values()), default=0.0)
 
@@ -298,5 +297,5 @@ def _changes_of(work: Workload, asked: Workload) -> tuple[str, ...]:
     return tuple(changes)
 
 
-def _score(item: tuple[float, Candidate]) -> float:
+def _score(item: tuple[float, PlannedSetting]) -> float:
     return item[0]

@@ -6,18 +6,17 @@ device, is updated there and goes back, while the host updates the others and th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import simpy
 
 from sim.machine import Machine, Process
-from sim.schedules.schedule import AbstractSchedule
-from sim.timing.costs import StepCosts
-from zenflow.errors import ConfigError
+from sim.memory.parts import Part
+from sim.memory.systems import STATE_BYTES, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, refuse_below_1
+from sim.schedules.system import System
+from sim.timing.costs import StepCosts, costs_of
 
-_STATE_BYTES = 12
-"""Of an element, each way: master and two moments in float32."""
 _DEVICE_BUFFERS = 2
 """Sub-groups' states on the device at once: one moves while another is updated."""
 
@@ -55,25 +54,22 @@ class DeepOptimizerStates(AbstractSchedule):
             ConfigError: An option is below 1.
         """
         super().__init__(machine, costs)
-        for name, value in (("subgroup", subgroup), ("stride", stride)):
-            if value is not None and value < 1:
-                raise ConfigError(
-                    f"{name} must be at least 1, got {value}: it is a number of them"
-                )
-        share = costs.num_params / self.devices
-        count = max(1, math.ceil(share / subgroup))
-        self._sizes = [min(subgroup, share - index * subgroup) for index in range(count)]
-        self._host_bytes = 2 * _STATE_BYTES + 2 * costs.dtype_bytes
+        if stride is not None:
+            refuse_below_1("stride", stride)
+        self._sizes = self.pieces("subgroup", subgroup)
+        self._host_bytes = 2 * STATE_BYTES + 2 * costs.dtype_bytes
         # Of strides that take equally long the widest asks for the least room on the device.
-        self.stride = stride or min(range(count + 1, 0, -1), key=self._step_seconds)
-        self._host_share = 1 - sum(self._sizes[self.stride - 1 :: self.stride]) / share
+        self.stride = stride or min(range(len(self._sizes) + 1, 0, -1), key=self._step_seconds)
+        self._host_share = 1 - sum(self._sizes[self.stride - 1 :: self.stride]) / (
+            costs.num_params / self.devices
+        )
         self._returned: list[simpy.Event] = []
 
     def _step_seconds(self, stride: int) -> float:
         """Return what a step takes at least: each part of the machine has its work to do."""
         rates, size = self.machine.rates, self.costs.dtype_bytes
-        states = [elements * _STATE_BYTES for elements in self._sizes[stride - 1 :: stride]]
-        up, on_device = sum(states), sum(states) / _STATE_BYTES
+        states = [elements * STATE_BYTES for elements in self._sizes[stride - 1 :: stride]]
+        up, on_device = sum(states), sum(states) / STATE_BYTES
         down = sum(states[:-_DEVICE_BUFFERS])  # the last ones go behind the next forward
         on_host = sum(self._sizes) - on_device
         host, weights = on_host * self._host_bytes, on_host * size
@@ -89,10 +85,10 @@ class DeepOptimizerStates(AbstractSchedule):
 
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
-        machine, costs = self.machine, self.costs
+        machine = self.machine
         for step in range(1, num_steps + 1):
             copied = self._send(step)
-            yield machine.compute("step", machine.hardware.overheads.step.value, step)
+            yield machine.compute("step", self.step_overhead, step)
             since = machine.env.now
             yield from self.wait([*copied, *self._returned], "d2h", step)
             self._returned = []
@@ -105,24 +101,14 @@ class DeepOptimizerStates(AbstractSchedule):
                 yield done
                 since += machine.env.now - began  # it works meanwhile
             yield from self.wait(updated, "host", step)
-            size = costs.num_params * costs.dtype_bytes
             last = [*(done for _, done in on_device), *uploaded][-1]
-            yield from self.wait(
-                [*uploaded, machine.collective("all-gather", size, step, last)], "h2d", step
-            )
+            yield from self.wait([*uploaded, self.gather(step, last)], "h2d", step)
             self.end_step(since)
 
     def _send(self, step: int) -> list[simpy.Event]:
         """Queue forward and backward with the copies of the host's part of the gradients."""
-        passed, copied = self.compute(step), []
-        if self._host_share > 0:
-            scale = self._host_share / self.devices * self.costs.dtype_bytes
-            for segment, event in zip(
-                reversed(self.costs.segments), reversed(passed), strict=True
-            ):
-                work = self.machine.down(segment.numel * scale)
-                copied.append(self.machine.d2h.submit("grads", step, work, [event]))
-        return copied
+        passed, share = self.compute(step), self._host_share
+        return self.send(passed, step, share * self.costs.dtype_bytes) if share > 0 else []
 
     def _update(
         self, step: int, updated: list[simpy.Event], uploaded: list[simpy.Event]
@@ -133,7 +119,7 @@ class DeepOptimizerStates(AbstractSchedule):
             group = sizes[first : first + self.stride]
             is_full = len(group) == self.stride
             if is_full:
-                state = machine.up(group[-1] * _STATE_BYTES)
+                state = machine.up(group[-1] * STATE_BYTES)
                 is_free = len(self._returned) < _DEVICE_BUFFERS
                 after = [] if is_free else [self._returned[-_DEVICE_BUFFERS]]
                 arrived = machine.h2d.submit("state", step, state, after)
@@ -145,6 +131,27 @@ class DeepOptimizerStates(AbstractSchedule):
             if is_full:
                 seconds = machine.device_work(self.update_seconds(group[-1]))
                 done = machine.device.submit("step", step, seconds, [arrived])
-                state = machine.down(group[-1] * _STATE_BYTES)
+                state = machine.down(group[-1] * STATE_BYTES)
                 self._returned.append(machine.d2h.submit("state", step, state, [done]))
                 yield arrived, done
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return two sub-groups' states on the device, and the gradients that it updates by."""
+    machine = Machine(case.hardware, keeps_spans=False)
+    costs = costs_of(case.workload, case.hardware)
+    stride = DeepOptimizerStates(machine, costs, **case.options).stride
+    share = case.params / case.count
+    subgroup = min(share, float(case.options["subgroup"]))
+    on_device = share // (subgroup * stride) * subgroup
+    buffers = min(_DEVICE_BUFFERS * subgroup, on_device)
+    states = Part("sub-groups' states", "device", STATE_BYTES * buffers, f"stride {stride}")
+    return case.device(states, after=case.in_flight + case.size * on_device), case.offloaded()
+
+
+DEEP_OPTIMIZER_STATES = System(
+    name="deep_optimizer_states",
+    rule="AdamW exactly",
+    schedule=DeepOptimizerStates,
+    memory=_memory,
+)

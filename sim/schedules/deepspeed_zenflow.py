@@ -15,24 +15,27 @@ import simpy
 from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
+from sim.memory.parts import Part
+from sim.memory.systems import FLOAT_BYTES, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.system import System
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
-
-_FLOAT_BYTES = 4
 
 
 class DeepSpeedZenFlow(AbstractSchedule):
     """Micro-batches in windows of S, each of them one of the release's steps.
 
-    Copies of gradients are queued on the stream that computes (`overlap_comm` is off below stage
-    3, and the side stream is commented out), so that backward waits for each of them and the link
-    never works both ways. With overlap the update runs in a process of its own, lane `host`, on
-    its part of the cores; the training process has the lane `main` and the others. Sharing the
-    float gradients with that process moves them to memory that is not pinned, which is how a
-    boundary's float copies go; without overlap they are pinned. New weights are cast on the host
-    into memory that is not pinned, as PyTorch's blocking copy between dtypes does. Selections are
-    left out: they are rare.
+    - Copies of gradients are queued on the stream that computes (`overlap_comm` is off below stage
+      3, and the side stream is commented out). Backward waits for each of them, and the link never
+      works both ways.
+    - With overlap the update runs in a process of its own, lane `host`, on its part of the cores;
+      the training process has the lane `main` and the others.
+    - Sharing the float gradients with that process moves them to memory that is not pinned, which
+      is how a boundary's float copies go; without overlap they are pinned.
+    - New weights are cast on the host into memory that is not pinned, as PyTorch's blocking copy
+      between dtypes does.
+    - Selections are left out: they are rare.
     """
 
     def __init__(
@@ -56,10 +59,10 @@ class DeepSpeedZenFlow(AbstractSchedule):
             update_interval: Micro-batches of a window, S.
             overlap: Whether the update runs behind the next window.
             reserved_cores: Share of the cores that stays with the training process if it does.
-            clip_bytes: Of DRAM for an element that is unscaled and clipped: a product in place.
-                The norm comes from the device.
-            snapshot_bytes: Of DRAM for an element of the worker's copy of the new master, beside
-                AdamW's own 28. 4 if the master is still in cache, else 8: not known.
+            clip_bytes: Bytes of DRAM for an element that is unscaled and clipped: a product in
+                place. The norm comes from the device.
+            snapshot_bytes: Bytes of DRAM for an element of the worker's copy of the new master,
+                beside AdamW's own 28. 4 if the master is still in cache, else 8: not known.
 
         Raises:
             ConfigError: Options are out of range; the message lists all.
@@ -96,7 +99,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
                 is_boundary = micro_step % self._interval == 0
                 self.forward(step)
                 yield from self._backward(step, is_first=is_first, is_boundary=is_boundary)
-                yield machine.compute("step", machine.hardware.overheads.step.value, step)
+                yield machine.compute("step", self.step_overhead, step)
                 if is_boundary:
                     yield from self._end_window(step)
             self.end_step(machine.env.now - self._stalled)
@@ -124,7 +127,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
             copied = [machine.h2d.submit("accumulator", step, machine.up(size))]
         copied = [machine.d2h.submit("grads", step, machine.down(size), copied)]
         if is_boundary:
-            work = replace(machine.down(share * _FLOAT_BYTES), kind=self._float_kind)
+            work = replace(machine.down(share * FLOAT_BYTES), kind=self._float_kind)
             copied = [machine.d2h.submit("grads", step, work, copied)]
         yield from self._idle(copied, "d2h", step)
 
@@ -158,14 +161,12 @@ class DeepSpeedZenFlow(AbstractSchedule):
         """Cast the host's weights, upload them, gather the other devices'."""
         machine, size = self.machine, self.costs.dtype_bytes
         cast = self._main.submit(
-            "cast", step, self._host_work(_FLOAT_BYTES + size, self._main_kind)
+            "cast", step, self._host_work(FLOAT_BYTES + size, self._main_kind)
         )
         yield from self._idle([cast], "host", step)
         work = replace(machine.up(self._share * size), kind=self._fetch_kind)
         uploaded = machine.h2d.submit("params", step, work)
-        total = self.costs.num_params * size
-        gathered = machine.collective("all-gather", total, step, uploaded)
-        yield from self._idle([gathered], "h2d", step)
+        yield from self._idle([self.gather(step, uploaded)], "h2d", step)
 
     def _host_work(self, bytes_each: float, kind: FlowKind) -> Work:
         """Return a pass over this device's part of the model."""
@@ -192,3 +193,35 @@ def _violations(topk_ratio: float, interval: int, reserved_cores: float) -> Iter
         yield f"update_interval must be an integer >= 1, got {interval!r}: 'auto' is not modelled"
     if not 0 < reserved_cores < 1:
         yield f"reserved_cores must be in (0, 1), got {reserved_cores}: both processes need some"
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return the release's parts: 32 bytes with overlap, or 16, and 4 of 16-bit buffers.
+
+    deepspeed/ops/adam/zenflow_cpu_adam.py and runtime/zenflow: a stale copy of the master, two
+    gradient buffers and two sets of moments.
+    """
+    vectors = sum(p.numel for p in case.workload.parameters if len(p.shape) == 1)
+    important = case.options["topk_ratio"] * (case.params - vectors) + vectors
+    device = case.deepspeed_device(
+        Part("important moments", "device", 2 * case.size * important, "in the model's dtype"),
+        Part("important gradients", "device", 2 * case.size * important, "and a copy"),
+    )
+    copies = 2 if case.options["overlap"] else 1
+    host = [
+        Part("masters", "pageable", copies * FLOAT_BYTES * case.params),
+        Part("moments", "pageable", copies * 2 * FLOAT_BYTES * case.params, f"sets: {copies}"),
+        Part("gradients", "pageable", copies * FLOAT_BYTES * case.params, f"buffers: {copies}"),
+        *case.pinned("staging", case.size),
+    ]
+    if case.options["update_interval"] > 1:
+        host += case.pinned("accumulators", case.size)
+    return device, host
+
+
+DEEPSPEED_ZENFLOW = System(
+    name="deepspeed_zenflow",
+    rule="the release's own rule, not AdamW's moments",
+    schedule=DeepSpeedZenFlow,
+    memory=_memory,
+)

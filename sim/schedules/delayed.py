@@ -8,7 +8,9 @@ from __future__ import annotations
 import simpy
 
 from sim.machine import Process
+from sim.memory.systems import SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.system import System
 
 
 class Delayed(AbstractSchedule):
@@ -19,14 +21,8 @@ class Delayed(AbstractSchedule):
         machine = self.machine
         updated: list[simpy.Event] = []
         for step in range(1, num_steps + 1):
-            passed = self.compute(step)
-            copied = []
-            for segment, event in zip(
-                reversed(self.costs.segments), reversed(passed), strict=True
-            ):
-                size = segment.numel / self.devices * self.costs.dtype_bytes
-                copied.append(machine.d2h.submit("grads", step, machine.down(size), [event]))
-            yield machine.compute("step", machine.hardware.overheads.step.value, step)
+            copied = self.send(self.compute(step), step, self.costs.dtype_bytes)
+            yield machine.compute("step", self.step_overhead, step)
             since = machine.env.now
             yield from self.wait(updated, "host", step)
             updated = self._update(step, copied)
@@ -41,5 +37,17 @@ class Delayed(AbstractSchedule):
             work = machine.host_work(share * (24 + 2 * size))
             done = machine.host.submit("adam", step, work, [copy], deadline=step + 1)
             uploaded.append(machine.h2d.submit("params", step, machine.up(share * size), [done]))
-        last = machine.collective("all-gather", self.costs.num_params * size, step, uploaded[-1])
-        return [*uploaded, last]
+        return [*uploaded, self.gather(step, uploaded[-1])]
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return a second gradient buffer too: new ones come while the last are still read."""
+    return case.device(), case.offloaded(gradient_buffers=2)
+
+
+PUBLISHED_DELAYED = System(
+    name="published_delayed",
+    rule="AdamW with every update one step late",
+    schedule=Delayed,
+    memory=_memory,
+)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import simpy
 
 from sim.machine import Machine, Process
+from sim.memory.systems import zero_offload_parts
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.system import System
 from sim.timing.costs import StepCosts
 
 
@@ -44,7 +46,7 @@ class LayerOverlapped(AbstractSchedule):
             for micro in range(1, costs.accumulation):
                 self.forward(step)
                 self._backward(step, is_last=micro == costs.accumulation - 1)
-            yield machine.compute("step", machine.hardware.overheads.step.value, step)
+            yield machine.compute("step", self.step_overhead, step)
             self.end_step(machine.env.now - waited)
 
     def _backward(self, step: int, *, is_last: bool) -> None:
@@ -75,3 +77,11 @@ class LayerOverlapped(AbstractSchedule):
         uploaded = machine.h2d.submit("params", step, machine.up(numel / self.devices * size))
         yield uploaded
         yield machine.collective("all-gather", numel * size, step, uploaded)
+
+
+LAYER_OVERLAPPED = System(
+    name="layer_overlapped",
+    rule="AdamW exactly, without clipping by a global norm",
+    schedule=LayerOverlapped,
+    memory=zero_offload_parts,  # StrongHold's weights stay on the device here, as in the schedule
+)

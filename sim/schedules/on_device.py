@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from sim.machine import Process
+from sim.memory.parts import Part
+from sim.memory.systems import FLOAT_BYTES, STATE_BYTES, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.system import System
 
 
 class OnDevice(AbstractSchedule):
@@ -15,20 +18,31 @@ class OnDevice(AbstractSchedule):
 
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
-        machine, costs = self.machine, self.costs
-        seconds = self.update_seconds(costs.num_params / self.devices)
+        machine = self.machine
+        seconds = self.step_overhead + self.update_seconds(self.costs.num_params / self.devices)
         for step in range(1, num_steps + 1):
             reduced = self.compute(step)
             yield self.computed
             since = machine.env.now
             yield from self.wait(reduced, "reduce", step)
             began = machine.env.now
-            updated = machine.compute(
-                "step", machine.hardware.overheads.step.value + seconds, step
-            )
+            updated = machine.compute("step", seconds, step)
             yield updated
             since += machine.env.now - began  # it works meanwhile
-            size = costs.num_params * costs.dtype_bytes
-            gathered = machine.collective("all-gather", size, step, updated)
-            yield from self.wait([gathered], "gather", step)
+            yield from self.wait([self.gather(step, updated)], "gather", step)
             self.end_step(since)
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return ZeRO-1's parts (Rajbhandari et al. 2020, section 5): 12 bytes of state are shared."""
+    state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
+    own = Part("optimizer state", "device", state * case.params / case.count)
+    return case.device(own, after=case.params * case.size), []
+
+
+PUBLISHED_ON_DEVICE = System(
+    name="published_on_device",
+    rule="AdamW exactly",
+    schedule=OnDevice,
+    memory=_memory,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ import simpy
 
 from sim.machine import Machine, Process
 from sim.timing.costs import StepCosts
+from zenflow.errors import ConfigError
 
 
 class AbstractSchedule(ABC):
@@ -38,9 +40,29 @@ class AbstractSchedule(ABC):
         """Devices that train together, with equal parts of the optimizer's state."""
         return self.machine.hardware.num_devices
 
+    @property
+    def step_overhead(self) -> float:
+        """Seconds of an optimizer step on the device beside what its elements take."""
+        return self.machine.hardware.overheads.step.value
+
     def update_seconds(self, elements: float) -> float:
         """Return the seconds in which AdamW on the device updates so many elements."""
         return elements / self.machine.hardware.overheads.device_update.value
+
+    def pieces(self, name: str, size: int) -> list[float]:
+        """Return the elements of each piece when a device's share is cut into pieces of a size.
+
+        Args:
+            name: Option that sets the size, for errors.
+            size: Elements of a piece; the last one may be smaller.
+
+        Raises:
+            ConfigError: The size is below 1.
+        """
+        refuse_below_1(name, size)
+        share = self.costs.num_params / self.devices
+        count = max(1, math.ceil(share / size))
+        return [min(size, share - index * size) for index in range(count)]
 
     def forward(self, step: int) -> simpy.Event:
         """Queue the forward of one micro-batch; return the event of its end."""
@@ -73,6 +95,25 @@ class AbstractSchedule(ABC):
                     self.computed = event
         return passed[::-1]
 
+    def send(self, passed: list[simpy.Event], step: int, bytes_each: float) -> list[simpy.Event]:
+        """Queue the copies of each device's share of gradients, in the order of backward.
+
+        Args:
+            passed: The end of each segment's backward, in the order of forward.
+            step: Their step.
+            bytes_each: Bytes of an element on the link.
+        """
+        copied = []
+        for segment, event in zip(reversed(self.costs.segments), reversed(passed), strict=True):
+            work = self.machine.down(segment.numel / self.devices * bytes_each)
+            copied.append(self.machine.d2h.submit("grads", step, work, [event]))
+        return copied
+
+    def gather(self, step: int, after: simpy.Event) -> simpy.Event:
+        """Queue the all-gather of the weights that each device has updated a part of."""
+        size = self.costs.num_params * self.costs.dtype_bytes
+        return self.machine.collective("all-gather", size, step, after)
+
     def wait(self, events: Iterable[simpy.Event], cause: str, step: int) -> Process:
         """Let the device wait; what it waits for is stall of this cause."""
         since = self.machine.env.now
@@ -86,3 +127,13 @@ class AbstractSchedule(ABC):
         now = self.machine.env.now
         self.step_ends.append(now)
         self.stalls.append(now - since)
+
+
+def refuse_below_1(name: str, value: int) -> None:
+    """Refuse an option that must be a number of something.
+
+    Raises:
+        ConfigError: It is below 1.
+    """
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}: it is a number of them")

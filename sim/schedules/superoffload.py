@@ -10,27 +10,30 @@ from __future__ import annotations
 import simpy
 
 from sim.machine import Machine, Process
+from sim.memory.parts import Part
+from sim.memory.systems import FLOAT_BYTES, STATE_BYTES, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.system import System
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
 
 _Copied = tuple[float, simpy.Event]
 """Elements of a bucket, and the event of its gradient's arrival on the host."""
 
-_FLOAT_BYTES = 4
 _UPDATE_BYTES = 28
-"""Of DRAM for an element: gradient read 4, master and moments read and written 24. The master
-itself goes up."""
+"""Bytes of DRAM for an element: gradient read 4, master and moments read and written 24. The
+master itself goes up."""
 
 
 class SuperOffload(AbstractSchedule):
     """The host's part behind backward, the device's after it; the next forward waits for both.
 
-    The published design updates before the gradients' norm is known and takes an update back where
-    clipping would have changed it; here none is. DeepSpeed 0.19 starts no host update before
-    backward has ended where gradients are clipped, and then updates and uploads one bucket at a
-    time: that is ``clipping=True``. The passes by which it clips are left out. With several
-    devices each owns an equal part of every bucket.
+    - The published design updates before the gradients' norm is known and takes an update back
+      where clipping would have changed it; here none is.
+    - DeepSpeed 0.19 starts no host update before backward has ended where gradients are clipped,
+      and then updates and uploads one bucket at a time: that is ``clipping=True``. The passes by
+      which it clips are left out.
+    - With several devices each owns an equal part of every bucket.
     """
 
     def __init__(
@@ -60,8 +63,8 @@ class SuperOffload(AbstractSchedule):
 
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
-        machine, costs = self.machine, self.costs
-        seconds = machine.hardware.overheads.step.value + self.update_seconds(self._on_device)
+        machine = self.machine
+        seconds = self.step_overhead + self.update_seconds(self._on_device)
         for step in range(1, num_steps + 1):
             passed = self.compute(step)
             copied = self._send(step, passed)
@@ -77,10 +80,7 @@ class SuperOffload(AbstractSchedule):
             since += machine.env.now - began
             yield from self.wait([updated for updated, _ in updates], "host", step)
             last = updates[-1][1] if updates else on_device
-            gathered = machine.collective(
-                "all-gather", costs.num_params * costs.dtype_bytes, step, last
-            )
-            yield from self.wait([gathered], "h2d", step)
+            yield from self.wait([self.gather(step, last)], "h2d", step)
             self.end_step(since)
 
     def _send(self, step: int, passed: list[simpy.Event]) -> list[_Copied]:
@@ -88,7 +88,7 @@ class SuperOffload(AbstractSchedule):
         machine, copied = self.machine, []
         for elements, event in zip(self._on_host, reversed(passed), strict=True):
             if elements > 0:
-                work = machine.down(elements * _FLOAT_BYTES)
+                work = machine.down(elements * FLOAT_BYTES)
                 copied.append((elements, machine.d2h.submit("grads", step, work, [event])))
         return copied
 
@@ -102,6 +102,29 @@ class SuperOffload(AbstractSchedule):
                 before.append(found[-1][1])
             work = machine.host_work(elements * _UPDATE_BYTES)
             updated = machine.host.submit("adam", step, work, before)
-            work = machine.up(elements * _FLOAT_BYTES)
+            work = machine.up(elements * FLOAT_BYTES)
             found.append((updated, machine.h2d.submit("params", step, work, [updated])))
         return found
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return float32 both ways, and the state of the device's own part (Lian et al. 2025)."""
+    ratio = case.options["ratio"]
+    own = (1 - ratio) * case.params / case.count
+    leaving = case.in_flight * (1 + FLOAT_BYTES / case.size)  # beside its float32 copy
+    device = case.device(
+        Part("optimizer state", "device", STATE_BYTES * own, "of the device's own part"),
+        in_flight=leaving,
+        after=leaving + case.size * own,
+    )
+    host = [
+        Part("masters", "pinned", ratio * FLOAT_BYTES * case.params),
+        Part("gradients", "pinned", ratio * FLOAT_BYTES * case.params),
+        Part("moments", "pageable", ratio * 2 * FLOAT_BYTES * case.params),
+    ]
+    return device, host
+
+
+SUPEROFFLOAD = System(
+    name="superoffload", rule="AdamW exactly", schedule=SuperOffload, memory=_memory
+)

@@ -15,7 +15,13 @@ import simpy
 from sim.machine import Machine, Process
 from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule
-from sim.timing.block_plan import BlockPlan, PlannedBlock, intake_bytes, update_bytes
+from sim.timing.block_plan import (
+    BlockPlan,
+    PlannedBlock,
+    intake_bytes,
+    takes_last_in,
+    update_bytes,
+)
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
@@ -37,6 +43,7 @@ class _SegmentState:
     staging_free: list[simpy.Event] = field(default_factory=list)
     """Host tasks that read its staged gradient."""
     last_update: list[simpy.Event] = field(default_factory=list)
+    """Host task of the last update of its blocks."""
 
 
 class EngineSchedule(AbstractSchedule):
@@ -156,8 +163,7 @@ class EngineSchedule(AbstractSchedule):
         return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
 
     def _step_seconds(self) -> float:
-        overheads = self.machine.hardware.overheads
-        seconds = overheads.step.value + self.plan.on_device / overheads.device_update.value
+        seconds = self.step_overhead + self.update_seconds(self.plan.on_device)
         if not self._releases:
             seconds += sum(self._intake(index) for index in range(len(self.costs.segments)))
         return seconds
@@ -262,7 +268,7 @@ class EngineSchedule(AbstractSchedule):
 
     def _is_fused(self, step: int) -> bool:
         """Whether a window's update takes its last gradient in itself."""
-        return self._config.deferred_moments == "step" or self._calendar.lag(step) <= 1
+        return takes_last_in(self._config, self._calendar.lag(step))
 
     def _update(self, due: list[PlannedBlock], step: int) -> None:
         """Queue the updates of windows that end, segment by segment in backward order."""

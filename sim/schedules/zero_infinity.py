@@ -7,7 +7,6 @@ written, as many at once as there are buffers.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 import simpy
 
 from sim.machine import Machine, Process
-from sim.schedules.schedule import AbstractSchedule
+from sim.memory.parts import Part
+from sim.memory.systems import STATE_BYTES, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, refuse_below_1
+from sim.schedules.system import System
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
-
-_STATE_BYTES = 12
-"""Of an element on the drives: master and two moments in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,55 +60,55 @@ class ZeroInfinity(AbstractSchedule):
                 f"zero_infinity keeps optimizer state on NVMe drives and {machine.hardware.name} "
                 "has none: add nvme to the profile, or take published_zero_offload"
             )
-        for name, value in (("tile", tile), ("buffer_count", buffer_count)):
-            if value < 1:
-                raise ConfigError(
-                    f"{name} must be at least 1, got {value}: it is a number of them"
-                )
-        share = costs.num_params / self.devices
-        count = max(1, math.ceil(share / tile))
-        self._sizes = [min(tile, share - index * tile) for index in range(count)]
+        refuse_below_1("buffer_count", buffer_count)
+        self._sizes = self.pieces("tile", tile)
         # A read waits for its own tile's last write, and for the one that frees its buffers.
-        self._waits_for = sorted({count, buffer_count})
+        self._waits_for = sorted({len(self._sizes), buffer_count})
         self._written: deque[simpy.Event] = deque(maxlen=self._waits_for[-1])
 
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
-        machine, costs = self.machine, self.costs
+        machine = self.machine
         for step in range(1, num_steps + 1):
-            copied = self._send(step)
-            passed = machine.compute("step", machine.hardware.overheads.step.value, step)
-            yield passed
+            copied = self.send(self.compute(step), step, self.costs.dtype_bytes)
+            yield machine.compute("step", self.step_overhead, step)
             since = machine.env.now
             yield from self.wait(copied, "d2h", step)
             tiles = list(self._update(step))
             for tile in tiles:
                 yield from self.wait([tile.read], "nvme", step)
                 yield from self.wait([tile.updated], "host", step)
-            size = costs.num_params * costs.dtype_bytes
-            gathered = machine.collective("all-gather", size, step, tiles[-1].uploaded)
-            yield from self.wait([gathered], "h2d", step)
+            yield from self.wait([self.gather(step, tiles[-1].uploaded)], "h2d", step)
             self.end_step(since)
-
-    def _send(self, step: int) -> list[simpy.Event]:
-        """Queue forward and backward with the copies of each device's share of gradients."""
-        passed, size = self.compute(step), self.costs.dtype_bytes
-        copied = []
-        for segment, event in zip(reversed(self.costs.segments), reversed(passed), strict=True):
-            work = self.machine.down(segment.numel / self.devices * size)
-            copied.append(self.machine.d2h.submit("grads", step, work, [event]))
-        return copied
 
     def _update(self, step: int) -> Iterator[_Tile]:
         """Queue every tile's way from the drives, through the update, and back."""
         machine, size = self.machine, self.costs.dtype_bytes
         for elements in self._sizes:
-            state, written = elements * _STATE_BYTES, self._written
+            state, written = elements * STATE_BYTES, self._written
             before = [written[-ago] for ago in self._waits_for if ago <= len(written)]
             read = machine.nvme_read.submit("state", step, machine.from_drives(state), before)
-            work = machine.host_work(elements * (2 * _STATE_BYTES + 2 * size))
+            work = machine.host_work(elements * (2 * STATE_BYTES + 2 * size))
             updated = machine.host.submit("adam", step, work, [read])
             write = machine.to_drives(state)
             written.append(machine.nvme_write.submit("state", step, write, [updated]))
             uploaded = machine.h2d.submit("params", step, machine.up(elements * size), [updated])
             yield _Tile(read, updated, uploaded)
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return tiles in host memory and state on the drives (Rajbhandari et al. 2021, section 5)."""
+    tile = min(case.params / case.count, case.options["tile"])
+    tiles = float(case.options["buffer_count"] * tile * case.count)
+    host = [
+        Part("gradients", "pinned", case.size * case.params),
+        Part("tiles of state", "pinned", STATE_BYTES * tiles),
+        Part("tiles of weights", "pinned", case.size * tiles),
+        Part("optimizer state", "nvme", STATE_BYTES * case.params),
+    ]
+    return case.device(), host
+
+
+ZERO_INFINITY = System(
+    name="zero_infinity", rule="AdamW exactly", schedule=ZeroInfinity, memory=_memory
+)

@@ -8,11 +8,19 @@ the engine's schedule.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import simpy
+from functools import partial
 
 from sim.machine import Machine, Process
+from sim.memory.parts import Part
+from sim.memory.systems import (
+    FLOAT_BYTES,
+    STATE_BYTES,
+    SystemCase,
+    SystemParts,
+    zero_offload_parts,
+)
 from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.system import System
 from sim.timing.costs import StepCosts
 
 
@@ -21,21 +29,25 @@ class OffloadTraffic:
     """Bytes per parameter of each phase."""
 
     down: float = 2.0
-    """Over the link to the host."""
+    """Bytes over the link to the host."""
     prepare: float = 0.0
-    """Of DRAM before the update: casts, unscaling, clipping."""
+    """Bytes of DRAM before the update: casts, unscaling, clipping."""
     update: float = 28.0
-    """Of DRAM in AdamW: gradient 4 or 2, master and moments read and written 24, weight 2."""
+    """Bytes of DRAM in AdamW: gradient 4 or 2, master and moments twice 12, weight 2."""
     convert: float = 0.0
-    """Of DRAM between update and upload."""
+    """Bytes of DRAM between update and upload."""
     up: float = 2.0
+    """Bytes over the link to the device."""
 
 
 PUBLISHED = OffloadTraffic()
 RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)
-"""DeepSpeed 0.19 with one micro-batch a step: gradients leave as float32, their norm is taken on
-the device; unscaling and clipping read and write them (8); AdamW moves 28; the master is then cast
-into a 16-bit buffer (4 + 2)."""
+"""DeepSpeed 0.19 with one micro-batch a step.
+
+- Gradients leave as float32 (4), and their norm is taken on the device.
+- Unscaling and clipping read and write them (8).
+- AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2).
+"""
 
 
 class ZeroOffload(AbstractSchedule):
@@ -55,22 +67,12 @@ class ZeroOffload(AbstractSchedule):
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
         for step in range(1, num_steps + 1):
-            copied = self._send(step)
-            passed = self.machine.compute("step", self.machine.hardware.overheads.step.value, step)
-            yield passed
+            copied = self.send(self.compute(step), step, self._traffic.down)
+            yield self.machine.compute("step", self.step_overhead, step)
             since = self.machine.env.now
             yield from self.wait(copied, "d2h", step)
             yield from self._update(step)
             self.end_step(since)
-
-    def _send(self, step: int) -> list[simpy.Event]:
-        """Queue forward and backward with the copies of each device's share of gradients."""
-        passed = self.compute(step)
-        copied = []
-        for segment, event in zip(reversed(self.costs.segments), reversed(passed), strict=True):
-            work = self.machine.down(segment.numel / self.devices * self._traffic.down)
-            copied.append(self.machine.d2h.submit("grads", step, work, [event]))
-        return copied
 
     def _update(self, step: int) -> Process:
         machine, traffic = self.machine, self._traffic
@@ -83,7 +85,35 @@ class ZeroOffload(AbstractSchedule):
         updated.append(machine.host.submit("adam", step, work, updated))
         yield from self.wait(updated, "host", step)
         uploaded = machine.h2d.submit("params", step, machine.up(share * traffic.up))
-        gathered = machine.collective(
-            "all-gather", self.costs.num_params * self.costs.dtype_bytes, step, uploaded
-        )
-        yield from self.wait([gathered], "h2d", step)
+        yield from self.wait([self.gather(step, uploaded)], "h2d", step)
+
+
+def _released_memory(case: SystemCase) -> SystemParts:
+    """Return the parts of ZeRO-2 with CPU offload, 28 bytes of an element on the host as measured.
+
+    DeepSpeed issue 7693: master 4, gradient 4, moments 8, 2 of 16-bit weights to upload; the rest
+    is temporaries of unscaling, clipping and the Adam call.
+    """
+    temporary = 28 - STATE_BYTES - FLOAT_BYTES - 2
+    host = [
+        *case.pinned("masters", FLOAT_BYTES),
+        *case.pinned("gradients", FLOAT_BYTES),
+        *case.pinned("weights to upload", 2),
+        Part("moments", "pageable", 2 * FLOAT_BYTES * case.params),
+        Part("temporaries", "pageable", temporary * case.params, "28 bytes measured in all"),
+    ]
+    return case.deepspeed_device(), host
+
+
+PUBLISHED_ZERO_OFFLOAD = System(
+    name="published_zero_offload",
+    rule="AdamW exactly",
+    schedule=ZeroOffload,
+    memory=zero_offload_parts,
+)
+DEEPSPEED_ZERO_OFFLOAD = System(
+    name="deepspeed_zero_offload",
+    rule="AdamW exactly",
+    schedule=partial(ZeroOffload, traffic=RELEASED),
+    memory=_released_memory,
+)

@@ -37,13 +37,15 @@ class SegmentShare:
     """Who owns a segment's elements."""
 
     matrices: int
-    """Split matrices."""
+    """Number of split matrices."""
     split: int
-    """Elements of those."""
+    """Number of elements of split matrices."""
     deferred: int
+    """Number of elements that the host owns."""
     important: int
+    """Number of elements of important columns."""
     resident: int
-    """Elements of parameters that stay on the device whole."""
+    """Number of elements of parameters that stay on the device whole."""
 
 
 class BlockPlan:
@@ -90,11 +92,6 @@ class BlockPlan:
         )
 
     @property
-    def deferred(self) -> int:
-        """Elements that the host owns."""
-        return sum(share.deferred for share in self.shares)
-
-    @property
     def on_device(self) -> int:
         """Elements that the device updates at every step."""
         return sum(share.important + share.resident for share in self.shares)
@@ -110,6 +107,19 @@ def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int) -> int:
     for block in blocks:
         columns[block.matrix, block.num_rows] += block.num_deferred
     return ring_bytes((count, rows * dtype_bytes) for (_, rows), count in columns.items())
+
+
+def takes_last_in(config: ZenFlowConfig, lag: int) -> bool:
+    """Whether a window's update takes its last gradient in itself."""
+    return config.deferred_moments == "step" or lag <= 1
+
+
+def window_bytes(config: ZenFlowConfig, dtype_bytes: int) -> tuple[int, int]:
+    """Return the DRAM bytes per element of a whole window: of its intake, and of its update."""
+    window, is_fused = config.update_interval, takes_last_in(config, config.effective_lag())
+    taken = range(window - is_fused)
+    intake = sum(intake_bytes(config, dtype_bytes, is_first=index == 0) for index in taken)
+    return intake, update_bytes(config, dtype_bytes, count=window, is_fused=is_fused)
 
 
 def intake_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_first: bool) -> int:

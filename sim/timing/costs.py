@@ -1,7 +1,7 @@
 """Costs: what the parts of one step take, from a workload and a machine.
 
 A `StepCosts` is all that schedules know of a model: segments in the order of forward, each with
-its seconds on the device and its parameters. No torch.
+its seconds on the device and its parameters.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
 SEGMENT_FLOOR = 1 << 14
-"""Parameters; smaller ones of the engine's buckets travel together."""
+"""Least number of parameters of a segment: smaller buckets of the engine travel together."""
 SEGMENTS_AT_LEAST = 32
+"""Number of segments that a model with fewer layers is cut into, where it is large enough."""
 
 _ATTENTION_BACKWARD = 2.5
 """Attention's backward over its forward: five products for two, scores being recomputed
@@ -29,13 +30,13 @@ class Segment:
 
     name: str
     forward: float
-    """Seconds on the device, one micro-batch."""
+    """Seconds of forward on the device, one micro-batch."""
     backward: float
-    """The same, with what is recomputed."""
+    """Seconds of backward, with what is recomputed."""
     matrices: tuple[tuple[int, int], ...]
-    """(O, I) of parameters with at least two dimensions, in order of registration."""
+    """Shapes (O, I) of parameters with at least two dimensions, in order of registration."""
     vectors: int = 0
-    """Elements of all others."""
+    """Number of elements of all other parameters."""
 
     @property
     def numel(self) -> int:
@@ -52,12 +53,15 @@ class StepCosts:
     """
 
     segments: tuple[Segment, ...]
-    """In the order of forward."""
+    """Segments in the order of forward."""
     hardware: HardwareProfile
+    """The machine."""
     dtype_bytes: int = 2
+    """Bytes of an element of the model."""
     accumulation: int = 1
+    """Number of micro-batches of a step."""
     intake_factor: float = 1.0
-    """On the host's bytes for gradients in mid-window; 0 for phases that leave it out."""
+    """Factor on the host's bytes for gradients in mid-window; 0 for phases that leave it out."""
 
     def __post_init__(self) -> None:
         """Check what every schedule relies on."""
@@ -77,26 +81,18 @@ class StepCosts:
 
     @property
     def forward_seconds(self) -> float:
-        """Of one micro-batch."""
+        """Seconds of one micro-batch's forward."""
         return sum(segment.forward for segment in self.segments)
 
     @property
     def backward_seconds(self) -> float:
-        """Of one micro-batch."""
+        """Seconds of one micro-batch's backward."""
         return sum(segment.backward for segment in self.segments)
 
     @property
     def compute_seconds(self) -> float:
         """Forward and backward of all micro-batches of a step."""
         return self.accumulation * (self.forward_seconds + self.backward_seconds)
-
-    def shares(self, config: ZenFlowConfig) -> list[tuple[int, int]]:
-        """Return (split, resident) elements of each segment under a configuration."""
-        found = []
-        for segment in self.segments:
-            split = sum(r * c for r, c in segment.matrices if is_split(r * c, config))
-            found.append((split, segment.numel - split))
-        return found
 
 
 def is_split(numel: int, config: ZenFlowConfig) -> bool:

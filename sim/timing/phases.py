@@ -1,4 +1,4 @@
-"""Costs from phase times: what a published breakdown or a trace says of one step. No torch."""
+"""Costs from phase times: what a published breakdown or a trace says of one step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from sim.hardware.profile import (
     Device,
     EngineOverheads,
-    Figure,
     HardwareProfile,
     Host,
     Link,
+    Quantity,
 )
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
@@ -21,7 +21,7 @@ _NOTHING = 1e-12
 _ENDLESS = 1e18
 """Bytes/s, FLOP/s and bytes that bound nothing."""
 _UPDATE_BYTES = 28
-"""Of DRAM per parameter that the given update stands for."""
+"""Bytes of DRAM per parameter that the given update stands for."""
 
 
 def costs_of_phases(
@@ -97,58 +97,53 @@ def _violations(
 
 
 def _hardware(name: str, d2h: float, h2d: float, host: float) -> HardwareProfile:
-    def figure(value: float) -> Figure:
-        return Figure(value=value, kind="measured", source=name)
+    source = "not part of the phases"
+    unbounded = Quantity(value=_ENDLESS, source=source)
+    nothing, one = Quantity(value=_NOTHING, source=source), Quantity(value=1.0, source=source)
 
-    def unbounded() -> Figure:
-        return Figure(value=_ENDLESS, source="not part of the phases")
-
-    def nothing() -> Figure:
-        return Figure(value=_NOTHING, source="not part of the phases")
-
-    def one() -> Figure:
-        return Figure(value=1.0, source="not part of the phases")
+    def measured(value: float) -> Quantity:
+        return Quantity(value=value, kind="measured", source=name)
 
     return HardwareProfile(
         name=name,
         device=Device(
             name=name,
-            memory=unbounded(),
-            flops={"bfloat16": unbounded()},
-            matmul_efficiency=one(),
-            matmul_latency=nothing(),
-            attention_efficiency=one(),
-            bandwidth=unbounded(),
-            bandwidth_efficiency=one(),
-            launch=nothing(),
+            memory=unbounded,
+            flops={"bfloat16": unbounded},
+            matmul_efficiency=one,
+            matmul_latency=nothing,
+            attention_efficiency=one,
+            bandwidth=unbounded,
+            bandwidth_efficiency=one,
+            launch=nothing,
         ),
         link=Link(
             name=name,
-            d2h=figure(d2h),
-            h2d=figure(h2d),
-            duplex=one(),
-            pageable=one(),
-            latency=nothing(),
+            d2h=measured(d2h),
+            h2d=measured(h2d),
+            duplex=one,
+            pageable=one,
+            latency=nothing,
         ),
         host=Host(
             name=name,
             sockets=1,
             cores=1,
-            dram=unbounded(),
-            dram_bytes=unbounded(),
-            core_bandwidth=figure(host),
-            numa_hop=one(),
-            core_sharing=one(),
+            dram=unbounded,
+            dram_bytes=unbounded,
+            core_bandwidth=measured(host),
+            numa_hop=one,
+            core_sharing=one,
         ),
         overheads=EngineOverheads(
-            host_task=nothing(),
-            copy=nothing(),
-            bucket=nothing(),
-            step=nothing(),
-            select=nothing(),
-            intake_bandwidth=unbounded(),
-            pack_bandwidth=unbounded(),
-            device_update=unbounded(),
+            host_task=nothing,
+            copy=nothing,
+            bucket=nothing,
+            step=nothing,
+            select=nothing,
+            intake_bandwidth=unbounded,
+            pack_bandwidth=unbounded,
+            device_update=unbounded,
         ),
         host_threads=1,
     )

@@ -3,11 +3,13 @@
 import math
 from dataclasses import replace
 
+from autotune.adviser.adviser import Adviser
 from autotune.adviser.process import AbstractAdviserHandle, Ready
+from autotune.constraints import Constraints
 from autotune.decisions.file import DecisionLog
 from autotune.online.controller import TwinController
 from tests.autotune.test_decisions import header
-from tests.autotune.worlds import CONFIG, HERE, SMALL, machine, workload
+from tests.autotune.worlds import CONFIG, HERE, SMALL, twin
 from tests.zenflow.test_report import a_report
 from zenflow.errors import WorkerError
 from zenflow.report import WindowNorms
@@ -82,14 +84,13 @@ def a_controller(
         made.append(Priced(advises or adviser, **(prices or {})))
         return made[-1]
 
+    config = settings.pop("config", CONFIG)
+    constraints = settings.pop("constraints", Constraints())
     controller = TwinController(
-        workload=workload(),
-        profile=machine(),
-        config=settings.pop("config", CONFIG),
-        releases=True,
+        Adviser(twin(config), space, constraints),
+        config=config,
         total_steps=total_steps,
         log=log,
-        space=space,
         make_handle=make_handle,
         **settings,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.constraints import Need, staleness_of
 from autotune.offline.backends import AbstractBackend
-from autotune.offline.objective import Measurement
+from autotune.offline.objective import TrialFigures
 from autotune.space import SearchSpace
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -64,7 +64,7 @@ class Surface(AbstractBackend):
         step = (
             1 + (math.log(knobs.topk_ratio / 0.2)) ** 2 + math.log2(knobs.update_interval / 4) ** 2
         )
-        return Measurement(
+        return TrialFigures(
             step_seconds=step + 0.1 * knobs.lag + 0.3 * (not knobs.rolling),
             stall_seconds=0.1 * knobs.lag,
             device_bytes=need.device_bytes,

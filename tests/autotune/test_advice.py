@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.adviser.adviser import Adviser, Question, _Scales
-from autotune.adviser.forecasts import Prospects
+from autotune.adviser.forecasts import Forecasts
 from autotune.constraints import Constraints
 from autotune.efficiency import FITTED
 from autotune.model.refit import Prior
@@ -176,8 +176,8 @@ def test_a_machine_whose_speed_wanders_makes_what_was_measured_long_ago_uncertai
     def error(factors):
         stretches = [truth.stretch(0, other)]
         stretches += [truth.stretch(i, HERE, slower=f) for i, f in enumerate(factors, start=1)]
-        prospects = Prospects.of(question(stretches), twin(), FITTED, SPACE.select_intervals)
-        return prospects.as_it_is(other).error
+        forecasts = Forecasts.of(question(stretches), twin(), FITTED, SPACE.select_intervals)
+        return forecasts.as_it_is(other).error
 
     waves = [math.exp(0.2 * math.sin(i / 6)) for i in range(20)]
     assert error(waves) > 1.7 * error([1.0] * 20)
@@ -241,7 +241,7 @@ def test_the_same_question_has_the_same_answer_by_the_same_way():
     assert ways[0] == ways[1]
 
 
-def test_what_is_barred_is_tried_only_where_the_gain_exceeds_its_error():
+def test_what_is_barred_is_tried_only_where_the_gain_is_sure():
     truth, advises = Truth(h2d=2.5), adviser()
     first = truth.stretch(0, HERE)
     told = advises.advise(question([first]))
@@ -265,9 +265,9 @@ def test_what_is_barred_must_promise_as_many_errors_as_a_trial_must_show():
 
     def value(gain, barred):
         asked = question([truth.stretch(0, HERE)], barred=frozenset(barred), stretches_left=50)
-        prospects = Prospects.of(asked, twin(), FITTED, SPACE.select_intervals)
-        outlook = replace(prospects.as_it_is(other), gain=gain, error=0.02)
-        return _Scales(prospects)._value(outlook)
+        forecasts = Forecasts.of(asked, twin(), FITTED, SPACE.select_intervals)
+        setting = replace(forecasts.as_it_is(other), gain=gain, error=0.02)
+        return _Scales(forecasts)._value(setting)
 
     lost = [replace(other, select_interval=0)]
     alike = [replace(lost[0], topk_ratio=1.5 * other.topk_ratio)]

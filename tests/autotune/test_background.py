@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from autotune.adviser.adviser import Adviser
-from autotune.adviser.process import BackgroundAdviser, InlineAdviser, Ready
+from autotune.adviser.process import BackgroundAdviser, Ready
 from tests.autotune.worlds import (
     FAIL,
     PRINT,
@@ -74,17 +74,14 @@ def is_alive(pid):
 
 def test_its_answers_are_those_that_one_would_get_here():
     asked = a_question([Truth(h2d=2.0).stretch(0, Truth().best(SPACE.grid()))], seed=2)
-    inline = InlineAdviser(Adviser(twin(), SPACE))
     handle = BackgroundAdviser(Adviser(twin(), SPACE))
     try:
-        for answers in (inline, handle):
-            ready = next_answer(answers)
-            assert isinstance(ready, Ready)
+        ready = next_answer(handle)
+        assert isinstance(ready, Ready)
         assert ready.seconds > 0
         assert ready.seconds_per_forecast > 0
-        for answers in (inline, handle):
-            answers.ask(asked)
-        mine, its = next_answer(inline), next_answer(handle)
+        handle.ask(asked)
+        mine, its = Adviser(twin(), SPACE).advise(asked), next_answer(handle)
         # What is known from before is not simulated again: the process has begun with one.
         uncounted = {"seconds": 0.0, "num_simulated": 0}
         assert replace(mine, **uncounted) == replace(its, **uncounted)

@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.efficiency import BOUND, FITTED, EnergyCurve, efficiency
+from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 START = Knobs.of(ZenFlowConfig())
+
+BOUND = DelayCost(scale=1.0, lag_weight=1.0, power=1.0)
+"""The paper's bound, for a rule without exact moments, scaled steps and prediction."""
 
 costs = st.sampled_from([BOUND, FITTED])
 shares = st.floats(0.0, 1.0)
@@ -25,36 +28,36 @@ settings_of_windows = st.builds(
 
 @given(settings_of_windows, shares, costs)
 def test_an_efficiency_is_a_share_and_one_where_nothing_is_deferred(knobs, rho, cost):
-    assert 0 < efficiency(knobs, rho, cost) <= 1
-    assert efficiency(knobs, 0.0, cost) == 1
+    assert 0 < cost.of(knobs, rho) <= 1
+    assert cost.of(knobs, 0.0) == 1
 
 
 @given(settings_of_windows, st.floats(0.01, 0.99), costs)
 def test_more_delay_and_more_deferred_energy_are_worth_less(knobs, rho, cost):
-    worth = efficiency(knobs, rho, cost)
+    worth = cost.of(knobs, rho)
     interval = knobs.update_interval
-    assert efficiency(replace(knobs, update_interval=interval + 1), rho, cost) < worth
-    assert efficiency(knobs, rho + 0.01, cost) < worth
+    assert cost.of(replace(knobs, update_interval=interval + 1), rho) < worth
+    assert cost.of(knobs, rho + 0.01) < worth
     if knobs.lag is not None and knobs.lag < interval:
-        assert efficiency(replace(knobs, lag=knobs.lag + 1), rho, cost) < worth
+        assert cost.of(replace(knobs, lag=knobs.lag + 1), rho) < worth
 
 
 @given(settings_of_windows, shares, costs)
 def test_a_lag_above_the_window_is_the_window(knobs, rho, cost):
     whole = replace(knobs, lag=knobs.update_interval)
     for lag in (None, knobs.update_interval + 5):
-        assert efficiency(replace(knobs, lag=lag), rho, cost) == efficiency(whole, rho, cost)
+        assert cost.of(replace(knobs, lag=lag), rho) == cost.of(whole, rho)
 
 
 def test_the_bound_is_the_papers():
     knobs = replace(START, update_interval=4, lag=2)
-    assert efficiency(knobs, 0.5, BOUND) == pytest.approx(1 / (1 + 0.5 * (4 - 1 + 2)))
+    assert BOUND.of(knobs, 0.5) == pytest.approx(1 / (1 + 0.5 * (4 - 1 + 2)))
 
 
 @pytest.mark.parametrize("rho", [-0.1, 1.1, float("nan")])
 def test_what_is_no_share_is_refused(rho):
     with pytest.raises(ConfigError, match=r"share of energy in \[0, 1\]"):
-        efficiency(START, rho)
+        FITTED.of(START, rho)
 
 
 @st.composite

@@ -100,3 +100,22 @@ def test_a_controller_goes_on_as_if_never_interrupted(log, tmp_path):
     for state in ({}, {"calls": 3}, {**controller.state_dict(), "steps": "x"}):
         with pytest.raises(CheckpointError, match="not that of a LoggedController"):
             resumed.load_state_dict(state)
+
+
+def test_what_the_controller_runs_beside_the_training_is_asked_about_and_ended(log):
+    class Searching(EveryThird):
+        timeline_steps = 5
+        search_seconds = 1.5
+        is_closed = False
+
+        def close(self):
+            self.is_closed = True
+
+    inner = Searching()
+    controller = LoggedController(inner, log, by="twin", reason=why)
+    assert (controller.timeline_steps, controller.search_seconds) == (5, 1.5)
+    controller.close()
+    assert inner.is_closed
+    plain = LoggedController(EveryThird(), log, by="twin", reason=why)
+    assert (plain.timeline_steps, plain.search_seconds) == (0, 0.0)
+    plain.close()

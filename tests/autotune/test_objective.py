@@ -2,14 +2,14 @@
 
 import pytest
 
-from autotune.efficiency import efficiency
-from autotune.offline.objective import OBJECTIVES, Measurement, dominates, goodput, objectives_of
+from autotune.efficiency import FITTED
+from autotune.offline.objective import OBJECTIVES, TrialFigures, dominates, goodput, objectives_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 KNOBS = Knobs.of(ZenFlowConfig(update_interval=4))
-DONE = Measurement(
+DONE = TrialFigures(
     step_seconds=0.5,
     stall_seconds=0.1,
     device_bytes=2e9,
@@ -21,7 +21,7 @@ DONE = Measurement(
 
 
 def test_goodput_is_tokens_a_second_times_efficiency():
-    assert goodput(DONE, KNOBS) == pytest.approx(2000 * efficiency(KNOBS, 0.75))
+    assert goodput(DONE, KNOBS) == pytest.approx(2000 * FITTED.of(KNOBS, 0.75))
     stale = Knobs.of(ZenFlowConfig(update_interval=16))
     assert goodput(DONE, stale) < goodput(DONE, KNOBS), "the same step time is worth less"
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.model.residual import Evidence, Residual
-from autotune.model.speed_noise import Wander
+from autotune.model.speed_noise import SpeedNoise
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 START = Knobs.of(ZenFlowConfig())
 STRUCTURE, WEIGHT, OFFSET, LEAST_NOISE = 0.06, 4.0, 0.3, 0.005
 WANDER_TIME = 8.0
-RESTLESS = Wander(seen=0.08, white=0.02, num_repeats=9)
+RESTLESS = SpeedNoise(seen=0.08, white=0.02, num_repeats=9)
 
 settings_of_knobs = st.builds(
     lambda k, interval, lag, rolling: replace(
@@ -46,7 +46,7 @@ def place(knobs):
     return np.array([*spread, float(knobs.rolling)])
 
 
-def dense(evidence, one, other, wander):
+def dense(evidence, one, other, speed_noise):
     """Return both settings' mean and the error of their difference, by inverting the matrix."""
     by_setting = {}
     for item in evidence:
@@ -54,7 +54,7 @@ def dense(evidence, one, other, wander):
     centres = [np.median(values) for values in by_setting.values()]
     structure = STRUCTURE
     if len(centres) > 1:
-        squares = len(centres) * max(0.0, np.var(centres, ddof=1) - wander.seen**2)
+        squares = len(centres) * max(0.0, np.var(centres, ddof=1) - speed_noise.seen**2)
         structure = math.sqrt((WEIGHT * STRUCTURE**2 + squares) / (WEIGHT + len(centres)))
 
     def kernel(a, b):
@@ -64,7 +64,7 @@ def dense(evidence, one, other, wander):
     middle = np.median(values)
     gram = np.array([[kernel(a.knobs, b.knobs) for b in evidence] for a in evidence])
     times = np.array([e.time for e in evidence])
-    shared = wander.deviation**2 * np.exp(-abs(times[:, None] - times) / WANDER_TIME)
+    shared = speed_noise.deviation**2 * np.exp(-abs(times[:, None] - times) / WANDER_TIME)
     noise = [max(e.noise, LEAST_NOISE) ** 2 for e in evidence]
     inverse = np.linalg.inv(gram + shared + np.diag(noise))
     cross = np.array([[kernel(e.knobs, knobs) for e in evidence] for knobs in (one, other)])
@@ -75,10 +75,12 @@ def dense(evidence, one, other, wander):
     return means[0], means[1], math.sqrt(max(0.0, variance))
 
 
-@given(evidence_lists, settings_of_knobs, settings_of_knobs, st.sampled_from([Wander(), RESTLESS]))
-def test_the_posterior_is_the_textbooks(evidence, one, other, wander):
-    residual = Residual(evidence, wander)
-    mean_one, mean_other, error = dense(evidence, one, other, wander)
+@given(
+    evidence_lists, settings_of_knobs, settings_of_knobs, st.sampled_from([SpeedNoise(), RESTLESS])
+)
+def test_the_posterior_is_the_textbooks(evidence, one, other, speed_noise):
+    residual = Residual(evidence, speed_noise)
+    mean_one, mean_other, error = dense(evidence, one, other, speed_noise)
     assert residual.mean(one) == pytest.approx(mean_one, abs=1e-6)
     assert residual.mean(other) == pytest.approx(mean_other, abs=1e-6)
     assert residual.error(one, other) == pytest.approx(error, abs=1e-5)

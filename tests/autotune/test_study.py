@@ -19,7 +19,7 @@ from autotune.offline.result import outcome_of
 from autotune.offline.samplers import SAMPLERS
 from autotune.offline.storage import open_storage
 from autotune.offline.study import tune
-from autotune.offline.trial_loop import Task, TrialLoop, open_study
+from autotune.offline.trial_loop import TrialLoop, TuningTask, open_study
 from tests.autotune.surfaces import NUM_SETTINGS, SPACE, Surface, evaluated, last_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -39,7 +39,7 @@ def task(**changes):
         "sampler": "random",
         "num_trials": 12,
     }
-    return Task(**{**values, **changes})
+    return TuningTask(**{**values, **changes})
 
 
 def needs(sampler):

@@ -1,4 +1,4 @@
-"""Tuner: scripted stretches and answers in, moves out."""
+"""TrialRules: scripted stretches and answers in, moves out."""
 
 import json
 from dataclasses import replace
@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.adviser.adviser import Advice, Outlook
+from autotune.adviser.adviser import Advice, ForecastedSetting
 from autotune.efficiency import FITTED, EnergyCurve
 from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL
-from autotune.online.trial_rules import Tuner
+from autotune.online.trial_rules import TrialRules
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
@@ -24,21 +24,23 @@ MOVED = {**NEUTRAL, "d2h": 1.7}
 def a_tuner():
     prior = Prior(NEUTRAL, 0.35)
     curve = EnergyCurve.default()
-    return Tuner(start=START, prior=prior, curve=curve, efficiency=FITTED.of)
+    return TrialRules(start=START, prior=prior, curve=curve, efficiency=FITTED.of)
 
 
-def outlook(knobs, gain=0.0, error=0.01, step=1.0):
-    return Outlook(knobs=knobs, step_seconds=step, efficiency=0.9, gain=gain, error=error)
+def setting(knobs, gain=0.0, error=0.01, step=1.0):
+    return ForecastedSetting(
+        knobs=knobs, step_seconds=step, efficiency=0.9, gain=gain, error=error
+    )
 
 
 def advice(here, best=None, gain=0.1, error=0.01, must_move=False, constants=MOVED):
-    better = None if best is None else outlook(best, gain, error, step=0.9)
+    better = None if best is None else setting(best, gain, error, step=0.9)
     return Advice(
         constants=constants,
-        here=outlook(here),
+        here=setting(here),
         best=better,
         must_move=must_move,
-        peak=better or outlook(here),
+        peak=better or setting(here),
         intervals=(1, 8),
         error=0.0,
         num_simulated=5,

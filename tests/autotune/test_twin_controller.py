@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from autotune.adviser.adviser import Adviser
 from autotune.constraints import Constraints
 from autotune.decisions.file import Decision, WindowRecord, read_decisions
+from autotune.model.twin import Twin
 from autotune.online.controller import TwinController
 from autotune.online.zen_auto import ZenAuto
 from experiments.training.models.decoder import DecoderConfig, LanguageModel
@@ -149,7 +151,7 @@ def test_when_the_budget_is_spent_what_was_seen_is_weighed_anew_until_a_drift():
     before = len(trials)
     run.truth.constants = {**run.truth.constants, "device": 3.0}
     run.take(100)
-    assert controller.tuner.drifts == 1
+    assert controller.rules.drifts == 1
     assert 0 not in [question.num_trials for question in handle.asked[before:]][:1]
 
 
@@ -381,7 +383,7 @@ def trained(controller, link):
         max_grad_norm=1.0,
         controller=controller,
         link=link,
-        timeline_steps=getattr(controller, "timeline_steps", 0),
+        timeline_steps=controller.timeline_steps,
     )
     draw = torch.Generator().manual_seed(1)
     with closing(optimizer):
@@ -403,15 +405,14 @@ SLOW = knobs_at(update_interval=1)
 def test_a_tuned_training_changes_something_and_replays_bit_for_bit():
     rates = {"link.d2h": LINK[0], "link.h2d": LINK[1]}
     notes = Notes()
+    config = SLOW.applied_to(CONFIG)
+    machine = generic_cpu(2, 8e9).with_values(rates)
     controller = TwinController(
-        workload=workload(),
-        profile=generic_cpu(2, 8e9).with_values(rates),
-        config=SLOW.applied_to(CONFIG),
-        releases=True,
+        Adviser(Twin(workload(), machine, config, windows=1), SMALL),
+        config=config,
         total_steps=10 * STEPS,
         log=notes,
         sigma=1.0,
-        space=SMALL,
         make_handle=Priced,
     )
     decisions, weights = trained(controller, PacedLink(*LINK))
@@ -431,9 +432,9 @@ def test_an_answer_from_before_a_drift_is_dropped():
     handle.ask = asked.append  # the answer takes its time
     run.take(60)
     assert asked
-    controller.tuner.drifts += 1
-    before = controller.tuner.here
+    controller.rules.drifts += 1
+    before = controller.rules.here
     handle._answers.append(handle._adviser.advise(asked[0]))
     run.take(1)
-    assert controller.tuner.here == before
-    assert controller.tuner.home is None
+    assert controller.rules.here == before
+    assert controller.rules.home is None

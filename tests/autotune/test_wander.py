@@ -1,4 +1,4 @@
-"""Wander: settings are told apart although the machine's own speed moves."""
+"""SpeedNoise: settings are told apart although the machine's own speed moves."""
 
 import math
 import random
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.speed_noise import Wander, contrast
+from autotune.model.speed_noise import SpeedNoise, paired_gain
 from autotune.model.stretch import Stretch
 from tests.autotune.worlds import HERE, knobs_at
 
@@ -34,9 +34,9 @@ def worth(item):
 
 def test_on_a_steady_machine_the_contrast_is_the_difference_of_the_means():
     measured = [stretch(0, HERE, 1.0), stretch(1, OTHER, 0.8), stretch(2, THIRD, 0.5)]
-    gain, error = contrast(measured, worth, OTHER, HERE)
+    gain, error = paired_gain(measured, worth, OTHER, HERE)
     assert gain == pytest.approx(math.log(1.0 / 0.8))
-    assert error == pytest.approx(Wander().between_neighbours, rel=1e-6)
+    assert error == pytest.approx(SpeedNoise().between_neighbours, rel=1e-6)
 
 
 pieces = st.lists(
@@ -51,19 +51,19 @@ def test_the_contrast_is_the_textbooks_generalised_least_squares(rest):
     """By the normal equations with the inverse written out, in the variance of a weighted sum."""
     rest = [(HERE, 1.0, 0.01), (OTHER, 1.1, 0.01), *rest]
     measured = [stretch(i, knobs, s, noise) for i, (knobs, s, noise) in enumerate(rest)]
-    wander = Wander.of(measured)
+    speed_noise = SpeedNoise.of(measured)
     names = sorted({s.knobs for s in measured}, key=str)
     design = np.array([[s.knobs == k for k in names] for s in measured], float)
     times = np.arange(len(measured))
-    covariance = wander.deviation**2 * np.exp(-abs(times[:, None] - times) / 8.0)
-    covariance += np.diag([max(s.noise, wander.white, 0.005) ** 2 for s in measured])
+    covariance = speed_noise.deviation**2 * np.exp(-abs(times[:, None] - times) / 8.0)
+    covariance += np.diag([max(s.noise, speed_noise.white, 0.005) ** 2 for s in measured])
     inverse = np.linalg.inv(covariance)
     sides = np.array([1.0 if k == OTHER else -1.0 if k == HERE else 0.0 for k in names])
     weights = sides @ np.linalg.inv(design.T @ inverse @ design) @ design.T @ inverse
-    gain, error = contrast(measured, worth, OTHER, HERE)
+    gain, error = paired_gain(measured, worth, OTHER, HERE)
     assert gain == pytest.approx(weights @ [worth(s) for s in measured], abs=1e-8)
     assert error == pytest.approx(math.sqrt(weights @ covariance @ weights), rel=1e-6)
-    back, same = contrast(measured, worth, HERE, OTHER)
+    back, same = paired_gain(measured, worth, HERE, OTHER)
     assert (back, same) == (pytest.approx(-gain, abs=1e-12), pytest.approx(error))
 
 
@@ -83,7 +83,7 @@ def test_a_setting_that_was_measured_in_a_fast_minute_is_not_taken_for_a_fast_on
         knobs: np.mean([worth(s) for s in measured if s.knobs == knobs]) for knobs in (HERE, OTHER)
     }
     assert mean[OTHER] - mean[HERE] > 0.05, "what the plain means would say"
-    gain, error = contrast(measured, worth, OTHER, HERE)
+    gain, error = paired_gain(measured, worth, OTHER, HERE)
     assert gain == pytest.approx(-0.02, abs=2 * error)
     assert gain < 0
     assert error < 0.04
@@ -92,22 +92,26 @@ def test_a_setting_that_was_measured_in_a_fast_minute_is_not_taken_for_a_fast_on
 def test_what_wanders_is_told_from_noise():
     rng = random.Random(0)
     white = [stretch(i, HERE, math.exp(rng.gauss(0, 0.05))) for i in range(200)]
-    seen = Wander.of(white)
+    seen = SpeedNoise.of(white)
     assert seen.white == pytest.approx(0.05, rel=0.2)
     assert seen.seen < 0.02
     slow = [stretch(i, HERE, math.exp(0.1 * math.sin(i / 15))) for i in range(200)]
-    seen = Wander.of(slow)
+    seen = SpeedNoise.of(slow)
     assert seen.seen == pytest.approx(0.1 / math.sqrt(2), rel=0.15)
     assert seen.white < 0.01
 
 
 def test_without_repeats_the_machine_is_any_machine():
-    assert Wander.of([]) == Wander.of([stretch(0, HERE, 1.0), stretch(1, OTHER, 2.0)]) == Wander()
+    assert (
+        SpeedNoise.of([])
+        == SpeedNoise.of([stretch(0, HERE, 1.0), stretch(1, OTHER, 2.0)])
+        == SpeedNoise()
+    )
 
 
 def test_a_machine_that_is_steady_for_long_is_believed_to_be():
     def deviation(count):
-        return Wander.of([stretch(i, HERE, 1.0) for i in range(count)]).deviation
+        return SpeedNoise.of([stretch(i, HERE, 1.0) for i in range(count)]).deviation
 
     assert deviation(2) == pytest.approx(0.03 * math.sqrt(2 / 3))
     assert deviation(24) < 0.01
@@ -116,4 +120,4 @@ def test_a_machine_that_is_steady_for_long_is_believed_to_be():
 def test_neighbours_tell_more_than_stretches_far_apart():
     near = [stretch(0, HERE, 1.0), stretch(1, OTHER, 1.0)]
     far = [near[0], replace(near[1], index=40)]
-    assert contrast(near, worth, HERE, OTHER)[1] < 0.6 * contrast(far, worth, HERE, OTHER)[1]
+    assert paired_gain(near, worth, HERE, OTHER)[1] < 0.6 * paired_gain(far, worth, HERE, OTHER)[1]

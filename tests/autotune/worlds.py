@@ -6,8 +6,8 @@ import subprocess
 import time
 from dataclasses import replace
 
-from autotune.adviser.adviser import Advice, Outlook, Question
-from autotune.efficiency import EnergyCurve, efficiency
+from autotune.adviser.adviser import Advice, ForecastedSetting, Question
+from autotune.efficiency import FITTED, EnergyCurve
 from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL, Twin
@@ -76,7 +76,7 @@ class Truth:
 
     def progress(self, knobs):
         """Return steps of AdamW's worth per second, selections aside."""
-        return efficiency(knobs, self.rho(knobs)) / self.forecast(knobs).step_seconds
+        return FITTED.of(knobs, self.rho(knobs)) / self.forecast(knobs).step_seconds
 
     def best(self, settings):
         return max(settings, key=self.progress)
@@ -119,7 +119,9 @@ class StandIn:
             os.write(1, b"written\n")
             subprocess.run(["echo", "echoed"], check=True)
         knobs = question.here
-        here = Outlook(knobs=knobs, step_seconds=1.0, efficiency=1.0, gain=0.0, error=0.0)
+        here = ForecastedSetting(
+            knobs=knobs, step_seconds=1.0, efficiency=1.0, gain=0.0, error=0.0
+        )
         best = replace(here, knobs=self.bests.pop(0), gain=0.1) if self.bests else None
         return Advice(
             constants=NEUTRAL,

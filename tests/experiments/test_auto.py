@@ -6,12 +6,13 @@ import torch
 from rich.console import Console
 
 from autotune.decisions.file import DecisionLog, read_decisions, read_header
+from autotune.online.controller import SIGMAS
 from autotune.online.logged_controller import LoggedController
 from experiments.commands.config_file import read_config_file, settle_auto
 from experiments.output.progress import Reporter
 from experiments.training.settings import COMPARED, TrainSettings
 from experiments.training.step_log import remove_results
-from experiments.training.tuned.controllers import machine_of
+from experiments.training.tuned.controllers import machine_of, source_of
 from experiments.training.tuning_rules import CHOSEN_KNOBS
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
@@ -149,18 +150,21 @@ def test_other_strategies_of_a_comparison_are_not_tuned():
 def test_the_twin_starts_from_the_profile_or_the_table_or_any_machine_of_the_kind(tmp_path):
     name = "hgx-h100"
     auto = {"controller": "both", "link": (2e9, 3e9)}
-    found, table = machine_of(TrainSettings(**auto, hardware=name), is_cpu=False)
+    by_table, unknown = TrainSettings(**auto, hardware=name), TrainSettings(**auto)
+    found = machine_of(by_table, is_cpu=False)
     assert found.device == find_machine(name).device
     assert found.num_devices == 1
     assert (found.link.d2h.value, found.link.h2d.value) == (2e9, 3e9)
     write_profile(find_machine(name), tmp_path / "profile.json")
     by_profile = TrainSettings(controller="both", profile=str(tmp_path / "profile.json"))
-    assert machine_of(by_profile, is_cpu=False)[0] == find_machine(name)
-    some_cpu, generic = machine_of(TrainSettings(**auto), is_cpu=True)
+    assert machine_of(by_profile, is_cpu=False) == find_machine(name)
+    some_cpu = machine_of(unknown, is_cpu=True)
     assert some_cpu.device.is_cpu
     assert some_cpu.link.d2h.value == 2e9
-    assert not machine_of(TrainSettings(controller="both"), is_cpu=False)[0].device.is_cpu
-    assert machine_of(by_profile, is_cpu=False)[1] < table < generic
+    assert not machine_of(unknown, is_cpu=False).device.is_cpu
+    sources = [source_of(settings) for settings in (by_profile, by_table, unknown)]
+    assert sources == ["calibrated", "table", "generic"]
+    assert SIGMAS[sources[0]] < SIGMAS[sources[1]] < SIGMAS[sources[2]]
     with pytest.raises(ConfigError, match=r"profile\.json is of a GPU, but .* is a CPU"):
         machine_of(by_profile, is_cpu=True)
     with pytest.raises(ConfigError, match="can't be read"):

@@ -16,7 +16,7 @@ import experiments
 from autotune.adviser.adviser import Adviser
 from autotune.constraints import needs_of
 from autotune.model.stretch import Stretch
-from autotune.online.trial_rules import Tuner
+from autotune.online.trial_rules import TrialRules
 from autotune.space import SearchSpace
 from experiments.studies.hidden_machines import study as tuning_study
 from experiments.studies.hidden_machines.machine import CASES, CONFIG, HiddenMachine, case_of
@@ -182,7 +182,7 @@ def test_searches_keep_to_what_fits_and_end_with_the_best_measured(name):
 def test_the_twin_asks_for_nothing_once_no_stretch_is_left(monkeypatch):
     method = METHODS["twin"](replace(problem(1), num_windows=1))
     first = method.next_knobs()
-    monkeypatch.setattr(Tuner, "wants_advice", True)
+    monkeypatch.setattr(TrialRules, "wants_advice", True)
     monkeypatch.setattr(Adviser, "advise", None)
     method.record(HiddenMachine(1).measure(first))
     assert method.final_knobs() == first

@@ -10,27 +10,26 @@ from hypothesis import strategies as st
 
 from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
-from sim.hardware.profile import Figure, HardwareProfile
+from sim.hardware.profile import HardwareProfile, Quantity
 from sim.hardware.quantities import read_table
 from sim.names import fold
 from zenflow.errors import ConfigError
 
 FINDERS = {
-    "device": (catalog.device_names, find_device),
-    "host": (catalog.host_names, find_host),
-    "link": (catalog.link_names, catalog.find_link),
-    "fabric": (catalog.fabric_names, catalog.find_fabric),
-    "nvme": (catalog.nvme_names, catalog.find_nvme),
-    "machine": (catalog.machine_names, find_machine),
+    "device": find_device,
+    "host": find_host,
+    "link": catalog.find_link,
+    "fabric": catalog.find_fabric,
+    "nvme": catalog.find_nvme,
+    "machine": find_machine,
 }
 
 
 @pytest.mark.parametrize("kind", FINDERS)
 def test_every_name_is_found_and_made(kind):
-    names, find = FINDERS[kind]
-    assert names()
-    for name in names():
-        assert find(name).name == name
+    assert catalog.names(kind)
+    for name in catalog.names(kind):
+        assert FINDERS[kind](name).name == name
 
 
 @pytest.mark.parametrize(
@@ -52,14 +51,14 @@ def test_devices_have_the_names_that_people_and_torch_give_them(spoken, name):
 
 @given(data=st.data())
 def test_case_and_separators_do_not_matter(data):
-    names, find = FINDERS[data.draw(st.sampled_from(sorted(FINDERS)))]
-    name = data.draw(st.sampled_from(names()))
+    kind = data.draw(st.sampled_from(sorted(FINDERS)))
+    name = data.draw(st.sampled_from(catalog.names(kind)))
     spoken = "".join(
         data.draw(st.sampled_from([c.upper(), c.lower()]))
         + data.draw(st.sampled_from(["", " ", "_"]))
         for c in name.replace("-", data.draw(st.sampled_from(["", " ", "_", "-"])))
     )
-    assert find(spoken).name == name
+    assert FINDERS[kind](spoken).name == name
 
 
 @pytest.mark.parametrize("kind", FINDERS)
@@ -75,7 +74,7 @@ def test_no_name_stands_for_two_things(kind):
 
 @pytest.mark.parametrize("kind", FINDERS)
 def test_an_unknown_name_is_refused(kind):
-    find = FINDERS[kind][1]
+    find = FINDERS[kind]
     with pytest.raises(ConfigError, match=f"there is no {kind} 'qqq': known are "):
         find("qqq")
 
@@ -96,7 +95,7 @@ def test_two_sockets_have_twice_the_memory():
         find_host("2x-desktop-ddr5")
 
 
-@pytest.mark.parametrize("name", catalog.machine_names())
+@pytest.mark.parametrize("name", catalog.names("machine"))
 def test_machines_assemble_with_one_device_and_with_all(name):
     whole, one = find_machine(name), find_machine(name, 1)
     assert isinstance(whole, HardwareProfile)
@@ -141,7 +140,7 @@ def test_overheads_of_a_gpu_follow_its_bandwidth():
     assert made.intake_bandwidth.value == pytest.approx(reached)
     assert made.pack_bandwidth.value == pytest.approx(reached / 2)
     assert made.device_update.value == pytest.approx(reached / 30)
-    given = replace(made, copy=Figure(value=1.0))
+    given = replace(made, copy=Quantity(value=1.0))
     assert assemble(device, "xeon-8480c", "pcie5", overheads=given).overheads is given
 
 
@@ -158,7 +157,7 @@ def test_a_product_of_a_tenth_of_2048_cubed_runs_at_half_of_an_a100():
 
 
 def test_a_found_device_is_the_callers_own():
-    find_device("a100").flops["float16"] = Figure(value=1.0)
+    find_device("a100").flops["float16"] = Quantity(value=1.0)
     assert find_device("a100").flops["float16"].value == 312e12
 
 

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from sim.hardware.profile import KINDS, Device, EngineOverheads, Fabric, Figure, Host, Link, Nvme
-from sim.hardware.quantities import UNITS, dimension_of, figure_of, read_table, record_of
+from sim.hardware.profile import KINDS, Device, EngineOverheads, Fabric, Host, Link, Nvme, Quantity
+from sim.hardware.quantities import UNITS, dimension_of, quantity_of, read_table, record_of
 from zenflow.errors import ConfigError
 
 TABLES = ("devices", "hosts", "links", "fabrics", "nvme", "overheads")
@@ -47,7 +47,7 @@ def test_no_figure_stands_bare(table):
 def test_every_figure_of_a_record_has_a_dimension():
     records = (Device, Link, Fabric, Host, Nvme, EngineOverheads)
     for item in itertools.chain.from_iterable(map(fields, records)):
-        if "Figure" in str(item.type):
+        if "Quantity" in str(item.type):
             assert dimension_of(item.name) in {dimension for dimension, _, _ in UNITS.values()}
     with pytest.raises(ConfigError, match="nothing says what colour measures"):
         dimension_of("colour")
@@ -67,8 +67,8 @@ def test_every_figure_of_a_record_has_a_dimension():
     ],
 )
 def test_units_become_si(value, unit, field, expected):
-    found = figure_of({**CELL, "value": value, "unit": unit}, field, "x")
-    assert found == Figure(value=found.value, kind="measured", source="nvbandwidth")
+    found = quantity_of({**CELL, "value": value, "unit": unit}, field, "x")
+    assert found == Quantity(value=found.value, kind="measured", source="nvbandwidth")
     assert found.value == pytest.approx(expected, rel=1e-15)
 
 
@@ -89,12 +89,12 @@ def test_units_become_si(value, unit, field, expected):
 )
 def test_a_wrong_cell_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        figure_of({**CELL, **change}, "d2h", "mine")
+        quantity_of({**CELL, **change}, "d2h", "mine")
 
 
 def test_a_bare_number_is_refused():
     with pytest.raises(ConfigError, match="a cell is a table of value, unit, kind, source"):
-        figure_of(25e9, "d2h", "mine")
+        quantity_of(25e9, "d2h", "mine")
 
 
 def test_an_entry_with_a_cell_too_few_or_too_many_is_refused():

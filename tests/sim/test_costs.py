@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
-from sim.hardware.profile import Figure
+from sim.hardware.profile import Quantity
 from sim.models.table import find_model
 from sim.models.workload import LayerWork, Workload
 from sim.timing.costs import SEGMENT_FLOOR, Segment, costs_of, cut, layer_seconds
@@ -14,7 +14,7 @@ from zenflow.errors import ConfigError
 
 
 def figure(value):
-    return Figure(value=value, kind="spec", source="test")
+    return Quantity(value=value, kind="spec", source="test")
 
 
 def device(**changes):

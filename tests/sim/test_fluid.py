@@ -12,6 +12,12 @@ from sim.lanes import HostLane, Recording, Work
 from zenflow.errors import ConfigError
 
 
+def send(network, kind, num_bytes):
+    """Begin a flow; return it, and the event of its end."""
+    done = network.env.event()
+    return network.send(kind, num_bytes, done.succeed), done
+
+
 def run(starts):
     """Return the network after flows of (start, bytes, kind), and when each of them ended."""
     env = simpy.Environment()
@@ -20,7 +26,7 @@ def run(starts):
 
     def flow(index, start, num_bytes, kind):
         yield env.timeout(start)
-        yield network.send(kind, num_bytes).done
+        yield send(network, kind, num_bytes)[1]
         ends[index] = env.now
 
     for index, start in enumerate(starts):
@@ -90,15 +96,14 @@ def test_a_stopped_flow_keeps_what_it_had_left_and_leaves_the_rest_to_others():
     # Two of 6 bytes at 1 byte/s each; the first is stopped at 2 s, the second then has both.
     env = simpy.Environment()
     network, link = FluidNetwork(env), Resource("link", 2.0)
-    first, second = (network.send(FlowKind(name, {link: 1}), 6.0) for name in "ab")
+    (first, end), (_, second_end) = (send(network, FlowKind(n, {link: 1}), 6.0) for n in "ab")
     env.run(until=2.0)
     assert network.stop(first) == pytest.approx(4.0)
-    env.run(until=second.done)
+    env.run(until=second_end)
     assert env.now == pytest.approx(4.0)
-    assert not first.done.triggered
+    assert not end.triggered
     assert network.carried(link) == pytest.approx(8.0)
-    again = network.send(first.kind, first.remaining)
-    env.run(until=again.done)
+    env.run(until=send(network, first.kind, first.remaining)[1])
     assert env.now == pytest.approx(6.0)
     assert network.carried(link) == pytest.approx(12.0)
 
@@ -106,7 +111,7 @@ def test_a_stopped_flow_keeps_what_it_had_left_and_leaves_the_rest_to_others():
 def test_a_flow_that_has_ended_has_nothing_left_to_stop():
     env = simpy.Environment()
     network = FluidNetwork(env)
-    flow = network.send(FlowKind("copy", {Resource("link", 1.0): 1}), 1.0)
+    flow, _ = send(network, FlowKind("copy", {Resource("link", 1.0): 1}), 1.0)
     env.run()
     assert network.stop(flow) == 0.0
 
@@ -228,14 +233,14 @@ def test_stopping_a_flow_and_sending_what_it_had_left_loses_no_byte(crowd, momen
     resources, starts = crowd
     env = simpy.Environment()
     network = FluidNetwork(env)
-    flows = [network.send(kind, size) for _, size, kind in starts]
+    flows = [send(network, kind, size)[0] for _, size, kind in starts]
     env.run(until=moment)
     flow = flows[chosen % len(flows)]
     left = network.stop(flow)
     assert 0 <= left < flow.num_bytes
-    again = network.send(flow.kind, left)
+    _, end = send(network, flow.kind, left)
     env.run()
-    assert again.done.processed
+    assert end.processed
     for resource in resources:
         moved = sum(size * kind.uses.get(resource, 0.0) for _, size, kind in starts)
         assert network.carried(resource) == pytest.approx(moved, rel=1e-6)
@@ -251,7 +256,7 @@ def test_a_bandwidth_with_which_nothing_ends_is_refused(capacity):
 def test_a_size_that_never_ends_is_refused(num_bytes):
     kind = FlowKind("copy", {Resource("link", 1.0): 1})
     with pytest.raises(ConfigError, match="bytes must be"):
-        FluidNetwork(simpy.Environment()).send(kind, num_bytes)
+        send(FluidNetwork(simpy.Environment()), kind, num_bytes)
 
 
 @pytest.mark.parametrize(

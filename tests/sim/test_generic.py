@@ -29,7 +29,9 @@ def test_a_generic_cpu_is_one_that_the_simulator_runs():
 
 def test_every_figure_of_a_generic_cpu_is_a_guess():
     profile = generic_cpu(2, 8e9)
-    guesses = [f for f in profile.figures().values() if f.source == "of no machine in particular"]
+    guesses = [
+        f for f in profile.quantities().values() if f.source == "of no machine in particular"
+    ]
     assert {(f.kind, f.sigma) for f in guesses} == {("estimated", SIGMA)}
     assert len(guesses) > 20
 

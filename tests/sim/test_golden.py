@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.hardware.profile import Fabric, Figure, Nvme
+from sim.hardware.profile import Fabric, Nvme, Quantity
 from sim.machine import Machine
 from sim.simulate import STRATEGIES, Strategy
 from sim.timing.phases import costs_of_phases
@@ -41,7 +41,7 @@ def two_layers(devices=1):
 
 
 def figure(value):
-    return Figure(value=value)
+    return Quantity(value=value)
 
 
 def log(strategy, first, last, devices=1):

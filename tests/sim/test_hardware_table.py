@@ -4,7 +4,7 @@ import pytest
 
 from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
-from sim.hardware.quantities import figure_of, read_table
+from sim.hardware.quantities import quantity_of, read_table
 
 SHARE = (0.05, 1.0)
 RANGES = {
@@ -60,33 +60,33 @@ def entries(table):
 
 
 def limit(table, name):
-    return figure_of(entries(table)[name]["limit"], "limit", name).value
+    return quantity_of(entries(table)[name]["limit"], "limit", name).value
 
 
 def everything():
     """Yield machines in which each part of the table occurs."""
-    for device in catalog.device_names():
+    for device in catalog.names("device"):
         yield assemble(device, "epyc-7742", "pcie4")
-    for host in catalog.host_names():
+    for host in catalog.names("host"):
         yield assemble("a100", host, "pcie4")
-    for link in catalog.link_names():
+    for link in catalog.names("link"):
         yield assemble("a100", "epyc-7742", link)
-    for fabric in catalog.fabric_names():
+    for fabric in catalog.names("fabric"):
         yield assemble("a100", "epyc-7742", "pcie4", fabric=fabric)
-    for nvme in catalog.nvme_names():
+    for nvme in catalog.names("nvme"):
         yield assemble("a100", "epyc-7742", "pcie4", nvme=nvme)
-    for name in catalog.machine_names():
+    for name in catalog.names("machine"):
         yield find_machine(name)
 
 
 def test_every_figure_is_in_its_range():
     for machine in everything():
-        for key, figure in machine.figures().items():
+        for key, figure in machine.quantities().items():
             low, high = RANGES[key]
             assert low <= figure.value <= high, (machine.name, key, figure)
 
 
-@pytest.mark.parametrize("name", catalog.device_names())
+@pytest.mark.parametrize("name", catalog.names("device"))
 def test_devices_do_between_a_few_dozen_and_a_few_hundred_flop_per_byte(name):
     device = find_device(name)
     assert 70 < device.flops["float16"].value / device.bandwidth.value < 500
@@ -96,14 +96,14 @@ def test_devices_do_between_a_few_dozen_and_a_few_hundred_flop_per_byte(name):
         assert device.flops["bfloat16"].value == device.flops["float16"].value
 
 
-@pytest.mark.parametrize("name", catalog.device_names())
+@pytest.mark.parametrize("name", catalog.names("device"))
 def test_peaks_are_dense(name):
     silicon = entries("devices")[name]["silicon"]
     dense = silicon["sms"] * silicon["mhz"] * 1e6 * silicon["flop_per_clock"]
     assert find_device(name).flops["float16"].value == pytest.approx(dense, rel=0.02)
 
 
-@pytest.mark.parametrize("name", catalog.device_names())
+@pytest.mark.parametrize("name", catalog.names("device"))
 def test_bandwidth_is_what_the_memory_carries(name):
     silicon = entries("devices")[name]["silicon"]
     low, high = PIN_GBITS[silicon["memory"]]
@@ -111,20 +111,20 @@ def test_bandwidth_is_what_the_memory_carries(name):
     assert low <= per_pin <= high
 
 
-@pytest.mark.parametrize("name", catalog.link_names())
+@pytest.mark.parametrize("name", catalog.names("link"))
 def test_links_stay_below_their_specification(name):
     link, most = catalog.find_link(name), limit("links", name)
     for figure in (link.d2h, link.h2d):
         assert 0.6 * most < figure.value < 0.95 * most
 
 
-@pytest.mark.parametrize("name", catalog.fabric_names())
+@pytest.mark.parametrize("name", catalog.names("fabric"))
 def test_fabrics_stay_below_their_specification(name):
     reached = catalog.find_fabric(name).bandwidth.value
     assert 0.3 * limit("fabrics", name) < reached < 0.95 * limit("fabrics", name)
 
 
-@pytest.mark.parametrize("name", catalog.host_names())
+@pytest.mark.parametrize("name", catalog.names("host"))
 def test_memory_stays_below_what_its_channels_carry(name):
     host = find_host(name)
     bus = entries("hosts")[name.removeprefix("2x-")]["memory_bus"]

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
-from sim.memory.engine import engine_memory, num_accumulators, rounded
+from sim.memory.engine import engine_memory, num_accumulators
 from sim.memory.need import CONTEXT_BYTES, PROCESS_BYTES, memory_of
-from sim.memory.parts import DeviceParts, Part, fullest
-from sim.memory.systems import RECIPES
+from sim.memory.parts import DeviceParts, Part, fullest, rounded
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Strategy
@@ -223,7 +222,6 @@ def test_several_devices_each_hold_all_of_the_engine_and_share_the_other_systems
 
 
 def test_every_strategy_has_a_memory():
-    assert set(RECIPES) == set(STRATEGIES) - set(PRESETS)
     for name in STRATEGIES:
         need = memory_of(llama_7b(), name, a100())
         assert need.device_bytes > 2 * llama_7b().num_params
@@ -231,6 +229,14 @@ def test_every_strategy_has_a_memory():
         assert need.to_dict()["device_bytes"] == need.device_bytes
     with pytest.raises(ConfigError, match="unknown"):
         memory_of(llama_7b(), "zero_offlaod", a100())
+
+
+def test_an_option_that_a_system_does_not_have_is_refused_before_anything_is_worked_out():
+    with pytest.raises(ConfigError, match=r"take stride: its options are ratio, clipping"):
+        Strategy.of("superoffload", stride=2)
+    made_by_hand = Strategy(name="superoffload", options={"stride": 2})
+    with pytest.raises(ConfigError, match="superoffload does not take stride"):
+        memory_of(llama_7b(), made_by_hand, a100())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.planning.options import Planner, default_reserve
 from sim.planning.plan import plan
-from sim.planning.rules import RULES, distance
+from sim.planning.rules import PRESET_RULES, distance
 from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import costs_of
 from zenflow.config import PRESETS
@@ -182,7 +182,8 @@ def test_other_systems_stand_behind_and_are_never_recommended():
     found = plan(workload("qwen2.5-0.5b"), desktop(64), draws=0)
     names = [option.strategy.name for option in found.options]
     assert names == [*PRESETS, *(n for n in STRATEGIES if n not in PRESETS)]
-    assert set(RULES) == set(STRATEGIES)
+    assert set(PRESET_RULES) == set(PRESETS)
+    assert all(option.rule for option in found.options)
     assert [option.is_ours for option in found.options] == [n in PRESETS for n in names]
     theirs = [name for name in STRATEGIES if name not in PRESETS]
     alone = plan(workload("qwen2.5-0.5b"), desktop(64), strategies=theirs, draws=0)

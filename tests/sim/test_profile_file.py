@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.hardware.catalog import find_machine, machine_names
+from sim.hardware.catalog import find_machine, names
 from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
-from sim.hardware.profile import KINDS, Figure
+from sim.hardware.profile import KINDS, Quantity
 from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server")
@@ -43,7 +43,7 @@ def values_of(name):
     return st.floats(min_value=1, max_value=2) if name == "host.core_sharing" else POSITIVE
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", names("machine"))
 def test_every_machine_of_the_table_comes_back(name, path):
     profile = find_machine(name)
     write_profile(profile, path)
@@ -51,9 +51,9 @@ def test_every_machine_of_the_table_comes_back(name, path):
 
 
 @given(
-    values=st.fixed_dictionaries({name: values_of(name) for name in BASE.figures()}),
+    values=st.fixed_dictionaries({name: values_of(name) for name in BASE.quantities()}),
     figure=st.builds(
-        Figure,
+        Quantity,
         value=POSITIVE | st.integers(min_value=1),
         kind=st.sampled_from(KINDS),
         source=st.text(),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.hardware.profile import Fabric, Figure, HardwareProfile, Nvme
+from sim.hardware.profile import Fabric, HardwareProfile, Nvme, Quantity
 from sim.machine import Machine
 from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import Segment, StepCosts
@@ -90,7 +90,7 @@ def machines(draw, cpu_allowed=True):
 
 
 def figure(value):
-    return Figure(value=value)
+    return Quantity(value=value)
 
 
 ANY_MACHINE = machines()
@@ -260,7 +260,7 @@ def steady_step(costs, strategy):
 
 
 def twice_as_fast(costs, name):
-    value = costs.hardware.figures()[name].value
+    value = costs.hardware.quantities()[name].value
     return replace(costs, hardware=costs.hardware.with_values({name: 2 * value}))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
-from sim.hardware.profile import Fabric, Figure, Nvme
+from sim.hardware.profile import Fabric, Nvme, Quantity
 from sim.machine import Machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
@@ -41,19 +41,19 @@ def costs(
     hardware = replace(
         found.hardware.with_values({"overheads.device_update": PARAMS / on_device}),
         num_devices=devices,
-        fabric=Fabric(name=fabric, bandwidth=Figure(value=MODEL / gather), latency=tiny()),
+        fabric=Fabric(name=fabric, bandwidth=Quantity(value=MODEL / gather), latency=tiny()),
         nvme=Nvme(
             name="drives",
-            read=Figure(value=12 * PARAMS / read),
-            write=Figure(value=12 * PARAMS / write),
-            capacity=Figure(value=1e18),
+            read=Quantity(value=12 * PARAMS / read),
+            write=Quantity(value=12 * PARAMS / write),
+            capacity=Quantity(value=1e18),
         ),
     )
     return replace(found, hardware=hardware, accumulation=accumulation)
 
 
 def tiny():
-    return Figure(value=1e-12)
+    return Quantity(value=1e-12)
 
 
 def predict(costs, name, **options):

@@ -136,7 +136,7 @@ class HiddenMachine:
         """Draw everything that is hidden."""
         rng = np.random.default_rng(self.seed)
         case = case_of(self.seed)
-        figures = case.profile.figures()
+        figures = case.profile.quantities()
         values = {
             name: figures[name].value * math.exp(SIGMA * rng.standard_normal())
             for name in HIDDEN

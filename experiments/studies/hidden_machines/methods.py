@@ -22,7 +22,7 @@ from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL, Twin
 from autotune.offline.samplers import make_sampler
 from autotune.offline.storage import quiet_optuna
-from autotune.online.trial_rules import Tuner
+from autotune.online.trial_rules import TrialRules
 from autotune.space import SearchSpace
 from experiments.studies.hidden_machines.machine import CONFIG, SIGMA, case_of
 from sim.hardware.profile import HardwareProfile
@@ -151,7 +151,7 @@ class TwinMethod(AbstractMethod):
         """Start in the default setting."""
         self._problem = problem
         self._adviser = Adviser(problem.twin, problem.space, problem.constraints)
-        self._tuner = Tuner(
+        self._tuner = TrialRules(
             start=START,
             prior=Prior(NEUTRAL, SIGMA),
             curve=EnergyCurve.default(),

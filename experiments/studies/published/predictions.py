@@ -180,7 +180,7 @@ def interval(setup: AnySetup, quantity: Quantity, draws: int) -> Interval:
 def elasticities(setup: AnySetup, quantity: Quantity, by: float = 0.05) -> dict[str, float]:
     """Return per cent of a time for one per cent of a figure, the largest first."""
     profile, rate, before = hardware_of(setup), rate_of(setup), predict(setup, quantity)
-    figures = profile.figures()
+    figures = profile.quantities()
     found = {}
     for name in _FIGURES:
         if name in figures:  # less of it, since a share can't exceed 1

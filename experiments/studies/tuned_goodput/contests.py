@@ -96,7 +96,7 @@ def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Co
             fixed_best=results[0].progress,
             default=results[1].progress,
             num_decisions=len(tuned.optimizer.decision_log),
-            search_seconds=float(getattr(controller, "search_seconds", 0.0)),
+            search_seconds=controller.search_seconds,
             run_seconds=sum(own.seconds),
         )
 
@@ -132,7 +132,7 @@ def drift(settings: TrainSettings, before: Knobs, after: Knobs, folder: Path) ->
         "steps_per_window": _WINDOW,
         "windows_until_back": back,
         "final": str(tuned.knobs),
-        "search_seconds": float(getattr(controller, "search_seconds", 0.0)),
+        "search_seconds": controller.search_seconds,
         "total_steps": DRIFT_TOTAL,
     }
 
@@ -159,7 +159,7 @@ def _tuner(settings: TrainSettings, folder: Path, stack: ExitStack) -> AbstractC
     log = DecisionLog(folder / f"{time.time_ns()}.jsonl")
     controller = make_controller(build_workbench(settings), log)
     stack.callback(log.close)
-    stack.callback(getattr(controller, "close", lambda: None))
+    stack.callback(controller.close)
     log.start(
         Header(
             settings=settings.to_dict(),

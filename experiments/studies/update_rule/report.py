@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from autotune.efficiency import FITTED, efficiency
+from autotune.efficiency import FITTED
 from experiments.output.provenance import RESULTS
 from experiments.studies.staleness.fit import Exchange
 from experiments.studies.update_rule.design import CENTRE, LADDER_NAMES, LADDER_TEXTS, VARIANTS
@@ -173,7 +173,7 @@ def _efficiencies(
             {
                 "lr": lr, "name": name, "rho": rho, "excess": mean, "fitted_lr": _FITTED_LR,
                 "measured": Exchange(**exchange).share(mean),
-                "model": efficiency(Knobs.of(config), rho, FITTED),
+                "model": FITTED.of(Knobs.of(config), rho),
                 "extrapolated": Exchange(**exchange).share(mean) < exchange["least_share"],
             }
         )  # fmt: skip

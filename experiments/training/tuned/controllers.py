@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +21,9 @@ from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 from zenflow.knobs import Knobs
 
+if TYPE_CHECKING:
+    from autotune.adviser.adviser import Adviser
+
 
 def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
     """Return the controller that the settings name; it writes its decisions to ``log``.
@@ -31,16 +36,12 @@ def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
     if settings.controller == "zen-auto":
         return LoggedController(zen_auto, log, by="zen-auto", reason=lambda: _why(zen_auto))
     # Imported late, as below: a run that is not tuned needs no simulator.
-    from autotune.online.controller import TwinController
+    from autotune.online.controller import SIGMAS, TwinController
 
-    profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
     return TwinController(
-        workload=workload_of(bench),
-        profile=profile,
-        sigma=sigma,
+        bench.adviser or make_adviser(bench),
+        sigma=SIGMAS[source_of(settings)],
         config=bench.config,
-        releases=settings.gradients == "release",
-        constraints=_constraints(bench),
         total_steps=bench.total_steps,
         zen_auto=zen_auto if settings.controller == "both" else None,
         log=log,
@@ -55,23 +56,33 @@ def _why(zen_auto: ZenAuto) -> str:
     return f"gradients that wait are as large as the important ones after {steps:.1f} steps"
 
 
-def start_knobs(bench: Workbench) -> Knobs:
-    """Return the knobs that a tuned run starts from: its preset's, or the nearest within bounds.
+def make_adviser(bench: Workbench) -> Adviser:
+    """Return what searches for a tuned run's settings.
 
     Raises:
-        ConfigError: No setting keeps the bounds; the message says which two conflict.
+        ConfigError: The model can't be simulated, or the machine is unknown.
     """
     from autotune.adviser.adviser import Adviser
     from autotune.model.twin import Twin
 
-    settings, preset = bench.settings, Knobs.of(bench.config)
-    constraints = _constraints(bench)
-    if constraints == Constraints():
-        return preset
-    profile, _ = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    settings = bench.settings
+    profile = machine_of(settings, is_cpu=bench.device.type == "cpu")
     releases = settings.gradients == "release"
-    twin = Twin(workload_of(bench), profile, bench.config, releases=releases)
-    return Adviser(twin, constraints=constraints).start(preset)
+    twin = Twin(workload_of(bench), profile, bench.config, releases=releases, windows=1)
+    return Adviser(twin, constraints=_constraints(bench))
+
+
+def with_start_knobs(bench: Workbench) -> Workbench:
+    """Return a tuned run at its preset's knobs, or at the nearest ones within its bounds.
+
+    Raises:
+        ConfigError: No setting keeps the bounds; the message says which two conflict.
+    """
+    if _constraints(bench) == Constraints():
+        return bench
+    adviser = make_adviser(bench)
+    knobs = adviser.start(Knobs.of(bench.config))
+    return replace(bench, config=knobs.applied_to(bench.config), adviser=adviser)
 
 
 def _constraints(bench: Workbench) -> Constraints:
@@ -87,8 +98,15 @@ def _constraints(bench: Workbench) -> Constraints:
     )
 
 
-def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfile, float]:
-    """Return the machine that the twin starts from, and how far its constants may be off.
+def source_of(settings: TrainSettings) -> str:
+    """Return where the twin's machine comes from, by which its constants may be off."""
+    if settings.profile is not None:
+        return "calibrated"
+    return "generic" if settings.hardware is None else "table"
+
+
+def machine_of(settings: TrainSettings, *, is_cpu: bool) -> HardwareProfile:
+    """Return the machine that the twin starts from.
 
     An emulated link's rates are known, whatever else is not.
 
@@ -96,28 +114,23 @@ def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfil
         settings: Of the run.
         is_cpu: Whether a CPU plays the device.
 
-    Returns:
-        The machine, and the log-normal spread of its constants.
-
     Raises:
         ConfigError: The profile can't be read, the table has no such machine, or its device is
             not of the run's kind.
     """
-    from autotune.online.controller import SIGMAS
     from sim.fitting.refine import on_link
     from sim.hardware.catalog import find_machine
     from sim.hardware.file import read_profile
     from sim.hardware.unknown import generic_cpu, generic_gpu
 
     if settings.profile is not None:
-        found, source = read_profile(settings.profile), "calibrated"
+        found = read_profile(settings.profile)
     elif settings.hardware is not None:
-        found, source = find_machine(settings.hardware, 1), "table"
+        found = find_machine(settings.hardware, 1)
     elif is_cpu:
         found = generic_cpu(usable_cores(), float(hardware()["memory_bytes"]))
-        source = "generic"
     else:
-        found, source = generic_gpu(), "generic"
+        found = generic_gpu()
     if found.device.is_cpu != is_cpu:
         kinds = {True: "a CPU", False: "a GPU"}
         raise ConfigError(
@@ -125,4 +138,4 @@ def machine_of(settings: TrainSettings, *, is_cpu: bool) -> tuple[HardwareProfil
             f"run's device is {kinds[is_cpu]}: give a profile that zenflow calibrate made on it, "
             "or leave it out"
         )
-    return on_link(found, settings.link), SIGMAS[source]
+    return on_link(found, settings.link)

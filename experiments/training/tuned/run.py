@@ -11,7 +11,7 @@ from autotune.decisions.file import DECISIONS, Decision, DecisionLog, Header, re
 from experiments.output.provenance import provenance
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import Workbench
-from experiments.training.tuned.controllers import make_controller, start_knobs
+from experiments.training.tuned.controllers import make_controller, with_start_knobs
 from experiments.training.tuned.replay import replay_controller
 from zenflow.controller import AbstractController
 from zenflow.errors import CheckpointError
@@ -40,7 +40,7 @@ def with_start(bench: Workbench, folder: Path | None) -> Workbench:
     elif folder is not None:
         knobs = read_header(folder / DECISIONS).knobs
     else:
-        knobs = start_knobs(bench)
+        return with_start_knobs(bench)
     return replace(bench, config=knobs.applied_to(bench.config))
 
 
@@ -136,7 +136,7 @@ class Tuning:
     @property
     def search_seconds(self) -> float:
         """CPU seconds that the controller's search has taken."""
-        return float(getattr(self.controller, "search_seconds", 0.0))
+        return self.controller.search_seconds
 
     def summary(self, optimizer: ZenFlowAdamW, run_seconds: float) -> dict[str, Any]:
         """Return what summary.json says of the tuning."""
@@ -153,6 +153,4 @@ class Tuning:
         """End the controller's search and close its file, which can then be resumed."""
         if self.log is not None:
             self.log.close()
-        close = getattr(self.controller, "close", None)
-        if close is not None:
-            close()
+        self.controller.close()
