@@ -1,4 +1,4 @@
-"""``zenflow simulate``: one strategy on one machine, before anything is run. No torch."""
+"""``zenflow simulate``: one strategy on one machine, before anything is run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 
 from experiments.commands.machine_flags import run_flags, simulation_flags
 from experiments.commands.train_flags import given_flags
-from experiments.output.provenance import commit
-from experiments.sweeps.requests import hardware_of, workload_of
+from experiments.output.commit import commit
+from experiments.sweeps.requests import Request, hardware_of, workload_of
 from experiments.traces.facts import TraceFacts
 from sim.hardware.profile import HardwareProfile
 from sim.memory.need import MemoryNeed, gib, memory_of
@@ -45,8 +45,9 @@ _MOST_PARTS = 5
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
     try:
-        hardware, _ = hardware_of(flags)
-        workload = workload_of(flags, hardware)
+        request = Request.of(flags)
+        hardware, _ = hardware_of(request)
+        workload = workload_of(request, hardware)
         strategy = Strategy.of(
             flags["strategy"], releases=flags["gradients"] == "release", **given_flags(context)[1]
         )

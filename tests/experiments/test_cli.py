@@ -192,7 +192,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
         ("model = 5", "model must be text in quotes, but is 5"),
         ("data = [1]", "data must be text in quotes"),
         ('checkpointing = "no"', "checkpointing must be true or false, but is 'no'"),
-        ('link_gbps = "fast"', "link_gbps in .* must be two numbers"),
+        ('link_gbps = "fast"', "link_gbps must be two numbers"),
         ('lr = "fast"\nmodel = 5', "breaks 2 rules"),
     ],
 )
