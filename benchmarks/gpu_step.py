@@ -148,7 +148,7 @@ def take_steps(training: Training, window: int, options: Namespace, budget: floa
     """
     stretch = max(TRACED_STEPS, window)
     started = time.monotonic()
-    warm = max(options.warm_steps, 2 * window)
+    warm: int = max(options.warm_steps, 2 * window)
     training.take(warm)
     for _ in range(max(1, options.steps // stretch)):
         training.take(stretch)

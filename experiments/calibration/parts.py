@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -236,9 +237,8 @@ def measure_link(device: torch.device, sizes: Sequence[int] = _COPY_BYTES) -> Li
         found = []
         for size in sizes:
             source, target = (there, host) if down else (host, there)
-            seconds = timed(
-                lambda s=source[:size], t=target[:size]: t.copy_(s, non_blocking=True), device
-            )
+            copy = partial(target[:size].copy_, source[:size], non_blocking=True)
+            seconds = timed(copy, device)
             found.append(Sample({"call": 1, "byte": size}, seconds))
         return found
 

@@ -7,6 +7,7 @@ table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller ma
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,18 +116,16 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _toml(path: Path, text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib  # standard only from Python 3.11 on
-
-        return tomllib.loads(text)
+    # By name: each Python has one of the two, and a type checker sees one Python.
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
     try:
-        import tomli
+        parser = importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"--config {path}: Python 3.10 reads TOML with tomli (pip install tomli); or write "
             "the same settings as JSON"
         ) from error
-    parsed: dict[str, Any] = tomli.loads(text)
+    parsed: dict[str, Any] = parser.loads(text)
     return parsed
 
 

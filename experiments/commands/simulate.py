@@ -15,7 +15,8 @@ from experiments.output.commit import commit
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from experiments.traces.facts import TraceFacts
 from sim.hardware.profile import HardwareProfile
-from sim.memory.need import MemoryNeed, gib, memory_of
+from sim.memory.need import MemoryNeed, memory_of
+from sim.memory.parts import gib
 from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
 from sim.timing.costs import costs_of

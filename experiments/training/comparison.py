@@ -16,12 +16,13 @@ from experiments.output.plots import RunRecord, draw_comparison, save_figure
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
 from experiments.training.emulated_link import LinkChoice, choose_link
-from experiments.training.loop import MODEL, Outcome, run
+from experiments.training.loop import MODEL, Outcome
 from experiments.training.models.pretrained import find_model, has_weights
+from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.saved.runlock import locked
 from experiments.training.settings import COMPARED, TrainSettings
-from experiments.training.setup import build_workbench, choose_device
+from experiments.training.setup import build_setup, choose_device
 from experiments.training.step_log import read_steps
 from experiments.training.stop import StopRequest
 from zenflow.trace.timeline import Timeline
@@ -45,7 +46,7 @@ def link_choice(settings: TrainSettings) -> LinkChoice | None:
     """Return the emulated link that a comparison needs; None where it has or needs none."""
     if settings.link is not None or choose_device(settings).type != "cpu":
         return None
-    return choose_link(build_workbench(settings))
+    return choose_link(build_setup(settings))
 
 
 def with_link(settings: TrainSettings, reporter: Reporter) -> TrainSettings:
@@ -242,13 +243,16 @@ def stall_removed(
     after = summaries[strategy]
     if not before["stall_seconds"]:
         return None
-    per_step = [summary["stall_seconds"] / summary["steps"] for summary in (after, before)]
+    per_step: list[float] = [
+        summary["stall_seconds"] / summary["steps"] for summary in (after, before)
+    ]
     return 1 - per_step[0] / per_step[1]
 
 
 def eval_loss_ratio(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
     """Return a strategy's held-out loss over on_device's."""
-    mine, base = summaries[strategy]["eval_loss"], summaries["on_device"]["eval_loss"]
+    mine: float | None = summaries[strategy]["eval_loss"]
+    base: float | None = summaries["on_device"]["eval_loss"]
     return mine / base if mine and base else None
 
 
@@ -300,8 +304,9 @@ def _verdict(by_name: Mapping[str, Mapping[str, Any]], strategy: str) -> str:
 
 
 def _speedup(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
-    after = summaries[strategy]["mean_step_seconds"]
-    return summaries["zero_offload"]["mean_step_seconds"] / after if after else None
+    before: float = summaries["zero_offload"]["mean_step_seconds"]
+    after: float = summaries[strategy]["mean_step_seconds"]
+    return before / after if after else None
 
 
 def _is_finished(folder: Path, steps: int | None) -> bool:

@@ -128,7 +128,7 @@ def setting(
 
 
 @functools.cache
-def settings_of(owner: type[Any]) -> Mapping[str, Setting]:
+def settings_of(owner: type) -> Mapping[str, Setting]:
     """Return what each field of a dataclass is, by name; one not of ``setting`` has no help.
 
     Choices of such a field are those of its ``Literal``.
@@ -144,14 +144,14 @@ def written_settings(owner: type) -> tuple[Setting, ...]:
 
 def broken_types(values: Any) -> list[str]:
     """Return which values of a dataclass's object are of another type than their field."""
-    found = settings_of(type(values)).values()
+    found = settings_of(values.__class__).values()
     wrong = (known.typed(getattr(values, known.name))[1] for known in found)
     return [words for words in wrong if words is not None]
 
 
 def broken_rules(values: Any) -> list[str]:
     """Return which values of a dataclass's object break their field's rule."""
-    found = settings_of(type(values)).values()
+    found = settings_of(values.__class__).values()
     wrong = (known.violation(getattr(values, known.name)) for known in found)
     return [words for words in wrong if words is not None]
 

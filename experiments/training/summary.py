@@ -15,7 +15,7 @@ from experiments.traces.facts import TraceFacts
 from experiments.training.step_log import read_steps
 
 if TYPE_CHECKING:
-    from experiments.training.setup import Workbench
+    from experiments.training.setup import RunSetup
     from experiments.training.tuned.run import Tuning
     from zenflow.optimizer import ZenFlowAdamW
     from zenflow.trace.timeline import Timeline
@@ -25,7 +25,7 @@ _LAST_LOSSES = 10
 
 
 def summarize(
-    bench: Workbench,
+    setup: RunSetup,
     optimizer: ZenFlowAdamW,
     folder: Path,
     evaluation: Mapping[str, float],
@@ -34,16 +34,16 @@ def summarize(
 ) -> dict[str, Any]:
     """Return the run's summary from its settings, optimizer, steps.jsonl and last evaluation."""
     rows = read_steps(folder / "steps.jsonl")
-    link, memory = bench.settings.link, optimizer.memory
-    interval, unsettled = bench.config.update_interval, bench.config.full_warm_up_rounds
+    link, memory = setup.settings.link, optimizer.memory
+    interval, unsettled = setup.config.update_interval, setup.config.full_warm_up_rounds
     tuned: dict[str, Any] | None = None
     if tuning is not None:
         tuned = tuning.summary(optimizer, sum(row["seconds"] for row in rows))
         interval = tuned["knobs"]["update_interval"]
         unsettled = max(unsettled, tuned["last_decision_step"])
     return {
-        "strategy": bench.settings.label,
-        "config": bench.config.to_dict(),
+        "strategy": setup.settings.label,
+        "config": setup.config.to_dict(),
         "emulated_link": None
         if link is None
         else {"d2h_bytes_per_second": link[0], "h2d_bytes_per_second": link[1]},
@@ -55,19 +55,19 @@ def summarize(
         "device_bytes_extra": memory.device_extra_bytes,
         "eval_loss": None,
         **evaluation,
-        "planned_steps": bench.total_steps,
-        "model": bench.settings.model,
-        "data": bench.data.name,
-        "device": str(bench.device),
-        "dtype": bench.settings.dtype,
-        "seed": bench.settings.seed,
+        "planned_steps": setup.total_steps,
+        "model": setup.settings.model,
+        "data": setup.data.name,
+        "device": str(setup.device),
+        "dtype": setup.settings.dtype,
+        "seed": setup.settings.seed,
         **provenance(),
     }
 
 
-def described(timeline: Timeline, bench: Workbench, summary: Mapping[str, Any]) -> Timeline:
+def described(timeline: Timeline, setup: RunSetup, summary: Mapping[str, Any]) -> Timeline:
     """Return the run's timeline with what it is of, which a trace file has to say by itself."""
-    settings, machine = bench.settings, summary["hardware"]
+    settings, machine = setup.settings, summary["hardware"]
     facts = TraceFacts(
         strategy=summary["strategy"],
         model=settings.model,
@@ -75,7 +75,7 @@ def described(timeline: Timeline, bench: Workbench, summary: Mapping[str, Any]) 
         batch_size=settings.batch_size,
         sequence=settings.sequence,
         grad_accum=settings.grad_accum,
-        machine=machine["gpu"] if bench.device.type == "cuda" else machine["cpu"],
+        machine=machine["gpu"] if setup.device.type == "cuda" else machine["cpu"],
         commit=summary["commit"],
     )
     return replace(timeline, metadata={**timeline.metadata, **facts.to_metadata()})

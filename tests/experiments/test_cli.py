@@ -71,7 +71,9 @@ def test_a_run_can_be_resumed_from_another_directory(tmp_path, monkeypatch):
 def test_a_run_whose_record_has_a_relative_path_resumes_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "a.txt")
-    monkeypatch.setattr("experiments.cli.located", dict)  # as runs of earlier versions were
+    monkeypatch.setattr(
+        "experiments.commands.train.located", dict
+    )  # as runs of earlier versions were
     out = trained(tmp_path / "run", *FAST, "--data", "a.txt", "--steps", "1")
     assert json.loads((out / "config.json").read_text())["settings"]["data"] == "a.txt"
     monkeypatch.undo()

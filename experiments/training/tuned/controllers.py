@@ -12,7 +12,7 @@ from autotune.online.logged_controller import LoggedController
 from autotune.online.zen_auto import ZenAuto
 from experiments.output.provenance import hardware
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import Workbench, workload_of
+from experiments.training.setup import RunSetup, workload_of
 from sim.hardware.profile import HardwareProfile
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
@@ -20,28 +20,28 @@ from zenflow.host.limits import usable_cores
 from zenflow.knobs import Knobs
 
 
-def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
+def make_controller(setup: RunSetup, log: DecisionLog) -> AbstractController:
     """Return the controller that the settings name; it writes its decisions to ``log``.
 
     Raises:
         ConfigError: The model can't be simulated, the machine is unknown, or no setting meets the
             bounds.
     """
-    settings, zen_auto = bench.settings, ZenAuto(start=bench.config.update_interval)
+    settings, zen_auto = setup.settings, ZenAuto(start=setup.config.update_interval)
     if settings.controller == "zen-auto":
         return LoggedController(zen_auto, log, by="zen-auto", reason=lambda: _why(zen_auto))
     # Imported late, as below: a run that is not tuned needs no simulator.
     from autotune.online.controller import TwinController
 
-    profile, sigma = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    profile, sigma = machine_of(settings, is_cpu=setup.device.type == "cpu")
     return TwinController(
-        workload=workload_of(bench),
+        workload=workload_of(setup),
         profile=profile,
         sigma=sigma,
-        config=bench.config,
+        config=setup.config,
         releases=settings.gradients == "release",
-        constraints=_constraints(bench),
-        total_steps=bench.total_steps,
+        constraints=_constraints(setup),
+        total_steps=setup.total_steps,
         zen_auto=zen_auto if settings.controller == "both" else None,
         log=log,
         seed=settings.seed,
@@ -55,7 +55,7 @@ def _why(zen_auto: ZenAuto) -> str:
     return f"gradients that wait are as large as the important ones after {steps:.1f} steps"
 
 
-def start_knobs(bench: Workbench) -> Knobs:
+def start_knobs(setup: RunSetup) -> Knobs:
     """Return the knobs that a tuned run starts from: its preset's, or the nearest within bounds.
 
     Raises:
@@ -64,21 +64,21 @@ def start_knobs(bench: Workbench) -> Knobs:
     from autotune.adviser.adviser import Adviser
     from autotune.model.twin import Twin
 
-    settings, preset = bench.settings, Knobs.of(bench.config)
-    constraints = _constraints(bench)
+    settings, preset = setup.settings, Knobs.of(setup.config)
+    constraints = _constraints(setup)
     if constraints == Constraints():
         return preset
-    profile, _ = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    profile, _ = machine_of(settings, is_cpu=setup.device.type == "cpu")
     releases = settings.gradients == "release"
-    twin = Twin(workload_of(bench), profile, bench.config, releases=releases)
+    twin = Twin(workload_of(setup), profile, setup.config, releases=releases)
     return Adviser(twin, constraints=constraints).start(preset)
 
 
-def _constraints(bench: Workbench) -> Constraints:
+def _constraints(setup: RunSetup) -> Constraints:
     """Return the bounds that were given; without one a GPU's own memory is."""
-    settings, device_bytes = bench.settings, bench.settings.device_memory
-    if device_bytes is None and bench.device.type == "cuda":
-        device_bytes = float(torch.cuda.get_device_properties(bench.device).total_memory)
+    settings, device_bytes = setup.settings, setup.settings.device_memory
+    if device_bytes is None and setup.device.type == "cuda":
+        device_bytes = float(torch.cuda.get_device_properties(setup.device).total_memory)
     return Constraints(
         device_bytes=device_bytes,
         host_bytes=settings.host_memory,
