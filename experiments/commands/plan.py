@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from experiments.commands.flag_types import Count, Memory
 from experiments.commands.machine_flags import simulation_flags
+from experiments.output.files import strict
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
@@ -75,7 +75,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     if flags["as_json"]:
         command = train_command(found, wishes)
         record = {**found.to_dict(), "notes": notes, "command": command}
-        click.echo(json.dumps(_finite(record), indent=2, allow_nan=False))
+        click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
     else:
         _print(found, notes, wishes)
 
@@ -97,12 +97,3 @@ def _print(plan: Plan, notes: list[str], wishes: Any) -> None:
     if any(option.prediction for option in plan.options):
         console.print(plan_table(plan))
     say(answer(plan, wishes))
-
-
-def _finite(value: Any) -> Any:
-    """Return a record with null for what is not finite, which JSON has no number for."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value

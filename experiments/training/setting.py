@@ -101,6 +101,12 @@ class Setting:
             return tuple(part * self.unit for part in found), None
         return found * self.unit, None
 
+    def written(self, value: Any) -> Any:
+        """Return a value as a file has it, in the file's unit."""
+        if self.unit == 1.0:
+            return value
+        return [v / self.unit for v in value] if self.kind is tuple else value / self.unit
+
 
 def setting(
     default: Any,
