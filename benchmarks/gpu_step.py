@@ -55,7 +55,7 @@ RELEASE, KEEP = "release", "keep"
 CLIP_NORM, LR = 1.0, 1e-4
 DRIFT = "on_device again"
 _LEAST_SECONDS = 60.0
-"""That must be left for another cell to be begun."""
+"""Seconds that must be left for another cell to be begun."""
 
 
 @dataclass(frozen=True)

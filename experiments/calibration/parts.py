@@ -30,7 +30,7 @@ _FLUSHED = 1 << 24
 """Elements of float32 that are walked over to empty a CPU's caches."""
 _COLUMNS = 1024
 _MOMENTS_BYTES = 20
-"""Of DRAM for each parameter in the pass over moments, with float32 gradients."""
+"""Bytes of DRAM traffic for each parameter in the pass over moments, with float32 gradients."""
 _MATRICES = ((256, 256), (512, 512), (512, 1024), (1024, 1024), (1024, 2048))
 _DEFERRED_SHARE = 0.9
 
@@ -65,7 +65,7 @@ class HostRates:
 
     by_threads: dict[int, float]
     beside_copies: float | None = None
-    """With all threads while a GPU copies both ways; None without one."""
+    """Rate with all threads while a GPU copies both ways; None without one."""
 
     @property
     def one_core(self) -> float:

@@ -14,7 +14,10 @@ from sim.fitting.refine import Observation
 from sim.simulate import Strategy
 
 WARM_STEPS = 2
-"""At the start of each turn, at least: what another run has left in the caches is gone by then."""
+"""Least steps at the start of each turn that are not timed.
+
+What another run has left in the caches is gone by then.
+"""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""``zenflow plan``: which setting to use on a machine. Loads no torch and runs nothing."""
+"""``zenflow plan``: which setting to use on a machine. Runs nothing."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ STRATEGY_COLOURS: Mapping[str, str] = {
 _OTHER_COLOUR = "#bbbbbb"
 _BAR_HEIGHT = 0.72
 _LINE_STYLES = ("-", "--", ":")
-"""Of a strategy as it is, and of its variants in turn."""
+"""Line styles of a strategy as it is, and of its variants in turn."""
 _MOST_STEPS = 12
 _MARGIN = 0.03
-"""Of an axis beyond its last point, so that the point's mark is whole."""
+"""Share of an axis that lies beyond its last point, so that the point's mark is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where a result was made and with what, and where records are committed. Loads no torch."""
+"""Where a result was made and with what, and where records are committed."""
 
 from __future__ import annotations
 

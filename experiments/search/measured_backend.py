@@ -24,7 +24,7 @@ from zenflow.report import StepReport
 
 _WINDOWS = 2
 _FEWEST_STEPS = 8
-"""Of a repeat, however short the windows are."""
+"""Least steps of a repeat, however short the windows are."""
 
 
 class MeasuredBackend(AbstractBackend):

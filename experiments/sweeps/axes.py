@@ -23,7 +23,7 @@ Place = Literal["flag", "strategy", "knob", "figure", "machine"]
 
 GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
 MOST_VALUES = 100_000
-"""Of one axis."""
+"""Most values of one axis."""
 _ROUNDING = 1e-9
 """Share of a step by which a range's end may be missed and still be its last value."""
 _UNLIMITED = "S"
@@ -40,7 +40,7 @@ class AxisKind:
     target: str
     """Name of the flag or knob, or dotted name of the figure."""
     parse: Callable[[str], Value]
-    """From a word to a value; raises ``ConfigError``."""
+    """Parser from a word to a value; raises ``ConfigError``."""
     scale: float = 1.0
     """SI units in one of its own."""
     unit: str = ""

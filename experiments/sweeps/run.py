@@ -1,4 +1,4 @@
-"""Run: works through a sweep with a bar, keeps every point, and leaves its table. No torch."""
+"""Run: works through a sweep with a bar, keeps every point, and leaves its table."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Outcome:
     """What a call of `run_sweep` came to."""
 
     rows: dict[int, Row]
-    """Of every point that has one, by index."""
+    """Row of every point that has one, by index."""
     files: list[Path]
     exit_code: int
     """128 + the signal's number where it was interrupted, else 0."""

@@ -43,7 +43,7 @@ class Study:
     answer: Callable[[pd.DataFrame], list[str]]
     draw: Callable[[pd.DataFrame, Sweep], Figure]
     caption: str
-    """Of the picture."""
+    """Caption of the picture."""
 
 
 def _sweep(axes: Sequence[str], request: dict[str, Any], **knobs: Any) -> Sweep:

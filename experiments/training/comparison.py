@@ -36,7 +36,10 @@ COMPARISON = "compare.json"
 PICTURE = "compare.png"
 
 _SECONDS_BESIDE_STEPS = 5.0
-"""Of a run, for what is loaded, evaluated and saved: a guess, until it is measured."""
+"""Seconds of a run beside its steps, to load, evaluate and save.
+
+A guess, until it is measured.
+"""
 
 SHOWN_STEPS = 8
 """Steps of each strategy in the picture."""

@@ -91,7 +91,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(setup.device.type, enabled=half, **scaling)
         self.step = 0
         self.saved_step: int | None = None
-        """Of the newest checkpoint; None if there is none."""
+        """Steps of the newest checkpoint; None if there is none."""
         self.changes: list[dict[str, Any]] = []
         """What was changed when the run was resumed, of what its weights depend on."""
         self._drawn: Generators | None = None

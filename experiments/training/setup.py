@@ -49,7 +49,7 @@ class RunSetup:
     tokenizer: TextTokenizer
     data: TrainingData
     fingerprint: Mapping[str, Any] | None
-    """Of the texts read; None where the data did not come from the settings."""
+    """Fingerprint of the texts read; None where the data did not come from the settings."""
     steps_per_epoch: int
     total_steps: int
 

@@ -1,6 +1,7 @@
 """One run at a time in a folder."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -97,8 +98,11 @@ def test_a_file_system_without_locks_is_used_as_it_is(tmp_path, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with locked(tmp_path / "run"):
-        pass
+    folder = tmp_path / "run"
+    with locked(folder):
+        assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
+        (folder / "steps.jsonl").write_text("{}")
+    assert [path.name for path in folder.iterdir()] == ["steps.jsonl"]
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ class TuningSeries:
     """Pairs (step, by whom)."""
     num_steps: int
     seconds: Sequence[float]
-    """Of each step."""
+    """Seconds of each step."""
     stretches: Sequence[Stretch]
     stalled: Sequence[tuple[float, float]]
     """Pairs (middle step, stalled share) of about ``_BINS`` bins."""

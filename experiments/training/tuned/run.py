@@ -52,7 +52,7 @@ class Tuning:
     log: DecisionLog | None
     """None in a replay, which decides nothing."""
     start: Knobs
-    """In force from the first step on."""
+    """Knobs in force from the first step on."""
     _told: int = field(default=0, init=False)
 
     @classmethod
