@@ -106,8 +106,9 @@ def _interval(
 
 def _draw(prediction: Prediction, hardware: HardwareProfile, path: Path) -> None:
     from experiments.output.plots import draw_timeline, save_figure  # slow to load
+    from experiments.output.run_types import TimedSummary
 
-    summary = {
+    summary: TimedSummary = {
         "strategy": f"{prediction.strategy}, simulated on {hardware.name}",
         "mean_step_seconds": prediction.step_seconds,
         "stall_fraction": prediction.stall_fraction,

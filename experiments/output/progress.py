@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 
 from experiments.output.bar import Bar
 from experiments.output.outlook import Outlook, in_words
+from experiments.output.run_types import StepRow
 
 _SMOOTHING = 0.9
 """Weight of the past in the shown step time and stall share."""
@@ -79,7 +80,7 @@ class Reporter:
         """Show this setting beside the steps to come."""
         self._setting = setting
 
-    def step(self, row: Mapping[str, Any]) -> None:
+    def step(self, row: StepRow) -> None:
         """Show a finished step: its row of the log."""
         done, figures = row["step"], self._figures(row)
         if self._outlook is not None:
@@ -110,10 +111,15 @@ class Reporter:
         seconds = None if self._outlook is None else self._outlook.seconds_left()
         return "" if seconds is None else f"all done in {in_words(seconds)}"
 
-    def _figures(self, row: Mapping[str, Any]) -> str:
-        for name in ("loss", "seconds", "stall_seconds"):
-            old = self._smooth.get(name, row[name])
-            self._smooth[name] = _SMOOTHING * old + (1 - _SMOOTHING) * row[name]
+    def _figures(self, row: StepRow) -> str:
+        now = {
+            "loss": math.nan if row["loss"] is None else row["loss"],
+            "seconds": row["seconds"],
+            "stall_seconds": row["stall_seconds"],
+        }
+        for name, value in now.items():
+            old = self._smooth.get(name, value)
+            self._smooth[name] = _SMOOTHING * old + (1 - _SMOOTHING) * value
         seconds = self._smooth["seconds"]
         share = self._smooth["stall_seconds"] / seconds if seconds else 0.0
         figures = (

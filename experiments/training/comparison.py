@@ -15,6 +15,7 @@ from experiments.output.outlook import Outlook, PlannedRun
 from experiments.output.plots import RunRecord, draw_comparison, save_figure
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
+from experiments.output.run_types import RunSummary
 from experiments.training.emulated_link import LinkChoice, choose_link
 from experiments.training.loop import MODEL, Outcome
 from experiments.training.models.pretrained import find_model, has_weights
@@ -153,7 +154,7 @@ def run_comparison(
     reporter.console.print(table(runs))
     reporter.say(verdict(runs))
     reporter.say(_what_to_look_at(folder))
-    return outcome or Outcome(summary=dict(runs[-1].summary), steps=0, stopped=False)
+    return outcome or Outcome(summary=runs[-1].summary, steps=0, stopped=False)
 
 
 def _planned(settings: TrainSettings, folder: Path | None) -> list[PlannedRun]:
@@ -238,9 +239,7 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
-def stall_removed(
-    summaries: Mapping[str, Mapping[str, Any]], strategy: str = "zenflow"
-) -> float | None:
+def stall_removed(summaries: Mapping[str, RunSummary], strategy: str = "zenflow") -> float | None:
     """Return the share of zero_offload's stall seconds per step that a strategy does not have."""
     before = summaries["zero_offload"]
     after = summaries[strategy]
@@ -252,10 +251,9 @@ def stall_removed(
     return 1 - per_step[0] / per_step[1]
 
 
-def eval_loss_ratio(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
+def eval_loss_ratio(summaries: Mapping[str, RunSummary], strategy: str) -> float | None:
     """Return a strategy's held-out loss over on_device's."""
-    mine: float | None = summaries[strategy]["eval_loss"]
-    base: float | None = summaries["on_device"]["eval_loss"]
+    mine, base = summaries[strategy]["eval_loss"], summaries["on_device"]["eval_loss"]
     return mine / base if mine and base else None
 
 
@@ -295,7 +293,7 @@ def verdict(runs: Sequence[RunRecord]) -> str:
     return "\n".join(_verdict(by_name, name) for name in names)
 
 
-def _verdict(by_name: Mapping[str, Mapping[str, Any]], strategy: str) -> str:
+def _verdict(by_name: Mapping[str, RunSummary], strategy: str) -> str:
     removed, speedup = stall_removed(by_name, strategy), _speedup(by_name, strategy)
     loss = eval_loss_ratio(by_name, strategy)
     if removed is None or speedup is None or loss is None:
@@ -306,7 +304,7 @@ def _verdict(by_name: Mapping[str, Mapping[str, Any]], strategy: str) -> str:
     )
 
 
-def _speedup(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
+def _speedup(summaries: Mapping[str, RunSummary], strategy: str) -> float | None:
     before: float = summaries["zero_offload"]["mean_step_seconds"]
     after: float = summaries[strategy]["mean_step_seconds"]
     return before / after if after else None

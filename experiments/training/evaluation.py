@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from experiments.output.run_types import Evaluation
 from experiments.training.data.batches import IGNORED, Batch
 from experiments.training.setup import RunSetup
 
@@ -23,7 +24,7 @@ def cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def evaluate(setup: RunSetup) -> dict[str, float]:
+def evaluate(setup: RunSetup) -> Evaluation:
     """Return loss (and accuracy) of the model as it is now, on held-out batches."""
     data, device = setup.data, setup.device
     losses = correct = targets = 0.0
@@ -34,7 +35,7 @@ def evaluate(setup: RunSetup) -> dict[str, float]:
         losses += cross_entropy(logits, batch).item() * num_targets
         correct += (logits.argmax(-1) == batch.targets).sum().item()
         targets += num_targets
-    result = {"eval_loss": losses / targets}
+    result: Evaluation = {"eval_loss": losses / targets}
     if data.task == "classification":
         result["eval_accuracy"] = correct / targets
     return result

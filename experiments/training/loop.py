@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from experiments.output.progress import Reporter
+from experiments.output.run_types import Evaluation, RunSummary
 from experiments.training.evaluation import cross_entropy, evaluate, forward
 from experiments.training.models.pretrained import save_model_folder
 from experiments.training.saved.checkpoint import (
@@ -55,7 +56,7 @@ MODEL = "model"
 class Outcome:
     """How a run ended."""
 
-    summary: dict[str, Any]
+    summary: RunSummary
     steps: int
     """Steps taken, those before a resume included."""
     stopped: bool
@@ -139,11 +140,11 @@ class Training:
                 save_or_warn(self, pace)
         self.optimizer.synchronize()
 
-    def _finish(self) -> tuple[dict[str, Any], list[str]]:
+    def _finish(self) -> tuple[RunSummary, list[str]]:
         """Write the run's files, the checkpoint first; return summary and what went wrong."""
         self.rows.flush(self.optimizer.report)
         timeline = self.optimizer.timeline
-        evaluation: dict[str, Any] = {}
+        evaluation: Evaluation = {}
         troubles: list[str] = []
 
         @contextmanager
@@ -173,7 +174,7 @@ class Training:
                 self.reporter.say(missed)
         return summary, troubles
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Evaluation:
         """Return loss (and accuracy) on held-out batches, with the true weights."""
         with self.true_weights():
             return evaluate(self.setup)

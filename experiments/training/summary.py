@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.output.files import write_json
 from experiments.output.provenance import percentile, provenance
+from experiments.output.run_types import Evaluation, RunSummary, StepFigures, StepRow
 from experiments.traces.facts import TraceFacts
 from experiments.training.step_log import read_steps
 
@@ -28,10 +29,10 @@ def summarize(
     setup: RunSetup,
     optimizer: ZenFlowAdamW,
     folder: Path,
-    evaluation: Mapping[str, float],
+    evaluation: Evaluation,
     *,
     tuning: Tuning | None = None,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Return the run's summary from its settings, optimizer, steps.jsonl and last evaluation."""
     rows = read_steps(folder / "steps.jsonl")
     link, memory = setup.settings.link, optimizer.memory
@@ -65,7 +66,7 @@ def summarize(
     }
 
 
-def described(timeline: Timeline, setup: RunSetup, summary: Mapping[str, Any]) -> Timeline:
+def described(timeline: Timeline, setup: RunSetup, summary: RunSummary) -> Timeline:
     """Return the run's timeline with what it is of, which a trace file has to say by itself."""
     settings, machine = setup.settings, summary["hardware"]
     facts = TraceFacts(
@@ -82,7 +83,7 @@ def described(timeline: Timeline, setup: RunSetup, summary: Mapping[str, Any]) -
 
 
 def write_results(
-    folder: Path, summary: Mapping[str, Any], timeline: Timeline, tuning: Tuning | None
+    folder: Path, summary: RunSummary, timeline: Timeline, tuning: Tuning | None
 ) -> str | None:
     """Write summary.json, the trace and the pictures of a run.
 
@@ -111,9 +112,7 @@ def write_results(
     return missed
 
 
-def step_figures(
-    rows: Sequence[Mapping[str, Any]], update_interval: int, unsettled: int
-) -> dict[str, Any]:
+def step_figures(rows: Sequence[StepRow], update_interval: int, unsettled: int) -> StepFigures:
     """Return what the log's rows say of time, stall, bytes and loss; NaN without rows.
 
     Args:
@@ -147,8 +146,8 @@ def step_figures(
 
 
 def whole_windows(
-    rows: Sequence[Mapping[str, Any]], update_interval: int, warm_up: int
-) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[StepRow], update_interval: int, warm_up: int
+) -> Sequence[StepRow]:
     """Return the rows of as many whole windows as there are once every block has landed.
 
     The first window has nothing to upload yet and the second may be of uneven length (rolling

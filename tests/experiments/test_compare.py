@@ -211,6 +211,16 @@ def test_pictures_say_that_the_link_is_emulated_and_only_then(compared, tmp_path
     assert "emulated" not in texts_of(draw_timeline(run.timeline, real))
 
 
+def test_a_step_without_a_finite_loss_leaves_a_gap_in_the_picture(compared):
+    """A loss scale that overflows leaves such rows; their loss is null in the file."""
+    folder, _ = compared
+    run = read_run(folder / "zenflow")
+    rows = [{**row, "loss": None} if row["step"] in (1, 5) else row for row in run.rows]
+    figure = draw_comparison([replace(run, rows=rows)], 4)
+    panel = next(axes for axes in figure.axes if "held-out" in axes.get_ylabel())
+    assert len(panel.lines[0].get_xdata()) == len(rows) - 2
+
+
 def test_every_held_out_loss_is_inside_its_axis(compared):
     folder, _ = compared
     runs = [read_run(folder / strategy) for strategy in COMPARED]

@@ -15,6 +15,7 @@ from rich.console import Console
 from experiments.lab.intervals import packed
 from experiments.output.files import write_json
 from experiments.output.progress import Reporter
+from experiments.output.run_types import Evaluation
 from experiments.studies.sst2.batches import PooledBatches, TestBatches
 from experiments.studies.sst2.data import Sentences
 from experiments.training.data.batches import TrainingData
@@ -55,7 +56,7 @@ class Finetuning(Training):
     A run lasts minutes: one that was stopped is made again from its start.
     """
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Evaluation:
         """Return loss, accuracy, and which sentences were told rightly, with the true weights."""
         batches = self.setup.data.held_out
         assert isinstance(batches, TestBatches)
