@@ -69,10 +69,14 @@ class Bar:
         changes: dict[str, Any] = {} if label is None else {"description": label}
         self._progress.update(self._task, completed=done, text=text, **changes)
 
+    def wait(self) -> None:
+        """Let ten seconds pass before the next line."""
+        self._last_line = time.monotonic()
+
     def is_line_due(self) -> bool:
         """Return whether there is no bar and ten seconds have passed since the last line."""
-        now = time.monotonic()
-        if self.is_shown or now - self._last_line < _SECONDS_BETWEEN_LINES:
+        waited = time.monotonic() - self._last_line
+        if self.is_shown or waited < _SECONDS_BETWEEN_LINES:
             return False
-        self._last_line = now
+        self.wait()
         return True

@@ -64,6 +64,8 @@ class Reporter:
             self._show(label, done, total)
         else:
             self._outlook.start(done)
+            if self._bar is not None:
+                self._bar.wait()
             self._label = self._outlook.label
 
     def _show(self, label: str, done: int, total: int) -> None:

@@ -69,9 +69,10 @@ class Setting:
     """Knobs that the setting bounds most directly."""
 
     def violation(self, value: Any) -> str | None:
-        """Return rule, value and remedy if a value breaks the rule; None if it doesn't."""
-        if value is None or self.rule is None or self.rule.holds(value):
-            return None
+        """Return what is wrong with a value's type or, with the remedy, with the value."""
+        found, wrong = self.typed(value)
+        if wrong is not None or found is None or self.rule is None or self.rule.holds(found):
+            return wrong
         reason = f": {self.rule.reason}" if self.rule.reason else ""
         verb = "are" if self.kind is tuple else "is"
         return f"{self.name} {self.rule.words}, but {verb} {value!r}{reason}"
@@ -108,29 +109,18 @@ class Setting:
         return [v / self.unit for v in value] if self.kind is tuple else value / self.unit
 
 
-def setting(
-    default: Any,
-    help: str,
-    rule: Rule | None = None,
-    *,
-    choices: Sequence[str] = (),
-    key: str | None = None,
-    unit: float = 1.0,
-    none: str | None = None,
-    bounds: tuple[str, ...] = (),
-) -> Any:
-    """Return a dataclass field that is a flag and a key of a file; ``Setting`` says the rest."""
-    how = {
-        "help": help,
-        "rule": one_of(choices) if choices else rule,
-        "choices": tuple(choices),
-        "unit": unit,
-        "none": none,
-        "bounds": bounds,
-    }
-    return dataclasses.field(
-        default=default, metadata={"how": how if key is None else {**how, "key": key}}
-    )
+def setting(default: Any, help: str, rule: Rule | None = None, **how: Any) -> Any:
+    """Return a dataclass field that is a flag and a key of a file.
+
+    Args:
+        default: Value where nobody says one.
+        help: What the flag's help says.
+        rule: Rule of the value, where it isn't ``choices``.
+        how: More fields of ``Setting``.
+    """
+    if "choices" in how:
+        rule = one_of(how["choices"])
+    return dataclasses.field(default=default, metadata={"help": help, "rule": rule, **how})
 
 
 @functools.cache
@@ -148,15 +138,8 @@ def written_settings(owner: type) -> tuple[Setting, ...]:
     return tuple(found for found in settings_of(owner).values() if found.help)
 
 
-def broken_types(values: Any) -> list[str]:
-    """Return which values of a dataclass's object are of another type than their field."""
-    found = settings_of(values.__class__).values()
-    wrong = (known.typed(getattr(values, known.name))[1] for known in found)
-    return [words for words in wrong if words is not None]
-
-
-def broken_rules(values: Any) -> list[str]:
-    """Return which values of a dataclass's object break their field's rule."""
+def violations(values: Any) -> list[str]:
+    """Return what is wrong with the fields of a dataclass's object, each by itself."""
     found = settings_of(values.__class__).values()
     wrong = (known.violation(getattr(values, known.name)) for known in found)
     return [words for words in wrong if words is not None]
@@ -165,7 +148,7 @@ def broken_rules(values: Any) -> list[str]:
 def _setting(field: dataclasses.Field[Any], hint: Any) -> Setting:
     is_optional = type(None) in get_args(hint)
     own = next(part for part in get_args(hint) if part is not type(None)) if is_optional else hint
-    how: dict[str, Any] = {"key": field.name, **field.metadata.get("how", {})}
+    how: dict[str, Any] = {"key": field.name, **field.metadata}
     origin = get_origin(own) or own
     if origin is Literal:
         how["choices"], origin = get_args(own), str

@@ -16,9 +16,8 @@ from experiments.training.setting import (
     POSITIVE,
     Rule,
     at_least,
-    broken_rules,
-    broken_types,
     setting,
+    violations,
 )
 from experiments.training.tuning_settings import TuningSettings, tuning_errors
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
@@ -176,9 +175,8 @@ class TrainSettings(TuningSettings):
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without data or model."""
-        raise_violations("the run", broken_types(self))
-        broken = [*broken_rules(self), *_combination_errors(self)]
-        broken += tuning_errors(self, self.strategy, self.knobs)
+        raise_violations("the run", violations(self))
+        broken = [*_combination_errors(self), *tuning_errors(self, self.strategy, self.knobs)]
         raise_violations("the run", broken)
         self.config(steps_per_epoch=1)
 
