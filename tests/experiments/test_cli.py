@@ -10,6 +10,7 @@ import zenflow
 from experiments.cli import main
 from experiments.commands.config_file import read_config_file, settle_warmup
 from experiments.commands.train_flags import KNOB_NAMES
+from experiments.training.setting import settings_of
 from experiments.training.settings import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, train, trained, write_text
 from zenflow.config import ZenFlowConfig
@@ -330,3 +331,21 @@ def test_comparison_keeps_baselines_what_they_are():
         "zenflow_paper", topk_ratio=0.3, update_interval=8, **floor
     )
     assert made["zenflow"] == ZenFlowConfig.preset("zenflow", **knobs, **floor)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("device_memory = 24", "device_memory", 24e9),
+        ("link_gbps = 0.05", "link", (0.05e9, 0.05e9)),
+        ("link_gbps = [0.05, 0.1]", "link", (0.05e9, 0.1e9)),
+        ('max_grad_norm = "none"', "max_grad_norm", None),
+        ("steps = 1e3", "steps", 1000),
+    ],
+)
+def test_a_file_says_a_setting_in_its_flags_unit(tmp_path, text, name, value):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert read_config_file(path)[0] == {name: value}
+    known = settings_of(TrainSettings)[name]
+    assert value is None or known.read(known.written(value)) == (value, None)
