@@ -10,7 +10,7 @@ import zenflow
 from experiments.cli import main
 from experiments.commands.config_file import read_config_file, settle_warmup
 from experiments.commands.train_flags import KNOB_NAMES
-from experiments.training.setting import settings_of
+from experiments.training.setting import settings_of as known_settings
 from experiments.training.settings import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, train, trained, write_text
 from zenflow.config import ZenFlowConfig
@@ -347,5 +347,5 @@ def test_a_file_says_a_setting_in_its_flags_unit(tmp_path, text, name, value):
     path = tmp_path / "run.toml"
     path.write_text(text)
     assert read_config_file(path)[0] == {name: value}
-    known = settings_of(TrainSettings)[name]
+    known = known_settings(TrainSettings)[name]
     assert value is None or known.read(known.written(value)) == (value, None)
