@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 LEAST_SHARE, MOST_STALL = 0.95, 0.05
-"""Of the device's own speed, and of a step, where the host's work fits behind the device's."""
+"""Least share of the device's speed and most of a step stalled, where the host's work fits.
+
+It fits where it takes no longer than the device's work of the same steps.
+"""
 MOST_SLOWEST = 1.1
 """Slowest position in a rolling window, over the median step."""
 LEAST_GONE = 0.85
-"""Of zero_offload's stalled seconds per step."""
+"""Share of zero_offload's stalled seconds per step."""
 MOST_APART = 0.02
-"""Of a step: stalls by events and idle time by the profiler."""
+"""Share of a step between two measures: stalls by events and idle time by the profiler."""
 MOST_LOSS = 0.01
-"""Of the device's loss."""
+"""Share of the device's loss."""
 _LAST = 8
 """Steps whose losses are compared."""
 

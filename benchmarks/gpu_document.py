@@ -35,7 +35,7 @@ BEGIN, END = "<!-- made by python -m benchmarks.gpu_document -->", "<!-- /made -
 RECORD, TESTS, PICTURE = "record.json", "tests.xml", "timeline.png"
 _VALIDATION = "validation"
 _COUNTS = ("tests", "failures", "errors", "skipped")
-"""Of a JUnit file's suites."""
+"""Counts of a JUnit file's suites."""
 _NOTHING = """\
 Nothing has run on a GPU yet. The CUDA path is written, and `make gpu` is everything that waits
 for one: what the machine is, tests, races of a thousand steps, calibration, validation, and

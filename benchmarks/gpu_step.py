@@ -55,7 +55,7 @@ RELEASE, KEEP = "release", "keep"
 CLIP_NORM, LR = 1.0, 1e-4
 DRIFT = "on_device again"
 _LEAST_SECONDS = 60.0
-"""That must be left for another cell to be begun."""
+"""Seconds that must be left for another cell to be begun."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def take_steps(training: Training, window: int, options: Namespace, budget: floa
     """
     stretch = max(TRACED_STEPS, window)
     started = time.monotonic()
-    warm = max(options.warm_steps, 2 * window)
+    warm: int = max(options.warm_steps, 2 * window)
     training.take(warm)
     for _ in range(max(1, options.steps // stretch)):
         training.take(stretch)

@@ -74,7 +74,7 @@ PARTS: Mapping[str, Callable[[Path, float], list[str]]] = {
     "presets-1b-long": _series("1b-long"),
     "presets-3b-long": _series("3b-long"),
 }
-"""By part, in the order in which they run: its command, of a folder for records and of seconds."""
+"""Command of each part, in their order, from a folder for records and the seconds left."""
 
 
 def run_part(name: str, out: Path, seconds: float) -> dict[str, Any]:

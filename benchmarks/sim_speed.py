@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def make_costs() -> StepCosts:
 
 
 def strategy_of(name: str) -> Strategy:
-    knobs = {"select_interval": 0} if name.startswith("zenflow") else {}
+    knobs: dict[str, Any] = {"select_interval": 0} if name.startswith("zenflow") else {}
     return Strategy.of(name, **knobs)
 
 
@@ -59,7 +59,7 @@ def time_queue(events: int) -> float:
     """Return the seconds in which SimPy passes so many events that do nothing."""
     env = simpy.Environment()
 
-    def wait(count: int) -> Iterator[simpy.Event]:
+    def wait(count: int) -> Generator[simpy.Event, Any, None]:
         for _ in range(count):
             yield env.timeout(1.0)
 
@@ -73,7 +73,7 @@ def time_queue(events: int) -> float:
 def time_form(costs: StepCosts, name: str, count: int) -> float:
     form = ClosedForm(costs, strategy_of(name))
     generator = np.random.default_rng(0)
-    axes = {key: generator.uniform(1e10, 6e10, count) for key in ("d2h", "h2d")}
+    axes: dict[str, Any] = {key: generator.uniform(1e10, 6e10, count) for key in ("d2h", "h2d")}
     started = time.perf_counter()
     form.solve(**axes, host=generator.uniform(5e10, 3e11, count), duplex=1e15, dram=1e12)
     return time.perf_counter() - started

@@ -46,7 +46,7 @@ class Cost:
 
     wall: float
     cpu: float
-    """Of the training thread alone; its torch operations run on it too, with one thread."""
+    """Seconds of the training thread alone; its torch operations run on it too."""
 
     def __sub__(self, other: Cost) -> Cost:
         return Cost(self.wall - other.wall, self.cpu - other.cpu)

@@ -1,6 +1,7 @@
 """Docstrings that stand alone in an editor's hover."""
 
 import ast
+import itertools
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def fields(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        for place, text in zip(body, body[1:], strict=False):
+        for place, text in itertools.pairwise(body):
             is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
             if isinstance(place, ast.Assign | ast.AnnAssign) and is_text:
                 yield text.lineno, str(text.value.value)

@@ -61,11 +61,11 @@ class CalibrationOptions:
     link: tuple[float, float] | None = None
     """An emulated link for every run, bytes/s; None sizes one for each run on a CPU."""
     rounds: int = 9
-    """Of each compute shape."""
+    """Number of times that each compute shape is timed."""
     turns: int = 4
-    """Of each run."""
+    """Number of turns of each run."""
     windows: int = 2
-    """Of each turn."""
+    """Number of windows in each turn."""
     host_threads: int | None = None
 
     @property

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiments.training.loop import cross_entropy, forward
+from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import Workbench, build_workbench, workload_of
+from experiments.training.setup import RunSetup, build_setup, workload_of
 from sim.fitting.fit import Fit, Sample, fit_constants
 from sim.models.workload import Workload
 
@@ -43,47 +43,47 @@ def measure_compute(
     shapes: Sequence[TrainSettings], *, rounds: int, on_round: Callable[[], None]
 ) -> list[ComputeTimes]:
     """Return every shape's times; shapes take turns, so that a noisy minute disturbs all."""
-    benches = _build(shapes)
-    found: list[list[tuple[float, float]]] = [[] for _ in benches]
+    setups = _build(shapes)
+    found: list[list[tuple[float, float]]] = [[] for _ in setups]
     for index in range(WARM_ROUNDS + rounds):
-        for bench, times in zip(benches, found, strict=True):
-            pair = _time_one(bench, index)
+        for setup, times in zip(setups, found, strict=True):
+            pair = _time_one(setup, index)
             if index >= WARM_ROUNDS:
                 times.append(pair)
         on_round()
     return [
         ComputeTimes(
-            label=workload_of(bench).name,
-            workload=workload_of(bench),
+            label=workload_of(setup).name,
+            workload=workload_of(setup),
             forward=median(pair[0] for pair in times),
             backward=median(pair[1] for pair in times),
         )
-        for bench, times in zip(benches, found, strict=True)
+        for setup, times in zip(setups, found, strict=True)
     ]
 
 
-def _build(shapes: Sequence[TrainSettings]) -> list[Workbench]:
-    """Return a workbench for each shape, with one model for all shapes of that model.
+def _build(shapes: Sequence[TrainSettings]) -> list[RunSetup]:
+    """Return the set-up of a run of each shape, with one model for all shapes of that model.
 
     Drawing the weights of a billion parameters takes longer than all that is timed.
     """
     models: dict[str, nn.Module] = {}
-    benches = []
+    setups = []
     for settings in shapes:
-        bench = build_workbench(settings, model=models.get(settings.model))
-        models[settings.model] = bench.model
-        benches.append(bench)
-    return benches
+        setup = build_setup(settings, model=models.get(settings.model))
+        models[settings.model] = setup.model
+        setups.append(setup)
+    return setups
 
 
-def _time_one(bench: Workbench, index: int) -> tuple[float, float]:
-    batch = bench.data.train.batch(index).to(bench.device)
-    times = [_now(bench.device)]
-    loss = cross_entropy(forward(bench.model, batch), batch)
-    times.append(_now(bench.device))
-    loss.backward()  # type: ignore[no-untyped-call]
-    times.append(_now(bench.device))
-    for parameter in bench.model.parameters():
+def _time_one(setup: RunSetup, index: int) -> tuple[float, float]:
+    batch = setup.data.train.batch(index).to(setup.device)
+    times = [_now(setup.device)]
+    loss = cross_entropy(forward(setup.model, batch), batch)
+    times.append(_now(setup.device))
+    loss.backward()
+    times.append(_now(setup.device))
+    for parameter in setup.model.parameters():
         parameter.grad = None
     return times[1] - times[0], times[2] - times[1]
 

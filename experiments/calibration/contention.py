@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from experiments.training.loop import cross_entropy, forward
+from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_workbench
+from experiments.training.setup import build_setup
 from zenflow.host import kernel
 
 _ROUNDS = 5
@@ -22,12 +22,12 @@ _ROWS, _COLUMNS = 2048, 1024
 
 def measure_sharing(settings: TrainSettings) -> float:
     """Return how much two busy threads do of what they do alone, together: from 1 to 2."""
-    bench = build_workbench(settings)
-    batch = bench.data.train.batch(0)
+    setup = build_setup(settings)
+    batch = setup.data.train.batch(0)
 
     def compute() -> None:
-        cross_entropy(forward(bench.model, batch), batch).backward()  # type: ignore[no-untyped-call]
-        for parameter in bench.model.parameters():
+        cross_entropy(forward(setup.model, batch), batch).backward()
+        for parameter in setup.model.parameters():
             parameter.grad = None
 
     state = [torch.zeros(_ROWS, _COLUMNS) for _ in range(3)]

@@ -11,7 +11,7 @@ from sim.hardware.profile import HardwareProfile, Quantity
 _KNOWN = 1e-3
 """Growth of the error below which runs say little of a constant."""
 _UNSEEN = 1e12
-"""Of a rate, from which on the cost was too small to be seen."""
+"""Rate from which on the cost was too small to be seen."""
 _OVERHEADS = {
     "step": "an optimizer step, beside its parts",
     "bucket": "a parameter in a step: hook, gathering, writing back",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -29,7 +30,7 @@ _FLUSHED = 1 << 24
 """Elements of float32 that are walked over to empty a CPU's caches."""
 _COLUMNS = 1024
 _MOMENTS_BYTES = 20
-"""Of DRAM for each parameter in the pass over moments, with float32 gradients."""
+"""Bytes of DRAM traffic for each parameter in the pass over moments, with float32 gradients."""
 _MATRICES = ((256, 256), (512, 512), (512, 1024), (1024, 1024), (1024, 2048))
 _DEFERRED_SHARE = 0.9
 
@@ -64,7 +65,7 @@ class HostRates:
 
     by_threads: dict[int, float]
     beside_copies: float | None = None
-    """With all threads while a GPU copies both ways; None without one."""
+    """Rate with all threads while a GPU copies both ways; None without one."""
 
     @property
     def one_core(self) -> float:
@@ -239,9 +240,8 @@ def measure_link(device: torch.device, sizes: Sequence[int] = _COPY_BYTES) -> Li
         found = []
         for size in sizes:
             source, target = (there, host) if down else (host, there)
-            seconds = timed(
-                lambda s=source[:size], t=target[:size]: t.copy_(s, non_blocking=True), device
-            )
+            copy = partial(target[:size].copy_, source[:size], non_blocking=True)
+            seconds = timed(copy, device)
             found.append(Sample({"call": 1, "byte": size}, seconds))
         return found
 

@@ -14,7 +14,10 @@ from sim.fitting.refine import Observation
 from sim.simulate import Strategy
 
 WARM_STEPS = 2
-"""At the start of each turn, at least: what another run has left in the caches is gone by then."""
+"""Least steps at the start of each turn that are not timed.
+
+What another run has left in the caches is gone by then.
+"""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ def _observe(
 
 
 def _take_turn(run: ShortRun, length: int, collected: _Collected) -> None:
-    config = run.bench.config
+    config = run.setup.config
     # The turn before ended with empty queues: they fill up within a window and its lag.
     for _ in range(max(WARM_STEPS, config.update_interval + config.effective_lag())):
         run.step()
@@ -104,9 +107,9 @@ def _take_turn(run: ShortRun, length: int, collected: _Collected) -> None:
 
 
 def _observed(run: ShortRun, collected: _Collected) -> ObservedRun:
-    settings = run.bench.settings
+    settings = run.setup.settings
     lanes = {lane for busy in collected.busy for lane in busy}
-    workload = workload_of(run.bench)
+    workload = workload_of(run.setup)
     step = median(collected.steps)
     ordered = sorted(collected.steps)
     quarter = len(ordered) // 4
@@ -118,7 +121,7 @@ def _observed(run: ShortRun, collected: _Collected) -> ObservedRun:
             workload=workload,
             strategy=Strategy(
                 name=settings.strategy,
-                config=run.bench.config,
+                config=run.setup.config,
                 releases=settings.gradients == "release",
             ),
             step_seconds=step,

@@ -16,7 +16,7 @@ _INTERVAL = 2
 """Steps of a window, and between two selections: every block selects in every window."""
 _LEAST_SECONDS = 1e-6
 RUNS = 2
-"""With selections and without."""
+"""Number of runs: one with selections, one without."""
 
 
 def selection_settings(base: TrainSettings, model: str) -> list[TrainSettings]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from experiments.training.loop import cross_entropy, forward
+from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import Workbench, build_workbench, make_optimizer
+from experiments.training.setup import RunSetup, build_setup, make_optimizer
 from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW
 
@@ -16,7 +16,7 @@ class ShortRun:
     """A model, its data and its optimizer, ready to take steps.
 
     Attributes:
-        bench: What is trained on what.
+        setup: What is trained on what.
         optimizer: The engine.
     """
 
@@ -24,21 +24,21 @@ class ShortRun:
         self, settings: TrainSettings, controller: AbstractController | None = None
     ) -> None:
         """Build everything; `close` ends the optimizer's threads."""
-        self.bench: Workbench = build_workbench(settings)
-        self.optimizer: ZenFlowAdamW = make_optimizer(self.bench, controller)
+        self.setup: RunSetup = build_setup(settings)
+        self.optimizer: ZenFlowAdamW = make_optimizer(self.setup, controller)
         self._taken = 0
 
     def step(self) -> None:
         """Take one step, without loss scaling, schedule or log: it is timed, not learnt from."""
-        settings, optimizer = self.bench.settings, self.optimizer
+        settings, optimizer = self.setup.settings, self.optimizer
         for micro in range(settings.grad_accum):
-            batch = self.bench.data.train.batch(self._taken * settings.grad_accum + micro)
-            batch = batch.to(self.bench.device)
+            batch = self.setup.data.train.batch(self._taken * settings.grad_accum + micro)
+            batch = batch.to(self.setup.device)
             with optimizer.span("forward"):
-                loss = cross_entropy(forward(self.bench.model, batch), batch)
+                loss = cross_entropy(forward(self.setup.model, batch), batch)
                 loss = loss / settings.grad_accum
             with optimizer.span("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
         if settings.gradients == "keep" and settings.max_grad_norm is not None:
             optimizer.clip_grad_norm_(settings.max_grad_norm)
         optimizer.step()

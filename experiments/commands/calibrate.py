@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.train_flags import LinkRates
+from experiments.commands.flag_types import LinkRates
 from zenflow.errors import ConfigError, ZenFlowError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``--config FILE``: TOML or JSON of our own, or a DeepSpeed JSON. Imports no torch.
+"""``--config FILE``: TOML or JSON of our own, or a DeepSpeed JSON.
 
 Our own files hold the flags' names with underscores (``lr``, ``batch_size``, ``link_gbps``) and a
 table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller may choose can be
@@ -7,32 +7,27 @@ table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller ma
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.commands.train_flags import KNOB_NAMES, SETTING_NAMES, TUNING_NAMES
-from experiments.training.setting_types import typed
+from experiments.training.setting import written_settings
 from experiments.training.settings import DEFAULT_STEPS, TrainSettings
-from experiments.training.tuning_rules import CHOSEN_KNOBS
+from experiments.training.tuning_settings import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from zenflow.deepspeed.schedule import DeepSpeedSchedule
 
-_FILE_NAMES = (
-    *(name for name in SETTING_NAMES if name != "link"),
-    "link_gbps",
-    *TUNING_NAMES,
-    "zenflow",
-    "tuned_for",
-)
-_GIGABYTES = ("device_memory", "host_memory")
+_KEYS = {item.key: item for item in written_settings(TrainSettings)}
+_FILE_NAMES = (*_KEYS, "zenflow", "tuned_for")
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_KNOBS = (*KNOB_NAMES, "steps_per_epoch")
+_KNOBS = tuple(item.name for item in fields(ZenFlowConfig))
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -54,19 +49,9 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     ]
     unknown += [f"zenflow.{unknown_name(key, _KNOBS)}" for key in knobs if key not in _KNOBS]
     raise_violations(str(path), unknown)
-    settings = {
-        key: value for key, value in content.items() if key not in ("zenflow", "tuned_for")
-    }
-    link = settings.pop("link_gbps", None)
-    if settings.get("max_grad_norm") == "none":  # TOML has no null
-        settings["max_grad_norm"] = None
-    settings, broken = typed(TrainSettings, settings)
-    raise_violations(str(path), broken)
-    if link is not None:
-        settings["link"] = _link(path, link)
-    for name in _GIGABYTES:
-        if settings.get(name) is not None:
-            settings[name] *= 1e9
+    read = {item.name: item.read(content[key]) for key, item in _KEYS.items() if key in content}
+    raise_violations(str(path), [wrong for _, wrong in read.values() if wrong is not None])
+    settings = {name: value for name, (value, _) in read.items()}
     return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
 
 
@@ -131,26 +116,17 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _toml(path: Path, text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib  # standard only from Python 3.11 on
-
-        return tomllib.loads(text)
+    # By name: each Python has one of the two, and a type checker sees one Python.
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
     try:
-        import tomli
+        parser = importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"--config {path}: Python 3.10 reads TOML with tomli (pip install tomli); or write "
             "the same settings as JSON"
         ) from error
-    parsed: dict[str, Any] = tomli.loads(text)
+    parsed: dict[str, Any] = parser.loads(text)
     return parsed
-
-
-def _link(path: Path, value: Any) -> tuple[float, float]:
-    rates = value if isinstance(value, list) else [value, value]
-    if len(rates) != 2 or not all(type(rate) in (int, float) for rate in rates):
-        raise ConfigError(f"link_gbps in {path} must be two numbers of GB/s, but is {value!r}")
-    return rates[0] * 1e9, rates[1] * 1e9
 
 
 def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

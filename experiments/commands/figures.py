@@ -115,7 +115,7 @@ class _Session:
 
     out: Path
     job: Job
-    """Without a folder of its own yet."""
+    """Job without a folder of its own yet."""
     force: bool
     named: bool
     """Whether the figures were asked for by name."""

@@ -1,39 +1,18 @@
-"""Flags that name a machine and a workload, shared by the simulator's commands. No torch."""
+"""Flags that name a machine and a workload, shared by the simulator's commands."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from experiments.commands.flag_types import Memory
 from experiments.commands.train_flags import knob_flags
 from experiments.training.settings import DTYPES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class Memory(click.ParamType):
-    """A positive number of GiB, or 0 where that means something."""
-
-    name = "GIB"
-
-    def __init__(self, *, zero: bool = False) -> None:
-        """Take whether 0 is allowed."""
-        self._least = 0.0 if zero else math.ulp(0.0)
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Return bytes."""
-        try:
-            size = float(value)
-        except (TypeError, ValueError):
-            size = math.nan
-        if not (math.isfinite(size) and size >= self._least):
-            what = "a positive number of GiB" if self._least else "0 or more GiB"
-            self.fail(f"must be {what}, got {value!r}: write 64, say", param, ctx)
-        return size * (1 << 30)
 
 
 _FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (

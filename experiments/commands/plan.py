@@ -1,45 +1,22 @@
-"""``zenflow plan``: which setting to use on a machine. Loads no torch and runs nothing."""
+"""``zenflow plan``: which setting to use on a machine. Runs nothing."""
 
 from __future__ import annotations
 
 import json
-import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.machine_flags import Memory, simulation_flags
-from experiments.sweeps.requests import hardware_of, workload_of
+from experiments.commands.flag_types import Count, Memory
+from experiments.commands.machine_flags import simulation_flags
+from experiments.output.files import strict
+from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from sim.planning.plan import Plan
 
 _FILE_WIDTH = 120
-_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-class Count(click.ParamType):
-    """A number of things, as in 300M or 2e9."""
-
-    name = "N"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Return the number."""
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"([\d._,]*\d(?:e[+]?\d+)?)([kmbt]?)", str(value).strip().lower())
-        number = math.nan
-        if found is not None:
-            try:
-                number = float(re.sub("[_,]", "", found[1])) * _COUNTS[found[2]]
-            except ValueError:
-                number = math.nan
-        if not (math.isfinite(number) and number >= 1):
-            self.fail(f"must be a number of at least 1, as in 300M or 2e9, got {value!r}",
-                      param, ctx)  # fmt: skip
-        return number
 
 
 @click.command(name="plan")
@@ -76,8 +53,9 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     from zenflow.config import PRESETS
 
     try:
-        hardware, notes = hardware_of(flags)
-        workload = workload_of(flags, hardware)
+        request = Request.of(flags)
+        hardware, notes = hardware_of(request)
+        workload = workload_of(request, hardware)
         found = plan(
             workload,
             hardware,
@@ -97,7 +75,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     if flags["as_json"]:
         command = train_command(found, wishes)
         record = {**found.to_dict(), "notes": notes, "command": command}
-        click.echo(json.dumps(_finite(record), indent=2, allow_nan=False))
+        click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
     else:
         _print(found, notes, wishes)
 
@@ -119,12 +97,3 @@ def _print(plan: Plan, notes: list[str], wishes: Any) -> None:
     if any(option.prediction for option in plan.options):
         console.print(plan_table(plan))
     say(answer(plan, wishes))
-
-
-def _finite(value: Any) -> Any:
-    """Return a record with null for what is not finite, which JSON has no number for."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value

@@ -31,7 +31,7 @@ class Wishes:
     model: str
     data: str | None = None
     tokens: float | None = None
-    """To train on."""
+    """Number of tokens to train on."""
     usd_per_hour: float | None = None
 
 

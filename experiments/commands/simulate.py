@@ -1,4 +1,4 @@
-"""``zenflow simulate``: one strategy on one machine, before anything is run. No torch."""
+"""``zenflow simulate``: one strategy on one machine, before anything is run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import click
 
 from experiments.commands.machine_flags import run_flags, simulation_flags
 from experiments.commands.train_flags import given_flags
-from experiments.output.provenance import commit
-from experiments.sweeps.requests import hardware_of, workload_of
+from experiments.output.commit import commit
+from experiments.sweeps.requests import Request, hardware_of, workload_of
 from experiments.traces.facts import TraceFacts
 from sim.hardware.profile import HardwareProfile
-from sim.memory.need import MemoryNeed, gib, memory_of
+from sim.memory.need import MemoryNeed, memory_of
+from sim.memory.parts import gib
 from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
@@ -45,8 +46,9 @@ _MOST_PARTS = 5
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
     try:
-        hardware, _ = hardware_of(flags)
-        workload = workload_of(flags, hardware)
+        request = Request.of(flags)
+        hardware, _ = hardware_of(request)
+        workload = workload_of(request, hardware)
         strategy = Strategy.of(
             flags["strategy"], releases=flags["gradients"] == "release", **given_flags(context)[1]
         )
@@ -104,8 +106,9 @@ def _interval(
 
 def _draw(prediction: Prediction, hardware: HardwareProfile, path: Path) -> None:
     from experiments.output.plots import draw_timeline, save_figure  # slow to load
+    from experiments.output.run_types import TimedSummary
 
-    summary = {
+    summary: TimedSummary = {
         "strategy": f"{prediction.strategy}, simulated on {hardware.name}",
         "mean_step_seconds": prediction.step_seconds,
         "stall_fraction": prediction.stall_fraction,

@@ -1,4 +1,4 @@
-"""``zenflow sweep``: a prediction for every point of a grid. Loads no torch and runs nothing."""
+"""``zenflow sweep``: a prediction for every point of a grid. Runs nothing."""
 
 from __future__ import annotations
 
@@ -190,7 +190,8 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         ConfigError: They ask for nothing, or for one thing twice.
     """
     from experiments.sweeps.axes import parse_axes
-    from experiments.sweeps.grid import FLAGS, TOLERANCE, Sweep
+    from experiments.sweeps.grid import TOLERANCE, Sweep
+    from experiments.sweeps.requests import Request
 
     if not flags["axes"]:
         raise ConfigError(
@@ -217,7 +218,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         )
     return Sweep(
         axes=axes,
-        flags={name: flags[name] for name in FLAGS if name in given},
+        request=Request.of({name: flags[name] for name in given}),
         strategy=flags["strategy"],
         knobs=knobs,
         releases=flags["gradients"] == "release",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import click
 from experiments.commands.config_file import read_config_file, settle_warmup
 from experiments.commands.machine_flags import simulation_flags
 from experiments.commands.train_flags import KNOB_NAMES, given_flags, train_flags
-from experiments.sweeps.requests import hardware_of, workload_of
+from experiments.sweeps.requests import Request, hardware_of, workload_of
 from experiments.training.first_checks import check_first, located, trainable_name
 from experiments.training.settings import TrainSettings
 from zenflow.config import ZenFlowConfig
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from autotune.space import SearchSpace
 
 _GIGA = 1e9
-_SIM_DEFAULTS = {"batch_size": 4, "sequence": 1024, "grad_accum": 1}
 _NOT_TUNED = ("strategy", "seed", "steps", "epochs", "start_steps", "save_every",
               "save_minutes", "eval_every", "eval_batches", "timeline_steps")  # fmt: skip
 """Flags of `zenflow train` that a short run of one strategy has no use for."""
@@ -193,14 +192,14 @@ def _backend(
     from autotune.offline.backends import SimulatedBackend
 
     base = ZenFlowConfig.preset("zenflow", **knobs)
-    flags = _simulation(flags)
-    hardware, _ = hardware_of(flags)
-    workload = workload_of(flags, hardware)
+    request = _request(flags)
+    hardware, _ = hardware_of(request)
+    workload = workload_of(request, hardware)
     releases = flags["gradients"] != "keep"
     backend = SimulatedBackend(workload, hardware, releases=releases, base=base)
     given = {
         "strategy": "zenflow",
-        "model": trainable_name(flags["model"]),
+        "model": trainable_name(request.model),
         "batch_size": workload.batch_size,
         "sequence": workload.sequence,
         "grad_accum": workload.accumulation,
@@ -218,14 +217,18 @@ def _remedy(context: click.Context, flags: dict[str, Any], task: TuningTask) -> 
         return ""
     from experiments.commands.tune_remedy import remedy
 
-    return remedy(_simulation(flags), lambda other: _backend(context, other)[:2], task.space)
+    return remedy(
+        _request(flags),
+        lambda other: _backend(context, {**flags, **asdict(other)})[:2],
+        task.space,
+        bounds_host=flags["host_memory"] is not None,
+    )
 
 
-def _simulation(flags: dict[str, Any]) -> dict[str, Any]:
+def _request(flags: Mapping[str, Any]) -> Request:
     if flags["model"] is None:
         raise ConfigError("a simulation needs a model: give --model qwen2.5-0.5b, say")
-    defaults = {name: value for name, value in _SIM_DEFAULTS.items() if flags[name] is None}
-    return {**flags, **defaults}
+    return Request.of(flags)
 
 
 def _bytes(gigabytes: float | None) -> float | None:

@@ -1,36 +1,40 @@
-"""What to change where no setting of a model fits a machine. Imports no torch."""
+"""What to change where no setting of a model fits a machine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from autotune.constraints import Constraints, Feasibility
 from autotune.offline.backends import AbstractBackend
 from autotune.space import SearchSpace
+from experiments.sweeps.requests import Request
 
-Simulation = Callable[[Mapping[str, Any]], tuple[AbstractBackend, Constraints]]
-"""From flags of `zenflow tune` to the backend and the limits that the machine sets."""
+Simulation = Callable[[Request], tuple[AbstractBackend, Constraints]]
+"""Maker of the backend, and of the limits that the machine sets, for another request."""
 
 _GIB = 1 << 30
 _LEAST_RAM = 64
 
 
-def remedy(flags: Mapping[str, Any], simulation: Simulation, space: SearchSpace) -> str:
+def remedy(
+    request: Request, simulation: Simulation, space: SearchSpace, *, bounds_host: bool
+) -> str:
     """Return a sentence with the flags that make some setting fit, or nothing if none do.
 
     Checkpointing, more host memory and a smaller batch are tried, in this order.
 
     Args:
-        flags: Of the command that found nothing.
-        simulation: Makes backend and limits of other flags.
+        request: Machine and model for which nothing was found.
+        simulation: Makes backend and limits of another request.
         space: Where a setting is looked for.
+        bounds_host: Whether the host's memory was bounded by hand: more of it is no remedy.
     """
-    for changes in _changes(flags):
-        backend, limits = simulation({**flags, **changes})
-        others = limits if flags["host_memory"] else replace(limits, host_bytes=None)
+    for changes in _changes(request):
+        backend, limits = simulation(replace(request, **changes))
+        others = limits if bounds_host else replace(limits, host_bytes=None)
         feasible = Feasibility(others, backend.need, space)
         allowed = [knobs for knobs in space.grid() if feasible.allows(knobs)]
         if not allowed:
@@ -44,14 +48,14 @@ def remedy(flags: Mapping[str, Any], simulation: Simulation, space: SearchSpace)
     return ""
 
 
-def _changes(flags: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _changes(request: Request) -> Iterator[dict[str, Any]]:
     """Yield what to try: one thing more each time."""
     yield {}
-    recompute = {} if flags["checkpointing"] else {"checkpointing": True}
+    recompute: dict[str, Any] = {} if request.checkpointing else {"checkpointing": True}
     if recompute:
         yield recompute
-    batch = flags["batch_size"]
-    while batch is not None and batch > 1:
+    batch = request.batch_size
+    while batch > 1:
         batch //= 2
         yield {**recompute, "batch_size": batch}
 

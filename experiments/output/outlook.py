@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _ENOUGH_STEPS = 5
-"""Of the run under way, from which on its own pace tells how long it goes on."""
+"""Steps of the run under way, from which on its own pace tells how long it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Outlook:
         """
         self.runs = list(runs)
         self.number = 0
-        """Of the run under way, from 1; 0 before the first."""
+        """Place of the run under way, from 1; 0 before the first."""
         self._is_guessed, self._beside = is_guessed, seconds_beside
         self._clock, self._started = clock, clock()
         self._done = [0] * len(self.runs)

@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from experiments.output.run_types import RunSummary, StepRow, TimedSummary
 from zenflow.trace.timeline import LANES, Span, Timeline
 
 STALL_COLOUR = "#d62728"
@@ -42,10 +43,10 @@ STRATEGY_COLOURS: Mapping[str, str] = {
 _OTHER_COLOUR = "#bbbbbb"
 _BAR_HEIGHT = 0.72
 _LINE_STYLES = ("-", "--", ":")
-"""Of a strategy as it is, and of its variants in turn."""
+"""Line styles of a strategy as it is, and of its variants in turn."""
 _MOST_STEPS = 12
 _MARGIN = 0.03
-"""Of an axis beyond its last point, so that the point's mark is whole."""
+"""Share of an axis that lies beyond its last point, so that the point's mark is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,8 @@ class RunRecord:
     """What a comparison draws of one run, read from its files."""
 
     strategy: str
-    summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    summary: RunSummary
+    rows: Sequence[StepRow]
     """The lines of steps.jsonl."""
     timeline: Timeline
 
@@ -71,7 +72,7 @@ def save_figure(figure: Figure, path: Path, *, note: str | None = None) -> None:
         draft.unlink(missing_ok=True)
 
 
-def draw_timeline(timeline: Timeline, summary: Mapping[str, Any]) -> Figure:
+def draw_timeline(timeline: Timeline, summary: TimedSummary) -> Figure:
     """Return the four lanes over the last few windows of one run."""
     stalled = summary["stall_fraction"] or 0.0
     title = (
@@ -242,21 +243,28 @@ def _draw_losses(axes: Axes, runs: Sequence[RunRecord], against: str) -> None:
     for run in runs:
         colour = STRATEGY_COLOURS.get(run.strategy, _OTHER_COLOUR)
         at = _positions(run.rows, against)
-        axes.plot(at, smoothed([row["loss"] for row in run.rows]), color=colour, linewidth=1,
-                  alpha=0.5)  # fmt: skip
+        finite = [(p, x) for p, row in zip(at, run.rows, strict=True)
+                  if (x := row["loss"]) is not None]  # fmt: skip
+        axes.plot([p for p, _ in finite], smoothed([x for _, x in finite]), color=colour,
+                  linewidth=1, alpha=0.5)  # fmt: skip
         points = [
-            (place, row["eval_loss"])
+            (place, loss)
             for place, row in zip(at, run.rows, strict=True)
-            if row.get("eval_loss") is not None
+            if (loss := row.get("eval_loss")) is not None
         ]
-        if run.summary.get("eval_loss") is not None and at:
-            points.append((at[-1], run.summary["eval_loss"]))
+        last = run.summary.get("eval_loss")
+        if last is not None and at:
+            points.append((at[-1], last))
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3,
                   linewidth=1.5, label=run.strategy)  # fmt: skip
         held_out += [loss for _, loss in points]
     # The first steps fall from ln(vocabulary): what differs between strategies comes after. In a
     # short run held-out losses may still lie above those steps, and they are what is compared.
-    early = [run.rows[len(run.rows) // 20]["loss"] for run in runs if run.rows]
+    early = [
+        loss
+        for run in runs
+        if run.rows and (loss := run.rows[len(run.rows) // 20]["loss"]) is not None
+    ]
     top = max(early + held_out)
     axes.set_ylim(top=top + _MARGIN * (top - axes.get_ylim()[0]))
     axes.set_xlabel("step" if against == "step" else "training seconds")
@@ -265,7 +273,7 @@ def _draw_losses(axes: Axes, runs: Sequence[RunRecord], against: str) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _positions(rows: Sequence[Mapping[str, Any]], against: str) -> list[float]:
+def _positions(rows: Sequence[StepRow], against: str) -> list[float]:
     if against == "step":
         return [row["step"] for row in rows]
     positions, elapsed = [], 0.0

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
+from experiments.output.bar import Bar
 from experiments.output.outlook import Outlook, in_words
+from experiments.output.run_types import StepRow
 
-_SECONDS_BETWEEN_LINES = 10.0
 _SMOOTHING = 0.9
 """Weight of the past in the shown step time and stall share."""
 
@@ -40,11 +33,9 @@ class Reporter:
     def __init__(self, console: Console | None = None) -> None:
         """Write to ``console``; None is standard output."""
         self.console = console or Console(highlight=False)
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar: Bar | None = None
         self._label = ""
         self._total = 0
-        self._last_line = 0.0
         self._smooth: dict[str, float] = {}
         self._setting = ""
         self._outlook: Outlook | None = None
@@ -62,7 +53,7 @@ class Reporter:
         except (OSError, SystemExit):  # rich leaves the program where a reader is gone
             _discard(self.console.file)
             self.console = Console(quiet=True)
-            self._progress = self._task = None
+            self._bar = None
 
     def detail(self, text: str) -> None:
         """Print text that is left out where several runs share a bar."""
@@ -81,46 +72,40 @@ class Reporter:
         """Begin a run of ``total`` steps of which ``done`` lie behind."""
         self._label, self._total, self._smooth = label, total, {}
         self._setting = ""
-        self._last_line = time.monotonic()
         if self._outlook is None:
             self._show(label, done, total)
         else:
             self._outlook.start(done)
+            if self._bar is not None:
+                self._bar.wait()
             self._label = self._outlook.label
 
     def _show(self, label: str, done: int, total: int) -> None:
-        if not self.console.is_terminal:
-            return
-        self._progress = Progress(
-            TextColumn("{task.description:<14}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            *([TimeRemainingColumn()] if self._outlook is None else []),
-            console=self.console,
+        self._bar = Bar(
+            self.console,
+            f"{label:<14}",
+            total,
+            done=done,
+            has_time_left=self._outlook is None,
         )
-        self._task = self._progress.add_task(label, total=total, completed=done, figures="")
-        self._progress.start()
+        self._bar.__enter__()
 
     def show_setting(self, setting: str) -> None:
         """Show this setting beside the steps to come."""
         self._setting = setting
 
-    def step(self, row: Mapping[str, Any]) -> None:
+    def step(self, row: StepRow) -> None:
         """Show a finished step: its row of the log."""
         done, figures = row["step"], self._figures(row)
         if self._outlook is not None:
             self._outlook.step(done)
             figures, done = f"{figures}  {self._time_left()}", self._outlook.done
-        if self._progress is not None and self._task is not None:
-            with self._outliving():
-                self._progress.update(
-                    self._task, completed=done, figures=figures, description=f"{self._label:<14}"
-                )
+        if self._bar is None:
             return
-        now = time.monotonic()
-        if now - self._last_line >= _SECONDS_BETWEEN_LINES or row["step"] == self._total:
-            self._last_line = now
+        if self._bar.is_shown:
+            with self._outliving():
+                self._bar.update(done, label=f"{self._label:<14}", text=figures)
+        elif self._bar.is_line_due() or row["step"] == self._total:
             self.say(f"{self._label:<14} step {row['step']}/{self._total}  {figures}")
 
     def finish(self) -> None:
@@ -131,19 +116,24 @@ class Reporter:
     def close(self) -> None:
         """End the bar, whatever it shows."""
         self._outlook = None
-        if self._progress is not None:
+        if self._bar is not None:
             with self._outliving():
-                self._progress.stop()
-            self._progress = self._task = None
+                self._bar.__exit__()
+            self._bar = None
 
     def _time_left(self) -> str:
         seconds = None if self._outlook is None else self._outlook.seconds_left()
         return "" if seconds is None else f"all done in {in_words(seconds)}"
 
-    def _figures(self, row: Mapping[str, Any]) -> str:
-        for name in ("loss", "seconds", "stall_seconds"):
-            old = self._smooth.get(name, row[name])
-            self._smooth[name] = _SMOOTHING * old + (1 - _SMOOTHING) * row[name]
+    def _figures(self, row: StepRow) -> str:
+        now = {
+            "loss": math.nan if row["loss"] is None else row["loss"],
+            "seconds": row["seconds"],
+            "stall_seconds": row["stall_seconds"],
+        }
+        for name, value in now.items():
+            old = self._smooth.get(name, value)
+            self._smooth[name] = _SMOOTHING * old + (1 - _SMOOTHING) * value
         seconds = self._smooth["seconds"]
         share = self._smooth["stall_seconds"] / seconds if seconds else 0.0
         figures = (

@@ -1,4 +1,4 @@
-"""Where a result was made and with what, and where records are committed. Loads no torch."""
+"""Where a result was made and with what, and where records are committed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from experiments.output.commit import commit
+from experiments.output.run_types import Provenance
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 
@@ -26,7 +27,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> Provenance:
     """Return hardware, versions and commit: where and with what a result was made."""
     return {"hardware": hardware(), "versions": versions(), "commit": commit()}
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
+from experiments.output.bar import Bar
 from experiments.output.outlook import Outlook, PlannedRun, in_words
 
 
@@ -42,8 +36,7 @@ class Stages:
         )
         names = ", ".join(stage.label for stage in stages)
         self.console.print(f"To do: {names}.{estimate}", markup=False, soft_wrap=True)
-        with self._bar("", 1.0, TaskProgressColumn(), TextColumn("{task.fields[left]}")) as bar:
-            self._whole = bar
+        with Bar(self.console, "", 1.0, is_counted=False, has_time_left=False) as self._whole:
             try:
                 yield
             finally:
@@ -55,21 +48,17 @@ class Stages:
         started = time.monotonic()
         outlook = self._outlook
         if outlook is None:
-            columns = (MofNCompleteColumn(), TimeRemainingColumn())
-            with self._bar(name, total, *columns) as bar:
-                yield lambda: bar.advance(bar.task_ids[0])
+            with Bar(self.console, f"{name:<34}", total) as bar:
+                yield self._counting(bar.update)
         else:
             outlook.start(0)
             self._show(outlook)
-            done = 0
 
-            def advance() -> None:
-                nonlocal done
-                done += 1
+            def show(done: int) -> None:
                 outlook.step(done)
                 self._show(outlook)
 
-            yield advance
+            yield self._counting(show)
             outlook.step(outlook.runs[outlook.number - 1].steps)  # it may have ended early
             self._show(outlook)
             name = outlook.label
@@ -79,26 +68,13 @@ class Stages:
             self.console.print(f"{name}: {taken:.0f} s{left}", markup=False)
 
     def _show(self, outlook: Outlook) -> None:
-        self._whole.update(
-            self._whole.task_ids[0],
-            completed=outlook.share,
-            description=f"{outlook.label:<40}",
-            left=_left(outlook),
-        )
+        self._whole.update(outlook.share, label=f"{outlook.label:<40}", text=_left(outlook))
 
-    @contextmanager
-    def _bar(self, name: str, total: float, *columns: object) -> Iterator[Progress]:
-        """Show a bar; elsewhere than on a terminal nothing."""
-        progress = Progress(
-            TextColumn("{task.description:<34}"),
-            BarColumn(bar_width=24),
-            *columns,  # type: ignore[arg-type]
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        with progress:
-            progress.add_task(name, total=total, left="")
-            yield progress
+    @staticmethod
+    def _counting(show: Callable[[int], None]) -> Callable[[], None]:
+        """Return what counts a part each time it is called."""
+        parts = itertools.count(1)
+        return lambda: show(next(parts))
 
 
 def _left(outlook: Outlook) -> str:

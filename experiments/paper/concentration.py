@@ -107,21 +107,21 @@ def _kept(history: Any, starts: Sequence[int], share: float, scores: Any = None)
 
 def _train(settings: Any, look: Callable[[int, Sequence[Tensor]], None]) -> int:
     """Train with the engine and show it every step's gradients; return how many columns."""
-    from experiments.training.loop import cross_entropy, forward
-    from experiments.training.setup import build_workbench, make_optimizer, make_schedule
+    from experiments.training.evaluation import cross_entropy, forward
+    from experiments.training.setup import build_setup, make_optimizer, make_schedule
 
-    bench = build_workbench(settings)
-    optimizer = make_optimizer(bench)
-    schedule = make_schedule(optimizer, settings, bench.total_steps)
+    setup = build_setup(settings)
+    optimizer = make_optimizer(setup)
+    schedule = make_schedule(optimizer, settings, setup.total_steps)
     matrices = [
         p
-        for p in bench.model.parameters()
-        if p.ndim == 2 and p.numel() >= bench.config.min_split_elements
+        for p in setup.model.parameters()
+        if p.ndim == 2 and p.numel() >= setup.config.min_split_elements
     ]
     try:
-        for step in range(1, bench.total_steps + 1):
-            batch = bench.data.train.batch(step - 1)
-            cross_entropy(forward(bench.model, batch), batch).backward()
+        for step in range(1, setup.total_steps + 1):
+            batch = setup.data.train.batch(step - 1)
+            cross_entropy(forward(setup.model, batch), batch).backward()
             look(step, [p.grad for p in matrices if p.grad is not None])
             optimizer.clip_grad_norm_(settings.max_grad_norm)
             optimizer.step()

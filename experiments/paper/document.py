@@ -13,8 +13,9 @@ import click
 
 from experiments.lab.figure import PaperFigure
 from experiments.lab.finding import Finding, Range, Verdict
-from experiments.lab.record import PICTURE, RESULTS, Record, committed
+from experiments.lab.record import PICTURE, Record, committed
 from experiments.output.files import write_text
+from experiments.output.provenance import RESULTS
 from experiments.paper import catalogue
 
 DOCUMENT = RESULTS.parent.parent / "docs" / "reproduction.md"

@@ -18,7 +18,7 @@ from experiments.output.files import write_json
 from experiments.studies.accuracy import documentation, train
 from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_workbench
+from experiments.training.setup import build_setup
 from experiments.training.step_log import read_steps
 
 EMULATED = "emulated link on a CPU"
@@ -71,7 +71,7 @@ def with_link(job: Job, settings: TrainSettings) -> TrainSettings:
     """Return the settings with the emulated link; its rate is measured once for a figure."""
     kept = job.folder / "link.json"
     if not kept.is_file():
-        write_json(kept, {"rate": choose_link(build_workbench(settings)).bytes_per_second})
+        write_json(kept, {"rate": choose_link(build_setup(settings)).bytes_per_second})
     rate = json.loads(kept.read_text(encoding="utf-8"))["rate"]
     return replace(settings, link=(rate, rate))
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
-from experiments.lab.record import RESULTS
 from experiments.literature import zenflow as paper
+from experiments.output.provenance import RESULTS
 from experiments.paper import offload_runs
 from experiments.paper.offload_runs import judged, stall_removed
 

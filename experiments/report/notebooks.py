@@ -52,7 +52,9 @@ def read_notebook(name: str) -> NotebookNode:
     """Return a notebook as it is stored."""
     import nbformat
 
-    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    read: Any = nbformat.read
+    found: NotebookNode = read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    return found
 
 
 def execute(notebook: NotebookNode) -> None:
@@ -99,7 +101,8 @@ def markdown(
         else:
             cell.source = _LINK.sub(_moved, cell.source)
     resources = {"output_files_dir": f"{name}_files"}
-    body, found = MarkdownExporter().from_notebook_node(notebook, resources)
+    exporter: Any = MarkdownExporter
+    body, found = exporter().from_notebook_node(notebook, resources)
     parts = _CODE.split(body)  # code at the odd places
     parts[::2] = [_MANY_LINES.sub("\n\n", part) for part in parts[::2]]
     title, _, rest = "".join(parts).partition("\n\n")

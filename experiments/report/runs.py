@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.output.run_types import StepRow
 from experiments.report.trace_view import TraceView, read_view
 from experiments.report.tuning import TuningStory, read_story
 from experiments.traces.compare import TRACE_FILES
@@ -174,7 +175,7 @@ def _checked(content: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     return content
 
 
-def _so_far(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _so_far(config: Mapping[str, Any], rows: Sequence[StepRow]) -> dict[str, Any]:
     settings, rule = config.get("settings") or {}, config.get("config") or {}
     link = settings.get("link")
     told = [row for row in rows if row["loss"] is not None]

@@ -12,10 +12,9 @@ import torch
 from autotune.constraints import Need, needs_of
 from autotune.offline.backends import AbstractBackend
 from autotune.offline.objective import TrialFigures
-from experiments.calibration.compute import workload_of
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_workbench
+from experiments.training.setup import build_setup, workload_of
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
@@ -25,7 +24,7 @@ from zenflow.report import StepReport
 
 _WINDOWS = 2
 _FEWEST_STEPS = 8
-"""Of a repeat, however short the windows are."""
+"""Least steps of a repeat, however short the windows are."""
 
 
 class MeasuredBackend(AbstractBackend):
@@ -59,8 +58,8 @@ class MeasuredBackend(AbstractBackend):
     @cached_property
     def _workload(self) -> tuple[Workload, HardwareProfile]:
         """The workload, and a machine whose kind of device is this one's."""
-        bench = build_workbench(self.settings)
-        return workload_of(bench), _stand_in(bench.device, self.settings.link)
+        setup = build_setup(self.settings)
+        return workload_of(setup), _stand_in(setup.device, self.settings.link)
 
     @cached_property
     def _needs(self) -> Any:
@@ -89,8 +88,8 @@ class MeasuredBackend(AbstractBackend):
             raise ConfigError(f"the device's memory is too small for {knobs}: {error}") from error
 
     def _measured(self, run: ShortRun, knobs: Knobs) -> TrialFigures:
-        window, lag = knobs.update_interval, run.bench.config.effective_lag()
-        on_gpu = run.bench.device.type == "cuda"
+        window, lag = knobs.update_interval, run.setup.config.effective_lag()
+        on_gpu = run.setup.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         for _ in range(2 * window + lag + 1):  # the first windows have nothing to land

@@ -12,17 +12,19 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from autotune.offline.objective import OBJECTIVES, goodput
 from autotune.offline.result import Candidate, TuneResult
 from autotune.offline.study import tune
 from autotune.offline.trial_loop import TuningTask
+from experiments.output.bar import Bar
 from experiments.output.files import write_json, write_text
 from experiments.output.plots import save_figure
 from experiments.output.provenance import machine_name, provenance
 from experiments.search.plots import draw_found, draw_importance
+from experiments.training.setting import settings_of
+from experiments.training.settings import TrainSettings
 
 _SHOWN = 5
 _WIDTH_WITHOUT_TERMINAL = 132
@@ -51,19 +53,11 @@ def run_study(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}"), TimeRemainingColumn(),
-        console=console, disable=not console.is_terminal,
-    )  # fmt: skip
-    with bar:
-        shown = bar.add_task(
-            f"{task.sampler}, {task.backend.kind}", total=task.num_trials, best=""
-        )
+    with Bar(console, f"{task.sampler}, {task.backend.kind}", task.num_trials) as bar:
 
         def on_progress(trials: Sequence[FrozenTrial]) -> None:
             done = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-            bar.update(shown, completed=len(done), best=_best_value(task, done))
+            bar.update(len(done), text=_best_value(task, done))
 
         result = tune(task, num_workers=num_workers, timeout=timeout, on_progress=on_progress)
     write_results(result, settings, folder)
@@ -117,12 +111,12 @@ def best_toml(result: TuneResult, settings: Mapping[str, Any]) -> str:
 
 def _toml_line(name: str, value: Any) -> str | None:
     """Return a line of TOML; None for what the file leaves to its default."""
-    if name == "link":
-        name, value = "link_gbps", None if value is None else [rate / 1e9 for rate in value]
-    if value is None:
-        if name in ("max_grad_norm", "lag"):  # TOML has no null
-            return f'{name} = "{"none" if name == "max_grad_norm" else "S"}"'
-        return None
+    known = settings_of(TrainSettings).get(name)
+    if value is None:  # TOML has no null
+        word = "S" if name == "lag" else known.none if known is not None else None
+        return None if word is None else f'{name} = "{word}"'
+    if known is not None:
+        name, value = known.key, known.written(value)
     if isinstance(value, Mapping):
         return None  # a loss scaler's arguments, which only a DeepSpeed file can give
     # JSON's strings, numbers, booleans and lists are TOML's too, but for pairs of \u escapes.

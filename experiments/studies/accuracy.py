@@ -26,7 +26,7 @@ from experiments.output.files import write_json, write_text
 from experiments.output.plots import draw_excess, save_figure
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance, results_folder
-from experiments.training.loop import run
+from experiments.training.run import run
 from experiments.training.settings import TrainSettings
 from experiments.training.stop import StopRequest
 from zenflow.errors import ConfigError, ZenFlowError

@@ -30,7 +30,8 @@ from experiments.training.comparison import (
     started,
     with_link,
 )
-from experiments.training.loop import Outcome, run
+from experiments.training.loop import Outcome
+from experiments.training.run import run
 from experiments.training.settings import COMPARED, TrainSettings
 from experiments.training.stop import StopRequest
 from zenflow.errors import ZenFlowError

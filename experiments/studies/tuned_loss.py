@@ -22,7 +22,7 @@ from experiments.output.files import write_json, write_text
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance, results_folder
 from experiments.studies.tuned_goodput.study import SEEDS, begun, link_rates, over, verdict
-from experiments.training.loop import run
+from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.settings import TrainSettings
 from experiments.training.stop import StopRequest

@@ -1,1 +1,1 @@
-"""Sweeps: a prediction for every point of a grid of machines, workloads and settings. No torch."""
+"""Sweeps: a prediction for every point of a grid of machines, workloads and settings."""

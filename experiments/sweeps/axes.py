@@ -1,4 +1,4 @@
-"""Axes: what a sweep may vary, and how their values are written. No torch.
+"""Axes: what a sweep may vary, and how their values are written.
 
 An axis is a part of the machine by name, one figure of it, a number of the workload, or a setting
 of the update rule. Values are a list ``a,b,c`` of names or numbers; of numbers also ranges:
@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import click
-
-from experiments.commands.train_flags import KNOB_NAMES, KNOB_TYPES
+from experiments.training.setting import settings_of
 from experiments.training.settings import DTYPES, MODEL_SIZES
 from sim.names import fold, nearest
 from zenflow.config import ZenFlowConfig, unknown_name
@@ -25,7 +23,7 @@ Place = Literal["flag", "strategy", "knob", "figure", "machine"]
 
 GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
 MOST_VALUES = 100_000
-"""Of one axis."""
+"""Most values of one axis."""
 _ROUNDING = 1e-9
 """Share of a step by which a range's end may be missed and still be its last value."""
 _UNLIMITED = "S"
@@ -42,7 +40,7 @@ class AxisKind:
     target: str
     """Name of the flag or knob, or dotted name of the figure."""
     parse: Callable[[str], Value]
-    """From a word to a value; raises ``ConfigError``."""
+    """Parser from a word to a value; raises ``ConfigError``."""
     scale: float = 1.0
     """SI units in one of its own."""
     unit: str = ""
@@ -152,14 +150,19 @@ def _strategy(word: str) -> str:
 
 def _knob(name: str) -> Callable[[str], Value]:
     """Return the parser of a setting of the update rule, which the rule itself checks."""
+    kind = settings_of(ZenFlowConfig)[name].kind
 
     def parse(word: str) -> Value:
-        if name in ("rolling", "overlap_step"):
+        if kind is bool:
             return _switch(word)
-        try:
-            value: Value = click.types.convert_type(KNOB_TYPES[name]).convert(word, None, None)
-        except click.BadParameter as error:
-            raise ConfigError(error.message) from None
+        value: Value = None
+        if name != "lag" or word != _UNLIMITED:
+            try:
+                value = kind(word)
+            except ValueError:
+                what = {int: "whole numbers", float: "numbers"}[kind]
+                other = f" or {_UNLIMITED}" if name == "lag" else ""
+                raise ConfigError(f"values must be {what}{other}, got {word!r}") from None
         # Beside a value that suits it: what two axes are together is for the points to say.
         beside = {"update_interval": value} if name == "lag" and value is not None else {}
         ZenFlowConfig.preset("zenflow", **{**beside, name: value})
@@ -173,7 +176,7 @@ def _knob(name: str) -> Callable[[str], Value]:
 _SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
     "deferred_lr_scale", "prediction", "full_warm_up_rounds", "importance_decay", "hysteresis",
-    "select_strategy",
+    "select_strategy", "steps_per_epoch",
 )  # fmt: skip
 """Knobs that no steady step's time or memory depends on."""
 
@@ -191,7 +194,10 @@ def _figure(name: str, target: str, scale: float, unit: str, help_: str) -> Axis
 
 
 def _knobs() -> Iterable[AxisKind]:
-    for name in (*_SHORT, *(name for name in KNOB_NAMES if name not in _WITHOUT_EFFECT)):
+    for name in (
+        *_SHORT,
+        *(name for name in settings_of(ZenFlowConfig) if name not in _WITHOUT_EFFECT),
+    ):
         target = _SHORT.get(name, name)
         yield AxisKind(
             name=name, place="knob", target=target, parse=_knob(target),

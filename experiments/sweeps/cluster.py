@@ -1,4 +1,4 @@
-"""Cluster: the same points on Dask's workers, on this machine or on others. No torch.
+"""Cluster: the same points on Dask's workers, on this machine or on others.
 
 Dask gives a killed worker's tasks to another, and after a few deaths calls the task itself the
 killer: its points are then reported as failed.

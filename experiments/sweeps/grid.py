@@ -1,7 +1,4 @@
-"""Grid: a sweep's settings and axes, and the machine, workload and strategy of each point.
-
-No torch.
-"""
+"""Grid: a sweep's settings and axes, and the machine, workload and strategy of each point."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.sweeps.axes import Axis, Value
-from experiments.sweeps.requests import hardware_of, workload_of
+from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,13 +23,6 @@ METHODS = ("auto", "simulate", "closed-form")
 MOST_POINTS = 1_000_000
 TOLERANCE = 0.002
 """Relative error of a step that is accepted of a closed form, unless another is given."""
-
-FLAGS: Mapping[str, Any] = {
-    "model": None, "gpu": None, "machine": None, "profile": None, "num_gpus": None, "host": None,
-    "host_ram": None, "link": None, "fabric": None, "nvme": None, "batch_size": 4,
-    "sequence": 1024, "grad_accum": 1, "dtype": None, "checkpointing": False,
-}  # fmt: skip
-"""Of `zenflow simulate` with their defaults: what a point has unless an axis says otherwise."""
 
 _WHOLE_WINDOW = "S"
 """A lag of S, whatever S is."""
@@ -69,8 +59,8 @@ class Sweep:
     """
 
     axes: tuple[Axis, ...]
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    """Of `FLAGS`, where they are not the default; bytes and names."""
+    request: Request = field(default_factory=Request)
+    """Machine and workload, where no axis says otherwise."""
     strategy: str = "zenflow"
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the update rule that no axis varies."""
@@ -81,9 +71,6 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Check names and size."""
-        strange = sorted(self.flags.keys() - FLAGS.keys())
-        if strange:
-            raise ConfigError(f"a sweep has no setting {', '.join(strange)}")
         if self.method not in METHODS:
             raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
         if not 0 <= self.tolerance < 1:
@@ -116,7 +103,8 @@ class Sweep:
         """
         from sim.simulate import Strategy
 
-        flags, knobs = {**FLAGS, **self.flags}, dict(self.knobs)
+        named: dict[str, Any] = {}
+        knobs = dict(self.knobs)
         figures: dict[str, float] = {}
         parts: dict[str, float] = {}
         name = self.strategy
@@ -124,7 +112,7 @@ class Sweep:
             kind, value = axis.kind, self.values(index)[axis.name]
             scaled = value if kind.scale == 1 else float(value or 0.0) * kind.scale
             if kind.place == "flag":
-                flags[kind.target] = scaled
+                named[kind.target] = scaled
             elif kind.place == "knob":
                 knobs[kind.target] = None if value == _WHOLE_WINDOW else value
             elif kind.place == "strategy":
@@ -135,9 +123,9 @@ class Sweep:
                 parts[kind.target] = float(scaled)  # type: ignore[arg-type]
         if knobs.get("overlap_step") is False:
             knobs.setdefault("prediction", 0.0)  # which it needs, and no time depends on
-        hardware = _machine(tuple(flags.items()))
-        workload = _workload(tuple(flags.items()))
-        hardware = _changed(hardware, parts, figures, workload.dtype)
+        request = replace(self.request, **named)
+        workload = _workload(request)
+        hardware = _changed(_machine(request), parts, figures, workload.dtype)
         strategy = Strategy.of(name, releases=self.releases, **self._knobs_of(name, knobs))
         return Case(workload=workload, hardware=hardware, strategy=strategy)
 
@@ -169,7 +157,8 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what decides every row, JSON-ready: another sweep has another."""
-        settings = {key: value for key, value in {**FLAGS, **self.flags}.items()}
+        settings = asdict(self.request)
+        settings["model"] = self.request.model or None
         return json.loads(  # type: ignore[no-any-return]
             json.dumps(
                 {
@@ -187,8 +176,8 @@ class Sweep:
 
 
 @functools.lru_cache(maxsize=1024)
-def _machine(flags: tuple[tuple[str, Any], ...]) -> HardwareProfile:
-    return hardware_of(dict(flags))[0]
+def _machine(request: Request) -> HardwareProfile:
+    return hardware_of(request)[0]
 
 
 def notes_of(sweep: Sweep) -> list[str]:
@@ -199,18 +188,19 @@ def notes_of(sweep: Sweep) -> list[str]:
     axes = [axis for axis in sweep.axes if axis.kind.place == "flag"]
     notes: dict[str, None] = {}
     for values in itertools.islice(itertools.product(*(a.values for a in axes)), _TRIED):
-        flags = {**FLAGS, **sweep.flags}
-        flags |= {axis.kind.target: value for axis, value in zip(axes, values, strict=True)}
+        named: dict[str, Any] = {
+            axis.kind.target: value for axis, value in zip(axes, values, strict=True)
+        }
         try:
-            notes |= dict.fromkeys(hardware_of(flags)[1])
+            notes |= dict.fromkeys(hardware_of(replace(sweep.request, **named))[1])
         except ConfigError:
             continue  # such points are rows that say so
     return list(notes)
 
 
 @functools.lru_cache(maxsize=1024)
-def _workload(flags: tuple[tuple[str, Any], ...]) -> Workload:
-    return workload_of(dict(flags), _machine(flags))
+def _workload(request: Request) -> Workload:
+    return workload_of(request, _machine(request))
 
 
 def _changed(

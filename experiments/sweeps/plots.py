@@ -30,11 +30,11 @@ _MOST_NUMBERS = 150
 _LARGER_IS_BETTER = ("tokens_per_second",)
 _COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#b8860b")
 PLAIN = FuncFormatter(lambda number, _: f"{number:,.6g}")
-"""Without an offset or a power that a reader would have to add."""
+"""Format of numbers without an offset or a power that a reader would have to add."""
 SPREAD = 20.0
 """Largest over smallest value from which on a scale of numbers is logarithmic."""
 _LEAST_RANGE = 0.1
-"""From end to end of a heat map's colours, of the largest value."""
+"""Least range of a heat map's colours, as a share of the largest value."""
 
 
 def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure | None:

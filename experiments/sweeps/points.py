@@ -1,4 +1,4 @@
-"""Points: the row of every point, by formula where one holds and else by events. No torch.
+"""Points: the row of every point, by formula where one holds and else by events.
 
 A formula answers many machines at once: points that differ in rates only are solved together.
 """

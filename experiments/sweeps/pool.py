@@ -22,13 +22,13 @@ from experiments.sweeps.points import FAILED, Row, rows_of
 from zenflow.errors import ZenFlowError
 
 MOST_TRIES = 3
-"""Of a point whose process is killed."""
+"""Most tries of a point whose process is killed."""
 _MOST_LOST = 50
 """Processes, after which it is no accident."""
 _LARGEST_TASK = 64
 """Points; formulas answer as many at once."""
 _TASKS_PER_WORKER = 8
-"""At least, so that all are busy to the end."""
+"""Least tasks of each worker, so that all are busy to the end."""
 _PATIENCE = 0.2
 """Seconds between two looks at whether to stop."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -1,8 +1,9 @@
-"""From the words of a command or a sweep to a machine and a workload. Loads no torch."""
+"""From the words of a command or a sweep to a machine and a workload."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,49 @@ if TYPE_CHECKING:
 _NAMED_BASES = ("gpu", "machine", "profile")
 
 
-def hardware_of(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A machine and a workload as a person names them; each field is a flag of a command."""
+
+    model: str = ""
+    """Name of a model or of a size, a config.json, or a directory with one."""
+    gpu: str | None = None
+    """Device whose usual machine is meant."""
+    machine: str | None = None
+    """Whole machine by name, or a profile's JSON file."""
+    profile: str | Path | None = None
+    """File that ``zenflow calibrate`` wrote."""
+    num_gpus: int | None = None
+    """Number of devices that train together; None is as many as the machine has."""
+    host: str | None = None
+    """Host in place of the machine's own."""
+    host_ram: float | None = None
+    """Bytes of host memory in place of the host's own."""
+    link: str | None = None
+    """Link to the host in place of the machine's own."""
+    fabric: str | None = None
+    """Fabric between devices in place of the machine's own."""
+    nvme: str | None = None
+    """Drives in place of the machine's own, or 'none'."""
+    batch_size: int = 4
+    """Number of sequences in a micro-batch on each device."""
+    sequence: int = 1024
+    """Number of tokens in a sequence."""
+    grad_accum: int = 1
+    """Number of micro-batches in a step."""
+    dtype: str | None = None
+    """Precision of the parameters; None is bfloat16 where the device has it."""
+    checkpointing: bool = False
+    """Whether backward recomputes activations."""
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any]) -> Request:
+        """Return what a command's flags ask for; None leaves a field at its default."""
+        given = {item.name: flags.get(item.name) for item in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+
+def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
     """Return the machine, and notes on what was assumed of it.
 
     Raises:
@@ -27,40 +70,40 @@ def hardware_of(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
     from sim.hardware.file import read_profile
     from sim.hardware.profile import Quantity
 
-    given = [f"--{name}" for name in _NAMED_BASES if flags[name] is not None]
+    given = [f"--{name}" for name in _NAMED_BASES if getattr(request, name) is not None]
     if len(given) != 1:
         raise ConfigError(
             f"one of --gpu, --machine and --profile says what the machine is, got "
             f"{' and '.join(given) or 'none'}: give --gpu rtx4090, say"
         )
     notes: list[str] = []
-    count = flags["num_gpus"]
-    if flags["gpu"] is not None:
-        hardware, notes = _usual_machine(flags)
-    elif flags["machine"] is not None and Path(flags["machine"]).suffix == ".json":
-        hardware = read_profile(flags["machine"])
-    elif flags["machine"] is not None:
-        hardware = find_machine(flags["machine"], count)
+    count = request.num_gpus
+    if request.gpu is not None:
+        hardware, notes = _usual_machine(request.gpu, request)
+    elif request.machine is not None and Path(request.machine).suffix == ".json":
+        hardware = read_profile(request.machine)
+    elif request.machine is not None:
+        hardware = find_machine(request.machine, count)
     else:
-        hardware = read_profile(flags["profile"])
+        hardware = read_profile(str(request.profile))
     changes: dict[str, Any] = {}
-    if flags["host"] is not None:
-        changes["host"] = find_host(flags["host"])
-    if flags["host_ram"] is not None:
-        ram = Quantity(value=flags["host_ram"], kind="spec", source="--host-ram")
+    if request.host is not None:
+        changes["host"] = find_host(request.host)
+    if request.host_ram is not None:
+        ram = Quantity(value=request.host_ram, kind="spec", source="--host-ram")
         changes["host"] = replace(changes.get("host", hardware.host), dram_bytes=ram)
-    if flags["link"] is not None:
-        changes["link"] = find_link(flags["link"])
-    if flags["fabric"] is not None:
-        changes["fabric"] = find_fabric(flags["fabric"])
-    if flags["nvme"] is not None:
-        changes["nvme"] = None if flags["nvme"] == "none" else find_nvme(flags["nvme"])
+    if request.link is not None:
+        changes["link"] = find_link(request.link)
+    if request.fabric is not None:
+        changes["fabric"] = find_fabric(request.fabric)
+    if request.nvme is not None:
+        changes["nvme"] = None if request.nvme == "none" else find_nvme(request.nvme)
     if count is not None:
         changes["num_devices"] = count
     return replace(hardware, **changes) if changes else hardware, notes
 
 
-def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
+def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[str]]:
     """Return a machine of the table with this device and enough of them, and what it lends.
 
     Raises:
@@ -68,12 +111,12 @@ def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
     """
     from sim.hardware.catalog import assemble, find_device, find_machine, names
 
-    device, count = find_device(flags["gpu"]), flags["num_gpus"] or 1
-    parts = [name for name in ("host", "link") if flags[name] is None]
-    if not parts and (count == 1 or flags["fabric"] is not None):
+    device, count = find_device(gpu), request.num_gpus or 1
+    host, link = request.host, request.link
+    if host is not None and link is not None and (count == 1 or request.fabric is not None):
         made = assemble(
-            device, flags["host"], flags["link"], count, fabric=flags["fabric"],
-            nvme=None if flags["nvme"] in (None, "none") else flags["nvme"],
+            device, host, link, count, fabric=request.fabric,
+            nvme=None if request.nvme in (None, "none") else request.nvme,
         )  # fmt: skip
         return made, []
     usual = [find_machine(name) for name in names("machine")]
@@ -85,13 +128,14 @@ def _usual_machine(flags: dict[str, Any]) -> tuple[HardwareProfile, list[str]]:
             f"{' and --fabric' if count > 1 else ''}"
         )
     chosen = min(enough, key=lambda machine: machine.num_devices)
-    lent = [*parts, *(["fabric"] if count > 1 and flags["fabric"] is None else [])]
-    lent += ["drives"] if flags["nvme"] is None and chosen.nvme is not None else []
+    lent = [name for name, own in (("host", host), ("link", link)) if own is None]
+    lent += [*(["fabric"] if count > 1 and request.fabric is None else [])]
+    lent += ["drives"] if request.nvme is None and chosen.nvme is not None else []
     note = f"assumed as in {chosen.name}: {', '.join(lent)}"
     return replace(chosen, num_devices=count), [note]
 
 
-def workload_of(flags: dict[str, Any], hardware: HardwareProfile) -> Workload:
+def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
     """Return the workload.
 
     Raises:
@@ -99,7 +143,7 @@ def workload_of(flags: dict[str, Any], hardware: HardwareProfile) -> Workload:
     """
     from sim.models.workload import Workload
 
-    name, config = _model(flags["model"])
+    name, config = _model(request.model)
     peaks = hardware.device.flops
     usable = next(
         (name for name in ("bfloat16", "float16", "float32") if name in peaks), DTYPES[0]
@@ -107,11 +151,11 @@ def workload_of(flags: dict[str, Any], hardware: HardwareProfile) -> Workload:
     return Workload.of_config(
         name,
         config,
-        batch_size=flags["batch_size"],
-        sequence=flags["sequence"],
-        accumulation=flags["grad_accum"],
-        dtype=flags["dtype"] or usable,
-        checkpointing=bool(flags["checkpointing"]),
+        batch_size=request.batch_size,
+        sequence=request.sequence,
+        accumulation=request.grad_accum,
+        dtype=request.dtype or usable,
+        checkpointing=request.checkpointing,
     )
 
 

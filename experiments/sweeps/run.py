@@ -1,15 +1,14 @@
-"""Run: works through a sweep with a bar, keeps every point, and leaves its table. No torch."""
+"""Run: works through a sweep with a bar, keeps every point, and leaves its table."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from experiments.output.bar import Bar
 from experiments.output.provenance import provenance
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.journal import Journal
@@ -72,7 +71,7 @@ class Outcome:
     """What a call of `run_sweep` came to."""
 
     rows: dict[int, Row]
-    """Of every point that has one, by index."""
+    """Row of every point that has one, by index."""
     files: list[Path]
     exit_code: int
     """128 + the signal's number where it was interrupted, else 0."""
@@ -101,35 +100,14 @@ def run_sweep(
     if rows:
         console.print(f"{len(rows)} of {sweep.num_points} points are there already", style="dim")
     with StopRequest() as stop, journal.open(provenance()):
-        bar = _Bar(console, done=len(rows), total=sweep.num_points)
-        with bar.progress:
+        with Bar(console, "points", sweep.num_points, done=len(rows)) as bar:
             for index, row in engine.rows(sweep, missing, lambda: stop.requested):
                 journal.add(index, row)
                 rows[index] = row
-                bar.advance()
+                bar.update(len(rows))
+                if bar.is_line_due():
+                    console.print(f"{len(rows)}/{sweep.num_points} points")
         files = write_table(sweep, rows, journal.sessions, folder) if rows else []
     return Outcome(
         rows=rows, files=files, exit_code=stop.exit_code if len(rows) < sweep.num_points else 0
     )
-
-
-class _Bar:
-    """A bar on a terminal, a line every ten seconds elsewhere."""
-
-    def __init__(self, console: Console, *, done: int, total: int) -> None:
-        self._console, self._done, self._total = console, done, total
-        self._last = time.monotonic()
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self.progress.add_task("points", total=total, completed=done)
-
-    def advance(self) -> None:
-        """Count one point."""
-        self._done += 1
-        self.progress.update(self._task, completed=self._done)
-        now = time.monotonic()
-        if not self._console.is_terminal and now - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = now
-            self._console.print(f"{self._done}/{self._total} points")

@@ -17,6 +17,7 @@ from experiments.sweeps import answers
 from experiments.sweeps.axes import GIB, parse_axes
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.journal import NAME
+from experiments.sweeps.requests import Request
 from experiments.sweeps.run import Engine, run_sweep
 from experiments.sweeps.table import PARQUET, PROVENANCE, read_table, table_of
 from sim.names import fold, nearest
@@ -42,13 +43,13 @@ class Study:
     answer: Callable[[pd.DataFrame], list[str]]
     draw: Callable[[pd.DataFrame, Sweep], Figure]
     caption: str
-    """Of the picture."""
+    """Caption of the picture."""
 
 
-def _sweep(axes: Sequence[str], flags: dict[str, Any], **knobs: Any) -> Sweep:
+def _sweep(axes: Sequence[str], request: dict[str, Any], **knobs: Any) -> Sweep:
     return Sweep(
         axes=parse_axes(axes),
-        flags={"model": _MODEL, "checkpointing": True, **flags},
+        request=Request(model=_MODEL, checkpointing=True, **request),
         knobs=knobs,
     )
 

@@ -18,7 +18,7 @@ MOST_STEPS = 8
 """Steps of a trace that stay legible in one picture."""
 
 _OTHER_COLOURS = ("#b15928", "#17becf", "#e377c2", "#bcbd22", "#999999")
-"""Of span names that only some traces have, in their order; the last for all that remain."""
+"""Colours of span names that only some traces have; the last is for all that remain."""
 _ROW_HEIGHT = 0.8
 _LANE_GAP = 0.5
 _TINT = "#f3f3f3"

@@ -15,13 +15,15 @@ from experiments.output.outlook import Outlook, PlannedRun
 from experiments.output.plots import RunRecord, draw_comparison, save_figure
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
+from experiments.output.run_types import RunSummary
 from experiments.training.emulated_link import LinkChoice, choose_link
-from experiments.training.loop import MODEL, Outcome, run
+from experiments.training.loop import MODEL, Outcome
 from experiments.training.models.pretrained import find_model, has_weights
+from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.saved.runlock import locked
 from experiments.training.settings import COMPARED, TrainSettings
-from experiments.training.setup import build_workbench, choose_device
+from experiments.training.setup import build_setup, choose_device
 from experiments.training.step_log import read_steps
 from experiments.training.stop import StopRequest
 from zenflow.trace.timeline import Timeline
@@ -35,7 +37,10 @@ COMPARISON = "compare.json"
 PICTURE = "compare.png"
 
 _SECONDS_BESIDE_STEPS = 5.0
-"""Of a run, for what is loaded, evaluated and saved: a guess, until it is measured."""
+"""Seconds of a run beside its steps, to load, evaluate and save.
+
+A guess, until it is measured.
+"""
 
 SHOWN_STEPS = 8
 """Steps of each strategy in the picture."""
@@ -45,7 +50,7 @@ def link_choice(settings: TrainSettings) -> LinkChoice | None:
     """Return the emulated link that a comparison needs; None where it has or needs none."""
     if settings.link is not None or choose_device(settings).type != "cpu":
         return None
-    return choose_link(build_workbench(settings))
+    return choose_link(build_setup(settings))
 
 
 def with_link(settings: TrainSettings, reporter: Reporter) -> TrainSettings:
@@ -149,7 +154,7 @@ def run_comparison(
     reporter.console.print(table(runs))
     reporter.say(verdict(runs))
     reporter.say(_what_to_look_at(folder))
-    return outcome or Outcome(summary=dict(runs[-1].summary), steps=0, stopped=False)
+    return outcome or Outcome(summary=runs[-1].summary, steps=0, stopped=False)
 
 
 def _planned(settings: TrainSettings, folder: Path | None) -> list[PlannedRun]:
@@ -234,19 +239,19 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
-def stall_removed(
-    summaries: Mapping[str, Mapping[str, Any]], strategy: str = "zenflow"
-) -> float | None:
+def stall_removed(summaries: Mapping[str, RunSummary], strategy: str = "zenflow") -> float | None:
     """Return the share of zero_offload's stall seconds per step that a strategy does not have."""
     before = summaries["zero_offload"]
     after = summaries[strategy]
     if not before["stall_seconds"]:
         return None
-    per_step = [summary["stall_seconds"] / summary["steps"] for summary in (after, before)]
+    per_step: list[float] = [
+        summary["stall_seconds"] / summary["steps"] for summary in (after, before)
+    ]
     return 1 - per_step[0] / per_step[1]
 
 
-def eval_loss_ratio(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
+def eval_loss_ratio(summaries: Mapping[str, RunSummary], strategy: str) -> float | None:
     """Return a strategy's held-out loss over on_device's."""
     mine, base = summaries[strategy]["eval_loss"], summaries["on_device"]["eval_loss"]
     return mine / base if mine and base else None
@@ -288,7 +293,7 @@ def verdict(runs: Sequence[RunRecord]) -> str:
     return "\n".join(_verdict(by_name, name) for name in names)
 
 
-def _verdict(by_name: Mapping[str, Mapping[str, Any]], strategy: str) -> str:
+def _verdict(by_name: Mapping[str, RunSummary], strategy: str) -> str:
     removed, speedup = stall_removed(by_name, strategy), _speedup(by_name, strategy)
     loss = eval_loss_ratio(by_name, strategy)
     if removed is None or speedup is None or loss is None:
@@ -299,9 +304,10 @@ def _verdict(by_name: Mapping[str, Mapping[str, Any]], strategy: str) -> str:
     )
 
 
-def _speedup(summaries: Mapping[str, Mapping[str, Any]], strategy: str) -> float | None:
-    after = summaries[strategy]["mean_step_seconds"]
-    return summaries["zero_offload"]["mean_step_seconds"] / after if after else None
+def _speedup(summaries: Mapping[str, RunSummary], strategy: str) -> float | None:
+    before: float = summaries["zero_offload"]["mean_step_seconds"]
+    after: float = summaries[strategy]["mean_step_seconds"]
+    return before / after if after else None
 
 
 def _is_finished(folder: Path, steps: int | None) -> bool:

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from experiments.training.loop import cross_entropy, forward
-from experiments.training.setup import Workbench
+from experiments.training.evaluation import cross_entropy, forward
+from experiments.training.setup import RunSetup
 
 COPY_SHARE = 1.2
 """Time of one copy of the model over the link, as a share of forward and backward."""
@@ -43,23 +43,23 @@ class LinkChoice:
         )
 
 
-def choose_link(bench: Workbench, copy_share: float = COPY_SHARE) -> LinkChoice:
+def choose_link(setup: RunSetup, copy_share: float = COPY_SHARE) -> LinkChoice:
     """Measure forward and backward without an optimizer and return the link that fits them."""
-    seconds = [_compute_seconds(bench) for _ in range(_WARM_STEPS + _TIMED_STEPS)]
+    seconds = [_compute_seconds(setup) for _ in range(_WARM_STEPS + _TIMED_STEPS)]
     compute = median(seconds[_WARM_STEPS:])
     return LinkChoice(
         compute_seconds=compute,
-        model_bytes=bench.model_bytes,
+        model_bytes=setup.model_bytes,
         copy_share=copy_share,
     )
 
 
-def _compute_seconds(bench: Workbench) -> float:
+def _compute_seconds(setup: RunSetup) -> float:
     started = time.perf_counter()
-    for micro in range(bench.settings.grad_accum):
-        batch = bench.data.train.batch(micro).to(bench.device)
-        cross_entropy(forward(bench.model, batch), batch).backward()
+    for micro in range(setup.settings.grad_accum):
+        batch = setup.data.train.batch(micro).to(setup.device)
+        cross_entropy(forward(setup.model, batch), batch).backward()
     seconds = time.perf_counter() - started
-    for parameter in bench.model.parameters():
+    for parameter in setup.model.parameters():
         parameter.grad = None
     return seconds

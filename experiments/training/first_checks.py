@@ -1,4 +1,4 @@
-"""What is refused before torch loads: a name or path that no run could use. Imports no torch."""
+"""What is refused before torch loads: a name or path that no run could use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zenflow.errors import ConfigError
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 """owner/name or name, and of a data set the configuration behind a colon."""
 _FILE_SUFFIX = re.compile(r"\.[a-z]{1,7}", re.IGNORECASE)
-"""Of a file's name; a hub name such as OpenHermes-2.5 ends in a number."""
+"""Suffix of a file's name; a hub name such as OpenHermes-2.5 ends in a number."""
 _NAMES_WITHOUT_OWNER = frozenset({"openai-community", "google-bert"})
 """Owners of models that the hub still knows by their names alone, such as gpt2."""
 

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from experiments.output.progress import Reporter
 from experiments.training.comparison import run_comparison
-from experiments.training.loop import Outcome, run
+from experiments.training.loop import Outcome
+from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS
 from experiments.training.saved.saving import resume_line
 from experiments.training.settings import TrainSettings

@@ -5,21 +5,38 @@ Nothing here imports torch, so that a mistake in a command is found before anyth
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from experiments.training.setting_types import typed
-from experiments.training.tuning_rules import BOUNDS, MACHINE, tuning_errors
+from experiments.training.setting import (
+    NOT_NEGATIVE,
+    OR_NEVER,
+    POSITIVE,
+    Rule,
+    at_least,
+    setting,
+    violations,
+)
+from experiments.training.tuning_settings import TuningSettings, tuning_errors
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 
 SCHEDULES = ("constant", "linear", "cosine")
 DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
 TASKS = ("auto", "lm", "classification")
-_DEVICE = re.compile(r"auto|(cpu|cuda)(:\d+)?")
+
+_DEVICE = Rule(
+    "must be auto, cpu or cuda",
+    lambda name: re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", name) is not None,
+)
+_BETAS = Rule("must lie in [0, 1)", lambda betas: all(0 <= beta < 1 for beta in betas))
+_WARMUP = Rule("is a share of the steps, in [0, 1]", lambda share: 0 <= share <= 1)
+_SEED = Rule("must lie in [0, 2**63)", lambda seed: 0 <= seed < 2**63)
+_LINK = Rule(
+    "must be two positive rates, in bytes/s", lambda rates: all(map(POSITIVE.holds, rates))
+)
 
 COMPARED = ("on_device", "zero_offload", "zenflow_paper", "zenflow")
 """The strategies of ``--compare``, in the order of the table."""
@@ -87,92 +104,79 @@ MODEL_SIZES: Mapping[str, ModelSize] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(TuningSettings):
     """Everything that decides a run's results and speed; SI units throughout."""
 
-    strategy: str = "zenflow"
-    """The preset that the knobs start from."""
+    strategy: str = setting("zenflow", "Preset that the knobs start from.", choices=PRESETS)
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``ZenFlowConfig`` that differ from the preset."""
-    model: str = "mini"
-    """A size's name, a config.json, a local directory or a hub name."""
-    data: str | None = None
-    """A text file, a TSV, a directory or a dataset's name; None is this Python's own source."""
-    eval_data: str | None = None
-    """A file or directory to evaluate on; None holds out a part of the data."""
-    task: str = "auto"
-    text_column: str | None = None
-    label_column: str | None = None
-    """Columns of a hub dataset, where the usual names don't fit."""
-    sequence: int = 128
+    model: str = setting(
+        "mini",
+        f"A size ({', '.join(MODEL_SIZES)}), a config.json, a local directory or a hub name.",
+    )
+    data: str | None = setting(
+        None,
+        "Text file, TSV of text and label, directory, or Hugging Face data set (name or "
+        "name:config); default: the source of this Python's standard library.",
+    )
+    eval_data: str | None = setting(
+        None, "File or directory to evaluate on; default: a part of --data is held out."
+    )
+    task: str = setting("auto", "auto goes by the data.", choices=TASKS)
+    text_column: str | None = setting(None, "Column of a data set that holds the text.")
+    label_column: str | None = setting(None, "Column of a data set that holds the class.")
+    sequence: int = setting(128, "Tokens of a sequence.", at_least(1))
     """Tokens of a sequence; in classification the length at which texts are cut."""
-    batch_size: int = 3
-    """Sequences of a micro-batch."""
-    grad_accum: int = 1
-    """Micro-batches of a step."""
-    steps: int | None = None
-    epochs: float | None = None
-    """One of the two may be given; with neither, ``DEFAULT_STEPS``."""
-    lr: float = 4e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
+    batch_size: int = setting(3, "Sequences of a micro-batch.", at_least(1))
+    grad_accum: int = setting(1, "Micro-batches of a step.", at_least(1))
+    steps: int | None = setting(None, "Optimizer steps.", at_least(1))
+    """Optimizer steps. With neither this nor ``epochs`` they are ``DEFAULT_STEPS``."""
+    epochs: float | None = setting(None, "Passes over the data, in place of --steps.", POSITIVE)
+    lr: float = setting(4e-4, "Peak learning rate.", POSITIVE)
+    betas: tuple[float, float] = setting((0.9, 0.95), "AdamW's two decay rates.", _BETAS)
+    eps: float = setting(1e-8, "AdamW's epsilon.", POSITIVE)
+    weight_decay: float = setting(0.1, "Decoupled decay of matrices.", NOT_NEGATIVE)
     """Decoupled decay of matrices; vectors (norms, biases) never decay."""
-    schedule: str = "cosine"
-    warmup: float = 0.1
+    schedule: str = setting("cosine", "Learning rate after the rise.", choices=SCHEDULES)
+    warmup: float = setting(0.1, "Share of the steps over which it rises.", _WARMUP)
     """Share of the steps over which the learning rate rises from 0."""
-    max_grad_norm: float | None = 1.0
-    """Global-norm clip; None is none."""
-    gradients: str = "release"
-    """``release``: gradients leave during backward; ``keep``: they stay until ``step()``."""
-    dtype: str = "float32"
-    """The parameters' precision."""
-    checkpointing: bool = False
-    """Whether backward recomputes each layer's activations, which are then not kept."""
+    max_grad_norm: float | None = setting(1.0, "Global-norm clip, or none.", POSITIVE, none="none")
+    gradients: str = setting(
+        "release", "When gradients leave: in backward, or step().", choices=GRADIENT_MODES
+    )
+    dtype: str = setting("float32", "The parameters' precision.", choices=DTYPES)
+    checkpointing: bool = setting(False, "Recompute each layer's activations in backward.")
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
-    device: str = "auto"
-    link: tuple[float, float] | None = None
-    """Emulated link, bytes/s device to host and back; None is none. Only on a CPU."""
-    host_threads: int | None = None
-    device_threads: int | None = None
+    device: str = setting("auto", "auto, cpu or cuda.", _DEVICE)
+    link: tuple[float, float] | None = setting(
+        None, "Emulated link of a CPU in GB/s, as in 0.05,0.05.", _LINK, key="link_gbps", unit=1e9
+    )
+    """Emulated link of a CPU: bytes/s device to host, and back."""
+    host_threads: int | None = setting(None, "Threads of the host update.", at_least(1))
+    device_threads: int | None = setting(None, "Threads of torch.", at_least(1))
     """Threads of torch; None leaves one core to the host side when the device is the CPU."""
-    seed: int = 0
-    start_steps: int | None = None
-    """Steps on the device from which a comparison's strategies go on, where the model comes
-    without weights; None leaves the number to ``for_comparison``."""
-    save_every: int = 0
-    """Steps between checkpoints; 0 counts minutes only."""
-    save_minutes: float = 10.0
-    """Minutes between checkpoints, beside those by steps; more where saving would take over 5% of
-    the time. 0 counts steps only."""
-    eval_every: int = 0
-    """Steps between evaluations; 0 evaluates at the end only."""
-    eval_batches: int = 24
-    timeline_steps: int = 12
-    """The last steps whose spans are recorded."""
-    controller: str | None = None
-    """Who chooses knobs while the run goes on, see ``tuning_rules``; None keeps them."""
-    device_memory: float | None = None
-    host_memory: float | None = None
-    """Most bytes of one device, and of the host, that a tuned run may need; None is no bound."""
-    largest_staleness: int | None = None
-    """Most steps between a gradient and its landing in a tuned run."""
-    smallest_captured: float | None = None
-    """Least share of gradient energy in a tuned run's important columns."""
-    profile: str | None = None
-    """File of ``zenflow calibrate`` that the twin starts from."""
-    hardware: str | None = None
-    """Machine of the simulator's table that it starts from; with neither, measurements alone."""
-    replay: str | None = None
-    """Decisions file of the tuned run that this one repeats."""
+    seed: int = setting(0, "Decides the first weights and the data's order.", _SEED)
+    start_steps: int | None = setting(
+        None, "Steps on the device that --compare goes on from; 0: none.", OR_NEVER
+    )
+    """Steps of a comparison's start, where the model comes without weights.
+
+    None leaves the number to ``for_comparison``.
+    """
+    save_every: int = setting(0, "Steps between checkpoints; 0: by minutes only.", OR_NEVER)
+    save_minutes: float = setting(
+        10.0, "Minutes between checkpoints, or more; 0: by steps only.", OR_NEVER
+    )
+    """Minutes between checkpoints; more where saving would take over 5% of the time."""
+    eval_every: int = setting(0, "Steps between evaluations; 0: at the end only.", OR_NEVER)
+    eval_batches: int = setting(24, "Held-out batches of an evaluation, at most.", at_least(1))
+    timeline_steps: int = setting(12, "Last steps whose spans are recorded.", OR_NEVER)
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without data or model."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        raise_violations("the run", typed(TrainSettings, values)[1])
-        broken = [*_choice_errors(self), *_range_errors(self), *_combination_errors(self)]
-        broken += tuning_errors(self)
+        raise_violations("the run", violations(self))
+        broken = [*_combination_errors(self), *tuning_errors(self, self.strategy, self.knobs)]
         raise_violations("the run", broken)
         self.config(steps_per_epoch=1)
 
@@ -201,7 +205,7 @@ class TrainSettings:
         knobs = {
             key: value for key, value in self.knobs.items() if allowed is None or key in allowed
         }
-        untuned = dict.fromkeys(("controller", "replay", *BOUNDS, *MACHINE))
+        untuned: dict[str, Any] = dict.fromkeys(item.name for item in fields(TuningSettings))
         return replace(self, strategy=name, knobs=knobs, **untuned)
 
     def for_comparison(self) -> TrainSettings:
@@ -271,56 +275,6 @@ START_LR = 2e-3
 """Peak learning rate of that start: what a small model learns fast with."""
 
 
-def _choice_errors(settings: TrainSettings) -> list[str]:
-    choices = {
-        "strategy": PRESETS,
-        "schedule": SCHEDULES,
-        "dtype": DTYPES,
-        "gradients": GRADIENT_MODES,
-        "task": TASKS,
-    }
-    broken = [
-        f"{name} must be one of {', '.join(allowed)}, but is {getattr(settings, name)!r}"
-        for name, allowed in choices.items()
-        if getattr(settings, name) not in allowed
-    ]
-    if not _DEVICE.fullmatch(settings.device):
-        broken.append(f"device must be auto, cpu or cuda, but is {settings.device!r}")
-    return broken
-
-
-def _range_errors(settings: TrainSettings) -> list[str]:
-    at_least_one = (
-        "sequence", "batch_size", "grad_accum", "steps", "host_threads", "device_threads",
-        "eval_batches",
-    )  # fmt: skip
-    broken = [
-        f"{name} must be at least 1, but is {value}"
-        for name in at_least_one
-        if (value := getattr(settings, name)) is not None and value < 1
-    ]
-    broken += [
-        f"{name} must be 0 (never) or more, but is {value}"
-        for name in ("save_every", "eval_every", "timeline_steps", "start_steps")
-        if (value := getattr(settings, name)) is not None and value < 0
-    ]
-    if not 0 <= settings.seed < 2**63:
-        broken.append(f"seed must lie in [0, 2**63), but is {settings.seed}")
-    if not (math.isfinite(settings.save_minutes) and settings.save_minutes >= 0):
-        broken.append(f"save_minutes must be 0 (never) or more, but is {settings.save_minutes}")
-    for name in ("lr", "eps", "epochs", "max_grad_norm"):
-        value = getattr(settings, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            broken.append(f"{name} must be a positive number, but is {value}")
-    if not (math.isfinite(settings.weight_decay) and settings.weight_decay >= 0):
-        broken.append(f"weight_decay must be 0 or more, but is {settings.weight_decay}")
-    if not all(0 <= beta < 1 for beta in settings.betas):
-        broken.append(f"betas must lie in [0, 1), but are {settings.betas}")
-    if not 0 <= settings.warmup <= 1:
-        broken.append(f"warmup is a share of the steps, in [0, 1], but is {settings.warmup}")
-    return broken
-
-
 def _combination_errors(settings: TrainSettings) -> list[str]:
     broken = []
     if settings.steps is not None and settings.epochs is not None:
@@ -328,10 +282,6 @@ def _combination_errors(settings: TrainSettings) -> list[str]:
             f"steps ({settings.steps}) and epochs ({settings.epochs}) both say when to stop: "
             "give one of them"
         )
-    if settings.link is not None and not all(
-        math.isfinite(rate) and rate > 0 for rate in settings.link
-    ):
-        broken.append(f"the link's two rates must be positive bytes/s, but are {settings.link}")
     if settings.dtype == "float16" and settings.gradients == "release":
         broken.append(
             "float16 parameters need gradients='keep': the loss scaler looks at all gradients "

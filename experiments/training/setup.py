@@ -41,7 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workbench:
+class RunSetup:
     """Everything a run works with, before its optimizer is made."""
 
     settings: TrainSettings
@@ -52,7 +52,7 @@ class Workbench:
     tokenizer: TextTokenizer
     data: TrainingData
     fingerprint: Mapping[str, Any] | None
-    """Of the texts read; None where the data did not come from the settings."""
+    """Fingerprint of the texts read; None where the data did not come from the settings."""
     steps_per_epoch: int
     total_steps: int
     adviser: Adviser | None = None
@@ -68,11 +68,11 @@ class Workbench:
         )
 
 
-def build_workbench(
+def build_setup(
     settings: TrainSettings,
     make_data: Callable[[TextTokenizer], TrainingData] | None = None,
     model: nn.Module | None = None,
-) -> Workbench:
+) -> RunSetup:
     """Return the run's device, model and data.
 
     Args:
@@ -104,7 +104,7 @@ def build_workbench(
     if settings.checkpointing:
         recompute_activations(model, settings.model)
     steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
-    return Workbench(
+    return RunSetup(
         settings=settings,
         config=settings.config(steps_per_epoch),
         device=device,
@@ -163,14 +163,14 @@ def count_steps(settings: TrainSettings, steps_per_epoch: int) -> int:
     return DEFAULT_STEPS if settings.steps is None else settings.steps
 
 
-def workload_of(bench: Workbench) -> Workload:
+def workload_of(setup: RunSetup) -> Workload:
     """Return what the simulator takes of a run's model and batch.
 
     Raises:
         ConfigError: The simulator does not know the model's family.
     """
-    settings = bench.settings
-    config: Any = bench.model.config
+    settings = setup.settings
+    config: Any = setup.model.config
     return Workload.of_config(
         f"{settings.model} {settings.batch_size}x{settings.sequence}",
         {"model_type": "llama", **config.to_dict()},
@@ -182,19 +182,19 @@ def workload_of(bench: Workbench) -> Workload:
     )
 
 
-def make_optimizer(bench: Workbench, controller: AbstractController | None = None) -> ZenFlowAdamW:
+def make_optimizer(setup: RunSetup, controller: AbstractController | None = None) -> ZenFlowAdamW:
     """Return the optimizer: matrices decay, vectors (norms, biases) don't.
 
     Args:
-        bench: The run.
+        setup: The run.
         controller: Changes the knobs while the run goes on; it may ask for spans of more steps.
 
     Raises:
         ConfigError: The host has not as much memory.
     """
-    settings = bench.settings
-    check_host_memory(bench.model, bench.config, on_cpu=bench.device.type == "cpu")
-    trainable = [item for item in bench.model.named_parameters() if item[1].requires_grad]
+    settings = setup.settings
+    check_host_memory(setup.model, setup.config, on_cpu=setup.device.type == "cpu")
+    trainable = [item for item in setup.model.named_parameters() if item[1].requires_grad]
     groups = [
         {
             "params": [p for _, p in trainable if p.ndim >= 2],
@@ -209,7 +209,7 @@ def make_optimizer(bench: Workbench, controller: AbstractController | None = Non
         lr=settings.lr,
         betas=settings.betas,
         eps=settings.eps,
-        config=bench.config,
+        config=setup.config,
         max_grad_norm=settings.max_grad_norm if release else "keep",
         accumulation_steps=settings.grad_accum if release else 1,
         link=None if settings.link is None else PacedLink(*settings.link),
@@ -257,14 +257,14 @@ def warmup_steps(settings: TrainSettings, total_steps: int) -> int:
     return round(settings.warmup * total_steps)
 
 
-def describe(bench: Workbench) -> str:
+def describe(setup: RunSetup) -> str:
     """Return what is about to be trained on what, and what there is to say of the data."""
-    settings = bench.settings
-    name = Path(settings.model).name if bench.found.kind != "hub" else settings.model
-    made_by = "experiments.training.models.decoder" if bench.found.own else "transformers"
+    settings = setup.settings
+    name = Path(settings.model).name if setup.found.kind != "hub" else settings.model
+    made_by = "experiments.training.models.decoder" if setup.found.own else "transformers"
     about = (
-        f"model {name} ({made_by}, {settings.dtype}) on {bench.data.name}, "
-        f"{bench.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
-        f"{settings.sequence} tokens on {bench.device}"
+        f"model {name} ({made_by}, {settings.dtype}) on {setup.data.name}, "
+        f"{setup.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
+        f"{settings.sequence} tokens on {setup.device}"
     )
-    return "\n".join((about, *(f"data: {note}" for note in bench.data.notes)))
+    return "\n".join((about, *(f"data: {note}" for note in setup.data.notes)))

@@ -1,7 +1,7 @@
 """steps.jsonl: a row for each step of a run, written as steps are taken, and read again.
 
 The file grows line by line. A torn last line is dropped when it is read, any other damage is
-refused. Importing this does not load torch.
+refused.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from experiments.output.files import strict, write_text
+from experiments.output.run_types import StepRow
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
 
@@ -38,7 +38,7 @@ class StepLog:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._waiting = b""
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: StepRow) -> None:
         """Write one row, and what waits before it."""
         self._waiting += (json.dumps(strict(row), allow_nan=False) + "\n").encode()
         with suppress(OSError):  # sync() tells
@@ -92,7 +92,7 @@ def remove_results(folder: Path) -> None:
 _NEEDED = ("step", "loss", "seconds", "stall_seconds", "tokens")
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
+def read_steps(path: Path) -> list[StepRow]:
     """Return the rows of a steps.jsonl; empty if there is none, without a torn last line.
 
     A loss that was not finite is None.
@@ -114,7 +114,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return [*rows, _row(path, len(lines) + 1, rest)]
 
 
-def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _row(path: Path, number: int, line: bytes) -> StepRow:
     """Return a line's row, or raise a ``ConfigError`` that says what is wrong with it."""
     try:
         row = json.loads(line)
@@ -126,7 +126,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
             f"{path}, line {number}: each line must be a step's JSON, but this one {problem}: "
             "restore the file from a copy, or remove that line to do without its step"
         )
-    found: dict[str, Any] = row
+    found: StepRow = row
     return found
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from experiments.output.progress import Reporter
+from experiments.output.run_types import Evaluation, StepRow
 from experiments.training.step_log import StepLog
 from zenflow.errors import CheckpointError
 from zenflow.report import StepReport
@@ -40,7 +41,7 @@ class StepRows:
         self._take(report)
         self._write(leave=1)
 
-    def add_evaluation(self, result: Mapping[str, float]) -> None:
+    def add_evaluation(self, result: Evaluation) -> None:
         """Put an evaluation's result into the last step's row."""
         self._waiting[-1] |= result
 
@@ -82,8 +83,9 @@ class StepRows:
             row["loss"] = float(row["loss"])
             row.setdefault("stall_seconds", 0.0)
             row.setdefault("stall_fraction", 0.0)
-            self._log.append(row)
-            self._reporter.step(row)
+            complete = cast("StepRow", row)
+            self._log.append(complete)
+            self._reporter.step(complete)
 
 
 def _reported(report: StepReport, seconds: float) -> dict[str, Any]:

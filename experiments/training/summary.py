@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.output.files import write_json
 from experiments.output.provenance import percentile, provenance
+from experiments.output.run_types import Evaluation, RunSummary, StepFigures, StepRow
 from experiments.traces.facts import TraceFacts
 from experiments.training.step_log import read_steps
 
 if TYPE_CHECKING:
-    from experiments.training.setup import Workbench
+    from experiments.training.setup import RunSetup
     from experiments.training.tuned.run import Tuning
     from zenflow.optimizer import ZenFlowAdamW
     from zenflow.trace.timeline import Timeline
@@ -25,25 +26,25 @@ _LAST_LOSSES = 10
 
 
 def summarize(
-    bench: Workbench,
+    setup: RunSetup,
     optimizer: ZenFlowAdamW,
     folder: Path,
-    evaluation: Mapping[str, float],
+    evaluation: Evaluation,
     *,
     tuning: Tuning | None = None,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Return the run's summary from its settings, optimizer, steps.jsonl and last evaluation."""
     rows = read_steps(folder / "steps.jsonl")
-    link, memory = bench.settings.link, optimizer.memory
-    interval, unsettled = bench.config.update_interval, bench.config.full_warm_up_rounds
+    link, memory = setup.settings.link, optimizer.memory
+    interval, unsettled = setup.config.update_interval, setup.config.full_warm_up_rounds
     tuned: dict[str, Any] | None = None
     if tuning is not None:
         tuned = tuning.summary(optimizer, sum(row["seconds"] for row in rows))
         interval = tuned["knobs"]["update_interval"]
         unsettled = max(unsettled, tuned["last_decision_step"])
     return {
-        "strategy": bench.settings.label,
-        "config": bench.config.to_dict(),
+        "strategy": setup.settings.label,
+        "config": setup.config.to_dict(),
         "emulated_link": None
         if link is None
         else {"d2h_bytes_per_second": link[0], "h2d_bytes_per_second": link[1]},
@@ -55,19 +56,19 @@ def summarize(
         "device_bytes_extra": memory.device_extra_bytes,
         "eval_loss": None,
         **evaluation,
-        "planned_steps": bench.total_steps,
-        "model": bench.settings.model,
-        "data": bench.data.name,
-        "device": str(bench.device),
-        "dtype": bench.settings.dtype,
-        "seed": bench.settings.seed,
+        "planned_steps": setup.total_steps,
+        "model": setup.settings.model,
+        "data": setup.data.name,
+        "device": str(setup.device),
+        "dtype": setup.settings.dtype,
+        "seed": setup.settings.seed,
         **provenance(),
     }
 
 
-def described(timeline: Timeline, bench: Workbench, summary: Mapping[str, Any]) -> Timeline:
+def described(timeline: Timeline, setup: RunSetup, summary: RunSummary) -> Timeline:
     """Return the run's timeline with what it is of, which a trace file has to say by itself."""
-    settings, machine = bench.settings, summary["hardware"]
+    settings, machine = setup.settings, summary["hardware"]
     facts = TraceFacts(
         strategy=summary["strategy"],
         model=settings.model,
@@ -75,14 +76,14 @@ def described(timeline: Timeline, bench: Workbench, summary: Mapping[str, Any]) 
         batch_size=settings.batch_size,
         sequence=settings.sequence,
         grad_accum=settings.grad_accum,
-        machine=machine["gpu"] if bench.device.type == "cuda" else machine["cpu"],
+        machine=machine["gpu"] if setup.device.type == "cuda" else machine["cpu"],
         commit=summary["commit"],
     )
     return replace(timeline, metadata={**timeline.metadata, **facts.to_metadata()})
 
 
 def write_results(
-    folder: Path, summary: Mapping[str, Any], timeline: Timeline, tuning: Tuning | None
+    folder: Path, summary: RunSummary, timeline: Timeline, tuning: Tuning | None
 ) -> str | None:
     """Write summary.json, the trace and the pictures of a run.
 
@@ -111,9 +112,7 @@ def write_results(
     return missed
 
 
-def step_figures(
-    rows: Sequence[Mapping[str, Any]], update_interval: int, unsettled: int
-) -> dict[str, Any]:
+def step_figures(rows: Sequence[StepRow], update_interval: int, unsettled: int) -> StepFigures:
     """Return what the log's rows say of time, stall, bytes and loss; NaN without rows.
 
     Args:
@@ -147,8 +146,8 @@ def step_figures(
 
 
 def whole_windows(
-    rows: Sequence[Mapping[str, Any]], update_interval: int, warm_up: int
-) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[StepRow], update_interval: int, warm_up: int
+) -> Sequence[StepRow]:
     """Return the rows of as many whole windows as there are once every block has landed.
 
     The first window has nothing to upload yet and the second may be of uneven length (rolling

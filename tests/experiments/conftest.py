@@ -29,8 +29,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let ``--auto`` be tuned by the clock."""
     made = Clock()
 
-    def make(bench: Any, log: Any) -> LoggedController:
-        del bench
+    def make(setup: Any, log: Any) -> LoggedController:
+        del setup
         made.controllers.append(ByTheClock(made.stop_after))
         return LoggedController(
             made.controllers[-1], log, by="twin", reason=lambda: "the clock said so"

@@ -6,6 +6,7 @@ from experiments.cli import main
 from experiments.sweeps.axes import parse_axes
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.points import rows_of
+from experiments.sweeps.requests import Request
 
 MODEL = {"model": "tiny", "batch_size": 2, "sequence": 128}
 BASE = ["sweep", "--model", "tiny", "--batch-size", "2", "--sequence", "128"]
@@ -15,13 +16,13 @@ PROCESSES = 2
 
 
 def sweep_of(*axes, knobs=None, **more):
-    flags = {**MODEL, "gpu": "rtx4090"}
+    named = {**MODEL, "gpu": "rtx4090"}
     varied = parse_axes(axes)
     if "model" in {axis.name for axis in varied}:
-        del flags["model"]
+        del named["model"]
     if {"gpu", "machine"} & {axis.name for axis in varied}:
-        del flags["gpu"]
-    return Sweep(axes=varied, flags=flags, knobs=knobs or {}, **more)
+        del named["gpu"]
+    return Sweep(axes=varied, request=Request(**named), knobs=knobs or {}, **more)
 
 
 def run(*arguments):

@@ -13,7 +13,7 @@ from experiments.output.progress import Reporter
 from experiments.training.settings import COMPARED, TrainSettings
 from experiments.training.step_log import remove_results
 from experiments.training.tuned.controllers import machine_of, source_of
-from experiments.training.tuning_rules import CHOSEN_KNOBS
+from experiments.training.tuning_settings import CHOSEN_KNOBS
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text

@@ -16,6 +16,7 @@ from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
 from experiments.cli import main
+from experiments.output import bar as bar_module
 from experiments.output import stages
 from experiments.output.outlook import PlannedRun
 from sim.fitting.fit import Fit
@@ -169,12 +170,12 @@ def test_a_constant_too_small_to_see_becomes_a_bound():
 def test_planned_stages_share_one_bar_and_an_estimate(monkeypatch, is_terminal):
     bars = []
 
-    class Counted(stages.Progress):
+    class Counted(bar_module.Progress):
         def __init__(self, *columns, **others):
             super().__init__(*columns, **others)
             bars.append(self)
 
-    monkeypatch.setattr(stages, "Progress", Counted)
+    monkeypatch.setattr(bar_module, "Progress", Counted)
     told = io.StringIO()
     shown = stages.Stages(
         Console(file=told, force_terminal=is_terminal, width=150, highlight=False)
@@ -189,7 +190,7 @@ def test_planned_stages_share_one_bar_and_an_estimate(monkeypatch, is_terminal):
     if is_terminal:
         (task,) = bar.tasks
         # A stage that ends early, as a search that has found its end, counts as done.
-        assert task.fields["left"] == "all done in less than 10 s"
+        assert task.fields["text"] == "all done in less than 10 s"
         assert task.completed == pytest.approx(1.0)
     else:
         lines = told.getvalue().splitlines()

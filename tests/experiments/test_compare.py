@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from experiments.output import progress
+from experiments.output import bar as bar_module
 from experiments.output.outlook import Outlook, PlannedRun
 from experiments.output.plots import draw_comparison, draw_timeline, last_steps
 from experiments.output.progress import Reporter
@@ -116,12 +116,12 @@ def test_a_comparison_says_first_what_it_does_and_last_what_to_look_at(compared)
 def test_a_terminal_sees_one_bar_over_all_runs(tmp_path, monkeypatch):
     bars = []
 
-    class Counted(progress.Progress):
+    class Counted(bar_module.Progress):
         def __init__(self, *columns, **others):
             super().__init__(*columns, **others)
             bars.append(self)
 
-    monkeypatch.setattr(progress, "Progress", Counted)
+    monkeypatch.setattr(bar_module, "Progress", Counted)
     text = write_text(tmp_path / "text.txt")
     settings = TrainSettings(
         model="own:tiny", batch_size=2, sequence=32, eval_batches=2, device="cpu",
@@ -133,7 +133,7 @@ def test_a_terminal_sees_one_bar_over_all_runs(tmp_path, monkeypatch):
     (bar,) = bars
     (task,) = bar.tasks
     assert task.completed == task.total == 4 * len(COMPARED) + settings.start_steps
-    assert "ms/step" in task.fields["figures"]
+    assert "ms/step" in task.fields["text"]
 
 
 def test_time_left_is_a_guess_first_and_then_what_steps_take():
@@ -209,6 +209,16 @@ def test_pictures_say_that_the_link_is_emulated_and_only_then(compared, tmp_path
     assert "emulated link" in texts_of(draw_timeline(run.timeline, run.summary))
     real = {**run.summary, "emulated_link": None}
     assert "emulated" not in texts_of(draw_timeline(run.timeline, real))
+
+
+def test_a_step_without_a_finite_loss_leaves_a_gap_in_the_picture(compared):
+    """A loss scale that overflows leaves such rows; their loss is null in the file."""
+    folder, _ = compared
+    run = read_run(folder / "zenflow")
+    rows = [{**row, "loss": None} if row["step"] in (1, 5) else row for row in run.rows]
+    figure = draw_comparison([replace(run, rows=rows)], 4)
+    panel = next(axes for axes in figure.axes if "held-out" in axes.get_ylabel())
+    assert len(panel.lines[0].get_xdata()) == len(rows) - 2
 
 
 def test_every_held_out_loss_is_inside_its_axis(compared):

@@ -13,7 +13,7 @@ from torch import nn
 from experiments.training import memory_check
 from experiments.training.memory_check import check_host_memory, free_bytes
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_workbench, make_optimizer
+from experiments.training.setup import build_setup, make_optimizer
 from tests.experiments.runs import FAST, train, write_text
 from zenflow import ConfigError, ZenFlowConfig
 
@@ -74,16 +74,16 @@ def test_what_is_counted_is_what_the_optimizer_takes(strategy, dtype, tmp_path, 
         model="own:small", data=str(write_text(tmp_path / "a.txt")), strategy=strategy,
         sequence=32, device="cpu", dtype=dtype,
     )  # fmt: skip
-    bench = build_workbench(settings)
-    optimizer = make_optimizer(bench)
+    setup = build_setup(settings)
+    optimizer = make_optimizer(setup)
     plan = optimizer.memory
     optimizer.close()
     taken = plan.host_bytes + plan.device_extra_bytes
     monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(taken), "a test"))
-    check_host_memory(bench.model, bench.config, on_cpu=True)
+    check_host_memory(setup.model, setup.config, on_cpu=True)
     monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(taken - 1), "a test"))
     with pytest.raises(ConfigError, match="a test leaves"):
-        check_host_memory(bench.model, bench.config, on_cpu=True)
+        check_host_memory(setup.model, setup.config, on_cpu=True)
 
 
 def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.training.loop import cross_entropy, forward
+from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.models.decoder import (
     Classifier,
     DecoderConfig,
@@ -11,7 +11,7 @@ from experiments.training.models.decoder import (
     init_weights,
 )
 from experiments.training.settings import MODEL_SIZES, TrainSettings
-from experiments.training.setup import build_workbench
+from experiments.training.setup import build_setup
 from experiments.training.step_log import read_steps
 from tests.experiments.runs import FAST, trained, write_text
 
@@ -105,8 +105,8 @@ def test_recomputed_activations_give_the_same_gradients_and_keep_less(name):
     settings = TrainSettings(model=name, batch_size=2, sequence=64, device="cpu", device_threads=1)
     kept, gradients = [], []
     for checkpointing in (False, True):
-        bench = build_workbench(replace(settings, checkpointing=checkpointing))
-        batch = bench.data.train.batch(0)
+        setup = build_setup(replace(settings, checkpointing=checkpointing))
+        batch = setup.data.train.batch(0)
         saved = []
 
         def pack(tensor, saved=saved):
@@ -114,10 +114,10 @@ def test_recomputed_activations_give_the_same_gradients_and_keep_less(name):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = cross_entropy(forward(bench.model, batch), batch)
+            loss = cross_entropy(forward(setup.model, batch), batch)
         loss.backward()
         kept.append(sum(saved))
-        gradients.append([p.grad for p in bench.model.parameters()])
+        gradients.append([p.grad for p in setup.model.parameters()])
     assert kept[1] < 0.5 * kept[0]
     for plain, recomputed in zip(*gradients, strict=True):
         assert torch.equal(plain, recomputed)

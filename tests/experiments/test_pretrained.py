@@ -9,7 +9,7 @@ import torch
 from experiments.training.data.tokens import ByteTokenizer, PretrainedTokenizer
 from experiments.training.models.pretrained import find_model
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_workbench
+from experiments.training.setup import build_setup
 from tests.experiments.runs import FAST, summary, train, trained, write_text
 from zenflow.errors import ConfigError
 
@@ -50,14 +50,14 @@ def gpt2(tmp_path_factory):
     return folder
 
 
-def bench(model, text, **changes):
-    return build_workbench(
+def setup(model, text, **changes):
+    return build_setup(
         TrainSettings(model=str(model), data=str(text), sequence=32, device="cpu", **changes)
     )
 
 
 def test_directory_gives_its_weights_and_its_tokenizer(gpt2, text):
-    found = bench(gpt2, text, seed=1)
+    found = setup(gpt2, text, seed=1)
     assert isinstance(found.tokenizer, PretrainedTokenizer)
     expected = transformers.GPT2LMHeadModel.from_pretrained(gpt2)
     embedding = found.model.get_input_embeddings().weight
@@ -69,7 +69,7 @@ def test_config_file_gives_random_weights_that_follow_the_seed(gpt2, text, tmp_p
     (tmp_path / "config.json").write_text((gpt2 / "config.json").read_text())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
-    made = [bench(tmp_path / "config.json", text, seed=seed) for seed in (1, 1, 2)]
+    made = [setup(tmp_path / "config.json", text, seed=seed) for seed in (1, 1, 2)]
     weights = [found.model.get_input_embeddings().weight for found in made]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -79,13 +79,13 @@ def test_config_file_gives_random_weights_that_follow_the_seed(gpt2, text, tmp_p
 def test_byte_tokens_need_a_vocabulary_that_holds_them(gpt2, text, tmp_path):
     (tmp_path / "config.json").write_text((gpt2 / "config.json").read_text())
     with pytest.raises(ConfigError, match="258"):
-        bench(tmp_path / "config.json", text)
+        setup(tmp_path / "config.json", text)
 
 
 def test_pretrained_run_trains_and_its_result_loads_again(gpt2, text, tmp_path):
     out = trained(tmp_path / "run", *RUN, "--model", gpt2, "--data", text, "--steps", "6")
     assert summary(out)["steps"] == 6
-    again = bench(out / "model", text)
+    again = setup(out / "model", text)
     assert isinstance(again.tokenizer, PretrainedTokenizer)
     untrained = transformers.GPT2LMHeadModel.from_pretrained(gpt2)
     assert not torch.equal(
@@ -116,14 +116,14 @@ def test_own_model_is_exported_for_transformers_with_its_true_weights(text, tmp_
 
 def test_an_export_loads_into_our_class_where_transformers_is_missing(text, tmp_path, monkeypatch):
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "5")
-    theirs = bench(str(out / "model"), text)
+    theirs = setup(str(out / "model"), text)
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
         lambda name, *_: None if name == "transformers" else find(name),
     )
-    ours = bench(str(out / "model"), text)
+    ours = setup(str(out / "model"), text)
     assert ours.found.own
     assert not theirs.found.own
     named = dict(theirs.model.named_parameters())
@@ -133,11 +133,11 @@ def test_an_export_loads_into_our_class_where_transformers_is_missing(text, tmp_
 
 def test_a_strangers_directory_is_refused_where_transformers_is_missing(gpt2, text):
     with pytest.raises(ConfigError, match=r"not 'gpt2'.*zenflow-offload\[hf\]"):
-        bench(f"own:{gpt2}", text)
+        setup(f"own:{gpt2}", text)
 
 
 def test_size_gives_the_same_start_with_either_class(text):
-    ours, theirs = bench("own:tiny", text, seed=4), bench("tiny", text, seed=4)
+    ours, theirs = setup("own:tiny", text, seed=4), setup("tiny", text, seed=4)
     assert ours.found.own
     assert not theirs.found.own
     named = dict(theirs.model.named_parameters())
@@ -147,7 +147,7 @@ def test_size_gives_the_same_start_with_either_class(text):
 
 def test_sequence_longer_than_the_models_positions_is_refused(gpt2, text):
     with pytest.raises(ConfigError, match="at most 64 positions"):
-        build_workbench(TrainSettings(model=str(gpt2), data=str(text), sequence=65))
+        build_setup(TrainSettings(model=str(gpt2), data=str(text), sequence=65))
 
 
 def test_directory_without_config_is_named(tmp_path):

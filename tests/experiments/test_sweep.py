@@ -13,6 +13,7 @@ from experiments.sweeps.grid import TOLERANCE, Sweep
 from experiments.sweeps.plots import draw_sweep
 from experiments.sweeps.points import rows_of
 from experiments.sweeps.prices import add_prices, parse_prices
+from experiments.sweeps.requests import Request
 from experiments.sweeps.table import read_table, table_of
 from tests.experiments.swept import BASE, CARD, GRID, all_rows, run, sweep_of
 
@@ -88,7 +89,9 @@ def test_a_point_is_what_simulate_says(tmp_path):
 
 
 def test_what_does_not_fit_or_go_together_is_a_row_with_a_reason():
-    sweep = Sweep(axes=parse_axes(["model=tiny,llama-2-70b", "lag=1,8"]), flags={"gpu": "rtx4090"})
+    sweep = Sweep(
+        axes=parse_axes(["model=tiny,llama-2-70b", "lag=1,8"]), request=Request(gpu="rtx4090")
+    )
     rows = all_rows(sweep)
     assert [rows[index]["status"] for index in range(4)] == [
         "ok", "invalid", "does not fit", "invalid",

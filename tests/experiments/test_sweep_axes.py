@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from experiments.sweeps.axes import KINDS, parse_axes, parse_axis
 from experiments.sweeps.grid import Sweep
+from experiments.sweeps.requests import Request
 from tests.experiments.swept import BASE, CARD, MODEL, run, sweep_of
 from zenflow.errors import ConfigError
 
@@ -97,16 +98,16 @@ def test_every_axis_moves_the_machine_or_the_work():
         "block_elements": "4096",
         "duplex": "0.5",
     }  # fmt: skip
-    plain = Sweep(axes=(), flags={**MODEL, "gpu": "l40s"})
+    plain = Sweep(axes=(), request=Request(**MODEL, gpu="l40s"))
     before = plain.case(0)
     for name in KINDS:
         if name in ("num_gpus", "fabric"):
             continue  # these need several devices
         varied = parse_axes([f"{name}={values.get(name, '6')}"])
-        flags = {**MODEL, **({} if name in ("gpu", "machine") else {"gpu": "l40s"})}
+        named = {**MODEL, **({} if name in ("gpu", "machine") else {"gpu": "l40s"})}
         if name == "model":
-            del flags["model"]
-        after = Sweep(axes=varied, flags=flags).case(0)
+            del named["model"]
+        after = Sweep(axes=varied, request=Request(**named)).case(0)
         assert after != before, name
 
 

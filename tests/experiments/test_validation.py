@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from experiments.calibration import compute
-from experiments.calibration.compute import fit_compute, measure_compute, workload_of
+from experiments.calibration.compute import fit_compute, measure_compute
 from experiments.calibration.plans import (
     CPU_RUNS,
     CPU_SHAPES,
@@ -36,6 +36,7 @@ from experiments.studies.validation.study import (
     validate,
 )
 from experiments.training.settings import TrainSettings
+from experiments.training.setup import workload_of
 from sim.fitting.refine import Observation
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import read_profile, write_profile
@@ -120,9 +121,9 @@ def test_no_run_that_is_predicted_was_used_to_calibrate(calibrated, predicted):
 def test_a_runs_workload_is_known_from_its_settings():
     settings = TrainSettings(model="tiny", batch_size=2, sequence=32, strategy="on_device")
     with short_run(settings) as run:
-        assert workload_of(run.bench) == workload_of_settings(settings)
-        params = sum(p.numel() for p in run.bench.model.parameters())
-        assert workload_of(run.bench).num_params == params
+        assert workload_of(run.setup) == workload_of_settings(settings)
+        params = sum(p.numel() for p in run.setup.model.parameters())
+        assert workload_of(run.setup).num_params == params
 
 
 def test_short_runs_are_observed_in_a_steady_state(tmp_path):

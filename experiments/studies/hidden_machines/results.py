@@ -270,7 +270,7 @@ def _draw_finals(axes: Axes, rows: Rows) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _tick(share: float, _: int) -> str:
+def _tick(share: float, _: float) -> str:
     """Return a share on a logarithmic axis in per cent."""
     sign = "≤" if share <= 1.01 * _LEAST_SHOWN else ""
     return f"{sign}{share:.1%}" if share < 0.01 else f"{share:.0%}"

@@ -15,14 +15,16 @@ from rich.console import Console
 from experiments.lab.intervals import packed
 from experiments.output.files import write_json
 from experiments.output.progress import Reporter
+from experiments.output.run_types import Evaluation
 from experiments.studies.sst2.batches import PooledBatches, TestBatches
 from experiments.studies.sst2.data import Sentences
 from experiments.training.data.batches import TrainingData
 from experiments.training.data.tokens import TextTokenizer
 from experiments.training.emulated_link import choose_link
-from experiments.training.loop import Training, cross_entropy, forward
+from experiments.training.evaluation import cross_entropy, forward
+from experiments.training.loop import Training
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import Workbench, build_workbench
+from experiments.training.setup import RunSetup, build_setup
 from experiments.training.stop import StopRequest
 from experiments.training.tuned.run import Tuning, with_start
 from zenflow.errors import ConfigError
@@ -54,16 +56,16 @@ class Finetuning(Training):
     A run lasts minutes: one that was stopped is made again from its start.
     """
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Evaluation:
         """Return loss, accuracy, and which sentences were told rightly, with the true weights."""
-        batches = self.bench.data.held_out
+        batches = self.setup.data.held_out
         assert isinstance(batches, TestBatches)
         marks: dict[int, int] = {}
         losses = 0.0
         with self.true_weights(), torch.no_grad():
             for items, host_batch in batches:
-                batch = host_batch.to(self.bench.device)
-                logits = forward(self.bench.model, batch)
+                batch = host_batch.to(self.setup.device)
+                logits = forward(self.setup.model, batch)
                 losses += cross_entropy(logits, batch).item() * len(items)
                 right = (logits.argmax(-1) == batch.targets).long().tolist()
                 marks.update(zip(items, right, strict=True))
@@ -143,7 +145,7 @@ def _write_result(task: Task, summary: Mapping[str, Any]) -> dict[str, Any]:
     return written
 
 
-def workbench(settings: TrainSettings, sentences: Sentences) -> Workbench:
+def workbench(settings: TrainSettings, sentences: Sentences) -> RunSetup:
     """Return a run's model and batches."""
 
     def make_data(tokenizer: TextTokenizer) -> TrainingData:
@@ -161,7 +163,7 @@ def workbench(settings: TrainSettings, sentences: Sentences) -> Workbench:
             held_out=TestBatches(sentences.test, tokenizer, sequence=settings.sequence),
         )
 
-    return build_workbench(settings, make_data)
+    return build_setup(settings, make_data)
 
 
 def emulated_link(settings: TrainSettings, sentences: Sentences) -> float | None:

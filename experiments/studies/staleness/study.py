@@ -108,7 +108,9 @@ def variant_of(settings: TrainSettings) -> str:
     return str(Knobs.of(settings.config(None)))
 
 
-def report(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], commit: str) -> str:
+def report(
+    record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], commit: str | None
+) -> str:
     """Return the results as Markdown.
 
     Args:

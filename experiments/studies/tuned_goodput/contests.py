@@ -16,7 +16,7 @@ from autotune.decisions.file import DecisionLog, Header
 from experiments.output.provenance import provenance
 from experiments.studies.tuned_goodput.turns import Scripted, Side, Taken, side
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_workbench
+from experiments.training.setup import build_setup
 from experiments.training.tuned.controllers import make_controller
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
@@ -157,7 +157,7 @@ def _tuner(settings: TrainSettings, folder: Path, stack: ExitStack) -> AbstractC
     """Return the controller that ``zenflow train --auto`` has, with its decisions file open."""
     folder.mkdir(parents=True, exist_ok=True)
     log = DecisionLog(folder / f"{time.time_ns()}.jsonl")
-    controller = make_controller(build_workbench(settings), log)
+    controller = make_controller(build_setup(settings), log)
     stack.callback(log.close)
     stack.callback(controller.close)
     log.start(

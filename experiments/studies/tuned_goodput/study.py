@@ -29,7 +29,7 @@ from experiments.studies.tuned_goodput.turns import GridPoint, champion, measure
 from experiments.training.comparison import START, started
 from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_workbench
+from experiments.training.setup import build_setup
 from experiments.training.stop import StopRequest
 from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
@@ -119,7 +119,7 @@ def link_rates(parts: Parts, settings: TrainSettings) -> dict[str, float]:
     """Return the links' bytes/s each way by name, a part as well."""
 
     def measured() -> dict[str, float]:
-        alone = choose_link(build_workbench(settings), copy_share=1.0).bytes_per_second
+        alone = choose_link(build_setup(settings), copy_share=1.0).bytes_per_second
         return {link: alone / share for link, share in LINKS.items()}
 
     found: dict[str, float] = parts.get("links", measured)

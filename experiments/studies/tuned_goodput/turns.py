@@ -68,7 +68,7 @@ class Side:
     def __init__(self, run: ShortRun) -> None:
         """Take the training over where it is."""
         self._run = run
-        self._start = Knobs.of(run.bench.config)
+        self._start = Knobs.of(run.setup.config)
         self.optimizer = run.optimizer
 
     @property

@@ -119,7 +119,8 @@ class Attention(nn.Module):
         mixed = functional.scaled_dot_product_attention(
             _rotate(query, rotation), _rotate(key, rotation), value, is_causal=True
         )
-        return self.o_proj(mixed.transpose(1, 2).flatten(-2))
+        out_BLD: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(-2))
+        return out_BLD
 
 
 class GatedFeedForward(nn.Module):
@@ -134,7 +135,9 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """Return (B, L, D)."""
-        return self.down_proj(functional.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
+        gated = functional.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD)
+        out_BLD: Tensor = self.down_proj(gated)
+        return out_BLD
 
 
 class DecoderLayer(nn.Module):
@@ -151,7 +154,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the residual stream behind this layer."""
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotation)
-        return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
+        out_BLD: Tensor = x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
+        return out_BLD
 
 
 class Trunk(nn.Module):
@@ -175,7 +179,8 @@ class Trunk(nn.Module):
                 x_BLD = checkpoint(layer, x_BLD, rotation, use_reentrant=False)
             else:
                 x_BLD = layer(x_BLD, rotation)
-        return self.norm(x_BLD)
+        out_BLD: Tensor = self.norm(x_BLD)
+        return out_BLD
 
 
 class LanguageModel(nn.Module):

@@ -14,7 +14,6 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from safetensors.torch import save_model
 from torch import nn
 
 from experiments.training.data.tokens import (
-    NUM_BYTE_TOKENS,
     PADDING,
     ByteTokenizer,
     PretrainedTokenizer,
@@ -35,7 +33,7 @@ from experiments.training.models.decoder import (
     LanguageModel,
     init_weights,
 )
-from experiments.training.settings import MODEL_SIZES, TrainSettings
+from experiments.training.settings import MODEL_SIZES, NUM_BYTE_TOKENS, TrainSettings
 from zenflow.errors import ConfigError
 
 _WEIGHT_FILES = (
@@ -148,7 +146,8 @@ def load_model(
     if num_classes and model.config.pad_token_id is None:
         model.config.pad_token_id = PADDING
     model.config.use_cache = False
-    return model.float()
+    loaded: nn.Module = model.float()
+    return loaded
 
 
 def recompute_activations(model: nn.Module, name: str) -> None:
@@ -196,7 +195,8 @@ def _save_model(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> Non
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
         return
-    model.save_pretrained(folder)  # type: ignore[operator]  (a transformers model)
+    transformers_model: Any = model
+    transformers_model.save_pretrained(folder)
     if isinstance(tokenizer, PretrainedTokenizer):
         tokenizer.save(folder)
 
@@ -231,7 +231,8 @@ def _transformers_llama(size: str, sequence: int, num_classes: int) -> nn.Module
         **({"num_labels": num_classes} if num_classes else {}),
     )
     family = "LlamaForSequenceClassification" if num_classes else "LlamaForCausalLM"
-    return getattr(transformers, family)(config)
+    made: nn.Module = getattr(transformers, family)(config)
+    return made
 
 
 def _llama_json(model: LanguageModel | Classifier) -> dict[str, Any]:
@@ -286,9 +287,10 @@ def _unloadable(found: NamedModel, what: str, error: Exception) -> ConfigError:
     )
 
 
-def _transformers() -> ModuleType:
+def _transformers() -> Any:
     import transformers  # an optional extra, and seconds to import
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet: Any = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
     return transformers

@@ -99,12 +99,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: There is none, or it is not what was written.
     """
-    path, *older = checkpoints(folder) or [None]
-    if path is None:
+    found = checkpoints(folder)
+    if not found:
         raise CheckpointError(
             f"there is no checkpoint in {folder}: the run ended before its first save; start it "
             "again without --resume"
         )
+    path, *older = found
     try:
         return _read(path)
     except _DAMAGE as error:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.training.saved.checkpoint import Checkpoint
 from experiments.training.saved.fingerprint import shown
-from experiments.training.setup import Workbench, warmup_steps
+from experiments.training.setup import RunSetup, warmup_steps
 from zenflow.errors import CheckpointError
 
 FREE_TO_CHANGE = frozenset(
@@ -29,10 +29,10 @@ CHANGEABLE = ("lr", "max_grad_norm")
 """Settings that a resumed run may change from its next step on, and notes."""
 
 
-def check_same_run(bench: Workbench, checkpoint: Checkpoint) -> None:
+def check_same_run(setup: RunSetup, checkpoint: Checkpoint) -> None:
     """Raise ``CheckpointError``, saying what differs, unless the run can go on exactly."""
-    saved, asked = checkpoint.state["settings"], bench.settings.to_dict()
-    before, now = checkpoint.state["data"], bench.fingerprint
+    saved, asked = checkpoint.state["settings"], setup.settings.to_dict()
+    before, now = checkpoint.state["data"], setup.fingerprint
     allowed = {*FREE_TO_CHANGE, *CHANGEABLE}
     if before is not None and before == now:
         allowed |= {"data"}  # the same texts in another place
@@ -41,7 +41,7 @@ def check_same_run(bench: Workbench, checkpoint: Checkpoint) -> None:
         for name, value in asked.items()
         if name not in allowed and _comparable(saved.get(name)) != _comparable(value)
     ]
-    differences += _model_differences(checkpoint.state["model"], bench.model.state_dict())
+    differences += _model_differences(checkpoint.state["model"], setup.model.state_dict())
     if differences:
         raise CheckpointError(
             f"{checkpoint.path} is not of the run that is to go on:\n"
@@ -51,31 +51,31 @@ def check_same_run(bench: Workbench, checkpoint: Checkpoint) -> None:
         )
     if before != now and before is not None and now is not None:
         raise CheckpointError(
-            f"a run goes on with the data that it began with, but {bench.data.name} "
+            f"a run goes on with the data that it began with, but {setup.data.name} "
             f"has changed since: it was {shown(before)}, and is {shown(now)}. Restore it, or give "
             "a copy of what it was with --data; or start a new run on the new data, from these "
             "weights if you like (--model takes a run's model/ folder)"
         )
-    if checkpoint.step > bench.total_steps:
+    if checkpoint.step > setup.total_steps:
         raise CheckpointError(
-            f"{checkpoint.path} is at step {checkpoint.step}, past the {bench.total_steps} steps "
+            f"{checkpoint.path} is at step {checkpoint.step}, past the {setup.total_steps} steps "
             "asked for: raise --steps"
         )
-    is_tuned = bench.settings.controller is not None or bench.settings.replay is not None
-    if is_tuned and changes(bench, checkpoint):
+    is_tuned = setup.settings.controller is not None or setup.settings.replay is not None
+    if is_tuned and changes(setup, checkpoint):
         raise CheckpointError(
             "a tuned run keeps its steps, learning rate and clipping when it goes on, so that its "
-            f"decisions.jsonl repeats it: leave out {_flags(changes(bench, checkpoint))}, or "
+            f"decisions.jsonl repeats it: leave out {_flags(changes(setup, checkpoint))}, or "
             "start a new run from its model/ folder"
         )
 
 
-def changes(bench: Workbench, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+def changes(setup: RunSetup, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Return what a resumed run does otherwise, of what its weights depend on, from here on."""
-    saved, asked = checkpoint.state["settings"], bench.settings.to_dict()
+    saved, asked = checkpoint.state["settings"], setup.settings.to_dict()
     pairs = {name: (saved[name], asked[name]) for name in CHANGEABLE}
     if asked["schedule"] != "constant":
-        pairs["steps"] = checkpoint.state["total_steps"], bench.total_steps
+        pairs["steps"] = checkpoint.state["total_steps"], setup.total_steps
     return [
         {"after_step": checkpoint.step, "name": name, "old": old, "new": new}
         for name, (old, new) in pairs.items()
@@ -83,12 +83,12 @@ def changes(bench: Workbench, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     ]
 
 
-def with_rise(bench: Workbench, checkpoint: Checkpoint) -> Workbench:
+def with_rise(setup: RunSetup, checkpoint: Checkpoint) -> RunSetup:
     """Return the run with a warm-up that lasts as long in its steps as it did when it began."""
-    share = min(1.0, checkpoint.state["warmup_steps"] / bench.total_steps)
-    if warmup_steps(bench.settings, bench.total_steps) == checkpoint.state["warmup_steps"]:
-        return bench
-    return replace(bench, settings=replace(bench.settings, warmup=share))
+    share = min(1.0, checkpoint.state["warmup_steps"] / setup.total_steps)
+    if warmup_steps(setup.settings, setup.total_steps) == checkpoint.state["warmup_steps"]:
+        return setup
+    return replace(setup, settings=replace(setup.settings, warmup=share))
 
 
 def change_rate(optimizer: Optimizer, schedule: LambdaLR, rate: float) -> None:
@@ -100,7 +100,7 @@ def change_rate(optimizer: Optimizer, schedule: LambdaLR, rate: float) -> None:
 
 
 def told(
-    found: Sequence[Mapping[str, Any]], bench: Workbench, optimizer: Optimizer, rising: int
+    found: Sequence[Mapping[str, Any]], setup: RunSetup, optimizer: Optimizer, rising: int
 ) -> list[str]:
     """Return changes in words, and what the learning rate does from here on."""
     lines = [
@@ -108,13 +108,13 @@ def told(
         f"{change['new']} from here on."
         for change in found
     ]
-    rate, kind = optimizer.param_groups[0]["lr"], bench.settings.schedule
+    rate, kind = optimizer.param_groups[0]["lr"], setup.settings.schedule
     fall = (
-        "stays" if kind == "constant" else f"falls ({kind}) to 0 behind step {bench.total_steps}"
+        "stays" if kind == "constant" else f"falls ({kind}) to 0 behind step {setup.total_steps}"
     )
     lines.append(
         f"The learning rate is {rate:.3g} at the next step: it is that of a run that rises to "
-        f"{bench.settings.lr:g} over {rising} steps and then {fall}."
+        f"{setup.settings.lr:g} over {rising} steps and then {fall}."
     )
     return lines
 

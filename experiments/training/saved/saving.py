@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zenflow.optimizer import ZenFlowAdamW
 
 RETRY_SECONDS = 60.0
-"""From a save that failed to the next try, at most."""
+"""Most seconds from a save that failed to the next try."""
 MOST_SHARE = 0.05
 """Share of the run's time that saves by the clock may take: a large state is saved less often."""
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -104,4 +105,5 @@ def _header(ordered: list[tuple[str, Tensor]]) -> memoryview:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     held = tensor.detach().to("cpu").contiguous()
-    return memoryview(held.reshape(-1).view(torch.uint8).numpy())
+    plain: Any = held.reshape(-1).view(torch.uint8).numpy()  # numpy's buffer has no type
+    return memoryview(plain)

@@ -14,7 +14,7 @@ from autotune.online.logged_controller import LoggedController
 from autotune.online.zen_auto import ZenAuto
 from experiments.output.provenance import hardware
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import Workbench, workload_of
+from experiments.training.setup import RunSetup, workload_of
 from sim.hardware.profile import HardwareProfile
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from autotune.adviser.adviser import Adviser
 
 
-def make_controller(bench: Workbench, log: DecisionLog) -> AbstractController:
+def make_controller(setup: RunSetup, log: DecisionLog) -> AbstractController:
     """Return the controller that the settings name; it writes its decisions to ``log``.
 
     Raises:
         ConfigError: The model can't be simulated, the machine is unknown, or no setting meets the
             bounds.
     """
-    settings, zen_auto = bench.settings, ZenAuto(start=bench.config.update_interval)
+    settings, zen_auto = setup.settings, ZenAuto(start=setup.config.update_interval)
     if settings.controller == "zen-auto":
         return LoggedController(zen_auto, log, by="zen-auto", reason=lambda: _why(zen_auto))
     # Imported late, as below: a run that is not tuned needs no simulator.
     from autotune.online.controller import SIGMAS, TwinController
 
     return TwinController(
-        bench.adviser or make_adviser(bench),
+        setup.adviser or make_adviser(setup),
         sigma=SIGMAS[source_of(settings)],
-        config=bench.config,
-        total_steps=bench.total_steps,
+        config=setup.config,
+        total_steps=setup.total_steps,
         zen_auto=zen_auto if settings.controller == "both" else None,
         log=log,
         seed=settings.seed,
@@ -56,7 +56,7 @@ def _why(zen_auto: ZenAuto) -> str:
     return f"gradients that wait are as large as the important ones after {steps:.1f} steps"
 
 
-def make_adviser(bench: Workbench) -> Adviser:
+def make_adviser(setup: RunSetup) -> Adviser:
     """Return what searches for a tuned run's settings.
 
     Raises:
@@ -65,31 +65,31 @@ def make_adviser(bench: Workbench) -> Adviser:
     from autotune.adviser.adviser import Adviser
     from autotune.model.twin import Twin
 
-    settings = bench.settings
-    profile = machine_of(settings, is_cpu=bench.device.type == "cpu")
+    settings = setup.settings
+    profile = machine_of(settings, is_cpu=setup.device.type == "cpu")
     releases = settings.gradients == "release"
-    twin = Twin(workload_of(bench), profile, bench.config, releases=releases, windows=1)
-    return Adviser(twin, constraints=_constraints(bench))
+    twin = Twin(workload_of(setup), profile, setup.config, releases=releases, windows=1)
+    return Adviser(twin, constraints=_constraints(setup))
 
 
-def with_start_knobs(bench: Workbench) -> Workbench:
+def with_start_knobs(setup: RunSetup) -> RunSetup:
     """Return a tuned run at its preset's knobs, or at the nearest ones within its bounds.
 
     Raises:
         ConfigError: No setting keeps the bounds; the message says which two conflict.
     """
-    if _constraints(bench) == Constraints():
-        return bench
-    adviser = make_adviser(bench)
-    knobs = adviser.start(Knobs.of(bench.config))
-    return replace(bench, config=knobs.applied_to(bench.config), adviser=adviser)
+    if _constraints(setup) == Constraints():
+        return setup
+    adviser = make_adviser(setup)
+    knobs = adviser.start(Knobs.of(setup.config))
+    return replace(setup, config=knobs.applied_to(setup.config), adviser=adviser)
 
 
-def _constraints(bench: Workbench) -> Constraints:
+def _constraints(setup: RunSetup) -> Constraints:
     """Return the bounds that were given; without one a GPU's own memory is."""
-    settings, device_bytes = bench.settings, bench.settings.device_memory
-    if device_bytes is None and bench.device.type == "cuda":
-        device_bytes = float(torch.cuda.get_device_properties(bench.device).total_memory)
+    settings, device_bytes = setup.settings, setup.settings.device_memory
+    if device_bytes is None and setup.device.type == "cuda":
+        device_bytes = float(torch.cuda.get_device_properties(setup.device).total_memory)
     return Constraints(
         device_bytes=device_bytes,
         host_bytes=settings.host_memory,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ class TuningSeries:
     """Pairs (step, by whom)."""
     num_steps: int
     seconds: Sequence[float]
-    """Of each step."""
+    """Seconds of each step."""
     stretches: Sequence[Stretch]
     stalled: Sequence[tuple[float, float]]
     """Pairs (middle step, stalled share) of about ``_BINS`` bins."""
@@ -237,7 +237,11 @@ def _draw_seconds(axes: Axes, series: TuningSeries) -> None:
 
 
 def _draw_levels(
-    axes: Axes, levels: Sequence[tuple[Stretch, float]], label: str, colour: str, style: str
+    axes: Axes,
+    levels: Sequence[tuple[Stretch, float]],
+    label: str,
+    colour: str,
+    style: Literal["-", "--", ":"],
 ) -> None:
     axes.hlines(
         [1e3 * level for _, level in levels],

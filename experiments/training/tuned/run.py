@@ -10,7 +10,7 @@ from typing import Any
 from autotune.decisions.file import DECISIONS, Decision, DecisionLog, Header, read_header
 from experiments.output.provenance import provenance
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import Workbench
+from experiments.training.setup import RunSetup
 from experiments.training.tuned.controllers import make_controller, with_start_knobs
 from experiments.training.tuned.replay import replay_controller
 from zenflow.controller import AbstractController
@@ -19,29 +19,29 @@ from zenflow.knobs import Knobs
 from zenflow.optimizer import ZenFlowAdamW
 
 
-def with_start(bench: Workbench, folder: Path | None) -> Workbench:
+def with_start(setup: RunSetup, folder: Path | None) -> RunSetup:
     """Return the run with the configuration that it starts, or started, from.
 
     A tuned run begins within its bounds. One that goes on, or is repeated, begins as it did,
     whatever would be chosen today.
 
     Args:
-        bench: The run.
+        setup: The run.
         folder: Of its results where it goes on; None for a new run.
 
     Raises:
         ConfigError: No setting keeps the bounds, or a decisions file can't be read.
     """
-    settings = bench.settings
+    settings = setup.settings
     if settings.replay is not None:
         knobs = read_header(Path(settings.replay)).knobs
     elif settings.controller is None:
-        return bench
+        return setup
     elif folder is not None:
         knobs = read_header(folder / DECISIONS).knobs
     else:
-        return with_start_knobs(bench)
-    return replace(bench, config=knobs.applied_to(bench.config))
+        return with_start_knobs(setup)
+    return replace(setup, config=knobs.applied_to(setup.config))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,15 +52,15 @@ class Tuning:
     log: DecisionLog | None
     """None in a replay, which decides nothing."""
     start: Knobs
-    """In force from the first step on."""
+    """Knobs in force from the first step on."""
     _told: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, bench: Workbench, folder: Path, num_lines: int | None = None) -> Tuning | None:
+    def of(cls, setup: RunSetup, folder: Path, num_lines: int | None = None) -> Tuning | None:
         """Return a run's controller with its file open, or None for a run that has none.
 
         Args:
-            bench: The run.
+            setup: The run.
             folder: Of its results.
             num_lines: Lines that the file had at the checkpoint that the run goes on from; None
                 for a new run.
@@ -68,14 +68,14 @@ class Tuning:
         Raises:
             ConfigError: The settings can't be carried out, or the file is not the run's.
         """
-        settings, start = bench.settings, Knobs.of(bench.config)
+        settings, start = setup.settings, Knobs.of(setup.config)
         if settings.replay is not None:
-            controller = replay_controller(settings, bench.total_steps)
+            controller = replay_controller(settings, setup.total_steps)
             return cls(controller=controller, log=None, start=start)
         if settings.controller is None:
             return None
         log = DecisionLog(folder / DECISIONS)
-        made = cls(controller=make_controller(bench, log), log=log, start=start)
+        made = cls(controller=make_controller(setup, log), log=log, start=start)
         try:
             made._open(settings, num_lines)
         except BaseException:

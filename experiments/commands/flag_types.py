@@ -1,0 +1,113 @@
+"""What a flag's word may be, beside click's own types."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    FlagType = click.ParamType[Any]
+else:
+    FlagType = click.ParamType  # click below 8.4 has no parameter to give
+
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_GIGA = 1e9
+
+
+class LinkRates(FlagType):
+    """``D2H,H2D`` in GB/s; one number stands for both."""
+
+    name = "D2H,H2D"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, float]:
+        """Return bytes/s each way."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            rates = [float(part) for part in str(value).split(",")]
+        except ValueError:
+            rates = []
+        if len(rates) not in (1, 2) or not all(math.isfinite(r) and r > 0 for r in rates):
+            self.fail(
+                f"the link's rates are two positive numbers of GB/s, as in 0.05,0.05, but got "
+                f"{value!r}", param, ctx,
+            )  # fmt: skip
+        return rates[0] * _GIGA, rates[-1] * _GIGA
+
+
+class NumberOr(FlagType):
+    """A number, or a word that stands for None."""
+
+    def __init__(self, kind: type, word: str) -> None:
+        """Take ``kind``, int or float, and the ``word``."""
+        self._kind = kind
+        self._word = word
+        self.name = f"{kind.__name__.upper()}|{word}"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the number, or None for the word."""
+        if value == self._word:
+            return None
+        try:
+            return self._kind(value)
+        except (TypeError, ValueError):
+            self.fail(f"must be a number or {self._word!r}, but is {value!r}", param, ctx)
+
+
+class Gigabytes(FlagType):
+    """GB, as bytes."""
+
+    name = "GB"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return bytes."""
+        try:
+            return float(value) * _GIGA
+        except ValueError:
+            self.fail(f"must be a number of GB, as in 24 or 0.5, but is {value!r}", param, ctx)
+
+
+class Memory(FlagType):
+    """A positive number of GiB, or 0 where that means something."""
+
+    name = "GIB"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        """Take whether 0 is allowed."""
+        self._least = 0.0 if zero else math.ulp(0.0)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return bytes."""
+        try:
+            size = float(value)
+        except (TypeError, ValueError):
+            size = math.nan
+        if not (math.isfinite(size) and size >= self._least):
+            what = "a positive number of GiB" if self._least else "0 or more GiB"
+            self.fail(f"must be {what}, got {value!r}: write 64, say", param, ctx)
+        return size * (1 << 30)
+
+
+class Count(FlagType):
+    """A number of things, as in 300M or 2e9."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the number."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([\d._,]*\d(?:e[+]?\d+)?)([kmbt]?)", str(value).strip().lower())
+        number = math.nan
+        if found is not None:
+            try:
+                number = float(re.sub("[_,]", "", found[1])) * _COUNTS[found[2]]
+            except ValueError:
+                number = math.nan
+        if not (math.isfinite(number) and number >= 1):
+            self.fail(f"must be a number of at least 1, as in 300M or 2e9, got {value!r}",
+                      param, ctx)  # fmt: skip
+        return number
