@@ -19,10 +19,10 @@ from experiments.commands.config_file import (
     settle_warmup,
     tuned_for,
 )
-from experiments.commands.figures import figures_command
 from experiments.commands.plan import plan_command
 from experiments.commands.report import report_command
 from experiments.commands.simulate import simulate_command
+from experiments.commands.study import figures_command, study_command
 from experiments.commands.sweep import sweep_command
 from experiments.commands.train_flags import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.commands.tune import tune_command
@@ -64,6 +64,7 @@ main.add_command(sweep_command)
 main.add_command(calibration_commands.calibrate)
 main.add_command(calibration_commands.validate)
 main.add_command(tune_command)
+main.add_command(study_command)
 main.add_command(figures_command)
 main.add_command(report_command)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, NeedsInputError, PaperFigure
+from experiments.lab.study import Data, Job, NeedsInputError, computed
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.intervals import CONFIDENCE, MARGIN, UNKNOWN, Comparison, compare
 from experiments.lab.variants import AUTO, BASELINE
@@ -127,7 +127,8 @@ def _draw(data: Data) -> Figure:
     return draw_accuracy(compare(data["rows"], study["num_test"]), title(study))
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="accuracy",
     title="Accuracy of a fine-tuned encoder on SST-2",
     make=_make,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from experiments.lab.figure import Data, Job, NeedsInputError, PaperFigure
+from experiments.lab.study import Data, Job, NeedsInputError, computed
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.intervals import CONFIDENCE, half_width_over_seeds
 from experiments.lab.variants import BASELINE
@@ -77,7 +77,8 @@ def _draw(data: Data) -> Figure:
     return draw_excess(excesses(data["rows"]))
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="from_scratch",
     title="Held-out loss from scratch, where late updates hurt most, and in fine-tuning",
     make=_make,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.figure import Job
+from experiments.lab.study import Job
 from experiments.output.files import write_json
 from experiments.studies.accuracy import documentation, train
 from experiments.training.emulated_link import choose_link

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
-from experiments.lab.figure import Data, Job, PaperFigure
+from experiments.lab.study import Data, Job, computed
 from experiments.lab.finding import Finding, Tolerance
 from experiments.literature import zenflow as paper
 from experiments.paper import offload_runs
@@ -98,7 +98,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="speedup",
     number=5,
     title="Speed-up over ZeRO-Offload and ZeRO-Infinity",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from experiments.lab.figure import Data, Job, PaperFigure
+from experiments.lab.study import Data, Job, computed
 from experiments.lab.finding import Finding, Tolerance
-from experiments.lab.record import RESULTS
+from experiments.output.provenance import RESULTS
 from experiments.literature import zenflow as paper
 from experiments.paper import offload_runs
 from experiments.paper.offload_runs import judged, stall_removed
@@ -122,7 +122,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="stall_reduction",
     number=6,
     title="Stall reduction per model and host",

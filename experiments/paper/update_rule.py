@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
+from experiments.lab.study import Data, Job, computed
 from experiments.lab.finding import Finding, Tolerance
 from experiments.studies.update_rule.design import CENTRE, PUBLISHED
 from experiments.studies.update_rule.report import model_error
@@ -164,7 +164,8 @@ def _draw_changes(axes: Axes, changes: Sequence[Mapping[str, Any]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="update_rule",
     number=15,
     title="The update rule's ablation",

@@ -1,8 +1,8 @@
 """The figure that says where ZenFlow loses: from the committed record, by its intervals."""
 
-from experiments.lab.figure import Job
+from experiments.lab.study import Job
 from experiments.lab.finding import Verdict
-from experiments.paper.from_scratch import FIGURE
+from experiments.paper.from_scratch import STUDY, _make as make
 
 
 def rows(variant, losses, rate=1e-3):
@@ -21,14 +21,14 @@ def test_a_claim_is_decided_by_the_interval_of_the_excess():
             *rows("either", (0.95, 2.0, 1.6)),
         ]
     }
-    found = FIGURE.findings(data)
+    found = STUDY.findings(data)
     assert [f.verdict for f in found] == [Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN]
     assert "can't tell" in found[2].note
 
 
 def test_the_record_says_that_from_scratch_zenflow_loses_and_in_fine_tuning_keeps(tmp_path):
-    data = FIGURE.make(Job(folder=tmp_path))
-    verdicts = {finding.claim: finding.verdict for finding in FIGURE.findings(data)}
+    data = make(Job(folder=tmp_path))
+    verdicts = {finding.claim: finding.verdict for finding in STUDY.findings(data)}
 
     def of(start, variant):
         (found,) = (
@@ -40,4 +40,4 @@ def test_the_record_says_that_from_scratch_zenflow_loses_and_in_fine_tuning_keep
     assert of("from scratch, learning rate 0.001", "zenflow_paper") is Verdict.FAILS
     assert of("fine-tuning, learning rate 0.0001", "zenflow") is Verdict.HOLDS
     assert of("fine-tuning, learning rate 0.0001", "zenflow_paper") is Verdict.FAILS
-    FIGURE.draw(data)
+    STUDY.draw(data)

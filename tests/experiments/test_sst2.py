@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from experiments.lab.figure import Job, NeedsInputError
+from experiments.lab.study import Job, NeedsInputError
 from experiments.lab.finding import Verdict
 from experiments.lab.intervals import packed
 from experiments.lab.variants import BASELINE, STRATEGIES, parse_variants
@@ -258,14 +258,14 @@ def test_a_finding_says_what_the_interval_says():
             "auto": (901, 910, 905),
         }
     )
-    findings = accuracy.FIGURE.findings(data)
+    findings = accuracy.STUDY.findings(data)
     assert [f.verdict for f in findings] == [
         Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN, Verdict.HOLDS, Verdict.HOLDS,
     ]  # fmt: skip
     assert "can't tell" in findings[2].note
     assert [f.basis for f in findings] == ["measured", "measured", None, "emulated", "measured"]
     assert findings[-1].ours == pytest.approx(0.0203, abs=1e-4)  # published: 0.02
-    accuracy.FIGURE.draw(data)
+    accuracy.STUDY.draw(data)
 
 
 def test_the_figure_without_data_reads_the_committed_study_or_says_what_it_needs(
@@ -273,16 +273,16 @@ def test_the_figure_without_data_reads_the_committed_study_or_says_what_it_needs
 ):
     monkeypatch.setattr(accuracy, "_RESULTS", tmp_path)
     with pytest.raises(NeedsInputError, match="--data-dir FOLDER"):
-        accuracy.FIGURE.make(Job(folder=tmp_path))
+        accuracy._make(Job(folder=tmp_path))
     study = small_study()
     rows = list(complete(study, tmp_path / "runs", 1))
     origin = {"commit": "abc", "hardware": {"cpu": "some CPU"}}
     write_record(tmp_path / "2026-01-01_sst2_some-cpu", study.header(), origin, rows)
-    data = accuracy.FIGURE.make(Job(folder=tmp_path))
+    data = accuracy._make(Job(folder=tmp_path))
     assert data["trained_at"] == "abc"
     assert len(data["rows"]) == len(rows)
-    (finding,) = accuracy.FIGURE.findings(data)
+    (finding,) = accuracy.STUDY.findings(data)
     assert finding.verdict is Verdict.HOLDS  # two runs that are the same to the bit
     json.dumps(data, allow_nan=False)
     with pytest.raises(NeedsInputError):
-        accuracy.FIGURE.make(Job(folder=tmp_path, seed=1))
+        accuracy._make(Job(folder=tmp_path, seed=1))
