@@ -34,6 +34,12 @@ _FIGURES = (
 _MODULES = {
     **{f"{PAPER}/{name}": f"experiments.paper.{name}" for name in _FIGURES},
     "published": "experiments.studies.published.study",
+    "accuracy": "experiments.studies.accuracy",
+    "staleness": "experiments.studies.staleness.study",
+    "update_rule": "experiments.studies.update_rule.study",
+    "stall_and_loss": "experiments.studies.stall_and_loss",
+    "tuned_goodput": "experiments.studies.tuned_goodput.study",
+    "tuned_loss": "experiments.studies.tuned_loss",
 }
 """Module of each study, which exports it as STUDY."""
 

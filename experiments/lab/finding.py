@@ -85,7 +85,7 @@ class Tolerance:
     def __str__(self) -> str:
         if self.kind in ("at least", "at most"):
             return self.kind + (f", {self.amount:.0%} slack" if self.amount else "")
-        shown = f"{self.amount:.0%}" if self.kind == "relative" else f"{self.amount:g}"
+        shown = f"{100 * self.amount:g}%" if self.kind == "relative" else f"{self.amount:g}"
         return f"within {shown}"
 
 

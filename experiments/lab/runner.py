@@ -15,14 +15,14 @@ from typing import Any
 from experiments.lab import catalogue
 from experiments.lab import record as records
 from experiments.lab.record import Record, refuse_others
-from experiments.lab.study import Cell, Data, Job, Progress, Row, Scope, Study, identity
+from experiments.lab.study import OWN, Cell, Data, Job, Progress, Row, Scope, Study, identity
 from experiments.output.files import write_json
 from experiments.output.provenance import provenance
 from zenflow.errors import ConfigError
 
 _MARK = "study.json"
-_RECORDED_IN = "source"
-"""Key under which a row of another record names it."""
+_SOURCE = "source"
+"""Key under which rows name the record they are from, in studies that reuse others'."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,15 +81,15 @@ class Runner:
     def _take(self, before: Record | None, cells: Sequence[Cell]) -> None:
         """Find cells' rows in the record that is there and in those of other studies."""
         own = _by_identity([] if before is None else before.rows, cells)
-        self._rows |= {slug: row for slug, row in own.items() if not _is_of_other(row, self.study)}
-        self._reused |= {slug: row for slug, row in own.items() if _is_of_other(row, self.study)}
+        self._rows |= {slug: row for slug, row in own.items() if _is_own(row)}
+        self._reused |= {slug: row for slug, row in own.items() if not _is_own(row)}
         for key in self.study.reuses:
             found = records.committed(key)
             if found is None or self.scope.smoke:
                 continue
             names = {cell.slug: cell for cell in cells}
             for slug, row in _by_identity(found.rows, cells).items():
-                labels = {**names[slug].labels, _RECORDED_IN: found.folder.name}
+                labels = {**names[slug].labels, _SOURCE: found.folder.name}
                 self._reused.setdefault(slug, {**row, **labels})
 
     def _missing(self, cells: Sequence[Cell]) -> list[Cell]:
@@ -134,7 +134,8 @@ class Runner:
         workers = 1 if self.study.one_at_a_time else min(self.workers, len(missing))
         makers = self._one_by_one(missing) if workers <= 1 else self._together(missing, workers)
         for cell, row, seconds in makers:
-            whole = {**cell.labels, **cell.settings, **row}
+            origin = {_SOURCE: OWN} if self.study.reuses else {}
+            whole = {**cell.labels, **cell.settings, **origin, **row}
             path = self.kept / cell.slug / "row.json"
             write_json(path, {"row": whole, "seconds": seconds})
             # A row is what was written, whether it was made now or before.
@@ -211,8 +212,8 @@ def _by_identity(rows: Sequence[Row], cells: Sequence[Cell]) -> dict[str, Row]:
     return found
 
 
-def _is_of_other(row: Row, study: Study) -> bool:
-    return bool(study.reuses) and _RECORDED_IN in row
+def _is_own(row: Row) -> bool:
+    return row.get(_SOURCE, OWN) == OWN
 
 
 def _origin(found: Mapping[str, Any]) -> Data:

@@ -32,6 +32,10 @@ Progress = Callable[[float, str], None]
 Option = Literal["data_dir", "dataset", "model"]
 
 
+OWN = "this study"
+"""Value under ``source`` of rows that a study made itself, where others are from records."""
+
+
 class NeedsInputError(ConfigError):
     """A study can't be made without an option; the message says which.
 
@@ -180,7 +184,7 @@ class Study:
     number: int | None = None
     """Place in the group's list; None is beside it."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds where none are asked for."""
+    """Seeds where none are asked for; a smoke test takes the first."""
     one_at_a_time: bool = False
     """Whether cells are timed, so that none may run beside another."""
     reuses: tuple[str, ...] = ()
@@ -205,7 +209,8 @@ class Study:
     def scope(self, asked: Scope) -> Scope:
         """Return the scope with this study's seeds, without options that it does not use."""
         used = {name: getattr(asked, name) for name in self.uses}
-        return Scope(smoke=asked.smoke, seeds=asked.seeds or self.seeds, **used)
+        seeds = self.seeds[:1] if asked.smoke else self.seeds
+        return Scope(smoke=asked.smoke, seeds=asked.seeds or seeds, **used)
 
     def config(self, scope: Scope) -> Data:
         """Return what all rows of a record share and what decides them."""

@@ -1,4 +1,4 @@
-"""What the ablation of the update rule says: arithmetic on its rows, and its tables. No torch.
+"""What the ablation of the update rule says: arithmetic on its rows.
 
 An *excess* is a run's held-out loss over that of the run on the device with the same seed and
 learning rate, less 1. Runs made by the study are compared with runs on the device made by it,
@@ -7,21 +7,20 @@ those of earlier records with theirs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from autotune.efficiency import FITTED, efficiency
-from experiments.output.provenance import RESULTS
-from experiments.studies.staleness.fit import Exchange
+from experiments.lab.record import committed
+from experiments.lab.study import OWN
+from experiments.studies.staleness.fit import exchanges_of
 from experiments.studies.update_rule.design import CENTRE, LADDER_NAMES, LADDER_TEXTS, VARIANTS
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 _BASELINE = "on_device"
-_OWN = "this study"
-_NOTICED = 0.002
+NOTICED = 0.002
 """Least difference of excesses that counts: about what a seed moves a loss by in fine-tuning."""
 
 
@@ -35,7 +34,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     bases = _baselines(rows)
     excess: dict[tuple[str, float, str], dict[int, float]] = {}
     for row in rows:
-        base = bases.get((row["source"] == _OWN, row["regime"], row["lr"], row["seed"]))
+        base = bases.get((row["source"] == OWN, row["regime"], row["lr"], row["seed"]))
         if row["variant"] != _BASELINE and base is not None:
             own = excess.setdefault((row["regime"], row["lr"], row["variant"]), {})
             own.setdefault(row["seed"], row["eval_loss"] / base - 1)
@@ -62,7 +61,7 @@ def _baselines(
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[tuple[bool, str, float, int], float]:
     return {
-        (row["source"] == _OWN, row["regime"], row["lr"], row["seed"]): row["eval_loss"]
+        (row["source"] == OWN, row["regime"], row["lr"], row["seed"]): row["eval_loss"]
         for row in rows
         if row["variant"] == _BASELINE
     }
@@ -122,7 +121,7 @@ def _changes(
 ) -> list[dict[str, Any]]:
     """Return for each knob changed alone how the loss differs, seed by seed.
 
-    ``better`` or ``worse`` needs all seeds on one side and a mean difference of `_NOTICED`.
+    ``better`` or ``worse`` needs all seeds on one side and a mean difference of `NOTICED`.
     """
     centre = excess.get((*place, CENTRE), {})
     found = []
@@ -134,7 +133,7 @@ def _changes(
         apart = [own[seed] - centre[seed] for seed in shared]
         mean = fmean(apart)
         verdict = "same"
-        if abs(mean) >= _NOTICED and (max(apart) < 0 or min(apart) > 0):
+        if abs(mean) >= NOTICED and (max(apart) < 0 or min(apart) > 0):
             verdict = "better" if mean < 0 else "worse"
         found.append(
             {
@@ -155,32 +154,32 @@ def _efficiencies(
     That are fine-tuning runs at rates whose exchange of loss for steps the staleness record has,
     with step moments, a linear learning rate, prediction 1, overlap and nothing else.
     """
-    record = max(RESULTS.glob("*_staleness_*/fit.json"), default=None)
+    record = committed("staleness")
     if record is None:
         return []
-    exchanges = json.loads(record.read_text(encoding="utf-8"))["exchange"]
+    exchanges = exchanges_of(record.rows)
     found = []
     for (regime, lr, name), values in excess.items():
-        exchange = exchanges.get(f"{lr:g}")
+        exchange = exchanges.get(lr)
         own = [r for r in rows if (r["regime"], r["lr"], r["variant"]) == (regime, lr, name)]
         config = ZenFlowConfig.from_dict(own[0]["config"])
-        energies = [e for row in own if (e := row["captured_energy"]) is not None]
-        is_covered = regime == "fine-tuning" and _is_covered(config, own[0]["clip"])
+        energies = [e for row in own if (e := row.get("captured_energy")) is not None]
+        is_covered = regime == "fine-tuning" and _is_covered(config, own[0].get("clip"))
         if exchange is None or not energies or not is_covered:
             continue
         mean, rho = fmean(values.values()), 1 - fmean(energies)
         found.append(
             {
-                "lr": lr, "name": name, "rho": rho, "excess": mean, "fitted_lr": _FITTED_LR,
-                "measured": Exchange(**exchange).share(mean),
+                "lr": lr, "name": name, "rho": rho, "excess": mean, "fitted_lr": FITTED_LR,
+                "measured": exchange.share(mean),
                 "model": efficiency(Knobs.of(config), rho, FITTED),
-                "extrapolated": Exchange(**exchange).share(mean) < exchange["least_share"],
+                "extrapolated": exchange.share(mean) < exchange.least_share,
             }
         )  # fmt: skip
     return found
 
 
-_FITTED_LR = 1e-3
+FITTED_LR = 1e-3
 """At which the tuner's constants are the record's; at lower rates a delay costs less."""
 
 
@@ -205,86 +204,3 @@ def model_error(settings: Sequence[Mapping[str, Any]]) -> float | None:
         if s["lr"] == s["fitted_lr"] and not s["extrapolated"]
     ]
     return (fmean(error**2 for error in errors)) ** 0.5 if errors else None
-
-
-def report(summary: Mapping[str, Any], commit: str | None) -> str:
-    """Return the results as Markdown."""
-    repeated = summary["repeated"]
-    lines = [
-        "# What each knob of the update rule wins back",
-        "",
-        f"Made by `python -m experiments.studies.update_rule.study`, commit {commit}, without a "
-        "link, so that "
-        "nothing depends on timing. Numbers are held-out losses over the same seed's on the "
-        "device, less 1: mean (least to most) over seeds. Runs: "
-        + ", ".join(f"{count} from {name}" for name, count in summary["sources"].items())
-        + "."
-        + (
-            ""
-            if repeated is None
-            else f" Runs on the device made here and recorded earlier differ by {repeated:.2%} at "
-            "most; each variant is compared with the one of its own origin."
-        ),
-        *_default_lines(summary["defaults"]),
-        *_model_lines(summary["efficiency"]),
-    ]
-    for group, ladder in zip(summary["groups"], summary["ladder"], strict=True):
-        lines += [
-            "",
-            f"## {group['regime']}, {group['steps']} steps, learning rate {group['lr']:g}",
-            "",
-            f"On the device: {group['device_loss']:.4f}. "
-            + "; ".join(f"{rung['text']} {rung['excess']:+.2%}" for rung in ladder["rungs"])
-            + ".",
-            "",
-            "| rule | above the device's loss | seeds |",
-            "|---|---|---|",
-            *(
-                f"| {name} | {v['excess']:+.2%} ({v['least']:+.2%} to {v['most']:+.2%}) | "
-                f"{len(v['seeds'])} |"
-                for name, v in group["variants"].items()
-            ),
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _default_lines(changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return where the preset is not the best of what was tried."""
-    better = [c for c in changes if c["verdict"] == "better"]
-    worse = sum(c["verdict"] == "worse" for c in changes)
-    lines = [
-        "",
-        f"## The preset `{CENTRE}`",
-        "",
-        f"Of {len(changes)} changes of one knob {worse} cost loss, {len(better)} win some, and "
-        f"{len(changes) - worse - len(better)} make no difference of {_NOTICED:.1%} that all "
-        "seeds agree on.",
-    ]
-    if better:
-        lines += ["", "| better than the default | where | difference |", "|---|---|---|"]
-    lines += [
-        f"| {c['name']} | {c['regime']}, {c['lr']:g} | {c['difference']:+.2%} |" for c in better
-    ]
-    return lines
-
-
-def _model_lines(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    error = model_error(settings)
-    if error is None:
-        return []
-    return [
-        "",
-        "## The tuner's model of efficiency",
-        "",
-        f"`autotune.efficiency.FITTED` is off by {error:.1%} (rms) at learning rate "
-        f"{_FITTED_LR:g}, in settings whose loss a shorter run on the device has too. Part of "
-        "these runs are those that it was fitted to.",
-        "",
-        "| setting | learning rate | rho | measured | model |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {s['name']} | {s['lr']:g} | {s['rho']:.2f} | "
-            f"{'below: ' if s['extrapolated'] else ''}{s['measured']:.3f} | {s['model']:.3f} |"
-            for s in settings
-        ),
-    ]
