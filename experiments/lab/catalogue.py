@@ -40,6 +40,8 @@ _MODULES = {
     "stall_and_loss": "experiments.studies.stall_and_loss",
     "tuned_goodput": "experiments.studies.tuned_goodput.study",
     "tuned_loss": "experiments.studies.tuned_loss",
+    "hidden_machines": "experiments.studies.hidden_machines.study",
+    "sst2": "experiments.studies.sst2.study",
 }
 """Module of each study, which exports it as STUDY."""
 

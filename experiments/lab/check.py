@@ -39,7 +39,7 @@ def changed_verdicts(fresh: Iterable[Finding], kept: Iterable[Finding]) -> Itera
 
 
 def rederived(study: Study, kept: Record) -> list[str]:
-    """Return in what today's findings and page of committed rows differ from the committed ones."""
+    """Return where today's findings and page of committed rows differ from what is committed."""
     data = kept.data(study)
     findings = study.findings(data)
     fresh = [finding.to_dict() for finding in findings]

@@ -80,8 +80,8 @@ class Cell:
     def name(self) -> str:
         """Short text for people."""
         shown = {**self.labels, **self.settings}.values()
-        return " ".join(f"{value:g}" if isinstance(value, float) else str(value)
-                        for value in shown if not isinstance(value, dict | list | None))  # fmt: skip
+        plain = [value for value in shown if isinstance(value, str | int | float)]
+        return " ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in plain)
 
     @property
     def key(self) -> str:

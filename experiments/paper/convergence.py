@@ -12,8 +12,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.study import Data, Job, computed
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.study import Data, Job, computed
 from experiments.lab.finding import Finding, Range, Tolerance
+from experiments.lab.study import Data, Job, computed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.study import Data, Job, computed
 from experiments.lab.finding import Finding, Range, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from zenflow.errors import ZenFlowError
 

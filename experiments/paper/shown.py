@@ -8,6 +8,7 @@ from experiments.lab import catalogue
 from experiments.lab.record import committed
 from experiments.lab.runner import Runner
 from experiments.lab.study import Data, Job, NeedsInputError, Scope, Study, computed
+from zenflow.host.limits import usable_cores
 
 
 def shown(name: str, study: str, **fields: Any) -> Study:
@@ -27,7 +28,8 @@ def shown(name: str, study: str, **fields: Any) -> Study:
             asked = Scope(data_dir=job.data_dir, model=job.model,
                           seeds=tuple(job.seed + seed for seed in own.seeds))  # fmt: skip
             record = Runner(study=own, scope=own.scope(asked), folder=job.folder / "record",
-                            kept=job.folder / "kept", progress=job.progress).run()  # fmt: skip
+                            kept=job.folder / "kept", workers=usable_cores(),
+                            progress=job.progress).run()  # fmt: skip
         else:
             found = committed(study)
             if found is None or job.model is not None or job.seed:

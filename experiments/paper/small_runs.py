@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.lab.study import Job
-from experiments.output.files import write_json
 from experiments.lab.trained import trained
+from experiments.output.files import write_json
 from experiments.studies.regimes import documentation
 from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings

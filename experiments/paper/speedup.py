@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
-from experiments.lab.study import Data, Job, computed
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from experiments.paper import offload_runs
 from experiments.paper.offload_runs import judged, over_infinity, speedup

@@ -1,4 +1,4 @@
-"""How much of AdamW's accuracy the strategies keep: from scratch, fine-tuning, by learning rate."""
+"""How much of AdamW's accuracy strategies keep: from scratch, fine-tuning, by learning rate."""
 
 from __future__ import annotations
 

@@ -112,3 +112,31 @@ def test_a_folder_of_another_study_or_other_settings_is_refused_and_left_alone(k
         (folder / name).write_bytes((kept.folder / name).read_bytes())
     with pytest.raises(ConfigError, match="smoke was False, now True"):
         runner_of(study, tmp_path).run()
+
+
+def finished(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("row.json")}
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+    """The whole command with two processes, stopped as a terminal does it."""
+    command = [sys.executable, "-m", "experiments.cli", "study", "accuracy", "--smoke",
+               "--seeds", "0,1", "--workers", "2", "--record", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    for _ in range(1200):
+        if len(finished(tmp_path)) >= 2:
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "the same command goes on" in output
+    before = finished(tmp_path)
+    assert len(before) >= 2
+    assert not (tmp_path / "accuracy").exists()
+    subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    record = records.read(tmp_path / "accuracy")
+    kept = [json.loads(line) for line in (record.folder / records.ROWS).read_text().splitlines()]
+    assert kept == record.rows
+    assert len(kept) == 8

@@ -13,9 +13,9 @@ from experiments.lab.record import Record
 from experiments.lab.runner import Runner
 from experiments.lab.study import OWN, Scope, identity
 from experiments.studies.update_rule.design import GROUPS, LADDER_NAMES, ONE_KNOB, VARIANTS, Group
-from experiments.studies.update_rule.summary import model_error, summarise
 from experiments.studies.update_rule.step_clip import clipped_steps
 from experiments.studies.update_rule.study import STUDY, cells_of
+from experiments.studies.update_rule.summary import model_error, summarise
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.optimizer import ZenFlowAdamW
@@ -91,7 +91,7 @@ def test_a_recorded_run_is_not_trained_again_but_what_a_new_one_is_compared_with
                 {**known, "eval_loss": 3.0, "variant": "of another name"}]  # fmt: skip
     other = Record(folder=Path("2026-01-01_accuracy_cpu"), header={}, rows=recorded, findings=())
     found = {"accuracy": other}
-    monkeypatch.setattr(records, "committed", lambda key: found.get(key))
+    monkeypatch.setattr(records, "committed", found.get)
 
     def rows(folder):
         return Runner(

@@ -93,7 +93,7 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     alone = part(LINK, start)
     found: list[Cell] = []
     bests = {}
-    for link in LINKS:
+    for link in ("fast", "slow") if scope.smoke else LINKS:
         grid = part(GRID, start, alone, link=link)
         bests[link] = part(BEST, start, alone, grid, link=link)
         contests = [
@@ -174,7 +174,7 @@ def _contests(data: Data) -> list[Contest]:
 
 def _findings(data: Data) -> Sequence[Finding]:
     contests = _contests(data)
-    own = [[c for c in contests if c.link == link] for link in LINKS]
+    own = [[c for c in contests if c.link == link] for link in data["links"]]
     number = len(data["grids"]["fast"])
     return [
         _aim(

@@ -95,7 +95,7 @@ def draw(data: Data) -> Figure:
         bottom[place].set_ylim(tallest - 0.4, -0.6)  # bars are as high in every panel
     top[0].set_ylabel("loss above the device's, %")
     figure.suptitle(
-        f"The update rule, measured. Above: from the published rule to the default. "
+        "The update rule, measured. Above: from the published rule to the default. "
         "Below: the default with one knob changed, against the default",
         fontsize=12,
     )

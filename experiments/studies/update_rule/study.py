@@ -59,7 +59,7 @@ def _cells(scope: Scope) -> Sequence[Cell]:
 
 
 def _run(cell: Cell, job: Job) -> Row:
-    with clipped_steps(cell.settings["clip"] if "clip" in cell.settings else None):
+    with clipped_steps(cell.settings.get("clip")):
         return train(cell, job)
 
 
