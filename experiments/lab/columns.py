@@ -1,4 +1,4 @@
-"""The one renderer of tables: Markdown, plain text, and rich."""
+"""The one renderer of tables: Markdown for files, rich for terminals."""
 
 from __future__ import annotations
 
@@ -65,17 +65,6 @@ def markdown(table: Table) -> list[str]:
              for line in (part, "")]  # fmt: skip
     body = (_line(texts) for texts in table.texts)
     return [*above, _line(table.heads), "|" + "---|" * len(table.columns), *body]
-
-
-def text(table: Table) -> list[str]:
-    """Return a table's lines in columns of equal width, for a terminal or a file."""
-    whole = [table.heads, *table.texts]
-    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in whole
-    ]
-    return [*([table.title] if table.title else []), *lines]
 
 
 def rich(table: Table) -> RichTable:

@@ -218,5 +218,7 @@ def _is_own(row: Row) -> bool:
 
 def _origin(found: Mapping[str, Any]) -> Data:
     """Return what may not differ among the rows of one record: the commit and the machine."""
-    hardware = found["hardware"]
-    return {"commit": found["commit"], "machine": f"{hardware['cpu']}, {hardware['cores']} cores"}
+    hardware, commit = found["hardware"], found["commit"]
+    # "-dirty" says that something was changed and not what, so it tells no two programs apart.
+    commit = None if commit is None else commit.removesuffix("-dirty")
+    return {"commit": commit, "machine": f"{hardware['cpu']}, {hardware['cores']} cores"}

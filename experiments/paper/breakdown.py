@@ -1,4 +1,4 @@
-"""Where the time of a ZeRO-Offload step goes: Llama-2-7B on 4 A100. No torch."""
+"""Where the time of a ZeRO-Offload step goes: Llama-2-7B on 4 A100."""
 
 from __future__ import annotations
 

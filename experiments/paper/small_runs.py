@@ -36,7 +36,7 @@ class Run:
 
     summary: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
-    """Of steps.jsonl."""
+    """Rows of steps.jsonl."""
 
 
 def steps_of(job: Job, steps: int) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NEAR = Tolerance.relative(0.15)
-"""Within which the simulator's predictions of published measurements aim to be."""
+"""Share within which the simulator's predictions of published measurements aim to be."""
 _BOUND = (
     "ZeRO-Infinity without drives is no schedule of the simulator: here it is ZeRO-Offload with "
     "all weights fetched for forward and again for backward, each time waited for. With prefetch "

@@ -15,8 +15,10 @@ from matplotlib.image import imread
 
 from experiments.lab import catalogue, check
 from experiments.lab import record as records
+from experiments.lab import runner as running
 from experiments.lab.runner import Runner
 from experiments.lab.study import Scope
+from experiments.output.provenance import provenance
 from zenflow.errors import ConfigError
 
 KEYS = catalogue.names()
@@ -39,6 +41,13 @@ class Counting:
             raise KeyboardInterrupt
         self.made.append(cell.slug)
         return self.original(cell, job)
+
+
+@pytest.fixture(autouse=True)
+def one_program(monkeypatch):
+    """Let all of a test be of one commit, whatever happens to the tree meanwhile."""
+    here = provenance()
+    monkeypatch.setattr(running, "provenance", lambda: here)
 
 
 def runner_of(study, folder, **changes):
@@ -112,6 +121,34 @@ def test_a_folder_of_another_study_or_other_settings_is_refused_and_left_alone(k
         (folder / name).write_bytes((kept.folder / name).read_bytes())
     with pytest.raises(ConfigError, match="smoke was False, now True"):
         runner_of(study, tmp_path).run()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("commit", "0123456789ab"), ("hardware", {"cpu": "another", "cores": 1})]
+)
+def test_one_record_mixes_no_two_programs_or_machines(tmp_path, monkeypatch, name, value):
+    counting = Counting("accuracy", stop_at=1)
+    counting.original = lambda cell, job: dict.fromkeys(
+        ("eval_loss", "captured_energy", "final_train_loss"), 1.0
+    )
+    with pytest.raises(KeyboardInterrupt):
+        runner_of(counting.study, tmp_path).run()
+    here = provenance()
+    other = {**here, name: value}
+    monkeypatch.setattr(running, "provenance", lambda: other)
+    with pytest.raises(ConfigError, match=r"(commit|machine) was"):
+        runner_of(counting.study, tmp_path).run()
+    monkeypatch.setattr(running, "provenance", lambda: here)
+    runner_of(counting.study, tmp_path).run()
+    monkeypatch.setattr(running, "provenance", lambda: other)
+    before = len(counting.made)
+    runner_of(counting.study, tmp_path).run()
+    assert len(counting.made) == before, "what is whole is left alone"
+    with pytest.raises(ConfigError, match=r"(commit|machine) was"):
+        runner_of(counting.study, tmp_path, seeds=(0, 1)).run()
+    monkeypatch.setattr(running, "provenance", lambda: here)
+    both = runner_of(counting.study, tmp_path, seeds=(0, 1)).run()
+    assert {row["seed"] for row in both.rows} == {0, 1}, "more seeds complete a record"
 
 
 def finished(folder):

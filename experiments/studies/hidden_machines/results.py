@@ -48,7 +48,7 @@ class MethodResult:
 
     num_seeds: int
     slowdown: tuple[float, float, float]
-    """Of each seed's mean over all stretches, against the best fixed setting."""
+    """Slowdown against the best fixed setting: each seed's mean over all stretches."""
     final_regret: tuple[float, float, float]
     worst_over_default: tuple[float, float]
     """Maximum and 90th percentile of each seed's worst stretch: time per unit of progress, the

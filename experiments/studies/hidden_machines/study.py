@@ -37,11 +37,11 @@ class Contest:
     num_windows: int = 20
     """Stretches measured, each at one setting."""
     num_trials: int = 25
-    """Of the twin's search, for each question."""
+    """Number of trials of the twin's search, for each question."""
     drift_at: int = 10
     """Stretches after which both directions of the link become slower."""
     drift: float = 4.0
-    """By this factor."""
+    """Factor by which the link becomes slower."""
     space: SearchSpace = field(
         default_factory=lambda: SearchSpace(
             topk_ratios=(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5),
@@ -108,7 +108,7 @@ class Played:
     """What a method did to one machine."""
 
     knobs: Sequence[Knobs]
-    """Of every stretch."""
+    """Settings of every stretch."""
     final: Knobs
     search_seconds: float
     """CPU time of choosing."""

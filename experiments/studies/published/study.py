@@ -37,9 +37,9 @@ class Row:
     measurement: Measurement
     predicted: float
     roofline: float | None
-    """As if DeepSpeed's CPU step reached the DRAM bandwidth; None where it does not run."""
+    """Seconds as if DeepSpeed's CPU step reached the DRAM bandwidth; None without one."""
     interval: tuple[float, float] | None
-    """That holds 0.8 of the predictions with figures drawn by their uncertainty."""
+    """Range that holds 0.8 of the predictions with figures drawn by their uncertainty."""
     elasticities: Mapping[str, float]
     """Per cent of the prediction for one per cent of a figure; of missed rows."""
     alternatives: Mapping[str, float]

@@ -29,7 +29,7 @@ WARM = 6
 """Steps of a fixed setting in its turn beside a drifting run that are not counted."""
 DRIFT = 4.0
 DRIFT_TOTAL = 20_000
-"""Of the run that these steps are the beginning of: what may be spent on searching goes by it."""
+"""Steps of the run that these are the beginning of: what searching may cost goes by it."""
 WITHIN = 0.05
 _WINDOW = 20
 

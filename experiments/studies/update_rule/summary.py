@@ -180,7 +180,7 @@ def _efficiencies(
 
 
 FITTED_LR = 1e-3
-"""At which the tuner's constants are the record's; at lower rates a delay costs less."""
+"""Learning rate of the record's constants that the tuner has; at lower ones delays cost less."""
 
 
 def _is_covered(config: ZenFlowConfig, clip: float | None) -> bool:
