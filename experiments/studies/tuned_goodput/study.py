@@ -27,7 +27,7 @@ from experiments.studies.tuned_goodput.contests import (
     contest,
     drift,
 )
-from experiments.studies.tuned_goodput.turns import GridPoint, champion, measure_grid
+from experiments.studies.tuned_goodput.turns import ROUNDS, GridPoint, champion, measure_grid
 from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_workbench
@@ -46,8 +46,8 @@ GRID, BEST, CONTEST, DRIFTING = "grid", "best", "contest", "drift"
 _FULL = TrainSettings(
     lr=3e-4, schedule="constant", warmup=0.0, start_steps=300, device_threads=1, host_threads=1
 )
-_SMOKE_SETTINGS = 3
-"""Settings of a smoke test's grid."""
+_SMOKE_SETTINGS, _SMOKE_ROUNDS = 2, 1
+"""Settings of a smoke test's grid, and rounds among the best of them."""
 
 
 def grid_of(seed: int) -> list[Knobs]:
@@ -132,21 +132,23 @@ def _over_a_link(cell: Part, job: Job, settings: TrainSettings) -> Row:
         return {"bytes_per_second": rate, "points": points}
     found = job.row_of(cell.needs[2])
     if cell.settings["part"] == BEST:
-        return _best(settings, found["points"])
+        return _best(settings, found["points"], _SMOKE_ROUNDS if cell.smoke else ROUNDS)
     seeded = replace(settings, seed=cell.settings["seed"])
     lengths = SHORT if cell.smoke else WHOLE
     best = Knobs.from_dict(found["knobs"])
     return asdict(contest(seeded, link, best, job.folder, lengths))
 
 
-def _best(settings: TrainSettings, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _best(
+    settings: TrainSettings, rows: Sequence[Mapping[str, Any]], rounds: int
+) -> dict[str, Any]:
     points = [
         GridPoint(
             knobs=Knobs.from_dict(row["knobs"]), step_seconds=row["step_seconds"], rho=row["rho"]
         )
         for row in rows
     ]
-    return _row(champion(settings, points))
+    return _row(champion(settings, points, rounds))
 
 
 def _row(point: GridPoint) -> dict[str, Any]:
