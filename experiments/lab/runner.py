@@ -66,7 +66,7 @@ class Runner:
         before = None if self.force else records.there(self.folder, self.study, self._config)
         self._take(before, cells)
         missing = self._missing(cells)
-        if before is not None and not missing and not self.kept.exists():
+        if before is not None and not missing:
             return before
         if missing:
             self._open(before)

@@ -141,9 +141,10 @@ def test_one_record_mixes_no_two_programs_or_machines(tmp_path, monkeypatch, nam
     monkeypatch.setattr(running, "provenance", lambda: here)
     runner_of(counting.study, tmp_path).run()
     monkeypatch.setattr(running, "provenance", lambda: other)
-    before = len(counting.made)
+    before = len(counting.made), (tmp_path / "record" / records.RECORD).read_bytes()
     runner_of(counting.study, tmp_path).run()
-    assert len(counting.made) == before, "what is whole is left alone"
+    after = len(counting.made), (tmp_path / "record" / records.RECORD).read_bytes()
+    assert after == before, "what is whole is left alone, its origin too"
     with pytest.raises(ConfigError, match=r"(commit|machine) was"):
         runner_of(counting.study, tmp_path, seeds=(0, 1)).run()
     monkeypatch.setattr(running, "provenance", lambda: here)
