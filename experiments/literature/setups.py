@@ -1,4 +1,4 @@
-"""Published set-ups: all that a prediction of a published measurement gets to see. No torch."""
+"""Published set-ups: all that a prediction of a published measurement gets to see."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class HostPass:
     machine: str
     devices: int
     num_params: float
-    """Of one host."""
+    """Number of parameters of one host."""
     bytes_each: float | None = None
-    """Of DRAM for each, at the roofline; None is DeepSpeed's CPU step with its bytes and rate."""
+    """Bytes of DRAM for each, at the roofline; None is DeepSpeed's CPU step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ class Alternative:
     setup: AnySetup | None = None
     """None is the measurement's own."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Of the machine's figures."""
+    """Values of the machine's figures."""
     step_bytes: float | None = None
-    """Of a parameter, that the measured CPU step stands for."""
+    """Bytes of a parameter that the measured CPU step stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

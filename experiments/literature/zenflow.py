@@ -1,4 +1,4 @@
-"""What the ZenFlow paper and its users published, each number with its source. No torch.
+"""What the ZenFlow paper and its users published, each number with its source.
 
 Only numbers that could be read are here. The bars of most of the paper's figures could not: those
 stay absent. Numbers known from a summary of the paper alone say so.
@@ -60,7 +60,7 @@ D2H = _ms(500, _PHASES)
 UPDATE = _ms(4600, _PHASES)
 H2D = _ms(500, _PHASES)
 OFFLOAD_IDLE = _ms(5100, _PHASES)
-"""Of a ZeRO-Offload step of Llama-2-7B on 4 A100, CPUAdam with 128 threads."""
+"""Idle seconds of a ZeRO-Offload step of Llama-2-7B on 4 A100, CPUAdam with 128 threads."""
 PHASES = BREAKDOWN
 """Its phases, in seconds, as the simulator takes them."""
 OFFLOAD_STEP = _ms(7145, f"{_PHASES}: 45 + 2000 + 5100")
@@ -161,7 +161,7 @@ OVERLAP_GAIN = Published(
     value=Range(low=0.09, high=0.12), unit="",
     source="deepspeedai/DeepSpeed #7478: 1344 to 1217 ms, 1564 to 1381 ms",
 )  # fmt: skip
-"""Of the released code, by one of its authors: overlap alone."""
+"""Gain of overlap alone in the released code, by one of its authors."""
 INTERVAL_LOSS = Published(
     value=0.02, unit="accuracy", source=f"{_SECONDARY}: what S = 16 loses in 3 epochs"
 )

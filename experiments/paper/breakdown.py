@@ -1,12 +1,12 @@
-"""Where the time of a ZeRO-Offload step goes: Llama-2-7B on 4 A100. No torch."""
+"""Where the time of a ZeRO-Offload step goes: Llama-2-7B on 4 A100."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="breakdown",
     number=1,
     title="Breakdown of a ZeRO-Offload step",

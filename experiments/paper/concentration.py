@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 
 if TYPE_CHECKING:
@@ -226,7 +226,8 @@ def _draw_kept(axes: Axes, data: Data) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper right")
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="concentration",
     number=9,
     title="Concentration of gradients, in space and time",

@@ -12,8 +12,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,7 +162,8 @@ def _draw_curves(axes: Axes, data: Data, against: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="convergence",
     number=12,
     title="Convergence against steps and time",

@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from experiments.lab.figure import PaperFigure
-from experiments.lab.finding import Finding, Range, Verdict
-from experiments.lab.record import PICTURE, Record, committed
+from experiments.lab import catalogue
+from experiments.lab.finding import Verdict
+from experiments.lab.page import PICTURE, findings_table
+from experiments.lab.record import Record, committed
+from experiments.lab.study import Study
 from experiments.output.files import write_text
 from experiments.output.provenance import RESULTS
-from experiments.paper import catalogue
 
 DOCUMENT = RESULTS.parent.parent / "docs" / "reproduction.md"
 _INTRODUCTION = """\
@@ -35,8 +35,8 @@ the simulated, and the tolerance. It is unknown where the published number or ou
 
 def document(results: Path = RESULTS) -> str:
     """Return the text of docs/reproduction.md for the records in a folder."""
-    figures = [catalogue.load(name) for name in catalogue.names()]
-    found = [(figure, committed(figure.name, results)) for figure in figures]
+    figures = [catalogue.load(name) for name in catalogue.names(catalogue.PAPER)]
+    found = [(figure, committed(figure.key, results)) for figure in figures]
     records = [(figure, record) for figure, record in found if record is not None]
     findings = [finding for _, record in records for finding in record.findings]
     counts = Counter(finding.verdict for finding in findings)
@@ -50,11 +50,11 @@ def document(results: Path = RESULTS) -> str:
     return "\n".join(parts[:-1]) + "\n"
 
 
-def _section(figure: PaperFigure, record: Record) -> list[str]:
+def _section(figure: Study, record: Record) -> list[str]:
     number = "" if figure.number is None else f"{figure.number}. "
-    folder = f"../experiments/results/{record.folder.parent.name}/{record.name}"
-    notes = list(dict.fromkeys(finding.note for finding in record.findings if finding.note))
-    machine = f"{record.hardware['cpu']}, {record.hardware['cores']} cores"
+    folder = f"../experiments/results/{record.folder.parent.name}/{record.folder.name}"
+    hardware = record.header["hardware"]
+    machine = f"{hardware['cpu']}, {hardware['cores']} cores"
     origin = f"seed {record.config['seed']}, commit {record.commit}, {machine}"
     if figure.exact:
         origin = f"nothing measured, commit {record.commit}"
@@ -70,45 +70,7 @@ def _section(figure: PaperFigure, record: Record) -> list[str]:
         lines += ["**A smoke run: its numbers say nothing.**", ""]
     if not record.findings:
         return [*lines, "No claim is published about it.", ""]
-    return [*lines, *_table(record.findings, notes), ""]
-
-
-def _table(findings: Sequence[Finding], notes: Sequence[str]) -> list[str]:
-    lines = [
-        "| claim | source | published | tolerance | simulated | emulated | measured | verdict |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for finding in findings:
-        mark = f" [{notes.index(finding.note) + 1}]" if finding.note else ""
-        verdict = finding.verdict.value
-        cells = [
-            finding.claim + mark,
-            finding.source,
-            _published(finding),
-            str(finding.tolerance),
-            *(_number(v, finding.unit) for v in _ours(finding)),
-            verdict if finding.verdict is Verdict.HOLDS else f"**{verdict}**",
-        ]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    return lines + [line for n, note in enumerate(notes, 1) for line in ("", f"[{n}] {note}")]
-
-
-def _ours(finding: Finding) -> tuple[float | None, float | None, float | None]:
-    return finding.simulated, finding.emulated, finding.measured
-
-
-def _published(finding: Finding) -> str:
-    if isinstance(finding.published, Range):
-        low = _number(finding.published.low, "")
-        return f"{low} to {_number(finding.published.high, finding.unit)}"
-    return _number(finding.published, finding.unit)
-
-
-def _number(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    shown = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{shown} {unit}".rstrip()
+    return [*lines, *findings_table(record.findings), ""]
 
 
 @click.command()

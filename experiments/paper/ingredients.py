@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Range, Tolerance
+from experiments.lab.study import Data, Job, computed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -285,7 +285,8 @@ def _draw_released(axes: Axes, released: Mapping[str, float]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="ingredients",
     number=13,
     title="What each ingredient contributes",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="largest_model",
     number=14,
     title="Largest trainable model per GPU and host memory",

@@ -1,4 +1,4 @@
-"""The paper's models on its machines, simulated under ZeRO-Offload and ZenFlow. No torch.
+"""The paper's models on its machines, simulated under ZeRO-Offload and ZenFlow.
 
 What is compared is what the paper compared: ZeRO-Offload as DeepSpeed runs it, and ZenFlow's
 published design with DeepSpeed's CPU step. That step's rate is the measured constant of

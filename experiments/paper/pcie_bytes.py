@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="pcie_bytes",
     number=7,
     title="PCIe bytes per step by k and S",

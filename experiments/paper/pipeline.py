@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from experiments.paper.phases import NOTE, packed, simulated, unpacked
 
@@ -101,7 +101,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="pipeline",
     number=4,
     title="ZenFlow's pipeline over three windows",

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Range, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from zenflow.errors import ZenFlowError
 
@@ -181,7 +181,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="selection_traffic",
     number=8,
     title="Selection traffic: column norms against full gradients",

@@ -11,8 +11,8 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,7 +183,8 @@ def _draw_sweep(axes: Axes, data: Data, by: str, key: str, scale: float) -> None
         axes.set_xticks(places, [f"{place:g}" for place in places])
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="sensitivity",
     number=10,
     title="Sensitivity to k and S",

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.lab.figure import Job
+from experiments.lab.study import Job
+from experiments.studies.trained import trained
 from experiments.output.files import write_json
-from experiments.studies.accuracy import documentation, train
+from experiments.studies.regimes import documentation
 from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup
@@ -35,7 +36,7 @@ class Run:
 
     summary: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
-    """Of steps.jsonl."""
+    """Rows of steps.jsonl."""
 
 
 def steps_of(job: Job, steps: int) -> int:
@@ -62,7 +63,7 @@ def fine_tuning(job: Job, steps: int) -> TrainSettings:
     started = job.folder / "start"
     start = common(job, _START_STEPS)
     # Another seed than the runs', or they would see its batches again.
-    train(replace(start, strategy="on_device", lr=_START_LR, seed=job.seed + 1), started)
+    trained(replace(start, strategy="on_device", lr=_START_LR, seed=job.seed + 1), started)
     shared = common(job, steps)
     return replace(shared, model=f"own:{started / 'model'}", data=str(documentation()))
 
@@ -83,7 +84,7 @@ def run(job: Job, name: str, settings: TrainSettings) -> Run:
         KeyboardInterrupt: A signal ended it early.
     """
     folder = job.folder / name
-    summary = train(settings, folder)
+    summary = trained(settings, folder)
     return Run(summary=summary, rows=read_steps(folder / "steps.jsonl"))
 
 

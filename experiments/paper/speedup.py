@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from experiments.paper import offload_runs
 from experiments.paper.offload_runs import judged, over_infinity, speedup
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NEAR = Tolerance.relative(0.15)
-"""Within which the simulator's predictions of published measurements aim to be."""
+"""Share within which the simulator's predictions of published measurements aim to be."""
 _BOUND = (
     "ZeRO-Infinity without drives is no schedule of the simulator: here it is ZeRO-Offload with "
     "all weights fetched for forward and again for backward, each time waited for. With prefetch "
@@ -98,7 +98,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="speedup",
     number=5,
     title="Speed-up over ZeRO-Offload and ZeRO-Infinity",

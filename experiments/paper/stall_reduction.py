@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.record import committed
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
-from experiments.output.provenance import RESULTS
 from experiments.paper import offload_runs
 from experiments.paper.offload_runs import judged, stall_removed
 
@@ -36,16 +35,15 @@ def _make(job: Job) -> Data:
 
 def _emulated() -> Data | None:
     """Return the share removed by the engine, by seed, from the newest committed record."""
-    found = max(RESULTS.glob("*_stall_and_loss_*/record.jsonl"), default=None)
+    found = committed("stall_and_loss")
     if found is None:
         return None
-    lines = [json.loads(line) for line in found.read_text(encoding="utf-8").splitlines()]
-    stalls = {(r["variant"], r["seed"]): _stalled(r["summary"]) for r in lines}
+    stalls = {(r["variant"], r["seed"]): _stalled(r["summary"]) for r in found.rows}
     seeds = sorted({seed for variant, seed in stalls if variant == "zero_offload"})
     removed = {
         str(seed): 1 - stalls["zenflow", seed] / stalls["zero_offload", seed] for seed in seeds
     }
-    return {"record": found.parent.name, "removed": removed}
+    return {"record": found.folder.name, "removed": removed}
 
 
 def _stalled(summary: Data) -> float:
@@ -122,7 +120,8 @@ def _draw(data: Data) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="stall_reduction",
     number=6,
     title="Stall reduction per model and host",

@@ -10,8 +10,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab.figure import Data, Job, PaperFigure
 from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def _draw_loss(axes: Any, run: Mapping[str, Any]) -> None:
     beside.spines["top"].set_visible(False)
 
 
-FIGURE = PaperFigure(
+STUDY = computed(
+    group="paper",
     name="zen_auto",
     number=11,
     title="Zen-auto's window over a run",

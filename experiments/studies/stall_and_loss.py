@@ -1,119 +1,77 @@
-"""What the main job claims, measured: stall removed, loss kept, no spike at window boundaries.
-
-``python -m experiments.studies.stall_and_loss`` runs the strategies on three seeds over one
-emulated link, writes
-``experiments/results/<date>_stall_and_loss_<cpu>/`` with every run's summary, and prints which of
-the claims hold. The slow test of the same name asserts them.
-"""
+"""What the main job claims, measured: stall removed, loss kept, no spike at window boundaries."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from experiments.output.files import write_json, write_text
-from experiments.output.plots import RunRecord
-from experiments.output.progress import Reporter
-from experiments.output.provenance import provenance, results_folder
-from experiments.training.comparison import (
-    START,
-    eval_loss_ratio,
-    read_run,
-    stall_removed,
-    started,
-    with_link,
-)
-from experiments.training.loop import Outcome
-from experiments.training.run import run
+from experiments.lab.columns import Column, Table, key
+from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
+from experiments.studies.trained import trained
+from experiments.studies.links import SMALL, Begun, begin, go_on, link_cell, over, start_cell
+from experiments.training.comparison import eval_loss_ratio, stall_removed
 from experiments.training.settings import COMPARED, TrainSettings
-from experiments.training.stop import StopRequest
-from zenflow.errors import ZenFlowError
+from experiments.training.step_log import read_steps
 
-SEEDS = (0, 1, 2)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 ALIGNED = "zenflow_aligned"
 """The default strategy with windows that end together; only its step times matter."""
 
 LEAST_STALL_OF_ZERO_OFFLOAD = 0.5
 LEAST_STALL_REMOVED = 0.85
 MOST_LOSS_DISTANCE = 0.01
-"""Above or below: the same trajectory is claimed, not a better one."""
+"""Largest distance, above or below: the same trajectory is claimed, not a better one."""
 MOST_SPREAD_OVER_WINDOW = 1.1
+_SOURCE = "the aim of this project, set beforehand"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A statement with the number that decides it."""
-
-    text: str
-    value: float
-    bound: float
-    holds: bool
+def _training(scope: Scope) -> TrainSettings:
+    return (SMALL if scope.smoke else TrainSettings()).for_comparison()
 
 
-def measure(
-    settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
-) -> list[dict[str, Any]]:
-    """Run every strategy for every seed over one link and return a row for each run.
-
-    The first seed has the aligned variant as well.
-    """
-    settings = with_link(settings, reporter)
-    rows = []
-    with StopRequest() as stop:
-        for number, seed in enumerate(seeds):
-            own = folder / f"seed-{seed}"
-            seeded, outcome = started(
-                replace(settings, seed=seed), own / START, reporter=reporter, stop=stop
-            )
-            _abort_if_stopped(outcome)
-            for variant in (*COMPARED, ALIGNED) if number == 0 else COMPARED:
-                reporter.say(f"\nseed {seed}, {variant}")
-                chosen = _variant(seeded, variant)
-                _abort_if_stopped(run(chosen, own / variant, reporter=reporter, stop=stop))
-                rows.append(_row(variant, seed, read_run(own / variant)))
-    return rows
-
-
-def _abort_if_stopped(outcome: Outcome | None) -> None:
-    if outcome is not None and outcome.stopped:
-        raise click.Abort
-
-
-def claims_of(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Return the claims about the rows of ``measure``, each with whether it holds."""
-    found = []
-    for seed in sorted({row["seed"] for row in rows}):
-        runs = {row["variant"]: row["summary"] for row in rows if row["seed"] == seed}
-        stall = runs["zero_offload"]["stall_fraction"]
-        removed = stall_removed(runs) or 0.0
-        distance = abs((eval_loss_ratio(runs, "zenflow") or float("inf")) - 1)
+def _cells(scope: Scope) -> Sequence[Cell]:
+    """Return all strategies for each seed; the first has the aligned variant as well."""
+    shared = _training(scope)
+    link = link_cell(shared)
+    found: list[Cell] = []
+    for number, seed in enumerate(scope.seeds or ()):
+        seeded = replace(shared, seed=seed)
         found += [
-            _at_least(f"seed {seed}: share of zero_offload's time stalled", stall,
-                      LEAST_STALL_OF_ZERO_OFFLOAD),
-            _at_least(f"seed {seed}: share of those stall seconds that zenflow is without",
-                      removed, LEAST_STALL_REMOVED),
-            _at_most(f"seed {seed}: held-out loss off on_device's", distance, MOST_LOSS_DISTANCE),
-        ]  # fmt: skip
-    spreads = {
-        variant: _mean_spread(row for row in rows if row["variant"] == variant)
-        for variant in ("zenflow", ALIGNED)
-    }
-    found.append(
-        _at_most("rolling windows: slowest over fastest median step by position in the window",
-                 spreads["zenflow"], MOST_SPREAD_OVER_WINDOW)
-    )  # fmt: skip
-    found.append(
-        _at_least("aligned windows: the same, their spike", spreads[ALIGNED],
-                  MOST_SPREAD_OVER_WINDOW)
-    )  # fmt: skip
+            Begun(
+                settings={"variant": variant, "seed": seed},
+                needs=(link, start_cell(seeded)),
+                training=seeded,
+            )
+            for variant in ((*COMPARED, ALIGNED) if number == 0 else COMPARED)
+        ]
     return found
+
+
+def _run(cell: Cell, job: Job) -> Row:
+    assert isinstance(cell, Begun)
+    if "variant" not in cell.settings:
+        return begin(cell, job)
+    link, start = cell.needs
+    settings = over(go_on(cell.training, start, job), job.row_of(link)["bytes_per_second"])
+    summary = trained(_variant(settings, cell.settings["variant"]), job.folder)
+    config = summary["config"]
+    places = seconds_by_position(
+        read_steps(job.folder / "steps.jsonl"),
+        config["update_interval"],
+        config["full_warm_up_rounds"],
+    )
+    return {"summary": summary, "seconds_by_position": places}
+
+
+def _variant(settings: TrainSettings, variant: str) -> TrainSettings:
+    if variant != ALIGNED:
+        return settings.with_strategy(variant)
+    return replace(settings, strategy="zenflow", knobs={**settings.knobs, "rolling": False})
 
 
 def seconds_by_position(
@@ -128,57 +86,31 @@ def seconds_by_position(
     return [median(seconds) for seconds in places if seconds]
 
 
-def report(rows: Sequence[Mapping[str, Any]], claims: Sequence[Claim]) -> str:
-    """Return the results as Markdown: claims, then every run."""
-    summary = rows[0]["summary"]
-    link = summary["emulated_link"]
-    lines = [
-        "# Stall and loss under an emulated link",
-        "",
-        f"Made by `python -m experiments.studies.stall_and_loss` on {summary['hardware']['cpu']}, "
-        f"{summary['hardware']['cores']} cores, commit {summary['commit']}. The link is emulated: "
-        f"{link['d2h_bytes_per_second'] / 1e6:.1f} MB/s each way.",
-        "",
-        f"A model of {summary['num_params']:,} parameters on {summary['data']}, "
-        f"{summary['steps']} steps. For each seed a run on the device makes the weights that all "
-        "strategies start from.",
-        "",
-        "| claim | measured | bound | holds |",
-        "|---|---|---|---|",
-        *(
-            f"| {c.text} | {c.value:.4f} | {c.bound} | {'yes' if c.holds else 'NO'} |"
-            for c in claims
-        ),
-        "",
-        "| seed | strategy | step ms | stalled | held-out loss | median step ms by position |",
-        "|---|---|---|---|---|---|",
+def _findings(data: Data) -> Sequence[Finding]:
+    rows = data["rows"]
+    found = []
+    for seed in sorted({row["seed"] for row in rows}):
+        runs = {row["variant"]: row["summary"] for row in rows if row["seed"] == seed}
+        stall = runs["zero_offload"]["stall_fraction"]
+        removed = stall_removed(runs) or 0.0
+        distance = abs((eval_loss_ratio(runs, "zenflow") or float("inf")) - 1)
+        found += [
+            _at_least(f"seed {seed}: share of zero_offload's time stalled", stall,
+                      LEAST_STALL_OF_ZERO_OFFLOAD),
+            _at_least(f"seed {seed}: share of those stall seconds that zenflow is without",
+                      removed, LEAST_STALL_REMOVED),
+            _at_most(f"seed {seed}: held-out loss off on_device's", distance, MOST_LOSS_DISTANCE),
+        ]  # fmt: skip
+    rolling, aligned = (
+        _mean_spread(row for row in rows if row["variant"] == variant)
+        for variant in ("zenflow", ALIGNED)
+    )
+    text = "slowest over fastest median step by position in the window"
+    return [
+        *found,
+        _at_most(f"rolling windows: {text}", rolling, MOST_SPREAD_OVER_WINDOW),
+        _at_least("aligned windows: the same, their spike", aligned, MOST_SPREAD_OVER_WINDOW),
     ]
-    for row in rows:
-        found = row["summary"]
-        places = ", ".join(f"{seconds * 1e3:.0f}" for seconds in row["seconds_by_position"])
-        lines.append(
-            f"| {row['seed']} | {row['variant']} | {found['mean_step_seconds'] * 1e3:.0f} | "
-            f"{found['stall_fraction']:.1%} | {found['eval_loss']:.4f} | {places} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _variant(settings: TrainSettings, variant: str) -> TrainSettings:
-    if variant != ALIGNED:
-        return settings.with_strategy(variant)
-    return replace(settings, strategy="zenflow", knobs={**settings.knobs, "rolling": False})
-
-
-def _row(variant: str, seed: int, record: RunRecord) -> dict[str, Any]:
-    config = record.summary["config"]
-    return {
-        "variant": variant,
-        "seed": seed,
-        "summary": dict(record.summary),
-        "seconds_by_position": seconds_by_position(
-            record.rows, config["update_interval"], config["full_warm_up_rounds"]
-        ),
-    }
 
 
 def _mean_spread(rows: Iterable[Mapping[str, Any]]) -> float:
@@ -186,43 +118,83 @@ def _mean_spread(rows: Iterable[Mapping[str, Any]]) -> float:
     return fmean(max(seconds) / min(seconds) for seconds in places)
 
 
-def _at_least(text: str, value: float, bound: float) -> Claim:
-    return Claim(text=f"{text} (at least)", value=value, bound=bound, holds=value >= bound)
+def _at_least(claim: str, value: float, bound: float) -> Finding:
+    return Finding(
+        claim=claim, source=_SOURCE, unit="", published=bound, emulated=value,
+        tolerance=Tolerance.at_least(),
+    )  # fmt: skip
 
 
-def _at_most(text: str, value: float, bound: float) -> Claim:
-    return Claim(text=f"{text} (at most)", value=value, bound=bound, holds=value <= bound)
+def _at_most(claim: str, value: float, bound: float) -> Finding:
+    return replace(_at_least(claim, value, bound), tolerance=Tolerance.at_most())
 
 
-@click.command()
-@click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True)
-@click.option("--steps", type=int, help="Steps of a run; default: those of --compare.")
-@click.option("--runs", type=click.Path(path_type=Path), help="Keep the runs here.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where the record goes.")
-def main(seeds: str, steps: int | None, runs: Path | None, out: Path | None) -> None:
-    """Measure the claims and write their record."""
-    folder = out or results_folder("stall_and_loss")
-    reporter = Reporter()
-    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    try:
-        rows = measure(
-            TrainSettings(steps=steps).for_comparison(),
-            runs or Path("runs") / f"claims-{time.strftime('%Y%m%d-%H%M%S')}",
-            [int(seed) for seed in seeds.split(",")],
-            reporter,
-        )
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
-    claims = claims_of(rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "record.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    write_text(folder / "README.md", report(rows, claims))
-    record = {"claims": [asdict(claim) for claim in claims], "started": started, **provenance()}
-    write_json(folder / "claims.json", record)
-    reporter.say("\n" + report(rows, claims))
-    if not all(claim.holds for claim in claims):
-        raise click.ClickException(f"not every claim holds here; see {folder}")
+def _about(data: Data) -> str:
+    summary = data["rows"][0]["summary"]
+    rate = summary["emulated_link"]["d2h_bytes_per_second"]
+    return (
+        f"The link is emulated: {rate / 1e6:.1f} MB/s each way. A model of "
+        f"{summary['num_params']:,} parameters on {summary['data']}, {summary['steps']} steps. "
+        "For each seed a run on the device makes the weights that all strategies start from."
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _tables(data: Data) -> Sequence[Table]:
+    def of_summary(head: str, name: str, form: str, scale: float = 1.0) -> Column:
+        return Column(head=head, show=lambda row: format(row["summary"][name] * scale, form))
+
+    def places(row: Mapping[str, Any]) -> str:
+        return ", ".join(f"{seconds * 1e3:.0f}" for seconds in row["seconds_by_position"])
+
+    columns = [
+        key("seed"),
+        key("variant", head="strategy"),
+        of_summary("step ms", "mean_step_seconds", ".0f", 1e3),
+        of_summary("stalled", "stall_fraction", ".1%"),
+        of_summary("held-out loss", "eval_loss", ".4f"),
+        Column(head="median step ms by position", show=places),
+    ]
+    return [Table(columns=columns, rows=data["rows"])]
+
+
+def _draw(data: Data) -> Figure:
+    from matplotlib.figure import Figure
+
+    from experiments.output.plots import STRATEGY_COLOURS
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    variants = list(dict.fromkeys(row["variant"] for row in data["rows"]))
+    for place, variant in enumerate(variants):
+        own = [row["summary"] for row in data["rows"] if row["variant"] == variant]
+        colour = STRATEGY_COLOURS.get(variant, "#999999")
+        step, stall = (fmean(s[name] for s in own) for name in _SHOWN)
+        left.bar(place, 1e3 * step, color=colour, alpha=0.45)
+        left.bar(place, 1e3 * step * stall, color=colour)
+        right.plot([place] * len(own), [s["eval_loss"] for s in own], "o", color=colour)
+    for axes in (left, right):
+        axes.set_xticks(range(len(variants)), variants, rotation=20, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_ylabel("ms a step (dark: stalled)")
+    right.set_ylabel("held-out loss, by seed")
+    figure.suptitle("Stall and loss over an emulated link", fontsize=12)
+    return figure
+
+
+_SHOWN = ("mean_step_seconds", "stall_fraction")
+
+STUDY = Study(
+    name="stall_and_loss",
+    title="Stall and loss under an emulated link",
+    cells=_cells,
+    run=_run,
+    summarise=lambda rows, _: {"rows": list(rows)},
+    findings=_findings,
+    about=_about,
+    tables=_tables,
+    draw=_draw,
+    settings=lambda scope: {"steps": _training(scope).steps},
+    seeds=(0, 1, 2),
+    one_at_a_time=True,
+    minutes=15,
+)

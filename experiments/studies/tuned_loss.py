@@ -1,128 +1,132 @@
 """What tuning does to accuracy, measured: held-out loss of tuned runs beside AdamW's.
 
-``python -m experiments.studies.tuned_loss`` goes on training a small decoder over the slow
-emulated
-link of ``tuning_claims``, tuned, and on the device alone, with the same batches. What a tuned run
-decides follows its clock: run it alone. Run again with the same ``--runs``, it goes on where it
-was interrupted. Writes ``experiments/results/<date>_tuned_loss_<cpu>/``.
+A small decoder goes on training over the slow emulated link of the tuned_goodput study, tuned, and
+on the device alone, with the same batches. What a tuned run decides follows its clock.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import click
+from typing import TYPE_CHECKING
 
 from autotune.decisions.file import DECISIONS, read_decisions
-from experiments.output.files import write_json, write_text
-from experiments.output.progress import Reporter
-from experiments.output.provenance import provenance, results_folder
-from experiments.studies.tuned_goodput.study import SEEDS, begun, link_rates, over, verdict
-from experiments.training.run import run
-from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.lab.columns import Table, key
+from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
+from experiments.studies.trained import trained
+from experiments.studies.links import SMALL, Begun, begin, go_on, link_cell, over, start_cell
+from experiments.studies.tuned_goodput.study import LINKS
 from experiments.training.settings import TrainSettings
-from experiments.training.stop import StopRequest
-from zenflow.errors import ZenFlowError
 
-STEPS = 2000
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MOST_EXCESS = 0.01
-"""Of the held-out loss over AdamW's."""
-_PICTURE = "tuning.png"
+"""Largest share by which the held-out loss may lie above AdamW's."""
+_FULL = TrainSettings(lr=3e-4, steps=2000, start_steps=300, device_threads=1, host_threads=1)
 
 
-def losses(
-    settings: TrainSettings, rate: float, seed: int, folder: Path, reporter: Reporter
-) -> dict[str, Any]:
-    """Return what both runs of a seed end with, and what the tuned one decided.
+def _training(scope: Scope) -> TrainSettings:
+    return SMALL if scope.smoke else _FULL
 
-    Args:
-        settings: What both share.
-        rate: Of the link, in bytes/s.
-        seed: Of the data's order.
-        folder: Gets a directory for each.
-        reporter: Hears of every step.
-    """
-    common = replace(settings, schedule="cosine", warmup=0.1, seed=seed)
-    row: dict[str, Any] = {"seed": seed}
-    tuned = folder / f"auto-{seed}"
-    for name, own, place in (
-        ("on_device", replace(common, strategy="on_device"), folder / f"on_device-{seed}"),
-        ("auto", replace(over(common, rate), controller="both"), tuned),
-    ):
-        resume = latest_checkpoint(place / CHECKPOINTS) is not None
-        with StopRequest() as stop:
-            done = run(own, place, reporter=reporter, stop=stop, resume=resume)
-        if done.stopped:
-            raise KeyboardInterrupt
-        row[name] = done.summary["eval_loss"]
+
+def _cells(scope: Scope) -> Sequence[Cell]:
+    shared = _training(scope)
+    needs = (link_cell(shared, copy_share=LINKS["slow"]), start_cell(shared))
+    return [
+        Begun(settings={"seed": seed}, needs=needs, training=replace(shared, seed=seed))
+        for seed in scope.seeds or ()
+    ]
+
+
+def _run(cell: Cell, job: Job) -> Row:
+    assert isinstance(cell, Begun)
+    if "part" in cell.settings:
+        return begin(cell, job)
+    link, start = cell.needs
+    assert isinstance(start, Begun)
+    begun = go_on(start.training, start, job)
+    common = replace(begun, schedule="cosine", warmup=0.1, seed=cell.training.seed)
+    rate = job.row_of(link)["bytes_per_second"]
+    tuned = job.folder / "auto"
+    alone = trained(replace(common, strategy="on_device"), job.folder / "on_device")["eval_loss"]
+    loss = trained(replace(over(common, rate), controller="both"), tuned)["eval_loss"]
     decisions = read_decisions(tuned / DECISIONS).decisions
     return {
-        **row,
-        "excess": row["auto"] / row["on_device"] - 1,
+        "on_device": alone,
+        "auto": loss,
+        "excess": loss / alone - 1,
         "num_decisions": len(decisions),
         "final": str(decisions[-1].new) if decisions else "",
+        "bytes_per_second": rate,
     }
 
 
-def table(record: Mapping[str, Any]) -> str:
-    """Return what a record shows, and whether the aim holds."""
-    rows = record["losses"]
-    lines = [f"{'seed':<6}{'on_device':>10}{'auto':>10}{'excess':>9}{'decisions':>11}  at the end"]
-    lines += [
-        f"{row['seed']:<6}{row['on_device']:>10.4f}{row['auto']:>10.4f}{row['excess']:>+9.2%}"
-        f"{row['num_decisions']:>11}  {row['final']}"
-        for row in rows
+def _summarise(rows: Sequence[Row], config: Data) -> Data:
+    return {"steps": config["steps"], "losses": list(rows)}
+
+
+def _findings(data: Data) -> Sequence[Finding]:
+    rows = data["losses"]
+    source = "the aim of this project, set beforehand"
+    return [
+        Finding(
+            claim=f"The held-out loss after {data['steps']} tuned steps over the slow link lies "
+            "no further above AdamW's on the device, for every seed",
+            source=source, unit="", published=MOST_EXCESS, tolerance=Tolerance.at_most(),
+            emulated=max(row["excess"] for row in rows),
+        ),
+        Finding(
+            claim="Every run was tuned: it has decisions",
+            source=source, unit="decisions", published=1, tolerance=Tolerance.at_least(),
+            emulated=min(row["num_decisions"] for row in rows),
+        ),
+    ]  # fmt: skip
+
+
+def _tables(data: Data) -> Sequence[Table]:
+    columns = [
+        key("seed"),
+        key("on_device", ".4f"),
+        key("auto", ".4f"),
+        key("excess", "+.2%"),
+        key("num_decisions", head="decisions"),
+        key("final", head="at the end"),
     ]
-    holds = all(row["excess"] <= MOST_EXCESS and row["num_decisions"] for row in rows)
-    lines += [
-        "",
-        f"Held-out loss after {record['steps']} tuned steps over the slow link within "
-        f"{MOST_EXCESS:.0%} of AdamW's on the device for every seed: {verdict(holds)}",
-    ]
-    return "\n".join(lines)
+    return [Table(columns=columns, rows=data["losses"])]
 
 
-def run_all(
-    settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
-) -> dict[str, Any]:
-    """Return everything that the record holds."""
-    parts, settings = begun(settings, folder, reporter)
-    rate = link_rates(parts, settings)["slow"]
-    rows = [
-        parts.get(f"seed-{seed}", losses, settings, rate, seed, folder, reporter) for seed in seeds
-    ]
-    return {"steps": settings.steps, "link": rate, "losses": rows}
+def _draw(data: Data) -> Figure:
+    from matplotlib.figure import Figure
+
+    from experiments.output.plots import STRATEGY_COLOURS
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    seeds = [str(row["seed"]) for row in data["losses"]]
+    axes.bar(seeds, [100 * row["excess"] for row in data["losses"]],
+             color=STRATEGY_COLOURS["auto"], width=0.5)  # fmt: skip
+    axes.axhline(100 * MOST_EXCESS, color="#d62728", linewidth=1, linestyle="--")
+    axes.axhline(0, color="#444444", linewidth=1)
+    axes.set_xlabel("seed")
+    axes.set_ylabel("tuned run's loss above AdamW's, %\n(dashed: the most)")
+    axes.set_title(f"held-out loss after {data['steps']} steps", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
-@click.command(help=__doc__)
-@click.option("--seeds", default=len(SEEDS), show_default=True, help="Pairs of runs.")
-@click.option("--steps", default=STEPS, show_default=True, help="Of each run.")
-@click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs/tuned-loss"), show_default=True,
-    help="Directory of the common start and of the runs.",
-)  # fmt: skip
-@click.option("--record", type=click.Path(path_type=Path), help="Directory of the record.")
-def main(seeds: int, steps: int, runs: Path, record: Path | None) -> None:
-    """Run the command."""
-    reporter = Reporter()
-    settings = TrainSettings(
-        lr=3e-4, steps=steps, start_steps=300, device_threads=1, host_threads=1
-    )
-    try:
-        found = run_all(settings, runs, range(seeds), reporter) | provenance()
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
-    folder = record or results_folder("tuned_loss")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "losses.json", found)
-    write_text(folder / "table.txt", table(found) + "\n")
-    shutil.copy(runs / "auto-0" / _PICTURE, folder / _PICTURE)
-    reporter.say(table(found))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="tuned_loss",
+    title="Held-out loss of tuned runs beside AdamW's",
+    cells=_cells,
+    run=_run,
+    summarise=_summarise,
+    findings=_findings,
+    tables=_tables,
+    draw=_draw,
+    settings=lambda scope: {"steps": _training(scope).steps},
+    seeds=(0, 1, 2),
+    one_at_a_time=True,
+    minutes=45,
+)

@@ -1,16 +1,13 @@
-"""Fixtures of tuned runs and of studies."""
+"""Fixtures of tuned runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from autotune.online.logged_controller import LoggedController
-from experiments.studies import accuracy
-from experiments.studies.staleness import study as staleness
-from experiments.studies.update_rule import study as update_rule
 from experiments.training.tuned import run as auto
 from tests.experiments.tuned import ByTheClock
 
@@ -38,23 +35,3 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     monkeypatch.setattr(auto, "make_controller", make)
     return made
-
-
-@pytest.fixture
-def short_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let accuracy studies read two held-out batches a run, and take each regime's first rate."""
-    regimes, pretraining = accuracy.regimes, accuracy.PRETRAINING
-
-    def short(*arguments: Any) -> list[accuracy.Regime]:
-        return [
-            replace(
-                regime,
-                rates=regime.rates[:1],
-                settings=replace(regime.settings, eval_batches=2),
-            )
-            for regime in regimes(*arguments)
-        ]
-
-    for module in (accuracy, staleness, update_rule):
-        monkeypatch.setattr(module, "PRETRAINING", replace(pretraining, eval_batches=2))
-        monkeypatch.setattr(module, "regimes", short)

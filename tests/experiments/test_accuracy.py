@@ -1,11 +1,12 @@
-"""The accuracy study: its arithmetic, and all of it on runs of a few steps."""
-
-import json
+"""The accuracy study's arithmetic, and what its claims are decided by."""
 
 import pytest
-from click.testing import CliRunner
 
-from experiments.studies.accuracy import BASELINE, documentation, excesses, main, regimes, tasks_of
+from experiments.lab.finding import Verdict
+from experiments.lab.record import needed
+from experiments.lab.study import Scope
+from experiments.studies.accuracy import STUDY, excesses
+from experiments.studies.regimes import BASELINE, documentation
 from experiments.training.data.texts import stdlib_files
 
 
@@ -30,12 +31,11 @@ def test_a_run_is_compared_with_the_baseline_of_its_own_seed_rate_and_regime():
     assert found["s", "zenflow", 1e-3] == pytest.approx([-0.2])
 
 
-def test_runs_differ_in_nothing_but_strategy_rate_and_seed(tmp_path):
-    chosen = regimes(tmp_path / "model")
-    tasks = tasks_of(chosen, (0, 1), tmp_path)
-    assert len({task.folder for task in tasks}) == len(tasks)
-    for regime in chosen:
-        own = [task.settings.to_dict() for task in tasks if task.regime == regime.name]
+def test_runs_of_a_regime_differ_in_nothing_but_strategy_rate_and_seed():
+    cells = STUDY.cells(Scope(seeds=(0, 1)))
+    assert len({cell.key for cell in cells}) == len(cells)
+    for regime in {cell.settings["regime"] for cell in cells}:
+        own = [c.training.to_dict() for c in cells if c.settings["regime"] == regime]
         for settings in own:
             for varied in ("strategy", "knobs", "lr", "seed"):
                 del settings[varied]
@@ -46,19 +46,39 @@ def test_the_text_of_fine_tuning_is_not_in_that_of_pretraining():
     assert documentation() not in stdlib_files()
 
 
-@pytest.mark.usefixtures("short_evaluations")
-def test_the_study_runs_whole_and_takes_up_finished_runs(tmp_path):
-    flags = ["--seeds", "0", "--steps", "2", "--runs", str(tmp_path / "runs")]
-    result = CliRunner().invoke(main, [*flags, "--out", str(tmp_path / "record")])
-    assert result.exit_code == 0, result.output
-    lines = (tmp_path / "record/record.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    assert {r["regime"] for r in rows} == {"from scratch", "fine-tuning"}
-    assert all(r["eval_loss"] > 0 for r in rows)
-    assert (tmp_path / "record/accuracy.png").read_bytes().startswith(b"\x89PNG")
-    text = (tmp_path / "record/README.md").read_text()
-    assert "| 0.0004 |" in text
-    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
-    again = CliRunner().invoke(main, [*flags, "--out", str(tmp_path / "again")])
-    assert again.exit_code == 0, again.output
-    assert {path: path.stat().st_mtime_ns for path in made} == made
+def rows(variant, losses, rate=1e-3):
+    return [
+        {"regime": "r", "variant": variant, "lr": rate, "seed": seed, "eval_loss": loss}
+        for seed, loss in enumerate(losses)
+    ]
+
+
+def test_a_claim_is_decided_by_the_interval_of_the_excess():
+    data = {
+        "rows": [
+            *rows("on_device", (1.0, 2.0, 1.5)),
+            *rows("kept", (1.001, 2.004, 1.499)),
+            *rows("lost", (1.05, 2.12, 1.58)),
+            *rows("either", (0.95, 2.0, 1.6)),
+        ]
+    }
+    found = STUDY.findings(data)
+    assert [f.verdict for f in found] == [Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN]
+    assert "can't tell" in found[2].note
+
+
+def test_the_record_says_that_from_scratch_zenflow_loses_and_in_fine_tuning_keeps():
+    data = needed("accuracy").data(STUDY)
+    verdicts = {finding.claim: finding.verdict for finding in STUDY.findings(data)}
+
+    def of(start, variant):
+        (found,) = (
+            v for c, v in verdicts.items() if c.startswith(start) and f" {variant} is" in c
+        )
+        return found
+
+    assert of("from scratch, learning rate 0.001", "zenflow") is Verdict.FAILS
+    assert of("from scratch, learning rate 0.001", "zenflow_paper") is Verdict.FAILS
+    assert of("fine-tuning, learning rate 0.0001", "zenflow") is Verdict.HOLDS
+    assert of("fine-tuning, learning rate 0.0001", "zenflow_paper") is Verdict.FAILS
+    STUDY.draw(data)

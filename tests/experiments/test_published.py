@@ -6,12 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
+from experiments.lab.finding import Verdict
+from experiments.lab.record import needed
 from experiments.literature.measurements import BREAKDOWN, GROUPS, MEASUREMENTS, PAPER
 from experiments.literature.setups import HostPass, Measurement, Phases, Setup
-from experiments.output.provenance import RESULTS, newest
-from experiments.studies.published import study as published
 from experiments.studies.published.predictions import (
     RATE,
     deepspeed_rate,
@@ -23,10 +22,11 @@ from experiments.studies.published.predictions import (
     runs_deepspeed_step,
     step_bytes,
 )
-from experiments.studies.published.study import AIM, RECORD, TABLE, main, predict_all, table
+from experiments.studies.published.study import AIM, STUDY, predict_all, record_of
 from experiments.studies.validation.document import DOCUMENT, document
-from experiments.studies.validation.study import PROFILE, record_of
+from experiments.studies.validation.study import PROFILE
 from experiments.studies.validation.study import RECORD as RUNS
+from experiments.studies.validation.study import record_of as runs_record
 from experiments.training.settings import TrainSettings
 from sim.fitting.refine import Observation
 from sim.hardware.catalog import find_machine
@@ -132,27 +132,17 @@ def test_an_interval_holds_the_prediction_and_is_the_same_again():
     assert interval(setup, "step", 20) == found
 
 
-def test_the_table_has_every_row_and_the_count_within_the_aim(rows):
-    lines = table(rows).splitlines()
-    assert all(any(item.label in line for line in lines) for item in MEASUREMENTS)
+def test_the_tables_have_every_row_and_the_page_the_count_within_the_aim(rows):
+    data = record_of(rows)
+    labels = [texts[0] for table in STUDY.tables(data) for texts in table.texts]
+    assert sorted(labels) == sorted(item.label for item in MEASUREMENTS)
     met = sum(abs(row.error) <= AIM for row in rows)
-    assert lines[-1] == f"{met} of {len(rows)} within 15%"
-
-
-def test_the_command_writes_the_table_and_the_rows_with_their_provenance(
-    tmp_path, rows, monkeypatch
-):
-    monkeypatch.setattr(published, "predict_all", lambda *, draws: rows if draws == 0 else None)
-    result = CliRunner().invoke(main, ["--out", str(tmp_path / "record"), "--draws", "0"])
-    assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "record" / RECORD).read_text())
-    assert len(record["rows"]) == len(MEASUREMENTS)
-    assert {"hardware", "versions", "commit"} <= set(record)
-    assert (tmp_path / "record" / TABLE).read_text() == result.output
+    assert f"{met} of {len(rows)} within 15%" in STUDY.about(data)
+    assert sum(f.verdict is Verdict.HOLDS for f in STUDY.findings(data)) == met
 
 
 def test_the_committed_record_is_what_this_version_predicts(rows):
-    record = json.loads((newest(RESULTS, "published", RECORD) / RECORD).read_text())
+    (record,) = needed("published").rows
     assert record["deepspeed_bytes_per_second"] == pytest.approx(deepspeed_rate())
     recorded = {(r["label"], r["source"]): r for r in record["rows"]}
     assert len(recorded) == len(rows)
@@ -195,7 +185,7 @@ def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
     )
     folder = tmp_path / "2030-01-01_validation_somewhere"
     folder.mkdir()
-    (folder / RUNS).write_text(json.dumps(record_of([(settings, seen, 0.02)], {})))
+    (folder / RUNS).write_text(json.dumps(runs_record([(settings, seen, 0.02)], {})))
     write_profile(find_machine("rtx4090-desktop"), folder / PROFILE)
     text = document(tmp_path)
     assert "Neither calibration nor validation has been run on a GPU" not in text

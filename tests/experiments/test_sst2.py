@@ -1,54 +1,46 @@
-"""The SST-2 study: fair pairs, resuming run by run, its record, its figure, models by name."""
+"""The SST-2 study: fair pairs, its figure, models by name."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from experiments.lab.figure import Job, NeedsInputError
+from experiments.cli import main
+from experiments.lab import record as records
 from experiments.lab.finding import Verdict
 from experiments.lab.intervals import packed
+from experiments.lab.record import needed
+from experiments.lab.study import Job, NeedsInputError, Scope
 from experiments.lab.variants import BASELINE, STRATEGIES, parse_variants
 from experiments.paper import accuracy
-from experiments.studies.sst2.command import main, smoke_study
 from experiments.studies.sst2.model import locate, weights_digest
-from experiments.studies.sst2.report import write_record
-from experiments.studies.sst2.run import RESULT, workbench
+from experiments.studies.sst2.run import fine_tune, workbench
 from experiments.studies.sst2.smoke import made_up
-from experiments.studies.sst2.study import SMOKE, Study, complete
+from experiments.studies.sst2.study import SMOKE, Subject
 from zenflow.errors import ConfigError
 
 
-def small_study(**changes):
-    study = Study(
+def small_subject(**changes):
+    made = Subject(
         sentences=made_up(32, 16),
-        variants=parse_variants("zero_offload"),
-        seeds=(0, 1),
+        variants=tuple(parse_variants("zero_offload")),
         protocol=replace(SMOKE, epochs=1),
         model=SMOKE.model,
     )
-    return replace(study, **changes)
+    return replace(made, **changes)
 
 
-def written(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.glob(f"*/{RESULT}")}
+ALL = tuple(parse_variants(",".join(STRATEGIES)))
 
 
 # ---- fairness ---------------------------------------------------------------------------------
 
 
-def test_strategies_of_a_seed_share_head_and_batches_and_seeds_do_not(tmp_path):
-    study = small_study(variants=parse_variants(",".join(STRATEGIES)))
-    tasks = study.tasks(tmp_path, None)
-    assert len({task.folder for task in tasks}) == 2 * (len(STRATEGIES) + 1)
-    benches = [(t.settings.seed, workbench(t.settings, t.sentences)) for t in tasks]
+def test_strategies_of_a_seed_share_head_and_batches_and_seeds_do_not():
+    cells = small_subject(variants=ALL).cells((0, 1))
+    assert len({cell.slug for cell in cells}) == 2 * (len(STRATEGIES) + 1)
+    benches = [(c.training.seed, workbench(c.training, c.sentences)) for c in cells]
     heads = {seed: [b.model.score.weight for s, b in benches if s == seed] for seed in (0, 1)}
     for own in heads.values():
         assert all(torch.equal(own[0], other) for other in own)
@@ -58,14 +50,24 @@ def test_strategies_of_a_seed_share_head_and_batches_and_seeds_do_not(tmp_path):
     assert order[0] != order[1]
 
 
-def test_runs_differ_in_nothing_but_strategy_and_seed_and_only_tuned_ones_have_a_link(tmp_path):
-    study = small_study(variants=parse_variants(",".join(STRATEGIES)))
-    found = [task.settings.to_dict() for task in study.tasks(tmp_path, 1e6)]
-    assert {(s["controller"], s["link"] is None) for s in found} == {(None, True), ("twin", False)}
+def test_runs_differ_in_nothing_but_strategy_and_seed_and_only_tuned_ones_need_a_link():
+    cells = small_subject(variants=ALL).cells((0, 1))
+    assert {(c.training.controller, len(c.needs)) for c in cells} == {(None, 0), ("twin", 1)}
+    found = [cell.training.to_dict() for cell in cells]
     for settings in found:
-        for varied in ("strategy", "knobs", "controller", "seed", "link"):
+        for varied in ("strategy", "knobs", "controller", "seed"):
             del settings[varied]
     assert all(settings == found[0] for settings in found)
+
+
+def test_what_decides_all_runs_is_in_the_config():
+    subject = small_subject()
+    others = (
+        replace(subject, protocol=replace(subject.protocol, lr=1e-3)),
+        replace(subject, sentences=made_up(33, 16)),
+        replace(subject, model_digest="0"),
+    )
+    assert len({str(one.header()) for one in (subject, *others)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -92,90 +94,30 @@ def test_strategies_are_presets_with_changes_and_the_baseline_comes_first():
 # ---- runs -------------------------------------------------------------------------------------
 
 
-def test_the_study_goes_on_where_it_was_stopped(tmp_path):
-    study = small_study()
-    rows = complete(study, tmp_path, 1)
-    next(rows), next(rows)
-    rows.close()
-    before = written(tmp_path)
-    assert len(before) == 2
-    found = list(complete(study, tmp_path, 1))
-    assert len(found) == 4
-    assert {(row["variant"], row["seed"]) for row in found} == {
-        (name, seed) for name in (BASELINE, "zero_offload") for seed in (0, 1)
-    }
-    assert before.items() <= written(tmp_path).items()
-    by_run = {(row["variant"], row["seed"]): row["correct"] for row in found}
-    for seed in (0, 1):  # the same rule, carried out on the other side
-        assert by_run["zero_offload", seed] == by_run[BASELINE, seed]
+def row_of(cell, folder):
+    folder = folder / cell.slug
+    folder.mkdir()
+    return fine_tune(cell.training, cell.sentences, folder)
 
 
-def test_runs_of_another_study_are_not_taken_for_its_own(tmp_path):
-    study = small_study(seeds=(0,), variants=parse_variants(""))
-    list(complete(study, tmp_path, 1))
-    for other in (
-        replace(study, protocol=replace(study.protocol, lr=1e-3)),
-        replace(study, sentences=made_up(33, 16)),
-        replace(study, model_digest="0"),
-    ):
-        with pytest.raises(ConfigError, match=r"another study.*was.*now"):
-            list(complete(other, tmp_path, 1))
-
-
-def test_the_smoke_run_leaves_a_record_and_is_not_repeated(tmp_path):
-    flags = ["--smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "record")]
-    result = CliRunner().invoke(main, flags)
-    assert result.exit_code == 0, result.output
-    lines = (tmp_path / "record/record.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    study = smoke_study()
-    assert [(row["variant"], row["seed"]) for row in rows] == [
-        (variant.name, seed) for variant in study.variants for seed in study.seeds
-    ]
-    assert all(row["emulated_link"] for row in rows if row["variant"] == "auto")
-    text = (tmp_path / "record/README.md").read_text()
-    for promised in ("made-up sentences", "emulated link", "can't tell", "| on_device | 2 |"):
-        assert promised in text
-    assert (tmp_path / "record/accuracy.png").read_bytes().startswith(b"\x89PNG")
-    before = written(tmp_path / "runs")
-    again = CliRunner().invoke(main, flags)
-    assert again.exit_code == 0, again.output
-    assert written(tmp_path / "runs") == before
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
-    command = [sys.executable, "-m", "experiments.studies.sst2", "--smoke", "--workers", "2",
-               "--runs", str(tmp_path)]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    for _ in range(600):
-        if len(written(tmp_path)) >= 2:
-            break
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
-    assert "Traceback" not in errors
-    before = written(tmp_path)
-    assert 2 <= len(before) < 10
-    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
-    assert before.items() <= written(tmp_path).items()
-    assert len(written(tmp_path)) == 10
+def test_the_same_rule_carried_out_on_the_other_side_is_as_right(tmp_path):
+    device, host = (row_of(cell, tmp_path) for cell in small_subject().cells((0,)))
+    assert host["correct"] == device["correct"]
+    assert host["accuracy"] == device["accuracy"]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], "give --data-dir FOLDER"),
-        (["--data-dir", "/nowhere"], "the data directory /nowhere does not exist"),
-        (["--data-dir", "x", "--dataset", "y"], "one data set"),
+        (["--data-dir", "/nowhere"], "/nowhere is no directory"),
+        (["--data-dir", "/", "--dataset", "y"], "one data set"),
     ],
 )
-def test_the_command_says_what_it_needs(flags, message):
-    result = CliRunner().invoke(main, flags)
-    assert result.exit_code == 1
-    assert message in result.output
+def test_the_command_says_what_it_needs(flags, message, tmp_path):
+    result = CliRunner().invoke(main, ["study", "sst2", "--record", str(tmp_path), *flags])
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
 
 
 # ---- models -----------------------------------------------------------------------------------
@@ -208,11 +150,11 @@ def encoder(tmp_path_factory):
 
 def test_a_pretrained_encoder_gets_a_head_and_is_trained(encoder, tmp_path):
     protocol = replace(SMOKE, model=locate(str(encoder)), epochs=1)
-    study = small_study(
-        seeds=(0,), variants=parse_variants("zenflow S=2"), protocol=protocol, model="made up",
+    subject = small_subject(
+        variants=tuple(parse_variants("zenflow S=2")), protocol=protocol, model="made up",
         model_digest=weights_digest(str(encoder)),
     )  # fmt: skip
-    rows = list(complete(study, tmp_path, 1))
+    rows = [row_of(cell, tmp_path) for cell in subject.cells((0,))]
     assert [row["config"]["update_interval"] for row in rows][1] == 2
     assert all(0 <= row["accuracy"] <= 1 for row in rows)
     assert not list(tmp_path.rglob("*.safetensors"))  # neither models nor checkpoints stay
@@ -258,31 +200,26 @@ def test_a_finding_says_what_the_interval_says():
             "auto": (901, 910, 905),
         }
     )
-    findings = accuracy.FIGURE.findings(data)
+    findings = accuracy.STUDY.findings(data)
     assert [f.verdict for f in findings] == [
         Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN, Verdict.HOLDS, Verdict.HOLDS,
     ]  # fmt: skip
     assert "can't tell" in findings[2].note
     assert [f.basis for f in findings] == ["measured", "measured", None, "emulated", "measured"]
     assert findings[-1].ours == pytest.approx(0.0203, abs=1e-4)  # published: 0.02
-    accuracy.FIGURE.draw(data)
+    accuracy.STUDY.draw(data)
 
 
-def test_the_figure_without_data_reads_the_committed_study_or_says_what_it_needs(
+def test_the_figure_without_data_shows_the_committed_study_or_says_what_it_needs(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(accuracy, "_RESULTS", tmp_path)
-    with pytest.raises(NeedsInputError, match="--data-dir FOLDER"):
-        accuracy.FIGURE.make(Job(folder=tmp_path))
-    study = small_study()
-    rows = list(complete(study, tmp_path / "runs", 1))
-    origin = {"commit": "abc", "hardware": {"cpu": "some CPU"}}
-    write_record(tmp_path / "2026-01-01_sst2_some-cpu", study.header(), origin, rows)
-    data = accuracy.FIGURE.make(Job(folder=tmp_path))
-    assert data["trained_at"] == "abc"
-    assert len(data["rows"]) == len(rows)
-    (finding,) = accuracy.FIGURE.findings(data)
-    assert finding.verdict is Verdict.HOLDS  # two runs that are the same to the bit
-    json.dumps(data, allow_nan=False)
-    with pytest.raises(NeedsInputError):
-        accuracy.FIGURE.make(Job(folder=tmp_path, seed=1))
+    (cell,) = accuracy.STUDY.cells(Scope())
+    data = accuracy.STUDY.run(cell, Job(folder=tmp_path))
+    record = needed("sst2")
+    assert data["trained_at"] == record.commit
+    assert len(data["rows"]) == len(record.rows)
+    with pytest.raises(NeedsInputError, match="--data-dir"):
+        accuracy.STUDY.run(cell, Job(folder=tmp_path, seed=1))
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    with pytest.raises(NeedsInputError, match="--data-dir"):
+        accuracy.STUDY.run(cell, Job(folder=tmp_path))

@@ -1,25 +1,20 @@
-"""The study of what late updates cost: its arithmetic, its record, and all of it on short runs."""
+"""The study of what late updates cost: its arithmetic, and the constants that follow from it."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.efficiency import FITTED
-from experiments.studies.staleness import study as staleness
+from experiments.lab.finding import Verdict
+from experiments.lab.record import needed
+from experiments.lab.study import Scope
 from experiments.studies.staleness.fit import Exchange, fit
 from experiments.studies.staleness.formulas import Linear, Measured, Power, residuals, stretch_of
-from experiments.studies.staleness.study import main, settings_by_part, tasks_of
+from experiments.studies.staleness.study import STUDY
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
-
-RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
-
-RECORDS = sorted(Path(staleness.__file__).parent.glob("results/*_staleness_*"))
 
 
 def costing(formula):
@@ -164,63 +159,19 @@ def test_missing_runs_are_named():
         fit([r for r in study_rows() if r["config"]["topk_ratio"] == 1])
 
 
-def test_runs_differ_in_nothing_but_what_is_studied(tmp_path):
-    parts = settings_by_part(tmp_path / "model", None)
-    tasks = tasks_of(parts, tmp_path, (3e-4, 1e-3), (0, 1))
-    assert len({task.folder for task in tasks}) == len(tasks)
-    left = [task.settings.to_dict() for task in tasks]
+def test_runs_differ_in_nothing_but_what_is_studied():
+    cells = STUDY.cells(Scope(seeds=(0, 1)))
+    assert len({cell.key for cell in cells}) == len(cells)
+    left = [cell.training.to_dict() for cell in cells]
     for settings in left:
         for varied in ("strategy", "knobs", "lr", "seed", "steps"):
             del settings[varied]
     assert all(settings == left[0] for settings in left)
-    offloaded = [task for task in tasks if task.settings.strategy == "zenflow"]
-    assert {task.settings.steps for task in offloaded} == {400}
-
-
-@pytest.mark.usefixtures("short_evaluations")
-def test_the_study_runs_whole_and_records_what_is_finished(tmp_path, monkeypatch):
-    monkeypatch.setattr(staleness, "SHARES", ((1.0, 0.5), (0.75,)))
-    monkeypatch.setattr(staleness, "_windows", lambda: [{"update_interval": 1}])
-    monkeypatch.setattr(staleness, "_others", lambda: [{"rolling": False}])
-    flags = ["--steps", "4", "--rates", "1e-3", "--runs", str(tmp_path / "runs")]
-    result = CliRunner().invoke(main, [*flags, "--seeds", "0", "--out", str(tmp_path / "record")])
-    assert result.exit_code == 0, result.output
-    lines = (tmp_path / "record/record.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    assert [r["steps"] for r in rows] == [4, 2, 4, 3, 4]
-    assert (tmp_path / "record/efficiency.png").read_bytes().startswith(b"\x89PNG")
-    assert "## Learning rate 0.001" in (tmp_path / "record/README.md").read_text()
-    assert json.loads((tmp_path / "record/fit.json").read_text())["settings"]
-    finished = [*flags, "--seeds", "0,1", "--finished", "--out", str(tmp_path / "again")]
-    again = CliRunner().invoke(main, finished)
-    assert again.exit_code == 0, again.output
-    assert (tmp_path / "again/record.jsonl").read_text().splitlines() == lines
-
-
-@pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
-def test_recorded_constants_follow_from_the_recorded_runs(folder):
-    lines = (folder / "record.jsonl").read_text().splitlines()
-    found = fit([json.loads(line) for line in lines])
-    recorded = json.loads((folder / "fit.json").read_text())
-    assert flat(recorded) == pytest.approx(flat(found), rel=1e-6, abs=1e-9)
-
-
-def flat(value, place=()):
-    """Return every number, text and truth value of a nested record by its place."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    found = {}
-    for key, item in items:
-        if isinstance(item, dict | list | tuple):
-            found |= flat(item, (*place, key))
-        else:
-            found[(*place, key)] = item
-    return found
+    assert {c.training.steps for c in cells if c.training.strategy == "zenflow"} == {400}
 
 
 def test_the_tuner_counts_delays_as_the_newest_record_has_them():
-    newest = sorted(RESULTS.glob("*_staleness_*/fit.json"))[-1]
-    chosen = json.loads(newest.read_text(encoding="utf-8"))["chosen"]
-    assert chosen["c"] == pytest.approx(FITTED.scale, rel=0.005)
-    assert chosen["d"] == pytest.approx(FITTED.lag_weight, rel=0.005)
-    assert chosen["p"] == pytest.approx(FITTED.power, rel=0.005)
-    assert chosen["aligned_stretch"] == pytest.approx(FITTED.aligned_weight, rel=0.005)
+    findings = needed("staleness").findings
+    assert len(findings) == 4
+    assert all(finding.verdict is Verdict.HOLDS for finding in findings)
+    assert findings[0].published == FITTED.scale

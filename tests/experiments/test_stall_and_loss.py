@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.output.progress import Reporter
-from experiments.studies.stall_and_loss import ALIGNED, claims_of, measure, seconds_by_position
-from experiments.training.settings import COMPARED, TrainSettings
+from experiments.lab.finding import Verdict
+from experiments.lab.runner import Runner
+from experiments.lab.study import Scope
+from experiments.studies.stall_and_loss import ALIGNED, STUDY, seconds_by_position
+from experiments.training.settings import COMPARED
 
 
 def rows(*, stall=6.0, remaining=0.5, loss=2.01, rolling=(1.0, 1.05), aligned=(1.0, 1.5)):
@@ -31,7 +33,8 @@ def rows(*, stall=6.0, remaining=0.5, loss=2.01, rolling=(1.0, 1.05), aligned=(1
 
 
 def broken(found) -> list[str]:
-    return [claim.text for claim in claims_of(found) if not claim.holds]
+    findings = STUDY.findings({"rows": found})
+    return [finding.claim for finding in findings if finding.verdict is not Verdict.HOLDS]
 
 
 def test_claims_hold_of_rows_that_fulfil_them():
@@ -63,5 +66,7 @@ def test_positions_in_the_window_are_told_apart():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_zenflow_removes_the_stall_and_keeps_the_loss_on_three_seeds(tmp_path):
-    found = measure(TrainSettings().for_comparison(), tmp_path, (0, 1, 2), Reporter())
-    assert broken(found) == []
+    runner = Runner(
+        study=STUDY, scope=STUDY.scope(Scope()), folder=tmp_path / "record", kept=tmp_path / "kept"
+    )
+    assert broken(runner.run().rows) == []

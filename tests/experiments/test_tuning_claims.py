@@ -1,27 +1,16 @@
-"""What tuning claims on the real engine: the record, its table, and a contest in small."""
+"""What tuning claims on the real engine: the record, its aims, and a contest in small."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from experiments.lab.cell_cache import Parts
-from experiments.studies.tuned_goodput import contests as tuning_contests
-from experiments.studies.tuned_goodput import study as tuning_claims
-from experiments.studies.tuned_goodput import turns as tuned_sides
-from experiments.studies.tuned_goodput.contests import Contest, contest, drift
-from experiments.studies.tuned_goodput.study import (
-    LEAST_OF_BEST,
-    LINKS,
-    SEEDS,
-    grid_of,
-    link_rates,
-    table,
-)
+from experiments.lab.finding import Verdict
+from experiments.lab.record import needed
+from experiments.studies.tuned_goodput.contests import SHORT, Contest, contest, drift
+from experiments.studies.tuned_goodput.study import LEAST_OF_BEST, LINKS, SEEDS, STUDY, grid_of
 from experiments.studies.tuned_goodput.turns import (
     GridPoint,
     Scripted,
@@ -32,31 +21,23 @@ from experiments.studies.tuned_goodput.turns import (
 from experiments.training.settings import TrainSettings
 from zenflow.knobs import Knobs
 
-RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 SMALL = TrainSettings(model="tiny", sequence=32, batch_size=2, link=(0.02e9, 0.02e9), steps=40)
 
 
-def records() -> list[Path]:
-    return sorted(RESULTS.glob("*_tuning_*/tuning.json"))
+@pytest.fixture(scope="module")
+def data():
+    return needed("tuned_goodput").data(STUDY)
 
 
-def test_there_is_a_record_of_every_link_and_three_seeds():
-    assert records()
-    record = json.loads(records()[-1].read_text(encoding="utf-8"))
-    found = {(item["link"], item["seed"]) for item in record["contests"]}
+def test_there_is_a_record_of_every_link_and_three_seeds(data):
+    found = {(item["link"], item["seed"]) for item in data["contests"]}
     assert found == {(link, seed) for link in LINKS for seed in SEEDS}
-    assert not record["commit"].endswith("-dirty")
-
-
-@pytest.mark.parametrize("path", records(), ids=lambda path: path.parent.name)
-def test_a_committed_table_is_what_its_record_says(path):
-    record = json.loads(path.read_text(encoding="utf-8"))
-    assert (path.parent / "table.txt").read_text(encoding="utf-8") == table(record) + "\n"
+    assert not needed("tuned_goodput").commit.endswith("-dirty")
+    assert data["links"]["fast"] == pytest.approx(4 * data["links"]["slow"])
 
 
 @pytest.mark.parametrize("worse", ["", "fixed_best", "default", "searched"])
-def test_a_table_says_which_aim_does_not_hold(worse):
-    record = json.loads(records()[-1].read_text(encoding="utf-8"))
+def test_it_is_said_which_aim_does_not_hold(data, worse):
     shares = {"fixed_best": 1.0, "default": 0.99, "searched": 0.009}
     if worse:
         shares[worse] *= 1.15
@@ -67,15 +48,18 @@ def test_a_table_says_which_aim_does_not_hold(worse):
             "default": shares["default"] * item["tuned"],
             "search_seconds": shares["searched"] * item["run_seconds"],
         }
-        for item in record["contests"]
+        for item in data["contests"]
     ]
-    assert table({**record, "contests": contests}).count("DOES NOT HOLD") == bool(worse)
+    found = [f.verdict for f in STUDY.findings({**data, "contests": contests})]
+    expected = ["fixed_best", "default", "searched"]
+    assert [expected[n] for n, v in enumerate(found) if v is Verdict.FAILS] == [worse] * bool(
+        worse
+    )
 
 
-def test_a_table_says_that_a_run_never_came_back():
-    record = json.loads(records()[-1].read_text(encoding="utf-8"))
-    late = {**record["drift"], "windows_until_back": None}
-    assert "within 5% of the new best in none of the windows" in table({**record, "drift": late})
+def test_it_is_said_that_a_run_never_came_back(data):
+    late = {**data, "drift": {**data["drift"], "windows_until_back": None}}
+    assert "within 5% of the new best in none of the windows" in STUDY.about(late)
 
 
 def test_the_grid_has_more_than_60_settings_each_once_and_changes_k_seldom():
@@ -107,11 +91,9 @@ def test_longer_windows_are_worth_less_per_step_in_a_measured_grid():
     assert short.progress * short.step_seconds > long.progress * long.step_seconds
 
 
-def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning_contests, "TURN", 30)
-    monkeypatch.setattr(tuning_contests, "TURNS", 4)
+def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path):
     start = Knobs.of(SMALL.config(None))
-    found = contest(SMALL, "slow", replace(start, update_interval=2), tmp_path)
+    found = contest(SMALL, "slow", replace(start, update_interval=2), tmp_path, SHORT)
     assert isinstance(found, Contest)
     assert found.tuned > 0
     assert found.fixed_best > 0
@@ -121,30 +103,19 @@ def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
     assert list(tmp_path.glob("*.jsonl"))
 
 
-def test_links_are_sized_by_the_machine_and_measured_once(tmp_path, monkeypatch):
-    parts = Parts(tmp_path)
-    found = link_rates(parts, replace(SMALL, link=None))
-    assert list(found) == list(LINKS)
-    assert found["fast"] == pytest.approx(4 * found["slow"])
-    monkeypatch.setattr(tuning_claims, "choose_link", None)
-    assert link_rates(parts, SMALL) == found
-
-
-def test_a_lucky_figure_makes_no_champion(monkeypatch):
+def test_a_lucky_figure_makes_no_champion():
     """What looked best by far is measured again, and is what it is."""
-    monkeypatch.setattr(tuned_sides, "_ROUNDS", 2)
     start = Knobs.of(SMALL.config(None))
     lucky = GridPoint(knobs=start, step_seconds=1e-6, rho=0.5)
     other = GridPoint(knobs=replace(start, update_interval=8), step_seconds=1.0, rho=0.5)
-    found = champion(SMALL, [other, lucky])
+    found = champion(SMALL, [other, lucky], rounds=2)
     assert found.knobs in (start, other.knobs)
     assert 1e-4 < found.step_seconds < 1.0
 
 
-def test_after_a_drift_the_best_setting_runs_beside_the_tuned_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning_contests, "DRIFT_STEPS", 80)
+def test_after_a_drift_the_best_setting_runs_beside_the_tuned_run(tmp_path):
     start = Knobs.of(SMALL.config(None))
     settings = replace(SMALL, link=(0.1e9, 0.1e9))
-    found = drift(settings, start, replace(start, topk_ratio=0.5), tmp_path)
-    assert len(found["regrets_by_window"]) == 80 // found["steps_per_window"]
+    found = drift(settings, start, replace(start, topk_ratio=0.5), tmp_path, SHORT)
+    assert len(found["regrets_by_window"]) == SHORT.drift_steps // found["steps_per_window"]
     assert all(regret > -1 for regret in found["regrets_by_window"])

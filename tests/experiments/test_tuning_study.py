@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-import experiments
 from autotune.adviser.adviser import Adviser
 from autotune.constraints import needs_of
 from autotune.model.stretch import Stretch
 from autotune.online.trial_rules import TrialRules
 from autotune.space import SearchSpace
+from experiments.lab.finding import Verdict
 from experiments.studies.hidden_machines import study as tuning_study
 from experiments.studies.hidden_machines.machine import CASES, CONFIG, HiddenMachine, case_of
 from experiments.studies.hidden_machines.methods import METHODS, START, Fixed, Problem
-from experiments.studies.hidden_machines.results import (
-    draw_study,
-    recovery,
-    report,
-    result_of,
-    table,
-)
-from experiments.studies.hidden_machines.study import (
-    Study,
-    Task,
-    complete,
-    missing,
-    play,
-    read_record,
-    rows_of,
-)
+from experiments.studies.hidden_machines.results import findings, recovery, result_of, tables
+from experiments.studies.hidden_machines.study import Contest, play, rows_of
 from zenflow.errors import ConfigError
 
-RECORDS = sorted((Path(experiments.__file__).parent / "results").glob("*_tuning_study_*"))
 TINY = SearchSpace(
     topk_ratios=(0.05, 0.1, 0.5),
     update_intervals=(1, 4),
@@ -47,7 +28,7 @@ TINY = SearchSpace(
     rollings=(True,),
     select_intervals=(START.select_interval,),
 )
-SMALL = Study(num_windows=4, num_trials=4, drift_at=2, space=TINY)
+SMALL = Contest(num_windows=4, num_trials=4, drift_at=2, space=TINY)
 LIGHT = [name for name in METHODS if name != "GP"]
 DESKTOP = next(place for place, case in enumerate(CASES) if "desktop" in case.machine)
 
@@ -125,7 +106,7 @@ def test_what_a_method_knows_does_not_depend_on_the_draw():
 
 @pytest.mark.parametrize("seed", range(len(CASES)))
 def test_every_setting_that_may_be_played_fits_the_machine(seed):
-    found = problem(seed, space=Study().space)
+    found = problem(seed, space=Contest().space)
     assert START in found.settings
     need = needs_of(found.workload, found.profile, base=CONFIG)
     memory = found.profile.device.memory.value
@@ -192,7 +173,7 @@ def test_the_twin_asks_for_nothing_once_no_stretch_is_left(monkeypatch):
 
 
 def test_regret_is_against_the_best_of_the_machine_as_it_is_then():
-    found = rows_of(Task(study=SMALL, seed=1, steady=["default"], drifting=["default"]))
+    found = rows_of(SMALL, 1, ["default"], ["default"])
     steady, drifting = found
     world = HiddenMachine(1)
     before = world.truth(problem(1).settings)
@@ -234,9 +215,9 @@ def test_figures_by_hand():
     [(0.05, 0.02, 1.3, 0), (0.051, 0.02, 1.3, 1), (0.05, 0.021, 1.3, 1), (0.05, 0.02, 1.31, 1)],
 )
 def test_an_aim_that_is_missed_is_said_to_be(slowdown, final, worst, failed):
-    shown = table([row("twin", [slowdown], final, (worst,))], 1)
-    assert shown.count("aim of the twin") == 3
-    assert shown.count("DOES NOT HOLD") == failed
+    found = findings([row("twin", [slowdown], final, (worst,))])
+    assert len(found) == 3
+    assert sum(finding.verdict is Verdict.FAILS for finding in found) == failed
 
 
 @pytest.mark.parametrize(
@@ -250,73 +231,13 @@ def test_a_way_back_counts_when_it_lasts(late, needed):
 def test_the_drift_is_told_by_seed():
     rows = [row("twin", [0.0, 0.3, 0.01], seed=0, drifts=True),
             row("twin", [0.0, 0.2, 0.4], seed=1, drifts=True)]  # fmt: skip
-    line = table(rows, 1).splitlines()[-1]
-    assert line.split() == ["twin", "2", "0.0%", "25.0%", "20.5%", "never", "never", "never", "1"]
-
-
-# ---- the record ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_study(monkeypatch):
-    made = functools.partial(Study, space=TINY, num_windows=4, drift_at=2)
-    monkeypatch.setattr(tuning_study, "Study", made)
-
-
-def test_the_command_writes_a_record_and_completes_it(small_study, tmp_path):
-    flags = ["--record", str(tmp_path), "--trials", "4", "--methods", ",".join(LIGHT)]
-    done = CliRunner().invoke(tuning_study.main, [*flags, "--seeds", "1"])
-    assert done.exit_code == 0, done.output
-    first = (tmp_path / "record.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(first) == 1 + len(LIGHT) + 2
-    done = CliRunner().invoke(tuning_study.main, [*flags, "--seeds", "2"])
-    assert done.exit_code == 0, done.output
-    assert "1/1  seed 1" in done.output
-    assert set(first) < set((tmp_path / "record.jsonl").read_text(encoding="utf-8").splitlines())
-
-    rows = read_record(tmp_path, SMALL)
-    assert (tmp_path / "table.txt").read_text(encoding="utf-8") == table(rows, 2)
-    assert (tmp_path / "study.png").stat().st_size > 10_000
-    for found in rows:
-        assert len(found["knobs"]) == len(found["regrets"]) == 4
-        assert min(*found["regrets"], found["final_regret"]) >= 0
-        is_default = found["knobs"][0] == list(START.to_dict().values())
-        assert is_default or found["method"] in ("uncorrected simulator", "twin")
-    assert not missing(SMALL, 2, LIGHT, rows)
-
-
-def test_a_record_of_another_study_is_refused_and_a_torn_line_dropped(tmp_path):
-    rows = complete(tmp_path, SMALL, 1, ["default"])
-    with open(tmp_path / "record.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"seed": 1, "meth')
-    assert read_record(tmp_path, SMALL) == rows
-    with pytest.raises(ConfigError, match="go on with the same settings"):
-        complete(tmp_path, replace(SMALL, num_trials=7), 1, ["default"])
-
-
-def test_the_command_refuses_what_it_does_not_know(tmp_path):
-    done = CliRunner().invoke(
-        tuning_study.main, ["--methods", "twin,magic", "--record", str(tmp_path)]
-    )
-    assert done.exit_code == 1
-    assert "got magic" in done.output
-
-
-@pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
-def test_tables_say_what_their_records_say(folder):
-    rows = read_record(folder)
-    with open(folder / "record.jsonl", encoding="utf-8") as file:
-        header = json.loads(file.readline())
-    origin = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
-    assert (folder / "table.txt").read_text(encoding="utf-8") == table(rows, header["drift_at"])
-    assert (folder / "README.md").read_text(encoding="utf-8") == report(rows, header, origin)
-    assert draw_study(rows, header["drift_at"]).axes
+    (line,) = tables(rows, 1)[-1].texts
+    assert line == ["twin", "2", "0.0%", "25.0%", "20.5%", "never", "never", "never", "1"]
 
 
 @pytest.mark.slow
 def test_the_twin_reaches_its_aims_on_a_few_machines():
-    tasks = [Task(study=Study(), seed=seed, steady=["twin"], drifting=[]) for seed in range(6)]
-    rows = [row for task in tasks for row in rows_of(task)]
-    shown = table(rows, Study().drift_at)
-    assert shown.count("aim of the twin") == 3
-    assert "DOES NOT HOLD" not in shown
+    rows = [row for seed in range(6) for row in rows_of(Contest(), seed, ["twin"], [])]
+    found = findings(rows)
+    assert len(found) == 3
+    assert all(finding.verdict is Verdict.HOLDS for finding in found)

@@ -1,31 +1,26 @@
-"""The ablation of the update rule: its design, its arithmetic, clipped steps, and a short run."""
+"""The ablation of the update rule: its design, its arithmetic, what it reuses, clipped steps."""
 
-import dataclasses
-import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from matplotlib.figure import Figure
 
-from experiments.studies.update_rule import study as update_rule
+from experiments.lab import record as records
+from experiments.lab.record import Record
+from experiments.lab.runner import Runner
+from experiments.lab.study import OWN, Scope, identity
 from experiments.studies.update_rule.design import GROUPS, LADDER_NAMES, ONE_KNOB, VARIANTS, Group
-from experiments.studies.update_rule.report import model_error, summarise
 from experiments.studies.update_rule.step_clip import clipped_steps
-from experiments.studies.update_rule.study import (
-    all_rows,
-    main,
-    missing,
-    newest_record,
-    read_rows,
-    tasks_of,
-)
+from experiments.studies.update_rule.study import STUDY, cells_of
+from experiments.studies.update_rule.summary import model_error, summarise
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.optimizer import ZenFlowAdamW
 
-OWN = "this study"
+CLIPPED = "host steps clipped at 0.25"
 
 
 def config_of(variant, steps=400):
@@ -62,21 +57,55 @@ def test_the_ladder_changes_something_at_each_rung_and_ends_at_the_default():
 
 
 def test_runs_are_all_different_and_every_named_variant_exists():
-    tasks = tasks_of(Path("model"), Path("runs"))
-    assert len({task.key for task in tasks}) == len({task.folder for task in tasks}) == len(tasks)
+    cells = cells_of((0, 1, 2), GROUPS)
+    assert len({cell.key for cell in cells}) == len({cell.slug for cell in cells}) == len(cells)
     assert {name for group in GROUPS for name in group.variants} == set(VARIANTS)
 
 
-def test_a_recorded_run_is_not_trained_again_and_one_that_differs_is():
-    groups = [Group(regime="fine-tuning", lr=1e-3, variants=("zenflow", "lag = 2"))]
-    tasks = tasks_of(Path("model"), Path("runs"), (0,), groups=groups)
-    baseline, centre, lagging = tasks
-    known = {centre.key: {}, baseline.key: {}}
-    assert missing(tasks, known) == [baseline, lagging]  # what it is compared with is made too
-    assert missing(tasks, {**known, lagging.key: {}}) == []
-    longer = dataclasses.replace(centre, settings=dataclasses.replace(centre.settings, steps=401))
-    clipped = dataclasses.replace(centre, clip=0.25)
-    assert len({centre.key, longer.key, clipped.key}) == 3
+def test_a_run_of_another_length_or_clipped_is_another_run():
+    (_, centre, clipped) = cells_of(
+        (0,), [Group(regime="fine-tuning", lr=1e-3, variants=("zenflow", CLIPPED))]
+    )
+    longer = {**centre.settings, "steps": 401}
+    assert len({centre.key, identity(longer), clipped.key}) == 3
+    early = {key: value for key, value in centre.settings["config"].items() if key != "prediction"}
+    assert identity({**centre.settings, "config": early}) == centre.key, "a default is a default"
+
+
+def test_a_recorded_run_is_not_trained_again_but_what_a_new_one_is_compared_with_is(
+    tmp_path, monkeypatch
+):
+    variants = ("zenflow", CLIPPED)
+    groups = [Group(regime="fine-tuning", lr=1e-3, variants=variants)]
+    cells = cells_of((0,), groups)
+    made = []
+
+    def run(cell, job):
+        made.append(cell.name)
+        return {"eval_loss": 1.0, "captured_energy": 0.2}
+
+    study = replace(STUDY, cells=lambda scope: cells, run=run, draw=lambda data: Figure())
+    known = {key: value for key, value in cells[1].settings.items() if key != "clip"}
+    base = {key: value for key, value in cells[0].settings.items() if key != "clip"}
+    recorded = [{**base, "eval_loss": 2.0, "variant": "on_device"},
+                {**known, "eval_loss": 3.0, "variant": "of another name"}]  # fmt: skip
+    other = Record(folder=Path("2026-01-01_accuracy_cpu"), header={}, rows=recorded, findings=())
+    found = {"accuracy": other}
+    monkeypatch.setattr(records, "committed", found.get)
+
+    def rows(folder):
+        return Runner(
+            study=study, scope=Scope(seeds=(0,)), folder=folder, kept=tmp_path / "kept"
+        ).run().rows  # fmt: skip
+
+    here = rows(tmp_path / "record")
+    assert [(row["variant"], row["source"], row["eval_loss"]) for row in here] == [
+        ("on_device", "this study", 1.0), (CLIPPED, "this study", 1.0),
+        ("on_device", "2026-01-01_accuracy_cpu", 2.0), ("zenflow", "2026-01-01_accuracy_cpu", 3.0),
+    ]  # fmt: skip
+    assert len(made) == 3  # the model that fine-tuning starts from too
+    assert rows(tmp_path / "record") == here
+    assert len(made) == 3
 
 
 def test_a_run_is_compared_with_the_device_of_its_own_origin_seed_and_rate():
@@ -144,59 +173,3 @@ def test_clipped_steps_move_no_element_further_than_their_bound():
     assert torch.allclose(steps_of(100.0)[1], after, atol=1e-7)
     with pytest.raises(ConfigError, match="positive"), clipped_steps(0.0):
         pass
-
-
-@pytest.mark.usefixtures("short_evaluations")
-def test_the_study_runs_goes_on_and_reads_its_own_record(tmp_path, monkeypatch):
-    groups = (
-        Group(regime="fine-tuning", lr=1e-3, variants=("zenflow", "host steps clipped at 0.25")),
-    )
-    monkeypatch.setattr(update_rule, "tasks_of", lambda *a: tasks_of(*a, groups=groups))
-    arguments = ["--seeds", "0", "--steps", "6", "--runs", str(tmp_path / "runs")]
-    arguments += ["--record", str(tmp_path / "record")]
-    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    rows = read_rows(tmp_path / "record")
-    assert [r["variant"] for r in rows] == ["on_device", "zenflow", "host steps clipped at 0.25"]
-    assert all(r["source"] == OWN for r in rows)  # records have runs of other lengths alone
-    losses = [r["eval_loss"] for r in rows]
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("summary.json")}
-    again = CliRunner().invoke(main, [*arguments, "--finished"], catch_exceptions=False)
-    assert again.exit_code == 0, again.output
-    assert [r["eval_loss"] for r in read_rows(tmp_path / "record")] == losses
-    assert kept == {p: p.stat().st_mtime_ns for p in kept}
-    assert len(kept) == 4  # the model that fine-tuning starts from too
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--seeds", "a"], "whole numbers"),
-        (["--steps", "0"], "range"),
-        (["--finished", "--runs", "nowhere"], "no finished run"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_trained(arguments, text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code != 0
-    assert text in result.output
-    assert not list(tmp_path.rglob("summary.json"))
-
-
-def test_the_committed_record_is_summarised_as_it_says():
-    folder = newest_record()
-    if folder is None:
-        pytest.skip("no record of the study is committed")
-    summary = json.loads((folder / "summary.json").read_text())
-    assert json.loads(json.dumps(summarise(read_rows(folder)))) == summary
-
-
-def test_rows_of_earlier_records_keep_their_source():
-    groups = [Group(regime="fine-tuning", lr=1e-3, variants=("zenflow",))]
-    tasks = tasks_of(Path("model"), Path("runs"), (0,), groups=groups)
-    known = {**row("zenflow", 1.5), "source": "old"}
-    del known["captured_energy"]
-    rows = all_rows(tasks, {tasks[1].key: known}, [row("on_device", 1.0)])
-    assert [(r["variant"], r["source"]) for r in rows] == [("on_device", OWN), ("zenflow", "old")]
-    assert rows[1]["captured_energy"] is None

@@ -29,7 +29,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 SIGMA = 0.35
-"""Of the hidden constants' logarithms: as wrong as a table entry may be."""
+"""Standard deviation of the hidden constants' logarithms: as wrong as a table entry may be."""
 HIDDEN = (
     "device.flops.bfloat16",
     "device.bandwidth",
@@ -55,16 +55,16 @@ _SETTING_ERROR = 0.02
 """Standard deviation of each setting's own log error."""
 _STEP_NOISE = 0.02
 _SPIKE_SHARE = 0.02
-"""Of the steps; something else hits them."""
+"""Share of the steps that something else hits."""
 _SPIKE_SCALE = 0.3
-"""Of what hits them, in steps."""
+"""Scale of what hits them, in steps."""
 _SPIKE_SHAPE = 1.5
-"""Of the Pareto distribution of what hits them: it has no finite variance."""
+"""Shape of the Pareto distribution of what hits them: it has no finite variance."""
 _PART_NOISE = 0.04
-"""Of each part's busy seconds, and with another draw in each stretch."""
+"""Relative noise of each part's busy seconds, drawn anew in each stretch."""
 _RHO_NOISE = 0.02
 _LEAST_STEPS, _LEAST_WINDOWS = 12, 3
-"""Of a stretch, as the engine's controller measures."""
+"""Least lengths of a stretch, as the engine's controller measures."""
 
 CONFIG = ZenFlowConfig()
 """What every method starts from."""
@@ -77,7 +77,7 @@ class Case:
     model: str
     machine: str
     num_sequences: int
-    """Of 1024 tokens, in a batch."""
+    """Number of sequences of 1024 tokens in a batch."""
     bound_by: str
     """What limits the default setting by the table."""
 

@@ -48,7 +48,7 @@ class Problem:
     num_windows: int
     """Stretches that will be measured."""
     num_trials: int
-    """Of the twin's search, for each question."""
+    """Number of trials of the twin's search, for each question."""
     seed: int
 
     @classmethod
@@ -266,7 +266,7 @@ METHODS: Mapping[str, Callable[[Problem], AbstractMethod]] = {
     "uncorrected simulator": UncorrectedSimulator,
     "default": lambda problem: Fixed(START),
 }
-"""By name; the last one is what tuning has to beat."""
+"""Methods by name; the last one is what tuning has to beat."""
 
 
 def log_goodput(stretch: Stretch) -> float:

@@ -1,4 +1,4 @@
-"""What a tuning study found: figures, aims, table and picture, from the record's rows alone."""
+"""What tuning on hidden machines showed: figures, aims, tables, picture, from rows alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from experiments.lab.columns import Column, Table, key
+from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Data
 from experiments.output.plots import STRATEGY_COLOURS
 from experiments.output.provenance import percentile
 
@@ -32,6 +35,7 @@ _COLOURS: Mapping[str, str] = {
 }
 _STARTUP = 10
 """Random trials with which Optuna's TPE and GP begin unless told otherwise."""
+_SPREAD = ("mean", "median", "p90")
 _LEAST_SHOWN = 1e-3
 """A logarithmic axis has no 0."""
 
@@ -44,7 +48,7 @@ class MethodResult:
 
     num_seeds: int
     slowdown: tuple[float, float, float]
-    """Of each seed's mean over all stretches, against the best fixed setting."""
+    """Slowdown against the best fixed setting: each seed's mean over all stretches."""
     final_regret: tuple[float, float, float]
     worst_over_default: tuple[float, float]
     """Maximum and 90th percentile of each seed's worst stretch: time per unit of progress, the
@@ -89,99 +93,111 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
     return fmean(values), median(values), percentile(values, 0.9)
 
 
-# ---- table ------------------------------------------------------------------------------------
+# ---- findings and tables ----------------------------------------------------------------------
 
 
-def table(rows: Rows, drift_at: int) -> str:
-    """Return every method's figures, the aims with whether they hold, and the drift."""
-    steady = methods_of(rows, drifts=False)
-    lines = [
-        "Slowdown: time per unit of progress over the best fixed setting's, less 1; mean over all "
-        "stretches of a seed.",
-        "Worst: a seed's worst stretch; the default setting's time per unit of progress is 1.",
-        "",
-        f"{'':<28}{'slowdown while tuning':>27}{'final regret':>27}{'worst':>15}{'search':>9}",
-        f"{'method':<22}{'seeds':>6}" + f"{'mean':>9}{'median':>9}{'p90':>9}" * 2
-        + f"{'max':>8}{'p90':>7}{'CPU s':>9}",
-    ]  # fmt: skip
-    for name in steady:
-        found = result_of(rows, name)
-        shares = "".join(f"{share:>9.1%}" for share in (*found.slowdown, *found.final_regret))
-        worst = f"{found.worst_over_default[0]:>8.2f}{found.worst_over_default[1]:>7.2f}"
-        lines.append(f"{name:<22}{found.num_seeds:>6}{shares}{worst}{found.search_seconds:>9.1f}")
-    if "twin" in steady:
-        lines += ["", *_aims(result_of(rows, "twin"))]
-    lines += _drift_lines(rows, drift_at)
-    return "\n".join(lines) + "\n"
-
-
-def _aims(twin: MethodResult) -> list[str]:
+def findings(rows: Rows) -> list[Finding]:
+    """Return the aims of the twin."""
+    if "twin" not in methods_of(rows, drifts=False):
+        return []
+    twin = result_of(rows, "twin")
     aims = (
-        ("mean slowdown while tuning", twin.slowdown[0], MOST_SLOWDOWN, ".1%"),
-        ("mean final regret", twin.final_regret[0], MOST_FINAL_REGRET, ".1%"),
-        ("worst stretch of all seeds", twin.worst_over_default[0], MOST_OVER_DEFAULT, ".2f"),
-    )
+        ("mean slowdown while tuning", twin.slowdown[0], MOST_SLOWDOWN),
+        ("mean final regret", twin.final_regret[0], MOST_FINAL_REGRET),
+        ("worst stretch of all seeds, the default's being 1", twin.worst_over_default[0],
+         MOST_OVER_DEFAULT),
+    )  # fmt: skip
     return [
-        f"aim of the twin: {text} at most {bound:{form}}: {value:{form}}, "
-        f"{'holds' if value <= bound else 'DOES NOT HOLD'}"
-        for text, value, bound, form in aims
+        Finding(
+            claim=f"The twin's {text}", source="the aim of this project, set beforehand", unit="",
+            published=bound, simulated=value, tolerance=Tolerance.at_most(),
+        )
+        for text, value, bound in aims
+    ]  # fmt: skip
+
+
+def tables(rows: Rows, drift_at: int) -> list[Table]:
+    """Return every method's figures, and those about the drift."""
+    return [_steady_table(rows), *_drift_table(rows, drift_at)]
+
+
+def _steady_table(rows: Rows) -> Table:
+    def share(head: str, name: str, place: int, form: str = ".1%") -> Column:
+        return Column(head=head, show=lambda row: format(getattr(row["found"], name)[place], form))
+
+    columns = [
+        key("method"),
+        Column(head="seeds", show=lambda row: str(row["found"].num_seeds)),
+        *(share(f"slowdown, {text}", "slowdown", place) for place, text in enumerate(_SPREAD)),
+        *(share(f"final regret, {text}", "final_regret", p) for p, text in enumerate(_SPREAD)),
+        share("worst, max", "worst_over_default", 0, ".2f"),
+        share("worst, p90", "worst_over_default", 1, ".2f"),
+        Column(head="search, CPU s", show=lambda row: f"{row['found'].search_seconds:.1f}"),
     ]
+    return Table(
+        title="While tuning",
+        note="Slowdown: time per unit of progress over the best fixed setting's, less 1; mean "
+        "over all stretches of a seed. Worst: a seed's worst stretch; the default setting's time "
+        "per unit of progress is 1.",
+        columns=columns,
+        rows=[
+            {"method": name, "found": result_of(rows, name)}
+            for name in methods_of(rows, drifts=False)
+        ],
+    )
 
 
-def _drift_lines(rows: Rows, drift_at: int) -> list[str]:
+def _drift_table(rows: Rows, drift_at: int) -> list[Table]:
     """Return what happens after the drift, and on which share of the seeds it is over."""
     methods = methods_of(rows, drifts=True)
     if not methods:
         return []
-    lines = [
-        "",
-        f"Drift after {drift_at} stretches: regret against the new best; stretches until it is "
-        f"within {BACK_WITHIN:.0%} and stays.",
-        "",
-        f"{'':<28}{'mean regret':>27}{'stretches until back':>24}{'not back':>10}",
-        f"{'method':<22}{'seeds':>6}{'before':>9}{'first':>9}{'last':>9}"
-        f"{'median':>8}{'p90':>8}{'max':>8}{'seeds':>10}",
-    ]
+    lines: list[dict[str, Any]] = []
     for name in methods:
         own = [row for row in rows if row["method"] == name and row["drifts"]]
-        places = (drift_at - 1, drift_at, -1)
-        means = "".join(f"{fmean(row['regrets'][place] for row in own):>9.1%}" for place in places)
         needed = [recovery(row["regrets"], drift_at) for row in own]
-        counts = "".join(
-            f"{_count(value):>8}"
-            for value in (median(needed), percentile(needed, 0.9), max(needed))
+        places = {"before": drift_at - 1, "first": drift_at, "last": -1}
+        lines.append(
+            {
+                "method": name,
+                "seeds": len(own),
+                **{text: fmean(row["regrets"][at] for row in own) for text, at in places.items()},
+                "median": _count(median(needed)),
+                "p90": _count(percentile(needed, 0.9)),
+                "max": _count(max(needed)),
+                "lost": sum(math.isinf(value) for value in needed),
+            }
         )
-        lost = sum(math.isinf(value) for value in needed)
-        lines.append(f"{name:<22}{len(own):>6}{means}{counts}{lost:>10}")
-    return lines
+    columns = [
+        key("method"),
+        key("seeds"),
+        *(key(text, ".1%", f"mean regret {text}") for text in ("before", "first", "last")),
+        *(key(text, head=f"stretches until back, {text}") for text in ("median", "p90", "max")),
+        key("lost", head="seeds not back"),
+    ]
+    note = (
+        f"Regret against the new best; stretches until it is within {BACK_WITHIN:.0%} and stays."
+    )
+    title = f"Drift after {drift_at} stretches"
+    return [Table(title=title, note=note, columns=columns, rows=lines)]
 
 
 def _count(value: float) -> str:
     return "never" if math.isinf(value) else f"{value:g}"
 
 
-def report(rows: Rows, header: Mapping[str, Any], origin: Mapping[str, Any]) -> str:
-    """Return the results as Markdown.
-
-    Args:
-        rows: Of the record.
-        header: Its first line.
-        origin: Hardware, versions, commit.
-    """
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    return f"""# Tuning against a simulated truth
-
-Made by `python -m experiments.studies.hidden_machines.study --trials {header["num_trials"]}`,
-commit {origin["commit"]}, on {origin["hardware"]["cpu"]}. Everything here is simulated: nothing
-was run.
+def about(data: Data) -> str:
+    """Return how the numbers are to be read."""
+    cases = list(dict.fromkeys(row["case"] for row in data["rows"]))
+    return f"""Everything here is simulated: nothing was run.
 
 Each seed is a machine drawn about a table entry (`experiments.studies.hidden_machines.machine`):
 constants off by a factor whose logarithm has a standard deviation of 0.35, contention that the
 tuner's simulator has no word for, an error of each setting's own, noisy steps with heavy-tailed
-spikes. Every method tunes {header["num_windows"]} stretches of steps and sees what an engine would
+spikes. Every method tunes {data["num_windows"]} stretches of steps and sees what an engine would
 measure: step time, the lanes' busy seconds, captured energy. Cases, in turn: {"; ".join(cases)}.
 
-- `twin`: the tuner, {header["num_trials"]} trials for each question.
+- `twin`: the tuner, {data["num_trials"]} trials for each question.
 - `random`, `TPE`, `GP`: a stretch is a trial, the default's the first; in the end the best
   measured. Optuna's samplers as they come, {_STARTUP} random trials at first included.
 - `uncorrected simulator`: the best setting by the table, for ever. `default`: never tuned.
@@ -192,13 +208,7 @@ Regret is against the best of these, found by simulating the truth of each. How 
 against a step is taken as known to all: it defines goodput. Unlike in a run, `twin` gets each
 answer at once and is not shown energy curves, and queues need no steps to fill after a change.
 
-Settings: {_listed(header["space"])}.
-
-![regret by stretch, final regrets, drift](study.png)
-
-```
-{table(rows, header["drift_at"])}```
-"""
+Settings: {_listed(data["space"])}."""
 
 
 def _listed(space: Mapping[str, Sequence[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Predictions of published set-ups, from the table of hardware and the models' configs. No torch.
+"""Predictions of published set-ups, from the table of hardware and the models' configs.
 
 Nothing is fitted to a measurement. One constant is measured: what DeepSpeed's CPU step reaches,
 from the phases in the ZenFlow paper, for all set-ups that run it alike.

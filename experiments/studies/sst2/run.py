@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from experiments.lab.intervals import packed
-from experiments.output.files import write_json
+from experiments.lab.study import Row
 from experiments.output.progress import Reporter
 from experiments.output.run_types import Evaluation
 from experiments.studies.sst2.batches import PooledBatches, TestBatches
@@ -27,27 +24,12 @@ from experiments.training.settings import TrainSettings
 from experiments.training.setup import RunSetup, build_setup
 from experiments.training.stop import StopRequest
 from experiments.training.tuned.run import Tuning, with_start
-from zenflow.errors import ConfigError
-
-RESULT = "run.json"
 
 _KEPT = (
     "eval_loss", "final_train_loss", "captured_energy", "steps", "max_staleness", "config",
     "tuning", "emulated_link", "num_params", "device",
 )  # fmt: skip
 """What a record takes of a run's summary. Seconds are not among it: runs share the machine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One run to be made."""
-
-    variant: str
-    settings: TrainSettings
-    sentences: Sentences
-    folder: Path
-    identity: Mapping[str, Any]
-    """What must be the same for a finished run to count as this one; plain JSON values."""
 
 
 class Finetuning(Training):
@@ -84,65 +66,31 @@ class Finetuning(Training):
         """Write no checkpoint."""
 
 
-def result_of(task: Task) -> dict[str, Any] | None:
-    """Return a finished run's row, or None where there is none.
-
-    Raises:
-        ConfigError: The folder holds another run.
-    """
-    path = task.folder / RESULT
-    if not path.is_file():
-        return None
-    row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    changed = [
-        f"{name} was {row['identity'].get(name)!r}, now {value!r}"
-        for name, value in task.identity.items()
-        if row["identity"].get(name) != value
-    ]
-    if changed:
-        raise ConfigError(
-            f"{path} is of another study ({'; '.join(changed[:4])}): give another --runs, or the "
-            "former settings"
-        )
-    return row
-
-
-def carry_out(task: Task) -> dict[str, Any]:
-    """Make a run and return its row, which its folder keeps.
+def fine_tune(settings: TrainSettings, sentences: Sentences, folder: Path) -> Row:
+    """Make a run and return what it ended with.
 
     Raises:
         ConfigError: The model can't be loaded or tuned.
         KeyboardInterrupt: A signal ended the run early; nothing is left of it.
     """
-    quiet = Reporter(Console(quiet=True))
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        bench = with_start(workbench(task.settings, task.sentences), None)
-        task.folder.mkdir(parents=True, exist_ok=True)
-        tuning = Tuning.of(bench, task.folder)
+        bench = with_start(workbench(settings, sentences), None)
+        tuning = Tuning.of(bench, folder)
         if tuning is not None:
             stack.callback(tuning.close)
-        training = Finetuning(bench, task.folder, quiet, None, tuning)
+        training = Finetuning(bench, folder, Reporter(Console(quiet=True)), None, tuning)
         stack.callback(training.close)
         outcome = training.run(stop)
     if outcome.stopped:
         raise KeyboardInterrupt
-    return _write_result(task, outcome.summary)
-
-
-def _write_result(task: Task, summary: Mapping[str, Any]) -> dict[str, Any]:
-    row = {
-        "variant": task.variant,
-        "seed": task.settings.seed,
+    summary = outcome.summary
+    return {
         "accuracy": summary["eval_accuracy"],
         "correct": summary["correct"],
-        **{name: summary[name] for name in _KEPT},
-        "identity": dict(task.identity),
+        **{name: value for name, value in summary.items() if name in _KEPT},
         "commit": summary["commit"],
     }
-    write_json(task.folder / RESULT, row)
-    written: dict[str, Any] = json.loads((task.folder / RESULT).read_text(encoding="utf-8"))
-    return written
 
 
 def workbench(settings: TrainSettings, sentences: Sentences) -> RunSetup:

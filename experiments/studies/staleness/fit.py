@@ -42,7 +42,7 @@ class Exchange:
     linear: float
     curved: float
     least_share: float
-    """Of the shortest run measured; lower efficiencies are extrapolated."""
+    """Share of the shortest run measured; lower efficiencies are extrapolated."""
 
     @classmethod
     def fitted(cls, shares: Sequence[float], excesses: Sequence[float]) -> Exchange:
@@ -88,7 +88,7 @@ class Setting:
     excess: float
     """Loss over the device's of the same seed, less 1; mean over seeds."""
     efficiencies: tuple[float, ...]
-    """By seed."""
+    """Efficiencies by seed."""
 
     @property
     def is_fitted(self) -> bool:

@@ -1,7 +1,7 @@
 """Formulas for what late updates cost, and their constants from measured costs.
 
 A *cost* is further steps for each one that counts: 1/efficiency - 1. It grows with the windows'
-length S, the updates' lag, and rho, the share of gradient energy in deferred columns. No torch.
+length S, the updates' lag, and rho, the share of gradient energy in deferred columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
     interval: int
     """S, in steps."""
     lag: int
-    """In steps."""
+    """Number of steps by which updates come late."""
     rho: float
     """Share of gradient energy in deferred columns, in [0, 1]."""
     cost: float

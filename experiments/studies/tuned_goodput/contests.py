@@ -22,21 +22,34 @@ from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.lanes.copies import PacedLink
 
-TURNS, TURN = 24, 100
-"""Turns of a tuned run and steps of each; after each, one of the two fixed settings takes as many:
-all sides' caches are equally cold, and a machine whose speed wanders is nearly the same to all."""
 BEGINNING = 12
 """Steps of every side that are not counted: memory is touched for the first time, queues fill. A
 tuned run measures its start then and decides nothing yet."""
 WARM = 6
 """Steps of a fixed setting in its turn beside a drifting run that are not counted."""
 DRIFT = 4.0
-DRIFT_STEPS = 600
-"""Before and after the link slows down."""
 DRIFT_TOTAL = 20_000
-"""Of the run that these steps are the beginning of: what may be spent on searching goes by it."""
+"""Steps of the run that these are the beginning of: what searching may cost goes by it."""
 WITHIN = 0.05
 _WINDOW = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """How long contests are."""
+
+    turns: int
+    """Number of the tuned run's turns. After each, one of the two fixed settings takes one: all
+    sides' caches are equally cold, and a machine whose speed wanders is nearly the same to all."""
+    turn: int
+    """Number of steps of a turn."""
+    drift_steps: int
+    """Number of steps before the link slows down, and after."""
+
+
+WHOLE = Lengths(turns=24, turn=100, drift_steps=600)
+SHORT = Lengths(turns=2, turn=30, drift_steps=80)
+"""Lengths in smoke tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +86,12 @@ class Contest:
         return self.search_seconds / self.run_seconds
 
 
-def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Contest:
+def contest(
+    settings: TrainSettings, link: str, best: Knobs, folder: Path, lengths: Lengths = WHOLE
+) -> Contest:
     """Let a tuned run, the best fixed setting and the defaults take turns."""
     start = Knobs.of(settings.config(None))
-    total = BEGINNING + TURNS * TURN
+    total = BEGINNING + lengths.turns * lengths.turn
     with ExitStack() as stack:
         controller = _tuner(replace(settings, controller="both", steps=total), folder, stack)
         tuned = stack.enter_context(side(settings, controller))
@@ -84,9 +99,9 @@ def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Co
         for every in (tuned, *sides):
             every.take(BEGINNING)
         own, results = Taken(), (Taken(), Taken())
-        for turn in range(TURNS):
-            own.extend(tuned.take(TURN))
-            results[turn % 2].extend(sides[turn % 2].take(TURN))
+        for turn in range(lengths.turns):
+            own.extend(tuned.take(lengths.turn))
+            results[turn % 2].extend(sides[turn % 2].take(lengths.turn))
         return Contest(
             link=link,
             seed=settings.seed,
@@ -101,14 +116,21 @@ def contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> Co
         )
 
 
-def drift(settings: TrainSettings, before: Knobs, after: Knobs, folder: Path) -> dict[str, Any]:
+def drift(
+    settings: TrainSettings,
+    before: Knobs,
+    after: Knobs,
+    folder: Path,
+    lengths: Lengths = WHOLE,
+) -> dict[str, Any]:
     """Slow the link in mid-run; return when goodput is back near the new link's best.
 
     Args:
         settings: Over the link as it is at first.
         before: The best fixed setting over that link.
         after: The best one over the slower link.
-        folder: Of decisions files.
+        folder: Folder of decisions files.
+        lengths: Numbers of steps.
     """
     assert settings.link is not None
     with ExitStack() as stack:
@@ -118,13 +140,13 @@ def drift(settings: TrainSettings, before: Knobs, after: Knobs, folder: Path) ->
         script = Scripted(before)
         fixed = stack.enter_context(side(settings, script))
         fixed.take(4 * WARM)
-        tuned.take(DRIFT_STEPS - DRIFT_STEPS // 4)
-        regrets_before = _regrets(tuned, fixed, DRIFT_STEPS // 4)
+        tuned.take(lengths.drift_steps - lengths.drift_steps // 4)
+        regrets_before = _regrets(tuned, fixed, lengths.drift_steps // 4)
         for item in (tuned, fixed):
             item.optimizer.change_link(PacedLink(*(rate / DRIFT for rate in settings.link)))
         script.wanted = after
         fixed.take(4 * WARM)
-        regrets = _regrets(tuned, fixed, DRIFT_STEPS)
+        regrets = _regrets(tuned, fixed, lengths.drift_steps)
     back = next((i for i, _ in enumerate(regrets) if fmean(regrets[i : i + 5]) <= WITHIN), None)
     return {
         "regret_before": fmean(regrets_before),

@@ -1,38 +1,40 @@
 """What tuning claims on the real engine, measured: no fixed setting is much better.
 
-``python -m experiments.studies.tuned_goodput.study`` goes on training a small decoder over three
-emulated links.
-For each it measures a grid of fixed settings, then lets a tuned run, the grid's best setting and
-the defaults take turns, and compares goodput, everything that tuning costs included. A further run
-has its link slowed four times in the middle. Run it alone: other work on the machine is noise.
-Run again with the same ``--runs``, it goes on where it was interrupted. Writes
-``experiments/results/<date>_tuning_<cpu>/``.
+A small decoder goes on training over three emulated links. For each a grid of fixed settings is
+measured; then a tuned run, the grid's best setting and the defaults take turns, and goodput is
+compared, everything that tuning costs included. A further run has its link slowed four times in
+the middle. Other work on the machine is noise.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from experiments.lab.cell_cache import Parts
-from experiments.output.files import write_json, write_text
-from experiments.output.progress import Reporter
-from experiments.output.provenance import provenance, results_folder
-from experiments.studies.tuned_goodput.contests import DRIFT, WITHIN, Contest, contest, drift
-from experiments.studies.tuned_goodput.turns import GridPoint, champion, measure_grid
-from experiments.training.comparison import START, started
+from experiments.lab.columns import Column, Table, key
+from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
+from experiments.studies.links import LINK, SMALL, START, Begun, begin, go_on, over, start_cell
+from experiments.studies.tuned_goodput.contests import (
+    DRIFT,
+    SHORT,
+    WHOLE,
+    WITHIN,
+    Contest,
+    contest,
+    drift,
+)
+from experiments.studies.tuned_goodput.turns import ROUNDS, GridPoint, champion, measure_grid
 from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup
-from experiments.training.stop import StopRequest
-from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LINKS: Mapping[str, float] = {"fast": 0.5, "medium": 1.0, "slow": 2.0}
 """Time that a copy of the model takes each way, as a share of forward and backward, which are
@@ -40,8 +42,12 @@ measured first: so the three mean the same on any machine."""
 SEEDS = (0, 1, 2)
 LEAST_OF_BEST, LEAST_OF_DEFAULT = 0.97, 1.0
 MOST_SEARCHED = 0.01
-DECISIONS = "decisions"
-"""Directory of decisions files."""
+GRID, BEST, CONTEST, DRIFTING = "grid", "best", "contest", "drift"
+_FULL = TrainSettings(
+    lr=3e-4, schedule="constant", warmup=0.0, start_steps=300, device_threads=1, host_threads=1
+)
+_SMOKE_SETTINGS, _SMOKE_ROUNDS = 2, 1
+"""Settings of a smoke test's grid, and rounds among the best of them."""
 
 
 def grid_of(seed: int) -> list[Knobs]:
@@ -66,169 +72,220 @@ def grid_of(seed: int) -> list[Knobs]:
     return found
 
 
-def run_all(
-    settings: TrainSettings, folder: Path, seeds: Sequence[int], reporter: Reporter
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Begun):
+    """One part of the study, over one link."""
+
+    smoke: bool
+    """Whether a few turns are enough."""
+
+
+def _cells(scope: Scope) -> Sequence[Cell]:
+    training = replace(SMALL, steps=40) if scope.smoke else _FULL
+    start = start_cell(training)
+
+    def part(kind: str, *needs: Cell, **more: Any) -> Part:
+        return Part(
+            settings={"part": kind, **more}, needs=needs, training=training, smoke=scope.smoke
+        )
+
+    # All links are sized by one measurement: they differ by their shares alone.
+    alone = part(LINK, start)
+    found: list[Cell] = []
+    bests = {}
+    for link in ("fast", "slow") if scope.smoke else LINKS:
+        grid = part(GRID, start, alone, link=link)
+        bests[link] = part(BEST, start, alone, grid, link=link)
+        contests = [
+            part(CONTEST, start, alone, bests[link], link=link, seed=seed)
+            for seed in scope.seeds or ()
+        ]
+        found += [grid, *contests]
+    return [*found, part(DRIFTING, start, alone, bests["fast"], bests["slow"])]
+
+
+def _run(cell: Cell, job: Job) -> Row:
+    assert isinstance(cell, Part | Begun)
+    if cell.settings["part"] == START:
+        return begin(cell, job)
+    assert isinstance(cell, Part)
+    settings = go_on(cell.training, cell.needs[0], job)
+    if cell.settings["part"] == LINK:
+        chosen = choose_link(build_setup(settings), copy_share=1.0)
+        return {"bytes_per_second": chosen.bytes_per_second}
+    _, alone, *bests = cell.needs
+    rates = {link: job.row_of(alone)["bytes_per_second"] / LINKS[link] for link in LINKS}
+    if cell.settings["part"] == DRIFTING:
+        before, after = (Knobs.from_dict(job.row_of(best)["knobs"]) for best in bests)
+        lengths = SHORT if cell.smoke else WHOLE
+        return drift(over(settings, rates["fast"]), before, after, job.folder, lengths)
+    return _over_a_link(cell, job, over(settings, rates[cell.settings["link"]]))
+
+
+def _over_a_link(cell: Part, job: Job, settings: TrainSettings) -> Row:
+    """Measure a grid, find its best, or hold a contest."""
+    assert settings.link is not None
+    link, (rate, _) = cell.settings["link"], settings.link
+    if cell.settings["part"] == GRID:
+        grid = grid_of(list(LINKS).index(link))[: _SMOKE_SETTINGS if cell.smoke else None]
+        points = [_row(point) for point in measure_grid(settings, grid)]
+        return {"bytes_per_second": rate, "points": points}
+    found = job.row_of(cell.needs[2])
+    if cell.settings["part"] == BEST:
+        return _best(settings, found["points"], _SMOKE_ROUNDS if cell.smoke else ROUNDS)
+    seeded = replace(settings, seed=cell.settings["seed"])
+    lengths = SHORT if cell.smoke else WHOLE
+    best = Knobs.from_dict(found["knobs"])
+    return asdict(contest(seeded, link, best, job.folder, lengths))
+
+
+def _best(
+    settings: TrainSettings, rows: Sequence[Mapping[str, Any]], rounds: int
 ) -> dict[str, Any]:
-    """Return everything that the record holds, its parts kept in ``folder`` as they are made."""
-    parts, settings = begun(settings, folder, reporter)
-    rates = link_rates(parts, settings)
-    grids, bests, contests = {}, {}, []
-    for number, (link, rate) in enumerate(rates.items()):
-        own = over(settings, rate)
-        reporter.say(f"{link} link: {rate / 1e6:.0f} MB/s, {len(grid_of(0))} fixed settings")
-        grids[link] = parts.get(f"grid-{link}", _grid, own, number)
-        best = Knobs.from_dict(parts.get(f"best-{link}", _best, own, grids[link])["knobs"])
-        bests[link] = best
-        reporter.say(f"best of them: {best}")
-        for seed in seeds:
-            seeded = replace(own, seed=seed)
-            found = Contest(
-                **parts.get(f"contest-{link}-{seed}", _contest, seeded, link, best, folder)
-            )
-            contests.append(found)
-            reporter.say(
-                f"seed {seed}: tuned {found.of_best:.3f} of the best, {found.of_default:.3f} of "
-                f"the defaults, {found.final}"
-            )
-    before, after = bests["fast"], bests["slow"]
-    return {
-        "drift": parts.get(
-            "drift", drift, over(settings, rates["fast"]), before, after, folder / DECISIONS
-        ),
-        "links": rates,
-        "grids": grids,
-        "contests": [asdict(found) for found in contests],
-    }
-
-
-def begun(
-    settings: TrainSettings, folder: Path, reporter: Reporter
-) -> tuple[Parts, TrainSettings]:
-    """Return a study's parts, and settings that go on from its common start.
-
-    Raises:
-        ConfigError: The folder's parts are another commit's or another machine's.
-    """
-    parts = Parts(folder / "parts")
-    with StopRequest() as stop:
-        settings, _ = started(settings, folder / START, reporter=reporter, stop=stop)
-    return parts, settings
-
-
-def link_rates(parts: Parts, settings: TrainSettings) -> dict[str, float]:
-    """Return the links' bytes/s each way by name, a part as well."""
-
-    def measured() -> dict[str, float]:
-        alone = choose_link(build_setup(settings), copy_share=1.0).bytes_per_second
-        return {link: alone / share for link, share in LINKS.items()}
-
-    found: dict[str, float] = parts.get("links", measured)
-    return found
-
-
-def over(settings: TrainSettings, rate: float) -> TrainSettings:
-    """Return the settings over a link of so many bytes/s each way."""
-    return replace(settings, link=(rate, rate))
-
-
-def _grid(settings: TrainSettings, number: int) -> list[dict[str, Any]]:
-    return [_row(point) for point in measure_grid(settings, grid_of(number))]
-
-
-def _best(settings: TrainSettings, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     points = [
         GridPoint(
             knobs=Knobs.from_dict(row["knobs"]), step_seconds=row["step_seconds"], rho=row["rho"]
         )
         for row in rows
     ]
-    return _row(champion(settings, points))
+    return _row(champion(settings, points, rounds))
 
 
 def _row(point: GridPoint) -> dict[str, Any]:
     return {**asdict(point), "progress": point.progress}
 
 
-def _contest(settings: TrainSettings, link: str, best: Knobs, folder: Path) -> dict[str, Any]:
-    return asdict(contest(settings, link, best, folder / DECISIONS))
+def _summarise(rows: Sequence[Row], config: Data) -> Data:
+    del config
+    grids = {row["link"]: row for row in rows if row["part"] == GRID}
+    return {
+        "links": {link: row["bytes_per_second"] for link, row in grids.items()},
+        "grids": {link: row["points"] for link, row in grids.items()},
+        "contests": [_plain(row) for row in rows if row["part"] == CONTEST],
+        "drift": next(_plain(row) for row in rows if row["part"] == DRIFTING),
+    }
 
 
-def table(record: Mapping[str, Any]) -> str:
-    """Return what a record shows, and which aims hold."""
-    contests = [Contest(**item) for item in record["contests"]]
-    lines = [
-        f"{'link':<8}{'MB/s':>6}{'of best':>9}{'spread':>16}{'of default':>12}{'spread':>16}"
-        f"{'search':>8}  best fixed setting, and where tuned runs ended"
-    ]
-    for link, rate in record["links"].items():
-        own = [item for item in contests if item.link == link]
-        best, default = [c.of_best for c in own], [c.of_default for c in own]
-        share = max(c.searched for c in own)
-        lines.append(
-            f"{link:<8}{rate / 1e6:>6.0f}{fmean(best):>9.3f}{_spread(best):>16}"
-            f"{fmean(default):>12.3f}{_spread(default):>16}{share:>8.2%}  {own[0].best}; "
-            + "; ".join(sorted({c.final for c in own}))
-        )
-    return "\n".join([*lines, "", *_aims(record, contests), _after_drift(record["drift"])])
+def _plain(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "part"}
 
 
-def _aims(record: Mapping[str, Any], contests: Sequence[Contest]) -> list[str]:
-    own = [[c for c in contests if c.link == link] for link in LINKS]
-    best = min(fmean(c.of_best for c in of_link) for of_link in own)
-    default = min(fmean(c.of_default for c in of_link) for of_link in own)
-    searched = max(c.searched for c in contests)
+def _contests(data: Data) -> list[Contest]:
+    return [Contest(**item) for item in data["contests"]]
+
+
+def _findings(data: Data) -> Sequence[Finding]:
+    contests = _contests(data)
+    own = [[c for c in contests if c.link == link] for link in data["links"]]
+    number = len(data["grids"]["fast"])
     return [
-        f"Tuned goodput at least {LEAST_OF_BEST:.2f} of the best of "
-        f"{len(record['grids']['fast'])} fixed settings on every link: "
-        f"{verdict(best >= LEAST_OF_BEST)} ({best:.3f})",
-        f"Tuned goodput at least that of the defaults on every link: "
-        f"{verdict(default >= LEAST_OF_DEFAULT)} ({default:.3f})",
-        f"Searching takes less than {MOST_SEARCHED:.0%} of every run's time: "
-        f"{verdict(searched < MOST_SEARCHED)} ({searched:.2%})",
-    ]
+        _aim(
+            f"Tuned goodput over that of the best of {number} fixed settings, on every link",
+            min(fmean(c.of_best for c in of_link) for of_link in own), LEAST_OF_BEST,
+            Tolerance.at_least(),
+        ),
+        _aim(
+            "Tuned goodput over that of the defaults, on every link",
+            min(fmean(c.of_default for c in of_link) for of_link in own), LEAST_OF_DEFAULT,
+            Tolerance.at_least(),
+        ),
+        _aim(
+            "Share of its time that a run spends on searching, at most",
+            max(c.searched for c in contests), MOST_SEARCHED, Tolerance.at_most(),
+        ),
+    ]  # fmt: skip
 
 
-def _after_drift(shown: Mapping[str, Any]) -> str:
+def _aim(claim: str, value: float, bound: float, tolerance: Tolerance) -> Finding:
+    return Finding(
+        claim=claim, source="the aim of this project, set beforehand", unit="", published=bound,
+        emulated=value, tolerance=tolerance,
+    )  # fmt: skip
+
+
+def _about(data: Data) -> str:
+    shown = data["drift"]
     back = shown["windows_until_back"]
     found = f"after {back} windows" if back is not None else "in none of the windows"
     return (
-        f"After the link became {DRIFT:g} times slower goodput is within {WITHIN:.0%} of the "
-        f"new best {found} of {shown['steps_per_window']} steps; then {shown['final']}"
+        f"After the link became {DRIFT:g} times slower goodput is within {WITHIN:.0%} of the new "
+        f"best {found} of {shown['steps_per_window']} steps; then {shown['final']}."
     )
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{min(values):.3f} to {max(values):.3f}"
+def _tables(data: Data) -> Sequence[Table]:
+    contests = _contests(data)
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+    rows = []
+    for link, rate in data["links"].items():
+        own = [item for item in contests if item.link == link]
+        rows.append(
+            {
+                "link": link,
+                "rate": rate / 1e6,
+                "of best": spread([c.of_best for c in own]),
+                "of default": spread([c.of_default for c in own]),
+                "search": max(c.searched for c in own),
+                "best": own[0].best,
+                "final": "; ".join(sorted({c.final for c in own})),
+            }
+        )
+    columns: Sequence[Column] = [
+        key("link"),
+        key("rate", ".0f", "MB/s"),
+        key("of best"),
+        key("of default"),
+        key("search", ".2%"),
+        key("best", head="best fixed setting"),
+        key("final", head="where tuned runs ended"),
+    ]
+    return [Table(columns=columns, rows=rows)]
 
 
-def verdict(holds: bool) -> str:
-    """Return whether an aim holds, in words that can't be overlooked."""
-    return "holds" if holds else "DOES NOT HOLD"
+def _draw(data: Data) -> Figure:
+    from matplotlib.figure import Figure
+
+    from experiments.output.plots import STRATEGY_COLOURS
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    sides = (("of_best", "auto", -0.12), ("of_default", "zenflow", 0.12))
+    for place, link in enumerate(data["links"]):
+        own = [item for item in _contests(data) if item.link == link]
+        for name, colour, off in sides:
+            left.plot([place + off] * len(own), [getattr(item, name) for item in own], "o",
+                      color=STRATEGY_COLOURS[colour],
+                      label=name.replace("_", " ") if place == 0 else None)  # fmt: skip
+    left.axhline(1, color="#444444", linewidth=1)
+    left.set_xticks(range(len(data["links"])), [f"{link} link" for link in data["links"]])
+    left.set_ylabel("tuned goodput over the fixed setting's")
+    left.legend(fontsize=8, frameon=False)
+    regrets = data["drift"]["regrets_by_window"]
+    right.plot(range(1, len(regrets) + 1), [100 * regret for regret in regrets],
+               color=STRATEGY_COLOURS["auto"])  # fmt: skip
+    right.axhline(100 * WITHIN, color="#d62728", linewidth=1, linestyle="--")
+    right.set_xlabel(f"window of {data['drift']['steps_per_window']} steps after the drift")
+    right.set_ylabel("behind the new best, %")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Tuned runs beside fixed settings, over emulated links", fontsize=12)
+    return figure
 
 
-@click.command(help=__doc__)
-@click.option("--seeds", default=len(SEEDS), show_default=True, help="Tuned runs on each link.")
-@click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs/tuning"), show_default=True,
-    help="Directory of the common start, of parts that are done and of decisions files.",
-)  # fmt: skip
-@click.option("--record", type=click.Path(path_type=Path), help="Directory of the record.")
-def main(seeds: int, runs: Path, record: Path | None) -> None:
-    """Run the command."""
-    reporter = Reporter()
-    settings = TrainSettings(
-        lr=3e-4, schedule="constant", warmup=0.0, start_steps=300, device_threads=1, host_threads=1
-    )
-    try:
-        found = run_all(settings, runs, range(seeds), reporter) | provenance()
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
-    folder = record or results_folder("tuning")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "tuning.json", found)
-    write_text(folder / "table.txt", table(found) + "\n")
-    reporter.say(table(found))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="tuned_goodput",
+    title="Tuned runs beside the best of fixed settings",
+    cells=_cells,
+    run=_run,
+    summarise=_summarise,
+    findings=_findings,
+    about=_about,
+    tables=_tables,
+    draw=_draw,
+    seeds=SEEDS,
+    one_at_a_time=True,
+    minutes=60,
+)

@@ -134,10 +134,12 @@ def measure_grid(settings: TrainSettings, grid: Sequence[Knobs]) -> list[GridPoi
     return points
 
 
-_FINALISTS, _ROUNDS = 5, 4
+_FINALISTS, ROUNDS = 5, 4
 
 
-def champion(settings: TrainSettings, grid: Sequence[GridPoint]) -> GridPoint:
+def champion(
+    settings: TrainSettings, grid: Sequence[GridPoint], rounds: int = ROUNDS
+) -> GridPoint:
     """Return the best of a grid, the foremost measured again, in both orders.
 
     The largest of many noisy figures is mostly a lucky one: by what it was found does not count.
@@ -146,7 +148,7 @@ def champion(settings: TrainSettings, grid: Sequence[GridPoint]) -> GridPoint:
     order = [point.knobs for point in foremost]
     again = [
         point
-        for number in range(_ROUNDS)
+        for number in range(rounds)
         for point in measure_grid(settings, order[:: 1 if number % 2 else -1])
     ]
     means = []

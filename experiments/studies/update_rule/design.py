@@ -2,7 +2,7 @@
 
 The full product of eight knobs would be tens of thousands of runs. So every knob is changed alone
 around the preset ``zenflow``; the published rule is turned into it one knob after another; and
-where two knobs are known to act on each other both are changed. No torch.
+where two knobs are known to act on each other both are changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 CENTRE = "zenflow"
 PUBLISHED = "zenflow_paper"
 WARM_UP_SHARE = 0.2
-"""Of a run's steps, in which a warmed-up variant defers nothing: twice the rate's rise."""
+"""Share of a run's steps in which a warmed-up variant defers nothing: twice the rate's rise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ _SCRATCH = (
     "lag = 4", "no overlap", "host steps clipped at 0.25", "deferred_lr_scale = sqrt", "S = 8",
     "k = 0.3",
 )  # fmt: skip
-"""From scratch runs take longest: what says least is left out."""
+"""Variants trained from scratch, which takes longest: what says least is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,4 +134,4 @@ GROUPS: tuple[Group, ...] = (
         variants=(CENTRE, PUBLISHED, "deferred_moments = window", "warm-up, window moments"),
     ),
 )  # fmt: skip
-"""In the order in which they are run."""
+"""Groups in the order in which they are run."""

@@ -1,277 +1,156 @@
 """The ablation of the update rule: what each knob wins back, from scratch and fine-tuning.
 
-``python -m experiments.studies.update_rule.study`` trains what ``update_rule_design`` lists,
-without a link, so
-that nothing depends on timing. Runs that a committed record of the accuracy and staleness studies
-has already are read from there, and those that ``--runs`` holds are not repeated. It writes
-``experiments/results/<date>_update_rule_<cpu>/``: every run, a summary, tables.
+`experiments.studies.update_rule.design` lists the runs. None has a link, so nothing depends on
+timing. Runs that the accuracy and staleness studies have are read from their records.
 """
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from experiments.output.files import write_json, write_text
-from experiments.output.progress import Reporter
-from experiments.output.provenance import RESULTS, provenance, results_folder
-from experiments.studies.accuracy import BASELINE, PRETRAINING, regimes, train
-from experiments.studies.update_rule.design import GROUPS, VARIANTS, Group, Variant
-from experiments.studies.update_rule.report import report, summarise
+from experiments.lab.columns import Column, Table, key
+from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
+from experiments.studies.regimes import BASELINE, Trained, cell_of, settings_of, train
+from experiments.studies.update_rule.design import CENTRE, GROUPS, VARIANTS, Group, Variant
+from experiments.studies.update_rule.picture import findings
 from experiments.studies.update_rule.step_clip import clipped_steps
-from experiments.training.settings import TrainSettings
-from zenflow.config import ZenFlowConfig
-from zenflow.errors import ConfigError, ZenFlowError
+from experiments.studies.update_rule.summary import FITTED_LR, NOTICED, model_error, summarise
 
-SEEDS = (0, 1, 2)
-_OWN = "this study"
-_REUSED = ("staleness", "accuracy")
-"""Records whose runs are read, in this order."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SMOKE = (Group(regime="fine-tuning", lr=1e-3, variants=(CENTRE, "host steps clipped at 0.25")),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleTask:
-    """One run."""
-
-    regime: str
-    variant: str
-    settings: TrainSettings
-    clip: float | None
-    folder: Path
-
-    @property
-    def key(self) -> str:
-        """What decides the run's result, as text."""
-        return _key(
-            self.regime, self.settings.lr, self.settings.seed, self.settings.steps or 0,
-            self.settings.config(None).to_dict(), self.clip,
-        )  # fmt: skip
-
-
-def _key(
-    regime: str, lr: float, seed: int, steps: int, config: Mapping[str, Any], clip: float | None
-) -> str:
-    # Fields that a record has from before they existed take their defaults.
-    whole = ZenFlowConfig.from_dict(config).to_dict()
-    return json.dumps([regime, f"{lr:g}", seed, steps, clip, sorted(whole.items())])
-
-
-def tasks_of(
-    pretrained: Path,
-    runs: Path,
-    seeds: Sequence[int] = SEEDS,
-    steps: int | None = None,
-    groups: Sequence[Group] = GROUPS,
-) -> list[RuleTask]:
+def cells_of(seeds: Sequence[int], groups: Sequence[Group], *, smoke: bool = False) -> list[Cell]:
     """Return every run, those on the device first, then the most telling.
 
-    Args:
-        pretrained: Folder of the model that fine-tuning starts from.
-        runs: Gets a folder for each run.
-        seeds: Of each run.
-        steps: Of every run, in place of each regime's own.
-        groups: Which runs.
+    A run needs the one on the device that it is compared with: both are of one program on one
+    machine, whatever earlier records have.
     """
-    common = {regime.name: regime.settings for regime in regimes(pretrained, steps)}
-    on_device = Variant(name=BASELINE, strategy=BASELINE)
-    return [
-        _task(group, variant, common[group.regime], seed, runs)
-        for group in groups
-        for variant in (on_device, *(VARIANTS[name] for name in group.variants))
-        for seed in seeds
-    ]
+    found: list[Cell] = []
+    for group in groups:
+        own = [_cell(group, Variant(name=BASELINE, strategy=BASELINE), s, smoke) for s in seeds]
+        found += own
+        for name in group.variants:
+            found += [
+                _cell(group, VARIANTS[name], seed, smoke, base)
+                for seed, base in zip(seeds, own, strict=True)
+            ]
+    return found
 
 
-def _task(
-    group: Group, variant: Variant, common: TrainSettings, seed: int, runs: Path
-) -> RuleTask:
-    name = f"{group.regime} {variant.name} {group.lr:g} seed {seed}"
-    settings = replace(
+def _cell(group: Group, variant: Variant, seed: int, smoke: bool, *needs: Cell) -> Trained:
+    common = settings_of(group.regime, smoke=smoke)
+    training = replace(
         common,
         strategy=variant.strategy,
         knobs=variant.knobs_over(common.steps or 0),
         lr=group.lr,
         seed=seed,
     )
-    return RuleTask(
-        regime=group.regime,
-        variant=variant.name,
-        settings=settings,
-        clip=variant.clip,
-        folder=runs / name.replace(" ", "_"),
+    return cell_of(group.regime, variant.name, training, needs=needs, clip=variant.clip)
+
+
+def _cells(scope: Scope) -> Sequence[Cell]:
+    return cells_of(scope.seeds or (), _SMOKE if scope.smoke else GROUPS, smoke=scope.smoke)
+
+
+def _run(cell: Cell, job: Job) -> Row:
+    with clipped_steps(cell.settings.get("clip")):
+        return train(cell, job)
+
+
+def _about(data: Data) -> str:
+    changes, repeated = data["defaults"], data["repeated"]
+    better = sum(change["verdict"] == "better" for change in changes)
+    worse = sum(change["verdict"] == "worse" for change in changes)
+    runs = ", ".join(f"{count} from {name}" for name, count in data["sources"].items())
+    parts = [
+        "Numbers are held-out losses over the same seed's on the device, less 1: mean (least to "
+        f"most) over seeds. Runs: {runs}."
+        + (
+            ""
+            if repeated is None
+            else f" Runs on the device made here and recorded earlier differ by {repeated:.2%} at "
+            "most; each variant is compared with the one of its own origin."
+        ),
+        f"Of {len(changes)} changes of one knob {worse} cost loss, {better} win some, and "
+        f"{len(changes) - worse - better} make no difference of {NOTICED:.1%} that all seeds "
+        "agree on.",
+    ]
+    error = model_error(data["efficiency"])
+    if error is not None:
+        parts.append(
+            f"`autotune.efficiency.FITTED` is off by {error:.1%} (rms) at learning rate "
+            f"{FITTED_LR:g}, in settings whose loss a shorter run on the device has too. Part of "
+            "these runs are those that it was fitted to."
+        )
+    return "\n\n".join(parts)
+
+
+def _tables(data: Data) -> Sequence[Table]:
+    better = [change for change in data["defaults"] if change["verdict"] == "better"]
+    changed = (
+        key("name", head="better than the default"),
+        Column(head="where", show=lambda row: f"{row['regime']}, {row['lr']:g}"),
+        key("difference", "+.2%"),
+    )
+    model = (
+        key("name", head="setting"),
+        key("lr", "g", "learning rate"),
+        key("rho", ".2f"),
+        Column(head="measured", show=_measured),
+        key("model", ".3f"),
+    )
+    tables = (
+        Table(title=f"The preset `{CENTRE}`", columns=changed, rows=better),
+        Table(title="The tuner's model of efficiency", columns=model, rows=data["efficiency"]),
+    )
+    pairs = zip(data["groups"], data["ladder"], strict=True)
+    return [*(t for t in tables if t.rows), *(_group(group, ladder) for group, ladder in pairs)]
+
+
+def _measured(row: Mapping[str, Any]) -> str:
+    return f"{'below: ' if row['extrapolated'] else ''}{row['measured']:.3f}"
+
+
+def _group(group: Mapping[str, Any], ladder: Mapping[str, Any]) -> Table:
+    def excess(row: Mapping[str, Any]) -> str:
+        return f"{row['excess']:+.2%} ({row['least']:+.2%} to {row['most']:+.2%})"
+
+    rungs = "; ".join(f"{rung['text']} {rung['excess']:+.2%}" for rung in ladder["rungs"])
+    return Table(
+        title=f"{group['regime']}, {group['steps']} steps, learning rate {group['lr']:g}",
+        note=f"On the device: {group['device_loss']:.4f}. {rungs}.",
+        columns=(
+            key("name", head="rule"),
+            Column(head="above the device's loss", show=excess),
+            Column(head="seeds", show=lambda row: str(len(row["seeds"]))),
+        ),
+        rows=[{"name": name, **variant} for name, variant in group["variants"].items()],
     )
 
 
-def recorded_runs(results: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Return the rows of earlier records by what decides them, the newest record of each study.
+def _draw(data: Data) -> Figure:
+    from experiments.studies.update_rule.picture import draw
 
-    Each has the name of its record as ``source``.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for study in _REUSED:
-        record = max(results.glob(f"*_{study}_*/record.jsonl"), default=None)
-        if record is None:
-            continue
-        for line in record.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            key = _key(row["regime"], row["lr"], row["seed"], row["steps"], row["config"], None)
-            found.setdefault(key, {**row, "source": record.parent.name})
-    return found
+    return draw(data)
 
 
-def missing(tasks: Sequence[RuleTask], recorded: Mapping[str, Any]) -> list[RuleTask]:
-    """Return the runs that no record has, and the runs on the device that they are compared with.
-
-    A run is compared with one made by the same program on the same machine.
-    """
-    new = [t for t in tasks if t.variant != BASELINE and t.key not in recorded]
-    places = {(t.regime, t.settings.lr, t.settings.seed) for t in new}
-    needed = [
-        t
-        for t in tasks
-        if t.variant == BASELINE and (t.regime, t.settings.lr, t.settings.seed) in places
-    ]
-    chosen = {id(task) for task in (*new, *needed)}
-    return [task for task in tasks if id(task) in chosen]
-
-
-def train_rule(settings: TrainSettings, clip: float | None, folder: Path) -> dict[str, Any]:
-    """Return the summary of a finished run, made now unless the folder has it."""
-    with clipped_steps(clip):
-        return train(settings, folder)
-
-
-def measure(tasks: Sequence[RuleTask], reporter: Reporter, workers: int) -> list[dict[str, Any]]:
-    """Carry out all runs and return a row for each, in the order of the tasks."""
-    context = multiprocessing.get_context("spawn")
-    rows: dict[int, dict[str, Any]] = {}
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = {
-            pool.submit(train_rule, task.settings, task.clip, task.folder): number
-            for number, task in enumerate(tasks)
-        }
-        try:
-            for future in as_completed(futures):
-                number = futures[future]
-                rows[number] = row = _row(tasks[number], future.result())
-                name = tasks[number].folder.name
-                reporter.say(f"{len(rows)}/{len(tasks)}  {name}: {row['eval_loss']:.4f}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [rows[number] for number in range(len(tasks))]
-
-
-def _row(task: RuleTask, summary: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "regime": task.regime,
-        "variant": task.variant,
-        "lr": task.settings.lr,
-        "seed": task.settings.seed,
-        "steps": task.settings.steps,
-        "clip": task.clip,
-        "source": _OWN,
-        **{k: summary[k] for k in ("eval_loss", "captured_energy", "config")},
-    }
-
-
-def all_rows(
-    tasks: Sequence[RuleTask],
-    recorded: Mapping[str, Mapping[str, Any]],
-    own: Sequence[Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Return the runs made now, then those of earlier records that the study has."""
-    rows = [dict(row) for row in own]
-    for task in tasks:
-        known = recorded.get(task.key)
-        if known is not None:
-            # An early record has no energies.
-            kept = ("regime", "lr", "seed", "steps", "eval_loss", "captured_energy", "config")
-            row = {key: known.get(key) for key in kept}
-            rows.append(row | {"variant": task.variant, "clip": None, "source": known["source"]})
-    return rows
-
-
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a record of this study."""
-    lines = (folder / "record.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def newest_record(results: Path = RESULTS) -> Path | None:
-    """Return the folder of the newest committed record; None if there is none."""
-    found = max(results.glob("*_update_rule_*/record.jsonl"), default=None)
-    return None if found is None else found.parent
-
-
-def _write(folder: Path, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    summary = summarise(rows)
-    text = report(summary, origin["commit"])
-    write_text(folder / "record.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    write_json(folder / "summary.json", summary)
-    write_json(folder / "provenance.json", origin)
-    write_text(folder / "README.md", text)
-    return text
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise click.UsageError(
-            f"--seeds must be whole numbers with commas between, but is {text!r}: 0,1,2, say"
-        ) from None
-
-
-@click.command()
-@click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True)
-@click.option("--steps", type=click.IntRange(1), help="Of every run; default: its regime's own.")
-@click.option("--runs", type=click.Path(path_type=Path), help="Keep the runs here; goes on there.")
-@click.option("--finished", is_flag=True, help="Train nothing: record the runs that are there.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--record", type=click.Path(path_type=Path), help="Where the record goes.")
-def main(
-    seeds: str,
-    steps: int | None,
-    runs: Path | None,
-    finished: bool,
-    workers: int,
-    record: Path | None,
-) -> None:
-    """Train what is missing and write the record."""
-    reporter, chosen = Reporter(), _seeds(seeds)
-    kept = runs or Path("runs") / f"update-rule-{time.strftime('%Y%m%d-%H%M%S')}"
-    origin = provenance()
-    try:
-        tasks = tasks_of(kept / "pretraining" / "model", kept, chosen, steps)
-        recorded = recorded_runs()
-        wanted = missing(tasks, recorded)
-        if finished:
-            wanted = [task for task in wanted if (task.folder / "summary.json").is_file()]
-        else:
-            reporter.say(f"{len(wanted)} runs; {len(tasks) - len(wanted)} are recorded already")
-            pretraining = replace(PRETRAINING, steps=steps or PRETRAINING.steps)
-            train(pretraining, kept / "pretraining")
-        own = measure(wanted, reporter, workers)
-        if not own:
-            raise ConfigError(f"{kept} has no finished run: leave out --finished")
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        reporter.say(f"Stopped. Go on with --runs {kept}, or record what is there: --finished.")
-        raise click.Abort from None
-    rows = all_rows(tasks, recorded, own)
-    reporter.say("\n" + _write(record or results_folder("update_rule"), rows, origin))
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    name="update_rule",
+    title="What each knob of the update rule wins back",
+    cells=_cells,
+    run=_run,
+    summarise=lambda rows, _: summarise(rows),
+    findings=findings,
+    about=_about,
+    tables=_tables,
+    draw=_draw,
+    seeds=(0, 1, 2),
+    reuses=("staleness", "accuracy"),
+    minutes=600,
+)

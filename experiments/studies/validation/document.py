@@ -8,19 +8,18 @@ its table and picture again as well.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from experiments.lab.record import Record, committed
 from experiments.literature.measurements import GROUPS, NOT_PREDICTED
 from experiments.output.files import write_text
-from experiments.output.provenance import RESULTS, newest
+from experiments.output.provenance import RESULTS
 from experiments.studies.published.predictions import RATE_SIGMA
-from experiments.studies.published.study import AIM, FORMAT
-from experiments.studies.published.study import RECORD as PUBLISHED
+from experiments.studies.published.study import AIM, milliseconds, span
 from experiments.studies.validation.study import (
     PROFILE,
     RECORD,
@@ -30,7 +29,6 @@ from experiments.studies.validation.study import (
     validate,
 )
 from sim.hardware.file import read_profile
-from zenflow.errors import ConfigError
 
 DOCUMENT = RESULTS.parent.parent / "docs" / "validation.md"
 
@@ -46,7 +44,7 @@ def document(results: Path = RESULTS) -> str:
         "",
         "## Published measurements",
         "",
-        *_published(newest(results, "published", PUBLISHED)),
+        *_published(committed("published", results)),
         "",
         "## This project's engine on a CPU with an emulated link",
         "",
@@ -72,14 +70,10 @@ def _newest_on(results: Path, *, is_cpu: bool) -> Path | None:
     return chosen[-1] if chosen else None
 
 
-def _published(folder: Path | None) -> list[str]:
-    if folder is None:
-        return ["No record yet: `python -m experiments.studies.published.study` makes one."]
-    record = json.loads((folder / PUBLISHED).read_text(encoding="utf-8"))
-    if record["format"] != FORMAT:
-        raise ConfigError(
-            f"{folder} has format {record['format']}: run experiments.studies.published.study"
-        )
+def _published(found: Record | None) -> list[str]:
+    if found is None:
+        return ["No record yet: `zenflow study published` makes one."]
+    folder, (record,) = found.folder, found.rows
     rows = record["rows"]
     sources = list(dict.fromkeys(row["source"] for row in rows))
     met = sum(abs(row["error"]) <= AIM for row in rows)
@@ -87,8 +81,8 @@ def _published(folder: Path | None) -> list[str]:
     lines = [
         "Others' measurements on others' machines, predicted from the table in `sim/data` and the "
         f"models' configurations. The aim is {AIM:.0%}: {met} of {len(rows)} are within it. "
-        f"Record: [{folder.name}](../experiments/results/{folder.name}/table.txt), by "
-        "`python -m experiments.studies.published.study`.",
+        f"Record: [{folder.name}](../experiments/results/{folder.name}/README.md), by "
+        "`zenflow study published`.",
         "",
         "Nothing is fitted to a row, and no figure differs between rows of one machine. One "
         "constant is measured and not in the table: what DeepSpeed's CPU step reaches, which is "
@@ -126,15 +120,14 @@ def _group(rows: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> list[st
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        bounds = row["interval_seconds"]
         cells = [
             row["label"],
             str(sources.index(row["source"]) + 1),
-            _milliseconds(row["measured_seconds"]),
-            _milliseconds(row["predicted_seconds"]),
+            milliseconds(row["measured_seconds"]),
+            milliseconds(row["predicted_seconds"]),
             f"{row['error']:+.1%}" + (" **missed**" if abs(row["error"]) > AIM else ""),
-            "-" if bounds is None else " to ".join(map(_milliseconds, bounds)),
-            _milliseconds(row["roofline_seconds"]),
+            span(row["interval_seconds"]),
+            milliseconds(row["roofline_seconds"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     assumptions = "; ".join(dict.fromkeys(row["assumption"] for row in rows))
@@ -146,17 +139,13 @@ def _missed(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for row in rows:
         parts = [f"{name} {share:+.2f}" for name, share in list(row["elasticities"].items())[:4]]
-        ends = [f"{text}: {_milliseconds(s)}" for text, s in row["alternatives"].items()]
+        ends = [f"{text}: {milliseconds(s)}" for text, s in row["alternatives"].items()]
         moves = f"a per cent of a figure moves it by {', '.join(parts)} per cent"
         text = "; ".join([moves, *ends])
-        predicted = f"{_milliseconds(row['predicted_seconds'])} predicted: {text}."
+        predicted = f"{milliseconds(row['predicted_seconds'])} predicted: {text}."
         lines.setdefault(predicted, []).append(row["label"])
     found = [f"- {', '.join(labels)}. {text}" for text, labels in lines.items()]
     return ["", "How the missed ones move with what is not known:", "", *found] if found else []
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.0f}"
 
 
 def _own(folder: Path | None) -> list[str]:

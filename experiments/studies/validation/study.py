@@ -31,7 +31,7 @@ class Validated:
 
     observation: Observation
     spread: float
-    """Of the measurement: interquartile range of turns over their median."""
+    """Spread of the measurement: interquartile range of turns over their median."""
     prediction: Prediction
 
     @property
@@ -46,7 +46,7 @@ class Errors:
 
     runs: int
     median: float
-    """Of the absolute errors of step time."""
+    """Median of the absolute errors of step time."""
     p90: float
     worst: float
     rank_correlation: float

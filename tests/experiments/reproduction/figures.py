@@ -7,9 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.lab.figure import Data, Job, PaperFigure
+from experiments.lab import catalogue
 from experiments.lab.finding import Finding, Tolerance
-from experiments.paper import catalogue
+from experiments.lab.study import Data, Job, Study, computed
 
 
 @dataclass
@@ -28,9 +28,10 @@ class Counting:
             raise self.error
         return {"value": self.value, "seconds": float(len(self.jobs))}
 
-    def figure(self, **changes: Any) -> PaperFigure:
+    def figure(self, **changes: Any) -> Study:
         """Return it as the frame takes it."""
-        made = PaperFigure(
+        made = computed(
+            group="paper",
             name=self.name,
             title=f"the {self.name} one",
             make=self.make,
@@ -63,8 +64,8 @@ def draw(data: Data) -> Figure:
     return Figure(figsize=(1, 1))
 
 
-def use(monkeypatch: Any, *figures: PaperFigure) -> None:
+def use(monkeypatch: Any, *figures: Study) -> None:
     """Let these be all figures."""
-    by_name = {figure.name: figure for figure in figures}
-    monkeypatch.setattr(catalogue, "names", lambda: tuple(by_name))
-    monkeypatch.setattr(catalogue, "load", by_name.__getitem__)
+    by_key = {figure.key: figure for figure in figures}
+    monkeypatch.setattr(catalogue, "_MODULES", dict.fromkeys(by_key, ""))
+    monkeypatch.setattr(catalogue, "load", by_key.__getitem__)

@@ -5,10 +5,10 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.lab import check
+from experiments.lab import catalogue, check
 from experiments.lab import record as records
-from experiments.lab.figure import Job, NeedsInputError
-from experiments.paper import catalogue, document
+from experiments.lab.study import NeedsInputError, Scope
+from experiments.paper import document
 from tests.experiments.reproduction.figures import Counting, use
 from zenflow.errors import ConfigError, ZenFlowError
 
@@ -17,38 +17,47 @@ def run(*arguments):
     return CliRunner().invoke(main, ["figures", *map(str, arguments)])
 
 
-def test_every_figure_has_a_module_of_its_name():
+def test_every_study_has_a_module_of_its_name():
     for name in catalogue.names():
-        assert catalogue.load(name).name == name
+        assert catalogue.load(name).key == name
 
 
-def test_a_figure_is_made_once_and_again_when_it_is_forced_or_its_settings_differ(
-    tmp_path, monkeypatch
-):
+def test_a_figure_is_made_once_and_again_when_it_is_forced(tmp_path, monkeypatch):
     counting = Counting()
     use(monkeypatch, counting.figure())
     assert run("--out", tmp_path).exit_code == 0
     assert "done already" in run("--out", tmp_path).output
     assert len(counting.jobs) == 1
-    run("--out", tmp_path, "--seed", 1)
+    run("--out", tmp_path, "--seed", 1, "--force")
     assert len(counting.jobs) == 2
-    run("--out", tmp_path, "--seed", 1, "--smoke")
-    assert len(counting.jobs) == 3
-    run("--out", tmp_path, "--seed", 1, "--smoke", "--force")
-    assert len(counting.jobs) == 4
-    use(monkeypatch, counting.figure(revision=2))
-    run("--out", tmp_path, "--seed", 1, "--smoke")
-    assert len(counting.jobs) == 5
+
+
+@pytest.mark.parametrize("flags", [["--seed", 1], ["--smoke"], []], ids=["seed", "smoke", "code"])
+def test_a_record_of_other_settings_is_refused_and_stays(tmp_path, monkeypatch, flags):
+    counting = Counting()
+    use(monkeypatch, counting.figure())
+    run("--out", tmp_path)
+    before = (tmp_path / "plain" / "record.json").read_bytes()
+    if not flags:
+        use(monkeypatch, counting.figure(revision=2))
+    result = run("--out", tmp_path, *flags)
+    assert result.exit_code == 1
+    assert "holds another study or other settings" in result.output
+    assert "--force" in result.output
+    assert (tmp_path / "plain" / "record.json").read_bytes() == before
+    assert len(counting.jobs) == 1
 
 
 def test_a_record_has_everything_and_nothing_else_is_left(tmp_path, monkeypatch):
     use(monkeypatch, Counting().figure())
     run("--out", tmp_path, "--seed", 3)
     names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
-    assert names == {"plain", "plain/record.json", "plain/picture.png"}
+    files = ("README.md", "picture.png", "record.json", "rows.jsonl")
+    assert names == {"plain", *(f"plain/{name}" for name in files)}
     record = json.loads((tmp_path / "plain" / "record.json").read_text())
     assert record["config"] == {"revision": 1, "smoke": False, "seed": 3}
-    assert record["data"] == {"value": 2.0, "seconds": 1.0}
+    (row,) = (tmp_path / "plain" / "rows.jsonl").read_text().splitlines()
+    assert json.loads(row) == {"value": 2.0, "seconds": 1.0}
     assert record["findings"][0]["verdict"] == "holds"
     assert {"commit", "versions", "hardware", "seconds"} <= record.keys()
 
@@ -104,10 +113,11 @@ def test_what_an_interrupted_figure_kept_is_not_for_other_settings_nor_for_force
     run("--out", tmp_path)
     kept = counting.jobs[0].folder / "half"
     kept.touch()
-    run("--out", tmp_path, "--seed", 1)
-    assert counting.jobs[1].folder != counting.jobs[0].folder
+    refused = run("--out", tmp_path, "--seed", 1)
+    assert "seed was 0, now 1" in refused.output
+    assert len(counting.jobs) == 1
     run("--out", tmp_path, "--force")
-    assert counting.jobs[2].folder == counting.jobs[0].folder
+    assert counting.jobs[1].folder == counting.jobs[0].folder
     assert not kept.exists()
 
 
@@ -131,7 +141,7 @@ def test_a_figure_without_its_input_takes_the_committed_record_or_says_what_it_n
     tmp_path, monkeypatch
 ):
     results = tmp_path / "results"
-    monkeypatch.setattr(records.committed, "__defaults__", (results,))
+    monkeypatch.setattr(records, "RESULTS", results)
     counting = Counting()
     use(monkeypatch, counting.figure())
     run("--out", results / "2026-01-01_figures_cpu", "--seed", 5)
@@ -140,7 +150,7 @@ def test_a_figure_without_its_input_takes_the_committed_record_or_says_what_it_n
     assert result.exit_code == 0
     assert "committed record" in result.output
     assert records.read(tmp_path / "out" / "plain").config["seed"] == 5
-    monkeypatch.setattr(records.committed, "__defaults__", (tmp_path / "none",))
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "none")
     assert "left out: give --data-dir" in run("--out", tmp_path / "new").output
     asked = run("--out", tmp_path / "new", "plain")
     assert asked.exit_code == 1
@@ -158,13 +168,13 @@ def test_bad_input_is_refused_before_work_starts(tmp_path):
         result = run(*arguments)
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
-    with pytest.raises(ConfigError, match="did you mean pcie_bytes"):
-        catalogue.load("pcie")
+    with pytest.raises(ConfigError, match="did you mean paper/pcie_bytes"):
+        catalogue.load("paper/pcie")
 
 
 def test_check_compares_each_number_and_verdict_within_the_tolerance(tmp_path, monkeypatch):
     results, out = tmp_path / "results", tmp_path / "out"
-    monkeypatch.setattr(records.committed, "__defaults__", (results,))
+    monkeypatch.setattr(records, "RESULTS", results)
     counting = Counting()
     use(monkeypatch, counting.figure())
     run("--out", results / "2026-01-01_figures_cpu")
@@ -188,7 +198,7 @@ def test_check_compares_each_number_and_verdict_within_the_tolerance(tmp_path, m
 
 def test_check_without_a_fresh_record_derives_findings_again(tmp_path, monkeypatch):
     results = tmp_path / "results"
-    monkeypatch.setattr(records.committed, "__defaults__", (results,))
+    monkeypatch.setattr(records, "RESULTS", results)
     counting = Counting()
     use(monkeypatch, counting.figure())
     run("--out", results / "2026-01-01_figures_cpu")
@@ -198,6 +208,8 @@ def test_check_without_a_fresh_record_derives_findings_again(tmp_path, monkeypat
     assert len(counting.jobs) == 1
     use(monkeypatch, counting.figure(findings=lambda data: []))
     assert run("--out", tmp_path / "out", "--check").exit_code == 1
+    use(monkeypatch, counting.figure(about=lambda data: "Other words."))
+    assert "README.md: not what its rows say" in run("--out", tmp_path, "--check").output
     use(monkeypatch, counting.figure(exact=True))
     run("--out", tmp_path / "out", "--check")
     assert len(counting.jobs) == 2, "what needs no measurement is made for it"
@@ -217,13 +229,13 @@ def test_check_without_a_fresh_record_derives_findings_again(tmp_path, monkeypat
 )
 def test_differences_name_their_place(tmp_path, fresh, expected):
     figure = Counting().figure(findings=lambda data: [])
-    job = Job(folder=tmp_path)
-    kept = records.write(tmp_path / "kept", figure, job, {"a": [1.0, 2.0], "b": "x"}, 0.0)
-    again = records.write(tmp_path / "fresh", figure, job, fresh, 0.0)
+    config = figure.config(Scope())
+    kept = records.write(tmp_path / "kept", figure, config, [{"a": [1.0, 2.0], "b": "x"}], 0.0)
+    again = records.write(tmp_path / "fresh", figure, config, [fresh], 0.0)
     assert check.differences(figure, again, kept) == expected
 
 
-def test_a_torn_or_foreign_record_is_made_again(tmp_path, monkeypatch):
+def test_a_torn_or_foreign_record_is_refused_and_made_again_by_force(tmp_path, monkeypatch):
     counting = Counting()
     use(monkeypatch, counting.figure())
     run("--out", tmp_path)
@@ -232,8 +244,11 @@ def test_a_torn_or_foreign_record_is_made_again(tmp_path, monkeypatch):
         path.write_text(text)
         with pytest.raises(ConfigError, match="plain"):
             records.read(path.parent)
-        assert run("--out", tmp_path).exit_code == 0
-        assert records.read(path.parent).name == "plain"
+        refused = run("--out", tmp_path)
+        assert refused.exit_code == 1
+        assert "--force" in refused.output
+        assert run("--out", tmp_path, "--force").exit_code == 0
+        assert records.read(path.parent).name == "paper/plain"
     assert len(counting.jobs) == 5
 
 
@@ -253,6 +268,6 @@ def test_the_document_takes_the_newest_record_and_shows_each_kind_of_number_in_i
 
 
 def test_docs_reproduction_is_what_the_committed_records_say():
-    if not any(records.committed(name) for name in catalogue.names()):
+    if not any(records.committed(name) for name in catalogue.names(catalogue.PAPER)):
         pytest.skip("no record of a figure is committed")
     assert document.DOCUMENT.read_text(encoding="utf-8") == document.document()

@@ -1,17 +1,17 @@
 """Each figure in its smoke mode, and what its numbers must obey."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
+from experiments.lab import catalogue
 from experiments.lab import record as records
-from experiments.lab.figure import Job
 from experiments.lab.finding import Verdict
+from experiments.lab.runner import Runner
+from experiments.lab.study import Scope
 from experiments.literature import zenflow as paper
-from experiments.paper import catalogue
 from experiments.paper.pcie_bytes import closed_form
 from experiments.paper.phases import packed, simulated, unpacked
 
@@ -28,17 +28,23 @@ def made(tmp_path_factory):
 
     def make(name):
         if name not in known:
-            figure, folder = catalogue.load(name), tmp_path_factory.mktemp(name)
-            job = Job(folder=folder, smoke=True)
-            known[name] = records.write(folder / "out", figure, job, figure.make(job), 0.0)
+            folder = tmp_path_factory.mktemp(name)
+            known[name] = Runner(
+                study=catalogue.load(f"paper/{name}"), scope=Scope(smoke=True, seeds=(0,)),
+                folder=folder / "out", kept=folder / "kept",
+            ).run()  # fmt: skip
         return known[name]
 
     return make
 
 
+def data_of(made, name):
+    return made(name).data(catalogue.load(f"paper/{name}"))
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_a_figure_makes_a_record_and_a_picture(made, name):
-    record, figure = made(name), catalogue.load(name)
+    record, figure = made(name), catalogue.load(f"paper/{name}")
     assert record.findings
     claims = [finding.claim for finding in record.findings]
     assert len(set(claims)) == len(claims)
@@ -48,26 +54,25 @@ def test_a_figure_makes_a_record_and_a_picture(made, name):
     assert picture.shape[0] > 300
     assert picture.std() > 0.05, "nothing is drawn"
     # Verdicts and picture are functions of what was written, as read back.
-    data = json.loads((record.folder / records.RECORD).read_text())["data"]
-    assert tuple(figure.findings(data)) == record.findings
+    assert tuple(figure.findings(record.data(figure))) == record.findings
 
 
 def test_figures_come_in_the_order_of_their_numbers():
-    numbers = [catalogue.load(name).number for name in catalogue.names()]
+    numbers = [catalogue.load(name).number for name in catalogue.names("paper")]
     numbered = [number for number in numbers if number is not None]
     assert numbered == sorted(set(numbered))
-    assert set(OWN) <= set(catalogue.names())
+    assert {f"paper/{name}" for name in OWN} <= set(catalogue.names())
 
 
 def test_the_breakdowns_step_is_the_sum_of_its_phases(made):
-    ours = made("breakdown").data["from_phases"]
+    ours = data_of(made, "breakdown")["from_phases"]
     parts = sum(ours[name] for name in ("forward", "backward", "host", "h2d"))
     assert ours["step_seconds"] == pytest.approx(parts, rel=0.01)
     assert ours["idle_seconds"] == pytest.approx(ours["host"] + ours["h2d"], rel=0.01)
 
 
 def test_utilisation_is_the_busy_share_of_the_step(made):
-    offload = made("utilisation").data["published_zero_offload"]
+    offload = data_of(made, "utilisation")["published_zero_offload"]
     shares = offload["utilisation"]
     assert len(shares) == 120
     assert all(0 <= share <= 1 for share in shares)
@@ -85,14 +90,14 @@ def test_joined_spans_keep_what_each_lane_is_busy_with():
 
 
 def test_a_longer_window_never_stalls_more(made):
-    for stalls in made("pipeline").data["stall_share"].values():
+    for stalls in data_of(made, "pipeline")["stall_share"].values():
         shares = [stalls[key] for key in sorted(stalls, key=int)]
         assert all(b <= a + 1e-3 for a, b in itertools.pairwise(shares))
         assert shares[0] > 0.3
 
 
 def test_speed_ups_fall_with_the_gpus_own_work_where_it_hides_the_host(made):
-    rows = made("speedup").data["rows"]
+    rows = data_of(made, "speedup")["rows"]
     assert {row["machine"] for row in rows} == set(paper.MACHINES)
     for machine in paper.MACHINES:
         own = [row for row in rows if row["machine"] == machine]
@@ -110,14 +115,14 @@ def test_speed_ups_fall_with_the_gpus_own_work_where_it_hides_the_host(made):
 
 
 def test_stall_removed_is_a_share(made):
-    data = made("stall_reduction").data
+    data = data_of(made, "stall_reduction")
     for row in data["rows"]:
         assert 0 <= row["zenflow"]["stall_seconds"] <= row["zero_offload"]["stall_seconds"]
     assert all(0.5 < share <= 1 for share in data["emulated"]["removed"].values())
 
 
 def test_bytes_are_the_closed_forms_simulated_and_counted(made):
-    data = made("pcie_bytes").data
+    data = data_of(made, "pcie_bytes")
     assert closed_form(0.1, 4) == pytest.approx(1.125)
     for row in data["rows"]:
         assert row["simulated"] == pytest.approx(row["closed_form"], rel=0.02)
@@ -126,7 +131,7 @@ def test_bytes_are_the_closed_forms_simulated_and_counted(made):
 
 
 def test_ranks_exchange_as_many_bytes_as_columns_and_entries_say(made):
-    counted = made("selection_traffic").data["counted"]
+    counted = data_of(made, "selection_traffic")["counted"]
     width = counted["width"]
     assert counted["gradient_bytes"] == 9 * width * width * 2
     assert counted["norm_bytes"] == 6 * width * 4
@@ -141,7 +146,7 @@ def test_the_engine_exchanges_nothing_of_its_own_to_select():
 
 
 def test_a_projections_norms_are_a_twothousandth_of_its_gradient(made):
-    projection = made("selection_traffic").data["projection"]
+    projection = data_of(made, "selection_traffic")["projection"]
     assert projection["gradient_bytes"] / projection["norm_bytes"] == 2048
 
 
@@ -154,7 +159,7 @@ def test_more_memory_never_trains_a_smaller_model(made):
     assert sizes[0] < sizes[1]
     less_host = _largest("zenflow", _with_memory(machine, 80, 64))
     assert less_host < sizes[1]
-    smoke = made("largest_model").data["by_device"]
+    smoke = data_of(made, "largest_model")["by_device"]
     assert smoke["on_device"]["16"] < smoke["zenflow"]["16"]
 
 

@@ -1,0 +1,96 @@
+"""All studies by name, in their order; a study's module is loaded when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Sequence
+
+from experiments.lab.study import Study
+from zenflow.errors import ConfigError
+
+PAPER = "paper"
+"""Group of the paper's figures: the study is the module of ``experiments.paper`` of its name."""
+
+_FIGURES = (
+    "breakdown",
+    "utilisation",
+    "naive_overlap",
+    "pipeline",
+    "speedup",
+    "stall_reduction",
+    "pcie_bytes",
+    "selection_traffic",
+    "concentration",
+    "sensitivity",
+    "zen_auto",
+    "convergence",
+    "ingredients",
+    "largest_model",
+    "update_rule",
+    "accuracy",
+    "from_scratch",
+)
+_MODULES = {
+    **{f"{PAPER}/{name}": f"experiments.paper.{name}" for name in _FIGURES},
+    "published": "experiments.studies.published.study",
+    "accuracy": "experiments.studies.accuracy",
+    "staleness": "experiments.studies.staleness.study",
+    "update_rule": "experiments.studies.update_rule.study",
+    "stall_and_loss": "experiments.studies.stall_and_loss",
+    "tuned_goodput": "experiments.studies.tuned_goodput.study",
+    "tuned_loss": "experiments.studies.tuned_loss",
+    "hidden_machines": "experiments.studies.hidden_machines.study",
+    "sst2": "experiments.studies.sst2.study",
+}
+"""Module of each study, which exports it as STUDY."""
+
+
+def names(group: str | None = None) -> tuple[str, ...]:
+    """Return the keys of all studies, or of a group's, in order."""
+    return tuple(key for key in _MODULES if group is None or key.startswith(f"{group}/"))
+
+
+def load(name: str) -> Study:
+    """Return a study.
+
+    Raises:
+        ConfigError: No study has this name; the message has the nearest ones.
+    """
+    (name,) = chosen((name,))
+    study = importlib.import_module(_MODULES[name]).STUDY
+    assert isinstance(study, Study)
+    assert study.key == name
+    return study
+
+
+def chosen(asked: Sequence[str], group: str | None = None) -> tuple[str, ...]:
+    """Return the keys that names stand for: a study, a group, or ``all``.
+
+    Args:
+        asked: Names; none is all.
+        group: Group that names without one belong to, and that all is all of.
+
+    Raises:
+        ConfigError: A name is unknown; the message has the nearest ones, or all.
+    """
+    known = names(group)
+    found: dict[str, None] = {}
+    for name in asked or ("all",):
+        key = name if group is None else f"{group}/{name}"
+        if name == "all":
+            found |= dict.fromkeys(known)
+        elif any(other.startswith(f"{key}/") for other in known):
+            found |= dict.fromkeys(names(key))
+        elif key in known:
+            found[key] = None
+        else:
+            raise ConfigError(f"no {'figure' if group else 'study'} is called {name!r}: "
+                              + _hint(name, known, group))  # fmt: skip
+    return tuple(found)
+
+
+def _hint(name: str, known: Sequence[str], group: str | None) -> str:
+    short = [key.removeprefix(f"{group}/") for key in known]
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), short, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(short)}"

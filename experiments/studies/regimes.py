@@ -1,0 +1,115 @@
+"""Kinds of training that studies compare rules in, and a run of one as a study's cell.
+
+Nothing has a link, so nothing depends on timing, and runs may share a machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.lab.study import Cell, Job, Row
+from experiments.studies.trained import trained
+from experiments.training.settings import TrainSettings
+from zenflow.errors import ConfigError
+
+BASELINE = "on_device"
+SCRATCH, FINE_TUNING = "from scratch", "fine-tuning"
+_SMOKE_STEPS, _SMOKE_BATCHES = 4, 2
+_KEPT = ("eval_loss", "captured_energy", "final_train_loss")
+
+
+def smoked(settings: TrainSettings, smoke: bool) -> TrainSettings:
+    """Return the settings, with few steps and evaluations where a smoke test asks for them."""
+    if not smoke:
+        return settings
+    return replace(settings, model="own:tiny", steps=_SMOKE_STEPS, eval_batches=_SMOKE_BATCHES)
+
+
+def documentation() -> Path:
+    """Return the file with Python's own documentation: English, and not in the default data.
+
+    Raises:
+        ConfigError: This Python comes without it.
+    """
+    spec = importlib.util.find_spec("pydoc_data.topics")
+    if spec is None or spec.origin is None:
+        raise ConfigError("this Python has no pydoc_data: use one that comes with its help texts")
+    return Path(spec.origin)
+
+
+PRETRAINING = TrainSettings(strategy=BASELINE, steps=2500, lr=2e-3, device_threads=1)
+"""Training of the model that fine-tuning goes on from."""
+
+
+def settings_of(regime: str, *, smoke: bool) -> TrainSettings:
+    """Return what all runs of a regime share."""
+    common = TrainSettings(device_threads=1, host_threads=1, timeline_steps=0)
+    if regime == SCRATCH:
+        return smoked(replace(common, steps=800), smoke)
+    return smoked(replace(common, steps=400, data=str(documentation())), smoke)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(Cell):
+    """A cell that is a training run."""
+
+    training: TrainSettings
+    """Settings of the run; fine-tuning's model is that of the first cell that it needs."""
+
+
+def cell_of(
+    regime: str, variant: str, training: TrainSettings, *, needs: Sequence[Cell] = (), **more: Any
+) -> Trained:
+    """Return the cell of one run.
+
+    Args:
+        regime: Kind of training.
+        variant: Name of the rule.
+        training: Settings of the run.
+        needs: Cells that must be made before, besides the model that fine-tuning starts from.
+        more: More settings that decide the row.
+    """
+    start = (_pretraining(training),) if regime == FINE_TUNING else ()
+    return Trained(
+        labels={"variant": variant},
+        settings={
+            "regime": regime,
+            "lr": training.lr,
+            "seed": training.seed,
+            "steps": training.steps,
+            **more,
+            "config": training.config(None).to_dict(),
+        },
+        needs=(*start, *needs),
+        training=training,
+    )
+
+
+def _pretraining(training: TrainSettings) -> Trained:
+    own = PRETRAINING
+    if training.eval_batches == _SMOKE_BATCHES:
+        own = smoked(PRETRAINING, True)
+    return cell_of("pretraining", "the model of fine-tuning", own)
+
+
+def train(cell: Cell, job: Job) -> Row:
+    """Carry out a cell's run and return its losses."""
+    assert isinstance(cell, Trained)
+    settings = cell.training
+    if cell.settings["regime"] == FINE_TUNING:
+        settings = replace(settings, model=str(job.folder_of(cell.needs[0]) / "model"))
+    summary = trained(settings, job.folder)
+    return {name: summary[name] for name in _KEPT}
+
+
+def losses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, float, int], float]:
+    """Return the held-out losses of the runs on the device, by regime, rate and seed."""
+    return {
+        (row["regime"], row["lr"], row["seed"]): row["eval_loss"]
+        for row in rows
+        if row["variant"] == BASELINE
+    }

@@ -1,0 +1,180 @@
+"""What holds of every study: it goes on where it was, mixes nothing, and its record re-derives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from matplotlib.image import imread
+
+from experiments.lab import catalogue, check
+from experiments.lab import record as records
+from experiments.lab import runner as running
+from experiments.lab.runner import Runner
+from experiments.lab.study import Scope
+from experiments.output.provenance import provenance
+from zenflow.errors import ConfigError
+
+KEYS = catalogue.names()
+ALONE = ("paper/",)
+"""Studies of one cell have tests of their own that make them in seconds."""
+
+
+class Counting:
+    """A study whose cells are counted, and which Ctrl-C stops in a cell of choice."""
+
+    def __init__(self, key, stop_at=None):
+        self.study = replace(catalogue.load(key), run=self.run)
+        self.made, self.stop_at, self.original = [], stop_at, self.study.run
+        self.original = catalogue.load(key).run
+
+    def run(self, cell, job):
+        if len(self.made) == self.stop_at:
+            (job.folder / "half").touch()
+            self.stop_at = None
+            raise KeyboardInterrupt
+        self.made.append(cell.slug)
+        return self.original(cell, job)
+
+
+@pytest.fixture(autouse=True)
+def one_program(monkeypatch):
+    """Let all of a test be of one commit, whatever happens to the tree meanwhile."""
+    here = provenance()
+    monkeypatch.setattr(running, "provenance", lambda: here)
+
+
+def runner_of(study, folder, **changes):
+    scope = Scope(smoke=True, **changes)
+    return Runner(
+        study=study, scope=study.scope(scope), folder=folder / "record", kept=folder / "kept"
+    )
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith(ALONE)])
+def test_a_study_is_stopped_goes_on_makes_no_cell_twice_and_leaves_a_record(key, tmp_path):
+    counting = Counting(key)
+    cells = counting.study.cells(counting.study.scope(Scope(smoke=True)))
+    assert len({cell.slug for cell in cells}) == len(cells), "cells that are told apart"
+    counting.stop_at = min(1, len(cells) - 1)
+    runner = runner_of(counting.study, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    assert not (tmp_path / "record").exists(), "a record appears whole"
+    record = runner_of(counting.study, tmp_path).run()
+    assert len(set(counting.made)) == len(counting.made), "no cell is made twice"
+    assert {cell.slug for cell in cells} <= set(counting.made)
+    assert {path.name for path in (tmp_path / "record").iterdir()} == {
+        "record.json", "rows.jsonl", "README.md", "picture.png",
+    }  # fmt: skip
+    assert not (tmp_path / "kept").exists()
+    assert len(record.rows) == len(cells)
+    for cell, row in zip(cells, record.rows, strict=True):
+        plain = json.loads(json.dumps({**cell.labels, **cell.settings}))
+        assert plain.items() <= row.items(), "a row repeats what it is of"
+    assert check.rederived(counting.study, record) == []
+    assert imread(record.folder / "picture.png").std() > 0.02, "nothing is drawn"
+    before = len(counting.made)
+    assert runner_of(counting.study, tmp_path).run().rows == record.rows
+    assert len(counting.made) == before, "a finished study is made no more"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_committed_record_is_derived_again_as_committed(key):
+    kept = records.committed(key)
+    assert kept is not None
+    study = catalogue.load(key)
+    assert check.rederived(study, kept) == []
+    assert not kept.config["smoke"]
+    assert {"hardware", "versions", "commit"} <= kept.header.keys()
+    assert study.draw(kept.data(study)).axes
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_folder_of_another_study_or_other_settings_is_refused_and_left_alone(key, tmp_path):
+    study = catalogue.load(key)
+    other = KEYS[KEYS.index(key) - 1]
+    for place in ("record", "kept"):
+        folder = tmp_path / place
+        folder.mkdir()
+        (folder / "mine.txt").write_text("of a person")
+        with pytest.raises(ConfigError, match=r"no record of a study|something else"):
+            runner_of(study, tmp_path).run()
+        assert (folder / "mine.txt").read_text() == "of a person"
+        (folder / "mine.txt").unlink()
+        folder.rmdir()
+    kept = records.committed(other)
+    folder = tmp_path / "record"
+    folder.mkdir()
+    for name in (records.RECORD, records.ROWS):
+        (folder / name).write_bytes((kept.folder / name).read_bytes())
+    with pytest.raises(ConfigError, match=f"study was '{other}', now '{key}'"):
+        runner_of(study, tmp_path).run()
+    kept = records.committed(key)
+    for name in (records.RECORD, records.ROWS):
+        (folder / name).write_bytes((kept.folder / name).read_bytes())
+    with pytest.raises(ConfigError, match="smoke was False, now True"):
+        runner_of(study, tmp_path).run()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("commit", "0123456789ab"), ("hardware", {"cpu": "another", "cores": 1})]
+)
+def test_one_record_mixes_no_two_programs_or_machines(tmp_path, monkeypatch, name, value):
+    counting = Counting("accuracy", stop_at=1)
+    counting.original = lambda cell, job: dict.fromkeys(
+        ("eval_loss", "captured_energy", "final_train_loss"), 1.0
+    )
+    with pytest.raises(KeyboardInterrupt):
+        runner_of(counting.study, tmp_path).run()
+    here = provenance()
+    other = {**here, name: value}
+    monkeypatch.setattr(running, "provenance", lambda: other)
+    with pytest.raises(ConfigError, match=r"(commit|machine) was"):
+        runner_of(counting.study, tmp_path).run()
+    monkeypatch.setattr(running, "provenance", lambda: here)
+    runner_of(counting.study, tmp_path).run()
+    monkeypatch.setattr(running, "provenance", lambda: other)
+    before = len(counting.made), (tmp_path / "record" / records.RECORD).read_bytes()
+    runner_of(counting.study, tmp_path).run()
+    after = len(counting.made), (tmp_path / "record" / records.RECORD).read_bytes()
+    assert after == before, "what is whole is left alone, its origin too"
+    with pytest.raises(ConfigError, match=r"(commit|machine) was"):
+        runner_of(counting.study, tmp_path, seeds=(0, 1)).run()
+    monkeypatch.setattr(running, "provenance", lambda: here)
+    both = runner_of(counting.study, tmp_path, seeds=(0, 1)).run()
+    assert {row["seed"] for row in both.rows} == {0, 1}, "more seeds complete a record"
+
+
+def finished(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("row.json")}
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+    """The whole command with two processes, stopped as a terminal does it."""
+    command = [sys.executable, "-m", "experiments.cli", "study", "accuracy", "--smoke",
+               "--seeds", "0,1", "--workers", "2", "--record", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    for _ in range(1200):
+        if len(finished(tmp_path)) >= 2:
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "the same command goes on" in output
+    before = finished(tmp_path)
+    assert len(before) >= 2
+    assert not (tmp_path / "accuracy").exists()
+    subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    record = records.read(tmp_path / "accuracy")
+    kept = [json.loads(line) for line in (record.folder / records.ROWS).read_text().splitlines()]
+    assert kept == record.rows
+    assert len(kept) == 8
