@@ -21,9 +21,9 @@ class Doctests(griffe.Extension):
 
 
 def fenced(docstring: str) -> str:
-    """Return a docstring with its examples in fences.
+    r"""Return a docstring with its examples in fences.
 
-    >>> print(fenced("A sum.\\n\\n>>> 1 + 1\\n2"))
+    >>> print(fenced("A sum.\n\n>>> 1 + 1\n2"))
     A sum.
     <BLANKLINE>
     ```pycon

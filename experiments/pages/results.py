@@ -47,7 +47,10 @@ def document(results: Path = RESULTS) -> str:
         _INTRODUCTION,
         "## Six numbers",
         "",
-        *(line.replace("](experiments/", "](../experiments/") for line in table(headlines(results))),
+        *(
+            line.replace("](experiments/", "](../experiments/")
+            for line in table(headlines(results))
+        ),
         "",
         "## The paper's claims",
         "",
@@ -130,8 +133,8 @@ def _summary(folder: Path, file: str) -> Iterator[str]:
         return
     text = re.sub(r"^# .*\n+", "", text)  # the section's own heading stands for it
     text = re.sub(r"^!\[.*\n+", "", text, flags=re.MULTILINE)  # shown above
-    text = re.sub(r"^#", "##", text, flags=re.MULTILINE)
-    yield re.sub(r"\A(#+ )", r"### The record\n\n\1", text)
+    text = re.sub(r"^```\n(.*?)^```", r"```text\n\1```", text, flags=re.MULTILINE | re.DOTALL)
+    yield re.sub(r"^#", "##", text, flags=re.MULTILINE)
 
 
 def _what_ifs(results: Path) -> Iterator[str]:

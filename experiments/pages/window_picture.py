@@ -76,7 +76,7 @@ def draw() -> Figure:
     marks = [
         Patch(color=_IMPORTANT, label="important: the device updates it in every step"),
         Patch(color=_DEFERRED, label="deferred: the host's moments see every gradient"),
-        Line2D([], [], color=_ENDS, marker="s", ls="", label="window ends: the host moves weights"),
+        Line2D([], [], color=_ENDS, marker="s", ls="", label="window ends: weights move"),
         Line2D([], [], color=_LANDED, marker="v", ls="", label="lands: the next forward uses it"),
     ]
     figure.legend(handles=marks, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
@@ -93,7 +93,9 @@ def _draw_matrix(axes: Axes) -> None:
         axes.text(middle, -0.4, f"block {block + 1}", ha="center", va="top", fontsize=9)
     width = NUM_BLOCKS * (COLUMNS_PER_BLOCK + 1.2)
     axes.set(xlim=(-0.5, width), ylim=(-1.6, 10.2))
-    axes.set_title(f"k = {CONFIG.topk_ratio:g}: share of columns\nthat the device owns", fontsize=11)
+    axes.set_title(
+        f"k = {CONFIG.topk_ratio:g}: share of columns\nthat the device owns", fontsize=11
+    )
     axes.axis("off")
 
 
