@@ -21,14 +21,5 @@ class Doctests(griffe.Extension):
 
 
 def fenced(docstring: str) -> str:
-    r"""Return a docstring with its examples in fences.
-
-    >>> print(fenced("A sum.\n\n>>> 1 + 1\n2"))
-    A sum.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    """
+    """Return a docstring with its examples in fences."""
     return _EXAMPLE.sub(r"```pycon\n\1\n```", docstring)
