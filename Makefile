@@ -1,6 +1,7 @@
 # make run      installs into .venv and trains a model under four strategies, side by side
 # make test     installs what tests need and checks everything: lint, types, imports, tests
 # make figures  makes the paper's figures again and says which of its claims hold
+# make docs     makes the pages that come from records, and builds the site in build/site
 # make gpu      everything that needs a CUDA device: its tests, calibration, validation, benchmarks;
 #               one part alone with PART, as in `make gpu PART=presets-1b`
 # make bench    the benchmarks of the host's side and of the simulator
@@ -48,7 +49,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/host/*.c z
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 
-.PHONY: help venv install inplace run figures test lint types imports unit gpu bench clean
+.PHONY: help venv install inplace run figures test lint types imports unit docs gpu bench clean
 
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
@@ -84,7 +85,7 @@ $(VENV)/.ready-run: $(SOURCES) $(CONSTRAINTS)
 
 $(VENV)/.ready-dev: $(SOURCES) $(CONSTRAINTS)
 	@echo "Installing zenflow-offload and its tests' needs into $(VENV)"
-	@$(PIP) -q -c $(CONSTRAINTS) -e ".[hf,dev]"
+	@$(PIP) -q -c $(CONSTRAINTS) -e ".[hf,dev,docs]"
 	@touch $@ $(VENV)/.ready-run
 
 inplace:
@@ -111,6 +112,15 @@ imports: $(READY_DEV)
 
 unit: $(READY_DEV)
 	$(PY) -m pytest --timeout=300 -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# Pictures and pages first, then the site; a link that leads nowhere is an error.
+docs: $(READY_DEV)
+	$(PY) -m experiments.pages.window_picture
+	$(PY) -m experiments.pages.results
+	$(PY) -m benchmarks.gpu_document
+	$(PY) -m experiments.paper.document
+	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "Open build/site/index.html"
 
 gpu: $(READY_DEV)
 	$(PY) -m benchmarks.gpu_suite $(PART) $(ARGS)

@@ -1,10 +1,10 @@
-"""Keep what `make gpu` has left, and make the README's section on GPUs from committed records.
+"""Keep what `make gpu` has left, and make docs/gpu.md from committed records.
 
     python -m benchmarks.gpu_document [RUNS]
 
 With a directory of the suite's, its records become `experiments/results/<date>_gpu_<gpu>` and
-`<date>_validation_<gpu>`; without one nothing is copied. Then the README's section and
-docs/validation.md are written anew; tests compare both with the records.
+`<date>_validation_<gpu>`; without one nothing is copied. Then docs/gpu.md and docs/validation.md
+are written anew; tests compare both with the records.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from experiments.traces.compare import align, load, whole_steps
 from experiments.traces.picture import draw_overlay
 from zenflow.errors import ConfigError
 
-README = RESULTS.parent.parent / "README.md"
-BEGIN, END = "<!-- made by python -m benchmarks.gpu_document -->", "<!-- /made -->"
+DOCUMENT = RESULTS.parent.parent / "docs" / "gpu.md"
 RECORD, TESTS, PICTURE = "record.json", "tests.xml", "timeline.png"
 _VALIDATION = "validation"
 _COUNTS = ("tests", "failures", "errors", "skipped")
@@ -42,8 +41,22 @@ for one: what the machine is, tests, races of a thousand steps, calibration, val
 decoders of 1B and 3B parameters under every preset with a trace of each.
 `make gpu PART=presets-1b` runs one part, none takes more than ten minutes, and `runs/gpu` keeps
 their records; `python -m benchmarks.gpu_document runs/gpu` makes them part of the project and
-writes this section and [docs/validation.md](docs/validation.md) from them. Until then, take that
-path as untested."""
+writes this page and [validation](validation.md) from them. Until then, take that path as
+untested."""
+_INTRODUCTION = """\
+# On a GPU
+
+Made by `python -m benchmarks.gpu_document` from the newest record of `make gpu`; a test compares
+them. Everything here is *measured*. [Limits](limits.md#what-has-been-tried-on-a-gpu) says what has
+not run.
+"""
+_READING = """\
+## How to read it
+
+- Weights were random, so losses show what late updates cost from random weights, and not
+  fine-tuning's. [Accuracy by regime](results.md#accuracy-by-regime) has both.
+- Idle time beside stalls is gaps between launches; `on_device` has them too.
+"""
 
 
 def keep(runs: Path, results: Path = RESULTS) -> Path:
@@ -75,8 +88,16 @@ def keep(runs: Path, results: Path = RESULTS) -> Path:
     return folder
 
 
+def document(results: Path = RESULTS) -> str:
+    """Return the text of docs/gpu.md for the records in a folder."""
+    parts = [_INTRODUCTION, section(results), ""]
+    if newest(results, "gpu", SUITE) is not None:
+        parts.append(_READING)
+    return "\n".join(parts).rstrip() + "\n"
+
+
 def section(results: Path = RESULTS) -> str:
-    """Return the README's section for the newest record in a folder."""
+    """Return what the newest record in a folder says."""
     folder = newest(results, "gpu", SUITE)
     if folder is None:
         return _NOTHING
@@ -85,7 +106,7 @@ def section(results: Path = RESULTS) -> str:
     ended = ", ".join(f"{part['part']} {_ended(folder, part)}" for part in suite["parts"])
     lines = [
         f"On one {hardware['gpu']} with {hardware['cores']} host cores, torch {torch}, commit "
-        f"{suite['commit']} ([record](experiments/results/{folder.name}), `make gpu`). Parts: "
+        f"{suite['commit']} ([record](../experiments/results/{folder.name}), `make gpu`). Parts: "
         f"{ended}."
     ]
     records = [_json(path) for path in sorted(folder.glob(f"presets-*/{RECORD}"))]
@@ -94,7 +115,7 @@ def section(results: Path = RESULTS) -> str:
         lines += ["", *_table(cells), "", *_aims(cells)]
     if (folder / PICTURE).is_file():
         text = "two steps under zero_offload and under zenflow"
-        lines += ["", f"![{text}](experiments/results/{folder.name}/{PICTURE})"]
+        lines += ["", f"![{text}](../experiments/results/{folder.name}/{PICTURE})"]
     left = [name for record in records for name in record["not_reached"]]
     if left:
         lines += ["", f"Not reached in time: {'; '.join(left)}."]
@@ -179,34 +200,20 @@ def _aims(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from missed
 
 
-def with_section(readme: str, text: str) -> str:
-    """Return the README with this section between its two marks.
-
-    Raises:
-        ConfigError: The marks aren't there, once each and in order.
-    """
-    found = re.fullmatch(
-        f"(.*{re.escape(BEGIN)}\n).*(\n{re.escape(END)}\n.*)", readme, flags=re.DOTALL
-    )
-    if found is None or readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise ConfigError(f"the README must have a line {BEGIN!r} and later a line {END!r}")
-    return f"{found[1]}{text}{found[2]}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Keep records if a directory is named, write both documents; return the exit code."""
-    parser = argparse.ArgumentParser(description="The README's section on GPUs.")
+    parser = argparse.ArgumentParser(description="docs/gpu.md, from records.")
     parser.add_argument("runs", nargs="?", type=Path, help="what make gpu has left: runs/gpu")
     options = parser.parse_args(arguments)
     try:
         if options.runs is not None:
             print(f"kept: {keep(options.runs)}")
-        write_text(README, with_section(README.read_text(encoding="utf-8"), section()))
+        write_text(DOCUMENT, document())
         write_text(validation_docs.DOCUMENT, validation_docs.document())
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"wrote {README.name} and {validation_docs.DOCUMENT.name}")
+    print(f"wrote {DOCUMENT.name} and {validation_docs.DOCUMENT.name}")
     return 0
 
 

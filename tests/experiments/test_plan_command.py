@@ -46,19 +46,16 @@ def settings_of(arguments):
 
 
 LLAMA = ["plan", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "rtx4090", "--draws", "20"]
-READMES = shlex.split(
-    next(
-        line
-        for line in (Path(__file__).parents[2] / "README.md").read_text().splitlines()
-        if line.strip().startswith("zenflow plan")
-    )
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "predict.md"
+GUIDES = shlex.split(
+    next(x for x in GUIDE.read_text().splitlines() if x.strip().startswith("zenflow plan"))
 )[1:]
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        READMES,
+        GUIDES,
         ["plan", "--model", "Qwen/Qwen2.5-1.5B", "--gpu", "rtx3090"],
         ["plan", "--model", "qwen2.5-14b-instruct", "--gpu", "h100", "--num-gpus", "8"],
         ["plan", "--model", "qwen2.5-32b", "--gpu", "h100"],

@@ -1,0 +1,1 @@
+"""Pages of docs/ that are made: the results from committed records, and the concepts' picture."""

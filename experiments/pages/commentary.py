@@ -1,0 +1,235 @@
+"""What docs/results.md says of each study, in words; the numbers below it are the record's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One study of docs/results.md. Every number of its text is in its record; a test holds it."""
+
+    title: str
+    record: str
+    """Name of the record, as in its folder's name."""
+    kind: str
+    command: str
+    file: str = "*"
+    """File that tells the record from others of the name; its summary, if that is a text."""
+    text: str
+    picture: str | None = None
+    alt: str = ""
+
+
+SECTIONS: Sequence[Section] = (
+    Section(
+        title="Stall and loss over an emulated link",
+        record="stall_and_loss",
+        kind="emulated",
+        command="zenflow study stall_and_loss",
+        text="""\
+Two cores of a virtual machine play device and host, over an emulated link of 68.8 MB/s each way.
+A decoder of 836,992 parameters goes on learning Python's own source, 500 steps from a common
+start.
+
+- With seed 0, a step takes 49 ms under `on_device`, 125 ms under `zero_offload`, 53 ms under
+  `zenflow_paper` and 52 ms under `zenflow`. They stall for 0%, 58.0%, 8.8% and 1.8% of it.
+- `zenflow` is without 98.7% of `zero_offload`'s stall seconds in every seed.
+- Its held-out loss is within 0.31% of `on_device`'s.
+""",
+    ),
+    Section(
+        title="Accuracy by regime",
+        record="accuracy",
+        kind="measured",
+        command="zenflow study accuracy",
+        picture="accuracy.png",
+        alt="excess of the held-out loss by regime and learning rate",
+        text="""\
+One small model and one kind of text; larger ones are to come.
+
+- In fine-tuning the default keeps AdamW's loss with AdamW's learning rate: 0.0% above it at 1e-4
+  and 3e-4, +0.2% at 1e-3. The published rule ends +4.1% to +5.8% above.
+- **From random weights it does not**: +4.8% at 4e-4 and +22.5% at 1e-3. There every late update
+  costs, and the more the higher the rate.
+- What helps there is not to defer at first. With window moments and `full_warm_up_rounds=160` of
+  800 steps the same runs end 3.3% below and 0.1% below `on_device`.
+""",
+    ),
+    Section(
+        title="What each knob of the update rule is worth",
+        record="update_rule",
+        kind="measured",
+        command="zenflow study update_rule",
+        file="summary.json",
+        text="""\
+- In fine-tuning at 1e-3 the published rule's loss is 4.06% above the device's. A linear rate alone
+  makes it 8.47%, a lag of 1 then 3.19%, rolling windows 3.11%, prediction 1.50%, moments of every
+  step 0.16%.
+- No change of one knob about the default is better there in all seeds. At 3e-4 window moments
+  do 2.18% better.
+- From random weights at the same rate the overlap itself costs: 22.49% with it, and 21.28%
+  better without it. With a fifth of the run warmed up it is 19.90% better.
+""",
+    ),
+    Section(
+        title="What a late update costs",
+        record="staleness",
+        kind="measured",
+        command="zenflow study staleness",
+        picture="efficiency.png",
+        alt="efficiency over S by lag",
+        text="""\
+In steps of AdamW: *efficiency* is the share of its steps with which the device alone reaches the
+same held-out loss.
+
+- With k = 0.1, S = 4 and a lag of 1 a step is worth 0.995 of one at a learning rate of 3e-4, and
+  0.979 at 1e-3. With S = 16 it is 0.907 and 0.640.
+- A step of lag costs as much as 4.01 steps of window. Windows that end together count 2.27 times.
+- How often columns are selected makes no difference.
+
+The tuner weighs speed against this.
+""",
+    ),
+    Section(
+        title="Accuracy on a real task",
+        record="sst2",
+        kind="measured",
+        command="zenflow study sst2",
+        picture="accuracy.png",
+        alt="accuracy on SST-2 by strategy, and differences with their intervals",
+        text="""\
+A pretrained encoder learns the sentiment of 2560 sentences (SST-2) in 3 epochs: 240 steps.
+
+- `zenflow` keeps AdamW's accuracy, with S = 4 and 16 and with k = 0.02, and so does the tuned run.
+- The published rule loses 4.69 points, and 25.97 with S = 16. It moves a deferred weight once in a
+  window, by one step of AdamW, and has learnt less by then.
+- Scaled steps with every gradient's moments lose nothing.
+""",
+    ),
+    Section(
+        title="The tuner on machines that it does not know",
+        record="tuning_study",
+        kind="simulated",
+        command="zenflow study hidden_machines",
+        picture="study.png",
+        alt="regret by stretch, final regrets, drift",
+        text="""\
+30 simulated machines differ from what the tuner's simulator says: in their constants, in kinds of
+contention that it does not have, and in steps with heavy tails.
+
+- While tuning, 20 stretches of steps lose 1.7% against the best fixed setting. GP loses 64.2%,
+  TPE 67.4%, random search 122.0%, the simulator without correction 8.3%, the defaults 42.1%.
+- In the end the tuner is 1.2% from the best (mean). No stretch of any machine was more than
+  1.09 times as slow as the defaults.
+- After a link becomes slower it is back within 5% of the new best after 1 stretch (median; 8 at
+  most).
+""",
+    ),
+    Section(
+        title="The tuner on the real engine",
+        record="tuning",
+        kind="emulated",
+        command="zenflow study tuned_goodput",
+        file="tuning.json",
+        text="""\
+Runs of 2,400 steps, less than three minutes each, with everything that tuning costs. They take
+turns with the best of 70 fixed settings and with the defaults, over links of 58, 115 and
+231 MB/s; three seeds.
+
+- Tuned goodput is 0.995, 1.015 and 0.995 of the best fixed setting's, from the slow link to the
+  fast one.
+- It is 1.286, 1.020 and 1.007 of the defaults'. Over the fast link there is little to win, and one
+  of three runs stayed behind the defaults (0.984).
+- Searching took 0.94% to 0.98% of a run's time beside it.
+- After the link became 4 times slower, goodput was back within 5% of the best for it after 3
+  windows of 20 steps.
+""",
+    ),
+    Section(
+        title="What tuning does to accuracy",
+        record="tuned_loss",
+        kind="emulated",
+        command="zenflow study tuned_loss",
+        picture="tuning.png",
+        alt="a tuned run: goodput, step time and knobs by step, with its decisions",
+        text="""\
+After 2000 tuned steps over the slow link, held-out loss is within 0.01% of `on_device`'s, seed by
+seed. The runs took 4 to 12 decisions each, and ended at k = 0.3 or 0.5.
+""",
+    ),
+    Section(
+        title="Predictions beside measurements of this engine",
+        record="validation",
+        kind="emulated",
+        command="zenflow validate",
+        file="table.txt",
+        picture="errors.png",
+        alt="predicted over measured step times",
+        text="""\
+This engine on a CPU over emulated links. 17 runs that calibrated nothing: step time is off by 3.3%
+(median), 7.7% (90th percentile), and the rank correlation is 0.973.
+[Validation](validation.md) has every row, others' measurements, and what misses.
+""",
+    ),
+    Section(
+        title="Predictions beside others' measurements",
+        record="published",
+        kind="simulated",
+        command="zenflow study published",
+        file="table.txt",
+        text="""\
+From the table of hardware and the models' configurations alone, 16 of 28 published measurements
+are predicted within 15%. [Validation](validation.md) says what misses, and which unknown quantity
+moves it.
+""",
+    ),
+    Section(
+        title="The host's update beside its rivals",
+        record="benchmarks",
+        kind="measured",
+        command="make bench",
+        file="host_update.txt",
+        text="""\
+Two cores and 64M parameters (67108864), on an AMD EPYC.
+
+- The host update reaches 1.21 to 1.26 of a plain triad's bandwidth.
+- It has 1.33 to 1.45 times the speed of cast + torch's fused AdamW + cast.
+- It has 1.32 to 1.42 times that of DeepSpeed's CPUAdam on the same job. The aim of 1.5 times is
+  not reached: where memory bounds both, their traffic allows 1.53.
+
+An earlier version on an Intel Xeon had 1.39 to 1.42 times the speed of both
+([record](../experiments/results/2026-11-20_benchmarks_intel-r-xeon-r-processor/host_update.txt)).
+On a busy machine single runs were far below these numbers.
+""",
+    ),
+    Section(
+        title="The engine's own cost per step",
+        record="benchmarks",
+        kind="measured",
+        command="make bench",
+        file="step_overhead.txt",
+        text="""\
+With the host idle, beside torch's foreach AdamW on the same tensors:
+
+- Small matrices stay on the device by default. For 30 to 1000 of them a step takes 0.4 to 0.9
+  times as long as torch's.
+- For matrices of 256 x 256, the smallest that the default shares out, the training thread takes
+  0.85 to 1.67 times as long.
+- The aim is 2. Wall time, with the copies that a GPU's engines would make, misses it in one case:
+  2.61, with 30 matrices and gradients kept.
+""",
+    ),
+    Section(
+        title="Speed of the simulator",
+        record="benchmarks",
+        kind="measured",
+        command="make bench",
+        file="sim_speed.txt",
+        text="""\
+One core simulates 600 to 900 steps of a 32-layer model a second. The closed forms answer for
+190,000 to 940,000 machines a second.
+""",
+    ),
+)

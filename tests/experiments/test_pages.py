@@ -1,0 +1,88 @@
+"""docs/results.md, the README's numbers and the concepts' picture."""
+
+import re
+
+import pytest
+
+from experiments.output.provenance import RESULTS
+from experiments.pages.commentary import SECTIONS
+from experiments.pages.evidence import folder_of, numbers
+from experiments.pages.headlines import headlines
+from experiments.pages.results import DOCUMENT, README, document, readme, with_part
+from experiments.pages.window_picture import NUM_BLOCKS, NUM_STEPS, PICTURE, windows
+from zenflow import ZenFlowConfig
+from zenflow.errors import ConfigError
+
+MADE = "made by python -m experiments.pages.results"
+NUMBER = re.compile(r"(?<![\w.=-])[+-]?(\d[\d,]*\.?\d*)(%?)(?!\w)")
+TEXTS = {".md", ".txt", ".json", ".jsonl"}
+
+
+def test_results_and_the_readmes_numbers_are_what_the_records_say():
+    assert DOCUMENT.read_text(encoding="utf-8") == document(), MADE
+    text = README.read_text(encoding="utf-8")
+    assert text == readme(text), MADE
+
+
+def told(text):
+    """Return the numbers that a text tells with a decimal point or a per cent sign."""
+    plain = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
+    return [(n.replace(",", ""), p) for n, p in NUMBER.findall(plain) if p or "." in n.strip(".")]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
+def test_numbers_of_the_commentary_are_in_the_record(section):
+    folder = folder_of(section.record, section.file)
+    files = [p for p in folder.iterdir() if p.suffix in (".md", ".txt")]
+    if section.record == "benchmarks":
+        files = [folder / section.file, *RESULTS.glob("2026-11-20_benchmarks_*/host_update.txt")]
+    text = " ".join(path.read_text(encoding="utf-8").replace(",", "") for path in files)
+    known = [abs(float(number)) for number in re.findall(r"\d+\.?\d*(?:e-?\d+)?", text)]
+    for number, _ in told(section.text):
+        places = len(number.partition(".")[2].rstrip("."))
+        value = float(number)
+        shares = (value, value / 100)
+        assert any(
+            abs(k - s) <= 0.5001 * 10.0 ** -(places + (2 if s != value else 0))
+            for k in known
+            for s in shares
+        ), f"{number} of {section.title!r} is not in {folder.name}"
+
+
+def test_each_headline_says_how_it_was_found_and_where():
+    found = headlines()
+    assert len(found) == 6
+    assert {line.kind for line in found} == {"measured", "emulated", "simulated"}
+    for line in found:
+        assert (RESULTS.parent.parent / line.record).exists()
+
+
+def test_a_record_that_says_something_else_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="make it first"):
+        folder_of("sst2", results=tmp_path)
+    folder = tmp_path / "2026-01-01_sst2_cpu"
+    folder.mkdir()
+    (folder / "README.md").write_text("nothing")
+    with pytest.raises(ConfigError, match="adapt what quotes it"):
+        numbers(folder_of("sst2", results=tmp_path), r"(\d+)")
+    with pytest.raises(ConfigError, match="make it first"):
+        document(tmp_path)
+
+
+def test_a_text_without_its_marks_is_refused():
+    begin, end = "<!-- made: a -->", "<!-- end: a -->"
+    assert with_part(f"x\n{begin}\nold\n{end}\ny", "a", "new") == f"x\n{begin}\nnew\n{end}\ny"
+    for broken in (f"{begin}\nold", f"{end}\nold\n{begin}\n", f"{begin}\n{begin}\n{end}\n"):
+        with pytest.raises(ConfigError, match="must have a line"):
+            with_part(broken, "a", "new")
+
+
+def test_the_picture_shows_the_windows_of_the_engine():
+    config = ZenFlowConfig(topk_ratio=0.25, update_interval=3, lag=2)
+    found = list(windows(config, NUM_STEPS))
+    for block in range(NUM_BLOCKS):
+        first, *later = [w for w in found if w.block == block]
+        assert first.due <= 3
+        assert all(w.due - w.opened == 3 for w in later)
+    assert all(w.lands - w.due == 2 for w in found)
+    assert PICTURE.is_file()
