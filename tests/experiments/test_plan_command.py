@@ -17,6 +17,7 @@ from sim.catalog import find_machine
 from sim.profile_file import write_profile
 from zenflow.config import ZenFlowConfig
 
+pytestmark = pytest.mark.usefixtures("simulated_once")
 GIB = 1 << 30
 SMALL = ["plan", "--model", "qwen2.5-0.5b", "--gpu", "rtx4090"]
 

@@ -15,6 +15,7 @@ from sim.search import Search, fewer_tokens
 from sim.simulate import Strategy, simulate
 from sim.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("simulated_once")
 GIB = 1 << 30
 TOLERANCE = 0.03
 """Share by which what is found may be slower than the best setting of the grid."""
