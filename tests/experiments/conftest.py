@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from autotune.logged_controller import LoggedController
-from experiments import accuracy, auto, staleness, update_rule
+from experiments import accuracy, auto, plots, records, staleness, update_rule
+from experiments.recipes import MODEL_SIZES, TrainSettings
 from tests.experiments.tuned import ByTheClock
+
+
+@pytest.fixture(scope="session", autouse=True)
+def versions_once() -> Iterator[None]:
+    """Look up the installed packages' versions once: every run records them twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "versions", functools.cache(records.versions))
+        yield
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs write blank pictures: drawing one takes longer than training for a few steps."""
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, path, **_: path.write_bytes(b"\x89PNG")
+    )
+
+
+class InThisProcess(Executor):
+    """Stands for a process pool: carries everything out at once, here."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        pass
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **more: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(task(*arguments, **more))
+        return future
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let studies train in this process: another one takes seconds to load."""
+    for module in (accuracy, update_rule):
+        monkeypatch.setattr(module, "ProcessPoolExecutor", InThisProcess)
 
 
 @dataclass
@@ -38,20 +77,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def short_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let accuracy studies read two held-out batches a run, and take each regime's first rate."""
-    regimes, pretraining = accuracy.regimes, accuracy.PRETRAINING
+def short_evaluations(monkeypatch: pytest.MonkeyPatch, blank_pictures: None) -> None:
+    """Let accuracy studies train tiny models, two of each regime at its first rate."""
+    regimes = accuracy.regimes
+
+    def tiny(settings: TrainSettings) -> TrainSettings:
+        model = "tiny" if settings.model in MODEL_SIZES else settings.model
+        return replace(settings, model=model, batch_size=2, sequence=32, eval_batches=2)
 
     def short(*arguments: Any) -> list[accuracy.Regime]:
         return [
             replace(
                 regime,
                 rates=regime.rates[:1],
-                settings=replace(regime.settings, eval_batches=2),
+                variants=dict(list(regime.variants.items())[:2]),
+                settings=tiny(regime.settings),
             )
             for regime in regimes(*arguments)
         ]
 
+    pretraining = tiny(accuracy.PRETRAINING)
     for module in (accuracy, staleness, update_rule):
-        monkeypatch.setattr(module, "PRETRAINING", replace(pretraining, eval_batches=2))
+        monkeypatch.setattr(module, "PRETRAINING", pretraining)
         monkeypatch.setattr(module, "regimes", short)

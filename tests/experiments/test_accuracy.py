@@ -47,8 +47,8 @@ def test_the_text_of_fine_tuning_is_not_in_that_of_pretraining():
 
 
 @pytest.mark.usefixtures("short_evaluations")
-def test_the_study_runs_whole_and_takes_up_finished_runs(tmp_path):
-    flags = ["--seeds", "0", "--steps", "2", "--runs", str(tmp_path / "runs")]
+def test_the_study_runs_whole_and_takes_up_finished_runs(tmp_path, request):
+    flags = ["--seeds", "0", "--steps", "2", "--workers", "1", "--runs", str(tmp_path / "runs")]
     result = CliRunner().invoke(main, [*flags, "--out", str(tmp_path / "record")])
     assert result.exit_code == 0, result.output
     lines = (tmp_path / "record/record.jsonl").read_text().splitlines()
@@ -59,6 +59,7 @@ def test_the_study_runs_whole_and_takes_up_finished_runs(tmp_path):
     text = (tmp_path / "record/README.md").read_text()
     assert "| 0.0004 |" in text
     made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
+    request.getfixturevalue("in_this_process")  # nothing is left to train
     again = CliRunner().invoke(main, [*flags, "--out", str(tmp_path / "again")])
     assert again.exit_code == 0, again.output
     assert {path: path.stat().st_mtime_ns for path in made} == made

@@ -10,7 +10,7 @@ from tests.experiments.runs import FAST, saved_tensors, steps, train, trained, w
 
 
 @pytest.fixture
-def flags(tmp_path):
+def flags(blank_pictures, tmp_path):
     text = write_text(tmp_path / "text.txt")
     return [*FAST, "--data", text, "--warmup", "0", "--auto"]
 

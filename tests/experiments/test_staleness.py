@@ -177,7 +177,7 @@ def test_runs_differ_in_nothing_but_what_is_studied(tmp_path):
     assert {task.settings.steps for task in offloaded} == {400}
 
 
-@pytest.mark.usefixtures("short_evaluations")
+@pytest.mark.usefixtures("short_evaluations", "in_this_process")
 def test_the_study_runs_whole_and_records_what_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(staleness, "SHARES", ((1.0, 0.5), (0.75,)))
     monkeypatch.setattr(staleness, "_windows", lambda: [{"update_interval": 1}])

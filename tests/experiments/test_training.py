@@ -35,7 +35,7 @@ PROMISED = {
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path: Path, blank_pictures: None) -> Path:
     return write_text(tmp_path / "text.txt")
 
 
@@ -47,7 +47,8 @@ def equal(first: Path, second: Path) -> bool:
     )
 
 
-def test_run_leaves_every_promised_file_and_figure(tmp_path, text):
+def test_run_leaves_every_promised_file_and_figure(tmp_path):
+    text = write_text(tmp_path / "text.txt")
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "16", "--eval-every", "4")
     names = {path.name for path in out.iterdir()}
     assert names >= {"config.json", "steps.jsonl", "summary.json", "trace.json", "timeline.png"}

@@ -139,7 +139,7 @@ def test_clipped_steps_move_no_element_further_than_their_bound():
         pass
 
 
-@pytest.mark.usefixtures("short_evaluations")
+@pytest.mark.usefixtures("short_evaluations", "in_this_process")
 def test_the_study_runs_goes_on_and_reads_its_own_record(tmp_path, monkeypatch):
     groups = (
         Group(regime="fine-tuning", lr=1e-3, variants=("zenflow", "host steps clipped at 0.25")),
