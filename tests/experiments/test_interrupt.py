@@ -28,12 +28,15 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-def test_the_first_signal_is_answered_at_once(capfd, clock):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_the_first_signal_is_answered_at_once(capfd, clock, number, code):
     with StopRequest("Stopping.") as stop:
-        send(signal.SIGINT)
+        send(number)
         assert capfd.readouterr().err == "\nStopping.\n"
         assert stop.requested
-        assert stop.exit_code == 130
+        assert stop.exit_code == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
