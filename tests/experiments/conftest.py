@@ -6,12 +6,13 @@ import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.logged_controller import LoggedController
-from experiments import accuracy, auto, plots, records, staleness, update_rule
+from experiments import accuracy, auto, plots, records, staleness, tune_results, update_rule
 from experiments.recipes import MODEL_SIZES, TrainSettings
 from tests.experiments.tuned import ByTheClock
 
@@ -26,10 +27,13 @@ def versions_once() -> Iterator[None]:
 
 @pytest.fixture
 def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs write blank pictures: drawing one takes longer than training for a few steps."""
-    monkeypatch.setattr(
-        plots, "save_figure", lambda figure, path, **_: path.write_bytes(b"\x89PNG")
-    )
+    """Let runs and searches write blank pictures: drawing takes longer than a few steps."""
+
+    def blank(figure: Any, path: Path, **_: Any) -> None:
+        path.write_bytes(b"\x89PNG")
+
+    for module in (plots, tune_results):
+        monkeypatch.setattr(module, "save_figure", blank)
 
 
 class InThisProcess(Executor):

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from experiments.reproduction import accuracy
 from experiments.reproduction.figure import Job, NeedsInputError
 from experiments.reproduction.finding import Verdict
+from experiments.sst2 import command
 from experiments.sst2.command import main, smoke_study
 from experiments.sst2.comparison import packed
 from experiments.sst2.model import locate, weights_digest
@@ -122,13 +123,14 @@ def test_runs_of_another_study_are_not_taken_for_its_own(tmp_path):
             list(complete(other, tmp_path, 1))
 
 
-def test_the_smoke_run_leaves_a_record_and_is_not_repeated(tmp_path):
+def test_the_smoke_run_leaves_a_record_and_is_not_repeated(tmp_path, monkeypatch, blank_pictures):
+    study = replace(smoke_study(), protocol=replace(smoke_study().protocol, epochs=1))
+    monkeypatch.setattr(command, "smoke_study", lambda: study)
     flags = ["--smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "record")]
     result = CliRunner().invoke(main, flags)
     assert result.exit_code == 0, result.output
     lines = (tmp_path / "record/record.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    study = smoke_study()
     assert [(row["variant"], row["seed"]) for row in rows] == [
         (variant.name, seed) for variant in study.variants for seed in study.seeds
     ]
