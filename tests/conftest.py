@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def simulated_once() -> Iterator[None]:
-    """Let the plans of a module share their simulations: equal inputs have equal times."""
+    """Let plans and twins of a module share simulations: equal inputs have equal times."""
+    from autotune import twin
     from sim import options
 
     real, known = options.simulate, {}
@@ -49,5 +50,6 @@ def simulated_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(options, "simulate", remembered)
+        for module in (options, twin):
+            patch.setattr(module, "simulate", remembered)
         yield
