@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from autotune.logged_controller import LoggedController
-from experiments import accuracy, auto, plots, records, staleness, tune_results, update_rule
+from experiments import (
+    accuracy,
+    auto,
+    compare,
+    plots,
+    records,
+    staleness,
+    tune_results,
+    update_rule,
+)
 from experiments.recipes import MODEL_SIZES, TrainSettings
 from tests.experiments.tuned import ByTheClock
 
@@ -32,7 +41,7 @@ def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     def blank(figure: Any, path: Path, **_: Any) -> None:
         path.write_bytes(b"\x89PNG")
 
-    for module in (plots, tune_results):
+    for module in (plots, compare, tune_results):
         monkeypatch.setattr(module, "save_figure", blank)
 
 

@@ -18,6 +18,8 @@ from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
 from experiments.cli import main
 from experiments.outlook import PlannedRun
+from experiments.records import newest_record
+from experiments.validation import PROFILE
 from sim.fit import Fit
 from sim.profile_file import read_profile
 
@@ -95,9 +97,8 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     assert read_profile(again).device == profile.device
 
 
-def test_a_plans_link_follows_from_the_predicted_compute(tiny, tmp_path):
-    run("calibrate", "--device", "cpu", "--out", tmp_path / "p.json", "--turns", 1)
-    profile = read_profile(tmp_path / "p.json")
+def test_a_plans_link_follows_from_the_predicted_compute():
+    profile = read_profile(newest_record("validation", PROFILE) / PROFILE)
     plan = plans.RunPlan(
         strategy="zenflow", model="mini", batch=2, sequence=64, copy_share=0.5, up_share=2.0
     )
