@@ -25,6 +25,7 @@ from experiments.tuning_results import draw_study, recovery, report, result_of, 
 from experiments.tuning_study import Study, Task, complete, missing, play, read_record, rows_of
 from zenflow.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("simulated_once")
 RECORDS = sorted((Path(experiments.__file__).parent / "results").glob("*_tuning_study_*"))
 TINY = SearchSpace(
     topk_ratios=(0.05, 0.1, 0.5),

@@ -53,7 +53,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_finds_what_brute_force_finds(name, monkeypatch):
-    monkeypatch.setattr("sim.search.KS", (0.1, 0.0, 0.05, 0.6))
+    monkeypatch.setattr("sim.search.KS", (0.1, 0.0, 0.6))
     monkeypatch.setattr("sim.search.INTERVALS", (4, 16))
     model, machine, settings = CASES[name]
     made = search(model, machine, **settings)
