@@ -17,7 +17,7 @@ from autotune.background import BackgroundAdviser, InlineAdviser, Ready
 from tests.autotune.worlds import (
     FAIL,
     PRINT,
-    SPACE,
+    SMALL,
     StandIn,
     Truth,
     a_question,
@@ -73,9 +73,9 @@ def is_alive(pid):
 
 
 def test_its_answers_are_those_that_one_would_get_here():
-    asked = a_question([Truth(h2d=2.0).stretch(0, Truth().best(SPACE.grid()))], seed=2)
-    inline = InlineAdviser(Adviser(twin(), SPACE))
-    handle = BackgroundAdviser(Adviser(twin(), SPACE))
+    asked = a_question([Truth(h2d=2.0).stretch(0, Truth().best(SMALL.grid()))], seed=2)
+    inline = InlineAdviser(Adviser(twin(), SMALL))
+    handle = BackgroundAdviser(Adviser(twin(), SMALL))
     try:
         for answers in (inline, handle):
             ready = next_answer(answers)
