@@ -13,7 +13,7 @@ from experiments import interrupt, launch
 from experiments.checkpoint import latest_checkpoint
 from experiments.interrupt import StopRequest
 from experiments.records import read_steps
-from tests.experiments.runs import FAST, train, write_text
+from tests.experiments.runs import FAST, end, train, write_text
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ main()
 """
 
 
-def test_a_run_whose_terminal_closes_is_saved(tmp_path):
+def test_a_run_whose_terminal_closes_is_saved(tmp_path, request):
     """Its output goes nowhere from then on, which is no reason to fail."""
     out, text = tmp_path / "run", write_text(tmp_path / "text.txt")
     ours, theirs = pty.openpty()
@@ -111,6 +111,7 @@ def test_a_run_whose_terminal_closes_is_saved(tmp_path):
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    request.addfinalizer(lambda: end(process))  # it would train for hours
     os.close(theirs)
     deadline = time.monotonic() + 120
     while not read_steps(out / "steps.jsonl"):

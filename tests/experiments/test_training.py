@@ -16,6 +16,7 @@ from experiments.records import StepLog, read_steps
 from experiments.summary import step_figures, whole_windows
 from tests.experiments.runs import (
     FAST,
+    end,
     saved_tensors,
     steps,
     summary,
@@ -140,7 +141,9 @@ def test_resume_of_no_run_is_explained(tmp_path):
     assert "config.json can't be read" in result.output
 
 
-def start(out: Path, text: Path, *flags: str) -> subprocess.Popen[str]:
+def start(
+    request: pytest.FixtureRequest, out: Path, text: Path, *flags: str
+) -> subprocess.Popen[str]:
     """Start a run that would take hours and wait for its second checkpoint."""
     command = [sys.executable, "-m", "experiments.cli", "train", "--out", str(out), *FAST]
     command += ["--data", str(text), "--steps", "1000000", "--warmup", "0", *flags]
@@ -148,7 +151,8 @@ def start(out: Path, text: Path, *flags: str) -> subprocess.Popen[str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    request.addfinalizer(lambda: end(process))
+    deadline = time.monotonic() + 200
     while not (out / "checkpoint" / "step-00000004").exists() and not _past(out, 4):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
@@ -161,9 +165,9 @@ def _past(out: Path, step: int) -> bool:
     return any(int(path.name.removeprefix("step-")) >= step for path in found)
 
 
-def test_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, text):
+def test_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, text, request):
     out = tmp_path / "run"
-    process = start(out, text, "--save-every", "2")
+    process = start(request, out, text, "--save-every", "2")
     for _ in range(3):  # who sees nothing happen presses again
         process.send_signal(signal.SIGINT)
         time.sleep(0.02)

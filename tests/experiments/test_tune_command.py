@@ -22,7 +22,7 @@ from experiments.recipes import TrainSettings
 from sim.catalog import find_machine
 from sim.models import find_model
 from sim.workload import Workload
-from tests.experiments.runs import summary, write_text
+from tests.experiments.runs import end, summary, write_text
 from zenflow.knobs import Knobs
 
 ROOT = Path(__file__).parents[2]
@@ -242,7 +242,7 @@ def test_a_damaged_journal_is_refused_by_its_line_and_left_as_it_is(
     assert storage.read_bytes() == damaged
 
 
-def test_ctrl_c_writes_what_there_is(tmp_path):
+def test_ctrl_c_writes_what_there_is(tmp_path, request):
     out = tmp_path / "out"
     storage = tmp_path / "study.journal"
     command = [
@@ -250,6 +250,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path):
         "--sampler", "random", "--storage", str(storage), "--out", str(out),
     ]  # fmt: skip
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    request.addfinalizer(lambda: end(process))
     deadline = time.monotonic() + 60
     while not (storage.exists() and storage.read_text().count('"outcome":"measured"') >= 2):
         assert time.monotonic() < deadline
