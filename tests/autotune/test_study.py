@@ -270,7 +270,7 @@ def test_workers_that_start_at_the_same_time_never_share_a_trial(kind, tmp_path,
     assert "Traceback" not in capfd.readouterr().err, "no worker died"
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_a_killed_worker_loses_one_trial_and_the_others_finish_the_study(kind, tmp_path):
     log, hung = tmp_path / "log", tmp_path / "log.hung"
     shared = task(

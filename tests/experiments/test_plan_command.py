@@ -64,8 +64,8 @@ READMES = shlex.split(
         READMES,
         ["plan", "--model", "Qwen/Qwen2.5-1.5B", "--gpu", "rtx3090"],
         ["plan", "--model", "qwen2.5-14b-instruct", "--gpu", "h100", "--num-gpus", "8"],
-        ["plan", "--model", "qwen2.5-32b", "--gpu", "h100"],
-        ["plan", "--model", "qwen3-0.6b", "--gpu", "t4", "--tokens", "10M"],
+        ["plan", "--model", "qwen2.5-32b", "--gpu", "h100", *SHORT[5:]],
+        ["plan", "--model", "qwen3-0.6b", "--gpu", "t4", "--tokens", "10M", *SHORT[5:]],
         ["plan", "--model", "1b", "--gpu", "rtx4090", "--data", "my texts/all.txt"],
     ],
     ids=lambda asked: " ".join(asked[2:5]),
@@ -234,9 +234,8 @@ def test_a_config_file_and_a_size_of_train_are_models(tmp_path):
 
 
 def test_checkpointing_is_held_where_it_is_given():
-    model = ["plan", "--model", "qwen2.5-1.5b", "--gpu", "rtx4090", "--draws", "0"]
     for flags, held in (([], False), (["--no-checkpointing"], False), (["--checkpointing"], True)):
-        assert record(*model, *flags)["recommended"]["checkpointing"] == held
+        assert record(*SHORT, *flags)["recommended"]["checkpointing"] == held
 
 
 def test_the_dtype_is_what_the_device_can():

@@ -94,7 +94,7 @@ def test_longer_windows_are_worth_less_per_step_in_a_measured_grid():
 
 def test_a_contest_runs_all_sides_and_counts_the_search(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning_contests, "TURN", 30)
-    monkeypatch.setattr(tuning_contests, "TURNS", 4)
+    monkeypatch.setattr(tuning_contests, "TURNS", 2)
     start = Knobs.of(SMALL.config(None))
     found = contest(SMALL, "slow", replace(start, update_interval=2), tmp_path)
     assert isinstance(found, Contest)
