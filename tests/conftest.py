@@ -1,6 +1,9 @@
 """What all tests share: one compute thread, GPU tests skipped without a GPU, seeded hypothesis."""
 
 import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
 
 # Small tensors run faster on one thread, and results don't depend on the machine's core count.
 # Set before torch is first imported, which reads it once.
@@ -30,3 +33,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in on_gpu:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="module")
+def simulated_once() -> Iterator[None]:
+    """Let plans and twins of a module share simulations: equal inputs have equal times."""
+    from autotune.model import twin
+    from sim.planning import options
+
+    real, known = options.simulate, {}
+
+    def remembered(*inputs: Any, **settings: Any) -> Any:
+        key = pickle.dumps((inputs, settings))
+        if key not in known:
+            known[key] = real(*inputs, **settings)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (options, twin):
+            patch.setattr(module, "simulate", remembered)
+        yield

@@ -15,6 +15,7 @@ from autotune.model.twin import NEUTRAL
 from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, knobs_at, twin
 from zenflow.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("simulated_once")
 TABLE = Prior(NEUTRAL, 0.35)
 TRUTHS = {
     "as told": {},

@@ -17,7 +17,7 @@ from autotune.adviser.process import BackgroundAdviser, Ready
 from tests.autotune.worlds import (
     FAIL,
     PRINT,
-    SPACE,
+    SMALL,
     StandIn,
     Truth,
     a_question,
@@ -73,15 +73,15 @@ def is_alive(pid):
 
 
 def test_its_answers_are_those_that_one_would_get_here():
-    asked = a_question([Truth(h2d=2.0).stretch(0, Truth().best(SPACE.grid()))], seed=2)
-    handle = BackgroundAdviser(Adviser(twin(), SPACE))
+    asked = a_question([Truth(h2d=2.0).stretch(0, Truth().best(SMALL.grid()))], seed=2)
+    handle = BackgroundAdviser(Adviser(twin(), SMALL))
     try:
         ready = next_answer(handle)
         assert isinstance(ready, Ready)
         assert ready.seconds > 0
         assert ready.seconds_per_forecast > 0
         handle.ask(asked)
-        mine, its = Adviser(twin(), SPACE).advise(asked), next_answer(handle)
+        mine, its = Adviser(twin(), SMALL).advise(asked), next_answer(handle)
         # What is known from before is not simulated again: the process has begun with one.
         uncounted = {"seconds": 0.0, "num_simulated": 0}
         assert replace(mine, **uncounted) == replace(its, **uncounted)

@@ -199,8 +199,7 @@ def test_a_study_in_which_nothing_can_be_carried_out_says_why():
         tune(task(backend=refused))
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
-@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+@pytest.mark.parametrize(("kind", "sampler"), [("journal", "tpe"), ("sqlite", "grid")])
 def test_a_continued_study_takes_what_is_missing_and_repeats_nothing(kind, sampler, tmp_path):
     log = tmp_path / "log"
     part = task(
@@ -253,25 +252,25 @@ def wait_for(condition):
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])
 def test_workers_that_start_at_the_same_time_never_share_a_trial(kind, tmp_path, capfd):
-    log = tmp_path / "log"
-    many = replace(SPACE, select_intervals=(50, 100))
+    log, few = tmp_path / "log", replace(SPACE, lags=(1,))
+    number = len(list(few.grid()))
     result = tune(
         task(
             backend=Surface(log),
-            space=many,
+            space=few,
             storage=storage_of(kind, tmp_path),
             sampler="grid",
             num_trials=1000,
         ),
         num_workers=2,
     )
-    assert len(evaluated(log)) == len(set(evaluated(log))) == 2 * NUM_SETTINGS
-    assert len(result.candidates) == 2 * NUM_SETTINGS
+    assert len(evaluated(log)) == len(set(evaluated(log))) == number
+    assert len(result.candidates) == number
     assert set(result.num_trials) <= {"measured", "repeated"}
     assert "Traceback" not in capfd.readouterr().err, "no worker died"
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_a_killed_worker_loses_one_trial_and_the_others_finish_the_study(kind, tmp_path):
     log, hung = tmp_path / "log", tmp_path / "log.hung"
     shared = task(

@@ -33,7 +33,12 @@ TRUTHS = {
 
 @pytest.mark.parametrize(
     ("name", "late"),
-    [("slow uploads", 0), ("slow copies down", 0), ("slow host", 0), ("slow uploads", 1)],
+    [
+        ("slow copies down", 0),
+        ("slow host", 0),
+        ("slow uploads", 1),
+        pytest.param("slow uploads", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_it_comes_to_the_best_of_the_grid_also_by_reports_that_are_a_step_late(name, late):
     truth = Truth(**TRUTHS[name])
@@ -332,7 +337,9 @@ def test_zen_auto_follows_what_it_sees():
 # ---- state ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [10, 45, 90])
+@pytest.mark.parametrize(
+    "cut", [45, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (10, 90))]
+)
 def test_one_that_was_saved_goes_on_to_the_same_place(cut):
     truth = Truth(**TRUTHS["slow uploads"])
     first, _ = a_controller(zen_auto=ZenAuto())

@@ -239,8 +239,16 @@ def train_decoder(controller, *, num_steps=160, **knobs):
     return intervals, loss, optimizer.decision_log
 
 
-@pytest.mark.parametrize("rolling", [True, False], ids=["rolling", "aligned"])
-@pytest.mark.parametrize("ratio", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize(
+    ("ratio", "rolling"),
+    [
+        (0.05, True),
+        (0.1, False),
+        (0.3, True),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in [(0.05, False), (0.1, True), (0.3, False)]),
+    ],
+)  # fmt: skip
 def test_windows_are_short_early_in_training_and_longer_once_it_settles(ratio, rolling):
     intervals, loss, _ = train_decoder(ZenAuto(), topk_ratio=ratio, rolling=rolling)
     assert max(intervals[:20]) <= 2

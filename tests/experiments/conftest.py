@@ -1,15 +1,40 @@
-"""Fixtures of tuned runs."""
+"""What the tests of runs share."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.online.logged_controller import LoggedController
+from experiments.output import plots, provenance
+from experiments.search import results
+from experiments.training import comparison
 from experiments.training.tuned import run as auto
 from tests.experiments.tuned import ByTheClock
+
+
+@pytest.fixture(scope="session", autouse=True)
+def versions_once() -> Iterator[None]:
+    """Look up the installed packages' versions once: every run records them twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "versions", functools.cache(provenance.versions))
+        yield
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs and searches write blank pictures: drawing takes longer than a few steps."""
+
+    def blank(figure: Any, path: Path, **_: Any) -> None:
+        path.write_bytes(b"\x89PNG")
+
+    for module in (plots, comparison, results):
+        monkeypatch.setattr(module, "save_figure", blank)
 
 
 @dataclass

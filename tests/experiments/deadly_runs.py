@@ -20,6 +20,7 @@ import torch
 
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
+from tests.zenflow.test_resume import members_of_session
 
 _FLAGS = (*FAST, "--schedule", "cosine", "--lr", "1e-3", "--select-interval", "4")
 _SECONDS = 600.0
@@ -50,6 +51,7 @@ def start(*flags: object) -> subprocess.Popen[bytes]:
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
@@ -118,6 +120,7 @@ def kill_and_resume(
         seed: Of the random moments.
     """
     rng, deaths = random.Random(seed), Deaths()
+    shared = shared_memory()
     folder = out / CHECKPOINTS
     while deaths.total < kills or deaths.inside_a_save < inside:
         rows, former, begun = _rows(out), unfinished(folder), _saved(folder)
@@ -130,6 +133,7 @@ def kill_and_resume(
         else:
             kill_loading(process, rng)
         process.communicate()
+        assert members_of_session(process.pid) == [], "a process was left behind"
         if unfinished(folder) - former:
             deaths.inside_a_save += 1
         elif _rows(out) == rows or len(_rows(out)) <= begun:
@@ -138,9 +142,16 @@ def kill_and_resume(
             deaths.elsewhere += 1
         deaths.steps.append(_saved(folder))
         assert deaths.steps == sorted(deaths.steps), "a checkpoint was lost"
+    assert shared_memory() <= shared, "shared memory was left behind"
     result = train("--resume", out)
     assert result.exit_code == 0, result.output
     return deaths
+
+
+def shared_memory() -> set[Path]:
+    """Return the segments of shared memory that processes of this machine have made."""
+    place = Path("/dev/shm")
+    return set(place.iterdir()) if place.is_dir() else set()
 
 
 def _go_on(out: Path, flags: Sequence[object]) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def trained(out: Path, *flags: object) -> Path:
     result = train("--out", out, *flags)
     assert result.exit_code == 0, result.output
     return out
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process that a test may have left behind."""
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def summary(out: Path) -> dict[str, Any]:

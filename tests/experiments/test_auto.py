@@ -23,7 +23,7 @@ from zenflow.knobs import Knobs
 
 
 @pytest.fixture
-def text(tmp_path):
+def text(tmp_path, blank_pictures):
     return write_text(tmp_path / "text.txt")
 
 

@@ -54,7 +54,7 @@ def test_strategies_see_the_same_link_data_and_first_weights(compared):
     assert "(emulated link)" in output
 
 
-def test_strategies_go_on_from_a_model_trained_on_the_device(compared, tmp_path):
+def test_strategies_go_on_from_a_model_trained_on_the_device(compared, tmp_path, blank_pictures):
     folder, output = compared
     start = summary(folder / "start")
     assert start["strategy"] == "on_device"
@@ -73,7 +73,7 @@ def test_strategies_go_on_from_a_model_trained_on_the_device(compared, tmp_path)
     assert steps(tmp_path / "tuned" / "zenflow")[0]["loss"] == pytest.approx(begun, rel=1e-5)
 
 
-def test_an_interrupted_start_is_taken_up_again(compared, tmp_path):
+def test_an_interrupted_start_is_taken_up_again(compared, tmp_path, blank_pictures):
     folder, _ = compared
     settings = TrainSettings.from_dict(
         json.loads((folder / "config.json").read_text())["settings"]
@@ -113,7 +113,7 @@ def test_a_comparison_says_first_what_it_does_and_last_what_to_look_at(compared)
     assert "zenflow report" in lines[-2]
 
 
-def test_a_terminal_sees_one_bar_over_all_runs(tmp_path, monkeypatch):
+def test_a_terminal_sees_one_bar_over_all_runs(tmp_path, monkeypatch, blank_pictures):
     bars = []
 
     class Counted(bar_module.Progress):
@@ -169,7 +169,7 @@ def test_zero_offload_is_adamw_and_the_others_are_not(compared):
     assert losses["zenflow"] != losses["zenflow_paper"]
 
 
-def test_finished_strategies_are_kept_on_resume(compared):
+def test_finished_strategies_are_kept_on_resume(compared, blank_pictures):
     folder, _ = compared
     before = (folder / "zenflow" / "steps.jsonl").stat().st_mtime_ns
     result = train("--resume", folder)
@@ -247,7 +247,7 @@ def test_last_steps_are_cut_where_the_device_starts_them():
     assert cut.busy("host") == 0.5
 
 
-def test_comparison_with_settings_of_one_strategy_only(tmp_path):
+def test_comparison_with_settings_of_one_strategy_only(tmp_path, blank_pictures):
     text = write_text(tmp_path / "a.txt")
     out = trained(tmp_path / "r", "--compare", *FAST, "--data", text, "--steps", "3", "--lag", "2")
     lags = {

@@ -14,7 +14,7 @@ from experiments.training import stop as interrupt
 from experiments.training.saved.checkpoint import latest_checkpoint
 from experiments.training.step_log import read_steps
 from experiments.training.stop import StopRequest
-from tests.experiments.runs import FAST, train, write_text
+from tests.experiments.runs import FAST, end, train, write_text
 
 
 @pytest.fixture
@@ -29,12 +29,15 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-def test_the_first_signal_is_answered_at_once(capfd, clock):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_the_first_signal_is_answered_at_once(capfd, clock, number, code):
     with StopRequest("Stopping.") as stop:
-        send(signal.SIGINT)
+        send(number)
         assert capfd.readouterr().err == "\nStopping.\n"
         assert stop.requested
-        assert stop.exit_code == 130
+        assert stop.exit_code == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -123,7 +126,7 @@ main()
 """
 
 
-def test_a_run_whose_terminal_closes_is_saved(tmp_path):
+def test_a_run_whose_terminal_closes_is_saved(tmp_path, request):
     """Its output goes nowhere from then on, which is no reason to fail."""
     out, text = tmp_path / "run", write_text(tmp_path / "text.txt")
     ours, theirs = pty.openpty()
@@ -133,6 +136,7 @@ def test_a_run_whose_terminal_closes_is_saved(tmp_path):
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    request.addfinalizer(lambda: end(process))  # it would train for hours
     os.close(theirs)
     deadline = time.monotonic() + 120
     while not read_steps(out / "steps.jsonl"):

@@ -67,7 +67,7 @@ def test_predictions_take_set_ups_and_no_set_up_holds_a_measurement():
 
 
 def test_other_measured_values_change_no_prediction(rows):
-    for some in (slice(0, 6), slice(-1, None)):
+    for some in (slice(0, 2), slice(-1, None)):
         doubled = [replace(item, seconds=2 * item.seconds) for item in MEASUREMENTS[some]]
         again = predict_all(doubled, draws=0)
         assert [row.predicted for row in again] == [row.predicted for row in rows[some]]

@@ -24,7 +24,7 @@ from zenflow.errors import CheckpointError
 
 
 @pytest.fixture
-def flags(tmp_path):
+def flags(tmp_path, blank_pictures):
     text = write_text(tmp_path / "text.txt")
     return [*FAST, "--data", text, "--gradients", "keep", "--warmup", "0"]
 

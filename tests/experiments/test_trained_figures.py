@@ -120,6 +120,7 @@ def test_settings_that_were_not_run_leave_a_claim_open():
     assert [f.verdict for f in found].count(Verdict.UNKNOWN) == 3
 
 
+@pytest.mark.usefixtures("blank_pictures")  # of the runs: the figure's own is drawn
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_figure_is_made_in_seconds_goes_on_where_it_was_and_is_drawn(name, tmp_path):
     figure = catalogue.load(f"paper/{name}")

@@ -22,16 +22,18 @@ from experiments.training.settings import TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from tests.experiments.runs import summary, write_text
+from tests.experiments.runs import end, summary, write_text
 from zenflow.knobs import Knobs
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ["--model", "qwen2.5-0.5b", "--gpu", "rtx4090", "--batch-size", "2"]
+FEW = [*SIMULATED, "--update-interval", "4", "--lag", "1"]
+"""The same with fewer settings, whose memory is looked at before anything else."""
 MEASURED = [
     "--backend", "measured", "--model", "own:tiny", "--batch-size", "2", "--sequence", "32",
     "--device", "cpu", "--device-threads", "1",
 ]  # fmt: skip
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("blank_pictures")]
 
 
 def tune(*arguments):
@@ -115,7 +117,7 @@ def test_the_best_setting_names_the_model_that_was_searched(name, tmp_path, monk
 )
 def test_a_model_that_does_not_fit_gets_the_flags_with_which_it_would(flags, way_out, tmp_path):
     command = ["--model", "llama-2-7b", "--hardware", "rtx4090-desktop", "--trials", "1"]
-    command += ["--update-interval", "4", "--lag", "1"]  # fewer settings to look at
+    command += FEW[len(SIMULATED) :]
     done = tune(*command, *flags, "--out", tmp_path / "out")
     assert done.exit_code == 2
     said = " ".join(done.output.split())
@@ -211,6 +213,14 @@ def test_the_same_command_goes_on_and_the_study_can_be_opened_elsewhere(tmp_path
     ]
 
 
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    """Return a study of one trial, as a file."""
+    folder = tmp_path_factory.mktemp("journal")
+    tuned(folder / "out", *FEW, "--storage", folder / "a.journal", "--trials", "1")
+    return (folder / "a.journal").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
@@ -220,19 +230,19 @@ def test_the_same_command_goes_on_and_the_study_can_be_opened_elsewhere(tmp_path
         (lambda text: text[: len(text) // 2], -1),
     ],
 )
-def test_a_damaged_journal_is_refused_by_its_line_and_left_as_it_is(damage, line, tmp_path):
-    storage = tmp_path / "a.journal"
-    tuned(tmp_path / "out", *SIMULATED, "--storage", storage, "--trials", "1")
-    damaged = damage(storage.read_bytes())
+def test_a_damaged_journal_is_refused_by_its_line_and_left_as_it_is(
+    damage, line, journal, tmp_path
+):
+    storage, damaged = tmp_path / "a.journal", damage(journal)
     storage.write_bytes(damaged)
-    done = tune(*SIMULATED, "--storage", storage, "--trials", "2", "--out", tmp_path / "other")
+    done = tune(*FEW, "--storage", storage, "--trials", "2", "--out", tmp_path / "other")
     assert done.exit_code == 2, done.output
     number = range(1, len(damaged.splitlines()) + 1)[line]
     assert f"line {number}, is no entry" in " ".join(done.output.split())
     assert storage.read_bytes() == damaged
 
 
-def test_ctrl_c_writes_what_there_is(tmp_path):
+def test_ctrl_c_writes_what_there_is(tmp_path, request):
     out = tmp_path / "out"
     storage = tmp_path / "study.journal"
     command = [
@@ -240,6 +250,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path):
         "--sampler", "random", "--storage", str(storage), "--out", str(out),
     ]  # fmt: skip
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    request.addfinalizer(lambda: end(process))
     deadline = time.monotonic() + 60
     while not (storage.exists() and storage.read_text().count('"outcome":"measured"') >= 2):
         assert time.monotonic() < deadline
@@ -326,18 +337,18 @@ def test_needs_of_a_measured_setting_are_known_without_a_run(tmp_path):
     [
         (["--gpu", "rtx4090"], "a simulation needs a model"),
         (SIMULATED[:2], "one of --gpu, --machine and --profile"),
-        ([*SIMULATED, "--sampler", "tpee"], "did you mean 'tpe'"),
-        ([*SIMULATED, "--objective", "speed"], "'speed' is unknown"),
-        ([*SIMULATED, "--storage", "study.txt"], "write study.journal, or"),
-        ([*SIMULATED, "--storage", "sqlite:////nowhere/a.db"], "can't be opened"),
-        ([*SIMULATED, "--workers", "2"], "2 workers need a storage"),
-        ([*SIMULATED, "--lr", "1e-3"], "--lr is for --backend measured"),
+        ([*FEW, "--sampler", "tpee"], "did you mean 'tpe'"),
+        ([*FEW, "--objective", "speed"], "'speed' is unknown"),
+        ([*FEW, "--storage", "study.txt"], "write study.journal, or"),
+        ([*FEW, "--storage", "sqlite:////nowhere/a.db"], "can't be opened"),
+        ([*FEW, "--workers", "2"], "2 workers need a storage"),
+        ([*FEW, "--lr", "1e-3"], "--lr is for --backend measured"),
         ([*MEASURED, "--gpu", "rtx4090"], "--gpu is for --backend simulated"),
         ([*MEASURED, "--workers", "2"], "slow each other"),
         ([*MEASURED, "--select-strategy", "epoch"], "can't be tuned"),
-        ([*SIMULATED, "--device-memory", "-1"], "positive number of bytes"),
+        ([*FEW, "--device-memory", "-1"], "positive number of bytes"),
         (
-            [*SIMULATED, "--device-memory", "9.5", "--smallest-captured", "0.6"],
+            [*FEW, "--device-memory", "9.5", "--smallest-captured", "0.6"],
             "captured energy >= 0.6 needs topk_ratio >= 0.5",
         ),
     ],

@@ -21,6 +21,7 @@ from experiments.studies.hidden_machines.results import findings, recovery, resu
 from experiments.studies.hidden_machines.study import Contest, play, rows_of
 from zenflow.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("simulated_once")
 TINY = SearchSpace(
     topk_ratios=(0.05, 0.1, 0.5),
     update_intervals=(1, 4),

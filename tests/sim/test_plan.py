@@ -18,6 +18,7 @@ from sim.timing.costs import costs_of
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("simulated_once")
 GIB = 1 << 30
 OURS = tuple(PRESETS)
 
@@ -31,7 +32,7 @@ def desktop(ram):
 
 
 @pytest.fixture(scope="module")
-def plans():
+def plans(simulated_once):
     """Return the plans of people who ask: by model, machine and what it holds."""
     h100 = find_machine("hgx-h100")
     asked = {

@@ -166,7 +166,7 @@ def run(costs, strategy, num_steps=6):
     return Run(machine, schedule.step_ends, schedule.stalls, makespan)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(costs=models(), strategy=strategies())
 def test_a_lane_does_one_thing_at_a_time_and_the_device_does_not_wait_at_work(costs, strategy):
     found = run(costs, strategy)
@@ -177,7 +177,7 @@ def test_a_lane_does_one_thing_at_a_time_and_the_device_does_not_wait_at_work(co
             assert start >= end - slack, lane
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(costs=models(), strategy=strategies())
 def test_steps_follow_one_another_and_stall_for_no_longer_than_they_take(costs, strategy):
     found = run(costs, strategy)
@@ -189,7 +189,7 @@ def test_steps_follow_one_another_and_stall_for_no_longer_than_they_take(costs, 
         assert sum(lengths) == pytest.approx(found.busy("device") + sum(found.stalls), rel=1e-6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(costs=models(), strategy=strategies())
 def test_nothing_is_faster_than_its_resources(costs, strategy):
     found = run(costs, strategy)
@@ -205,7 +205,7 @@ def test_nothing_is_faster_than_its_resources(costs, strategy):
         assert makespan >= found.moved(lane) / kind.max_rate
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(costs=models(), name=st.sampled_from(["zero_offload", "published_zero_offload"]))
 def test_a_step_in_turn_is_no_shorter_than_its_critical_path(costs, name):
     # Compute, all of the host's update, the upload of everything: each at its rate, undisturbed.
@@ -224,7 +224,7 @@ def lane_kinds(machine):
     return kinds | {"nvme read": machine.nvme_read_kind, "nvme write": machine.nvme_write_kind}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(costs=models(), strategy=strategies())
 def test_resources_carry_what_was_sent_over_them_and_no_more(costs, strategy):
     found = run(costs, strategy)
@@ -273,7 +273,7 @@ ONE_GPU = machines(cpu_allowed=False).map(lambda hardware: replace(hardware, num
 NOTHING_SHARED = {"link.duplex": 1.0, "host.dram": 1e18}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     costs=models(ONE_GPU),
     strategy=strategies().filter(keeps_its_plan),
@@ -285,7 +285,7 @@ def test_twice_the_bandwidth_slows_no_step_where_nothing_is_shared(costs, strate
     assert faster <= steady_step(costs, strategy) * (1 + 1e-6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     costs=models(machines(cpu_allowed=False)),
     strategy=strategies().filter(keeps_its_plan),

@@ -19,7 +19,7 @@ NAMES = ("host.core_bandwidth", "overheads.step", "overheads.device_update")
 
 
 def observation(strategy, batch, link=None, **knobs):
-    workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=batch, sequence=512)
+    workload = Workload.of_config(*find_model("gpt2"), batch_size=batch, sequence=512)
     chosen = Strategy.of(strategy, **knobs)
     seen = simulate(costs_of(workload, on_link(TRUTH, link)), chosen, keeps_spans=False)
     return Observation(

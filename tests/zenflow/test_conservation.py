@@ -129,7 +129,7 @@ def changes(draw, config):
     return [(draw(st.integers(1, 6)) + 11 * i, changed) for i, changed in enumerate(drawn)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     data=st.data(),
     config=linear_configs(),

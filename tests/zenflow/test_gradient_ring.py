@@ -131,8 +131,14 @@ class CpuWithRing(CpuDevice):
     has_ring = True
 
 
-@pytest.mark.parametrize("ring_bytes", [1, 2000, 1 << 20])
-@pytest.mark.parametrize("rule", timing.RULES)
+@pytest.mark.parametrize(
+    ("rule", "ring_bytes"),
+    [
+        pytest.param(rule, size, marks=[] if is_quick else pytest.mark.slow)
+        for place, rule in enumerate(timing.RULES)
+        for size, is_quick in ((1, place % 2 == 0), (2000, place % 2), (1 << 20, place % 4 == 0))
+    ],
+)
 def test_a_run_through_the_ring_has_the_weights_of_one_without(monkeypatch, rule, ring_bytes):
     config, model = timing.config_of(rule), lambda: TinyStack(num_layers=8, width=12)
     expected = timing.train(model, config, "release", 12, host_threads=1)

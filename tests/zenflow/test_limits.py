@@ -17,7 +17,7 @@ from tests.models import (
 )
 from zenflow import PacedLink, ZenFlowAdamW, ZenFlowConfig
 
-NUM_STEPS = 50
+NUM_STEPS = 30
 MAX_NORM = 0.5
 MICRO_BATCHES = 2
 

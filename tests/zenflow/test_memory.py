@@ -63,8 +63,15 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in CONFIGS),
+        *((name, torch.bfloat16) for name in ("zenflow", "zenflow_paper", "no overlap")),
+        *(pytest.param(name, torch.bfloat16, marks=pytest.mark.slow)
+          for name in ("zero_offload", "delayed", "on_device", "warm-up")),
+    ],
+)  # fmt: skip
 def test_what_is_allocated_is_what_was_planned(name, dtype):
     model = make_model(dtype)
     for step in range(2):  # allocates what the model itself needs
@@ -143,7 +150,7 @@ def sizes(optimizer):
 
 
 @pytest.mark.parametrize("mode", ["keep", "release"])
-def test_nothing_grows_over_a_thousand_steps(mode):
+def test_nothing_grows_over_hundreds_of_steps(mode):
     model = TinyStack(num_layers=3, width=8)
     config = ZenFlowConfig(
         topk_ratio=0.25, select_interval=7, block_elements=32, importance_decay=0.5, **TINY
@@ -152,7 +159,7 @@ def test_nothing_grows_over_a_thousand_steps(mode):
     optimizer = ZenFlowAdamW(model.parameters(), config=config, timeline_steps=5, **settings)
     with closing(optimizer):
         measured = []
-        for count in (100, 450, 450):
+        for count in (60, 230, 230):
             for step in range(count):
                 model.loss(step).backward()
                 optimizer.step()
@@ -163,7 +170,7 @@ def test_nothing_grows_over_a_thousand_steps(mode):
         try:
             blocks = []
             for _ in range(2):
-                for step in range(100):
+                for step in range(50):
                     model.loss(step).backward()
                     optimizer.step()
                 optimizer.synchronize()
@@ -177,7 +184,7 @@ def test_nothing_grows_over_a_thousand_steps(mode):
     assert end["spans"] <= 1.5 * middle["spans"] + 10
     assert end["objects"] <= middle["objects"] + 200
     assert rss_end - rss_middle < 8e6
-    assert blocks[1] - blocks[0] < 50e3
+    assert blocks[1] - blocks[0] < 25e3
 
 
 def test_changes_of_the_interval_do_not_make_memory_grow():

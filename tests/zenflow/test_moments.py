@@ -5,7 +5,6 @@ they can be compared with torch's own, element by element: a gradient that is lo
 scaled wrongly or put into another column's row shows.
 """
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,9 +31,9 @@ def moments_of(state, shape):
     return exp_avg.t().reshape(shape), exp_avg_sq.t().reshape(shape), step
 
 
-@pytest.mark.parametrize("mode", ["keep", "release"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
+    mode=st.sampled_from(["keep", "release"]),
     data=st.data(),
     config=configs(deferred_moments="step"),
     absent=st.sampled_from([0.0, 0.3]),

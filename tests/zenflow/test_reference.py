@@ -161,16 +161,17 @@ def check_scenario(scenario, mode, dtype=torch.float32, device="cpu"):
         compare(ours, theirs, "eval" if step > scenario.num_steps else step)
 
 
-@pytest.mark.parametrize("mode", ["keep", "release"])
-@settings(max_examples=60, deadline=None)
-@given(scenario=scenarios())
+MODES = st.sampled_from(["keep", "release"])
+
+
+@settings(max_examples=80, deadline=None)
+@given(mode=MODES, scenario=scenarios())
 def test_float32_weights_follow_the_reference_step_for_step(mode, scenario):
     check_scenario(scenario, mode)
 
 
-@pytest.mark.parametrize("mode", ["keep", "release"])
-@settings(max_examples=25, deadline=None)
-@given(scenario=scenarios())
+@settings(max_examples=30, deadline=None)
+@given(mode=MODES, scenario=scenarios())
 def test_bfloat16_weights_are_the_references_up_to_rounding(mode, scenario):
     check_scenario(scenario, mode, torch.bfloat16)
 

@@ -121,7 +121,9 @@ def check_resume(settings, steps=range(9)):
 @pytest.mark.parametrize("mode", ["keep", "release"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
-    check_resume({"config": config_of(rule), "mode": mode})
+    # Both modes have the same state: every step once, and a few in the other.
+    steps = range(9) if mode == "release" else (1, 4, 7)
+    check_resume({"config": config_of(rule), "mode": mode}, steps)
 
 
 @pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S"])
@@ -132,7 +134,8 @@ def test_a_bfloat16_run_resumes_bit_for_bit(rule):
 @pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
 @pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
-    check_resume({"config": config_of(rule), "mode": "release", "log": log})
+    steps = range(9) if rule == "rolling, lag 1" else range(2, 9, 2)
+    check_resume({"config": config_of(rule), "mode": "release", "log": log}, steps)
 
 
 @pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
@@ -290,9 +293,7 @@ def test_a_killed_process_leaves_no_process_and_no_shared_memory():
     assert members_of_session(process.pid) == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "ending"), [("keep", "end"), ("release", "global"), ("release", "raise")]
-)
+@pytest.mark.parametrize(("mode", "ending"), [("keep", "global"), ("release", "raise")])
 def test_an_interpreter_exits_at_once_although_nobody_called_close(mode, ending):
     with start(mode, ending) as process:
         started = time.perf_counter()
