@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from experiments.calibration import calibrate as calibration
 from experiments.calibration import plans
 from experiments.cli import main
+from tests.experiments.calibration.test_calibrate import TINY_RUNS, TINY_SHAPES, TINY_VALIDATION
 from tests.experiments.runs import write_text
-from tests.experiments.test_calibration import TINY_RUNS, TINY_SHAPES, TINY_VALIDATION
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("README.md", "notebooks/README.md", *sorted(
@@ -54,9 +54,9 @@ def trained(steps, added=SMALL):
 
 AS_IT_STANDS = Scaled()
 INSTALLED = Elsewhere("tests/test_installed.py")
-COMPARED = Elsewhere("tests/experiments/test_compare.py")
-REPRODUCED = Elsewhere("tests/experiments/reproduction/test_frame.py")
-SENTENCES = Elsewhere("tests/experiments/test_sst2.py")
+COMPARED = Elsewhere("tests/experiments/training/test_comparison.py")
+REPRODUCED = Elsewhere("tests/experiments/paper/test_frame.py")
+SENTENCES = Elsewhere("tests/experiments/studies/test_sst2.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 LINES = {
     "README.md": {
@@ -102,7 +102,7 @@ LINES = {
         "zenflow sweep --model llama-2-7b --gpu rtx4090 --checkpointing "
         "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
             AS_IT_STANDS,
-        "zenflow sweep --study all": Elsewhere("tests/experiments/test_sweep_studies.py"),
+        "zenflow sweep --study all": Elsewhere("tests/experiments/sweeps/test_studies.py"),
     },
     "docs/guides/tune.md": {
         "zenflow train --auto --data my_texts/ --steps 2000 --largest-staleness 8 "

@@ -8,9 +8,9 @@ from autotune.adviser.process import AbstractAdviserHandle, Ready
 from autotune.constraints import Constraints
 from autotune.decisions.file import DecisionLog
 from autotune.online.controller import TwinController
-from tests.autotune.test_decisions import header
+from tests.autotune.decisions.test_file import header
 from tests.autotune.worlds import CONFIG, HERE, SMALL, twin
-from tests.zenflow.test_report import a_report
+from tests.zenflow.step.test_reporter import a_report
 from zenflow.errors import WorkerError
 from zenflow.report import WindowNorms
 from zenflow.trace.timeline import Span, Timeline

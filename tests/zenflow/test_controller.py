@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.models import TINY, TinyStack, closing
 from tests.zenflow.decisions import decisions, intervals
-from tests.zenflow.test_report import a_report
+from tests.zenflow.step.test_reporter import a_report
 from zenflow import (
     AbstractController,
     AbstractIntervalController,

@@ -22,13 +22,13 @@ from tests.models import (
     relative_difference,
     weights_of,
 )
-from tests.zenflow import test_controller_probes as probes
 from tests.zenflow import test_limits as limits
 from tests.zenflow import test_reference as reference
 from tests.zenflow import test_resume as resume
-from tests.zenflow import test_timing as timing
 from tests.zenflow.decisions import decisions, intervals
 from tests.zenflow.host_work import host_work
+from tests.zenflow.step import test_controller_probes as probes
+from tests.zenflow.step import test_timing as timing
 from zenflow import GradientError, LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig
 
 pytestmark = [

@@ -1,1 +1,0 @@
-"""Tests of the paper's figures and of their frame."""

@@ -1,0 +1,419 @@
+"""Whatever ends a run, or keeps it from writing, its work is there to go on with."""
+
+import errno
+import json
+import math
+import os
+import shutil
+
+import pytest
+import torch
+
+from experiments.training import loop as training
+from experiments.training.saved import saving
+from experiments.training.saved.checkpoint import latest_checkpoint
+from experiments.training.saved.saving import MOST_SHARE, RETRY_SECONDS, SavePace
+from experiments.training.settings import TrainSettings
+from experiments.training.setup import schedule_factor
+from experiments.training.step_log import StepLog, read_steps
+from tests.experiments.deadly_runs import differences
+from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
+from tests.experiments.training.test_checkpoint import file_size_limit
+from zenflow.device.cpu import CpuDevice
+from zenflow.errors import CheckpointError
+
+
+@pytest.fixture
+def flags(tmp_path, blank_pictures):
+    text = write_text(tmp_path / "text.txt")
+    return [*FAST, "--data", text, "--gradients", "keep", "--warmup", "0"]
+
+
+def last_step(out):
+    path = latest_checkpoint(out / "checkpoint")
+    return None if path is None else int(path.name[5:])
+
+
+def said(result):
+    return " ".join(result.output.split())
+
+
+# ---- when ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_by_default_a_save_is_due_every_ten_minutes():
+    clock = Clock()
+    pace = SavePace(TrainSettings().save_every, TrainSettings().save_minutes, clock)
+    due = []
+    for minute in range(1, 40):
+        clock.now = 60.0 * minute
+        if pace.is_due(minute):
+            due.append(minute)
+            pace.saved(1.0)
+    assert due == [10, 20, 30]
+
+
+def test_saves_that_take_long_are_made_less_often():
+    clock = Clock()
+    pace, spent = SavePace(0, 10, clock), 0.0
+    while clock.now < 20 * 3600:
+        clock.now += 1.0
+        if pace.is_due(1):
+            clock.now += 90.0
+            spent += 90.0
+            pace.saved(90.0)
+    assert 0.03 < spent / clock.now <= MOST_SHARE + 0.005
+
+
+def test_a_save_is_due_by_steps_and_soon_after_one_that_failed():
+    clock = Clock()
+    pace = SavePace(4, 0, clock)
+    assert [step for step in range(1, 10) if pace.is_due(step)] == [4, 8]
+    pace.failed()
+    clock.now = RETRY_SECONDS - 1
+    assert not pace.is_due(9)
+    clock.now = RETRY_SECONDS
+    assert pace.is_due(9)
+    pace.saved(1.0)
+    clock.now = 1e9
+    assert not pace.is_due(9)
+
+
+@pytest.fixture
+def saves(monkeypatch):
+    """Steps of which a checkpoint is written."""
+    real, done = training.save_checkpoint, []
+
+    def save(folder, step, *args, **kwargs):
+        done.append(step)
+        return real(folder, step, *args, **kwargs)
+
+    monkeypatch.setattr(training, "save_checkpoint", save)
+    return done
+
+
+def test_a_saved_step_is_not_saved_again(tmp_path, flags, saves):
+    out = trained(tmp_path / "run", *flags, "--steps", "4", "--save-every", "2")
+    assert train("--resume", out).exit_code == 0
+    assert saves == [2, 4]
+
+
+def test_minutes_save_without_steps_and_nothing_else_does(monkeypatch, tmp_path, flags, saves):
+    monkeypatch.setattr(saving, "MOST_SHARE", 1.0)  # else these tiny steps are too short to save
+    trained(tmp_path / "often", *flags, "--steps", "3", "--save-minutes", "1e-9")
+    trained(tmp_path / "never", *flags, "--steps", "3", "--save-minutes", "0")
+    assert saves == [1, 2, 3, 3]
+
+
+# ---- errors that end a run ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Let the loss of a step go wrong until it is mended."""
+    real = training.cross_entropy
+
+    def break_step(number, make=lambda loss: loss * math.nan):
+        calls = [0]
+
+        def loss_of(logits, batch):
+            calls[0] += torch.is_grad_enabled()
+            loss = real(logits, batch)
+            return make(loss) if calls[0] == number and torch.is_grad_enabled() else loss
+
+        monkeypatch.setattr(training, "cross_entropy", loss_of)
+
+    yield break_step
+    monkeypatch.setattr(training, "cross_entropy", real)
+
+
+def test_a_norm_that_is_not_finite_ends_a_run_that_is_saved(tmp_path, flags, broken):
+    out = tmp_path / "run"
+    broken(6)
+    result = train("--out", out, *flags, "--steps", "8", "--save-every", "4")
+    assert result.exit_code == 1
+    assert "the gradient norm of step 6 is nan" in said(result)
+    assert "everything up to step 5 is saved" in said(result)
+    assert f"zenflow train --resume {out} --lr 4e-05" in said(result)
+    assert "go on from step-00000004: remove" in said(result)
+    assert "zero_grad" not in result.output
+    broken(0)
+    assert train("--resume", out).exit_code == 0
+    assert differences(out, trained(tmp_path / "whole", *flags, "--steps", "8")) == []
+
+
+@pytest.mark.parametrize("bad", [6, 8])
+def test_where_it_is_noticed_late_only_the_checkpoint_from_before_is_good(
+    tmp_path, flags, broken, monkeypatch, bad
+):
+    """A CPU whose reports come a step late stands for a GPU; step 8 is bad as it is saved."""
+    monkeypatch.setattr(CpuDevice, "is_synchronous", False)
+    whole = trained(tmp_path / "whole", *flags, "--steps", "8")
+    out = tmp_path / "run"
+    broken(bad)
+    result = train("--out", out, *flags, "--steps", "8", "--save-every", "4")
+    assert result.exit_code == 1
+    assert f"the gradient norm of step {bad} is nan" in said(result)
+    assert f"The newest checkpoint without it is {out}/checkpoint/step-00000004" in said(result)
+    assert last_step(out) == 4
+    broken(0)
+    assert train("--resume", out).exit_code == 0
+    assert differences(out, whole) == []
+
+
+def test_a_rate_that_is_too_high_is_lowered_by_a_resume(tmp_path, flags):
+    out = tmp_path / "run"
+    result = train("--out", out, *flags, "--steps", "8", "--lr", "1e6")
+    assert result.exit_code == 1
+    assert "--resume" in result.output
+    trained(tmp_path / "good", *flags, "--steps", "4")
+    result = train("--resume", tmp_path / "good", "--steps", "8", "--lr", "1e-4")
+    assert "lr was 0.0004, and is 0.0001 from here on" in said(result)
+    rates = [row["learning_rates"][0] for row in steps(tmp_path / "good")]
+    assert rates == pytest.approx([4e-4] * 4 + [1e-4] * 4)
+    noted = json.loads((tmp_path / "good" / "config.json").read_text())["changes"]
+    assert noted == [{"after_step": 4, "name": "lr", "old": 4e-4, "new": 1e-4}]
+
+
+def test_an_error_of_any_other_kind_is_saved_before_too(tmp_path, flags, broken):
+    def no_memory(loss):
+        torch.rand(3)  # as dropout does: the resumed run must not draw on from here
+        raise torch.OutOfMemoryError("no memory")
+
+    out = tmp_path / "run"
+    broken(6, no_memory)
+    result = train("--out", out, *flags, "--steps", "8")
+    assert "memory is too small for this run (no memory)" in said(result)
+    assert "Everything up to step 5 is saved" in said(result)
+    broken(0)
+    assert train("--resume", out).exit_code == 0
+    assert differences(out, trained(tmp_path / "whole", *flags, "--steps", "8")) == []
+
+
+# ---- disks that are full ------------------------------------------------------------------------
+
+
+def test_a_save_that_fails_leaves_the_run_going(tmp_path, flags, monkeypatch):
+    real, failed = training.save_checkpoint, []
+
+    def full(folder, step, *args, **kwargs):
+        if step == 4:
+            failed.append(step)
+            raise CheckpointError("no space.")
+        return real(folder, step, *args, **kwargs)
+
+    monkeypatch.setattr(training, "save_checkpoint", full)
+    result = train("--out", tmp_path / "run", *flags, "--steps", "8", "--save-every", "2")
+    assert result.exit_code == 0
+    assert failed == [4]
+    assert "Warning: no space. The run goes on" in said(result)
+    assert last_step(tmp_path / "run") == 8
+
+
+def test_a_full_disk_ends_a_run_in_an_error_with_its_earlier_checkpoint_whole(tmp_path, flags):
+    out = trained(tmp_path / "run", *flags, "--steps", "4")
+    with file_size_limit(1_000_000):  # weights fit, a checkpoint does not
+        result = train("--resume", out, "--steps", "8", "--save-every", "2")
+    assert result.exit_code == 1
+    assert "Its newest checkpoint is of step 4, and is whole" in said(result)
+    assert f"zenflow train --resume {out}" in said(result)
+    assert summary(out)["steps"] == 8  # what could be written was
+    assert train("--resume", out).exit_code == 0
+    assert differences(out, trained(tmp_path / "whole", *flags, "--steps", "8")) == []
+
+
+def test_an_export_that_fails_loses_nothing(tmp_path, flags):
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "experiments.training.models.pretrained.save_model",
+            lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")),
+        )
+        patch.setattr(
+            "transformers.PreTrainedModel.save_pretrained",
+            lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")),
+        )
+        result = train("--out", out, *flags, "--steps", "4")
+    assert result.exit_code == 1
+    assert "No space left" in result.output
+    assert "Everything up to step 4 is saved" in said(result)
+    assert not (out / "model").exists()
+    assert train("--resume", out).exit_code == 0
+    assert (out / "model" / "model.safetensors").is_file()
+
+
+def row(step):
+    return {"step": step, "loss": 1.0, "seconds": 1.0, "stall_seconds": 0.0, "tokens": 8}
+
+
+def test_rows_that_a_full_disk_does_not_take_are_written_when_there_is_room(tmp_path, monkeypatch):
+    path = tmp_path / "steps.jsonl"
+    log, real = StepLog(path), os.write
+    log.append(row(1))
+
+    def full(descriptor, data):
+        monkeypatch.setattr(os, "write", fuller)
+        return real(descriptor, data[:7])  # the last bytes there are
+
+    def fuller(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    log.append(row(2))
+    log.append(row(3))
+    assert read_steps(path) == [row(1)]
+    with pytest.raises(OSError, match="No space"):
+        log.sync()
+    monkeypatch.setattr(os, "write", real)
+    log.append(row(4))
+    log.close()
+    assert read_steps(path) == [row(1), row(2), row(3), row(4)]
+
+
+# ---- steps.jsonl --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [(b"garbage", "can't be read"), (b"\xff\x00", "can't be read"), (b"[]", "is no object"),
+     (b'{"step": 3}', "lacks loss, seconds"), (b"", "can't be read"),
+     (json.dumps(row("x")).encode(), "has a step of 'x', which is no number")],
+)  # fmt: skip
+def test_a_damaged_row_is_an_error_with_its_line_and_nothing_is_dropped(
+    tmp_path, flags, line, words
+):
+    out = trained(tmp_path / "run", *flags, "--steps", "4")
+    lines = (out / "steps.jsonl").read_bytes().splitlines()
+    lines[2] = line
+    (out / "steps.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    before = (out / "steps.jsonl").read_bytes()
+    result = train("--resume", out, "--steps", "6")
+    assert result.exit_code == 2
+    assert f"steps.jsonl, line 3: each line must be a step's JSON, but this one {words}" in said(
+        result
+    )
+    assert (out / "steps.jsonl").read_bytes() == before
+
+
+def test_rows_that_are_missing_are_told(tmp_path, flags):
+    out = trained(tmp_path / "run", *flags, "--steps", "4")
+    lines = (out / "steps.jsonl").read_text().splitlines(keepends=True)
+    (out / "steps.jsonl").write_text("".join(lines[:2]))
+    result = train("--resume", out, "--steps", "6")
+    assert result.exit_code == 0
+    assert "lacks the rows of 2 of the 4 steps taken" in said(result)
+
+
+# ---- more steps than planned --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_more_steps_go_on_as_the_longer_run_with_the_first_ones_rise(tmp_path, flags, schedule):
+    flags = [*flags, "--schedule", schedule, "--warmup", "0.25"]
+    out = trained(tmp_path / "run", *flags, "--steps", "8")
+    result = train("--resume", out, "--steps", "16")
+    assert result.exit_code == 0
+    assert "steps was 8, and is 16 from here on" in said(result)
+    settings = TrainSettings(schedule=schedule, warmup=0.25)
+    planned = [4e-4 * schedule_factor(settings, 8, done) for done in range(8)]
+    planned += [4e-4 * schedule_factor(settings, 16, done, rising=2) for done in range(8, 16)]
+    assert [row["learning_rates"][0] for row in steps(out)] == pytest.approx(planned, rel=1e-12)
+    assert planned[8] > planned[7] > 0
+
+
+def test_a_longer_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, flags, broken):
+    flags = [*flags, "--schedule", "cosine", "--steps", "6"]
+    one = trained(tmp_path / "one", *flags)
+    assert train("--resume", one, "--steps", "12").exit_code == 0
+    two = trained(tmp_path / "two", *flags)
+    broken(4, lambda loss: 1 / 0)
+    assert train("--resume", two, "--steps", "12").exit_code == 1
+    broken(0)
+    result = train("--resume", two)
+    assert result.exit_code == 0
+    assert "steps was" not in result.output
+    assert last_step(two) == 12
+    assert differences(one, two) == []
+
+
+def test_a_tuned_run_keeps_the_schedule_that_its_decisions_were_taken_under(tmp_path, flags):
+    flags = [*flags, "--schedule", "cosine", "--controller", "zen-auto"]
+    out = trained(tmp_path / "run", *flags, "--strategy", "zenflow_paper", "--steps", "4")
+    result = train("--resume", out, "--steps", "8")
+    assert result.exit_code == 1
+    assert "a tuned run keeps its steps" in said(result)
+    assert "leave out --steps" in said(result)
+
+
+# ---- data that changed --------------------------------------------------------------------------
+
+
+def test_data_that_changed_is_refused_and_a_copy_of_it_in_another_place_is_not(tmp_path, flags):
+    text = tmp_path / "text.txt"
+    out, before = trained(tmp_path / "run", *flags, "--steps", "2"), text.read_text()
+    text.write_text(before.replace("line 7 says", "line 7 said"))
+    result = train("--resume", out, "--steps", "4")
+    assert result.exit_code == 1
+    assert "text.txt has changed since" in said(result)
+    assert "give a copy of what it was with --data" in said(result)
+    (tmp_path / "copy.txt").write_text(before)
+    assert train("--resume", out, "--steps", "4", "--data", tmp_path / "copy.txt").exit_code == 0
+
+
+def test_a_run_on_a_relative_path_goes_on_from_another_directory(tmp_path, flags, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = trained(tmp_path / "run", *FAST, "--data", "text.txt", "--steps", "2")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = train("--resume", out, "--steps", "4")
+    assert result.exit_code == 0, result.output
+
+
+# ---- config.json --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "can't be read as JSON"), (b'{"settings": {"lr"', "as JSON (Expecting"),
+     (b"\xff", "can't be read as JSON"), (b"[" * 50_000, "can't be read as JSON"),
+     (b"[]", "must hold an object with the run's settings"),
+     (b'{"settings": 5}', "must hold an object with the run's settings"),
+     (b'{"settings": {"knobs": 5}}', "must hold an object with the run's settings"),
+     (b'{"settings": {"lr": "fast"}}', "lr must be a number, but is 'fast'")],
+)  # fmt: skip
+def test_a_damaged_config_is_named_with_what_is_wrong(tmp_path, content, words):
+    (tmp_path / "config.json").write_bytes(content)
+    result = train("--resume", tmp_path)
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'config.json'}" in said(result)
+    assert words in said(result)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"format": 2}', '{"step": "ten"}', ""])
+def test_a_damaged_state_is_named_and_nothing_of_the_run_is_touched(tmp_path, flags, content):
+    out = trained(tmp_path / "run", *flags, "--steps", "2")
+    (out / "checkpoint" / "step-00000002" / "state.json").write_text(content)
+    before = (out / "steps.jsonl").read_bytes()
+    result = train("--resume", out, "--steps", "4")
+    assert result.exit_code == 1
+    assert "step-00000002 can't be read" in said(result)
+    assert "restore it from a copy or start again" in said(result)
+    assert (out / "steps.jsonl").read_bytes() == before
+
+
+def test_a_disk_that_is_too_small_for_a_checkpoint_is_told_before_the_first_step(
+    tmp_path, flags, monkeypatch
+):
+    usage = shutil.disk_usage(tmp_path)._replace(free=2_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    result = train("--out", tmp_path / "run", *flags, "--steps", "2")
+    assert "Warning: a checkpoint of this run takes about 2.4" in said(result)
+    assert result.exit_code == 1
+    assert "start it again, where there is room for one" in said(result)

@@ -1,0 +1,162 @@
+"""The ring holds each piece until it was sent, and never more than its memory."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models import TINY, TinyStack, assert_equal, closing
+from tests.zenflow.step import test_timing as timing
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.device.cpu import CpuDevice
+from zenflow.errors import DeadlineError, WorkerError
+from zenflow.lanes.completion import Completion
+from zenflow.lanes.copies import CopyLane
+from zenflow.step import ring_size
+from zenflow.step.gradient_ring import GradientRing
+from zenflow.surface import assembly
+
+DEVICE = CpuDevice(torch.device("cpu"))
+
+
+def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
+    """Return (gradient, columns, empty host buffer) of each (O, I), some columns left out."""
+    generator = torch.Generator().manual_seed(seed)
+    jobs = []
+    for rows, columns in shapes:
+        grad = torch.randn(rows, columns, generator=generator).to(dtype)
+        chosen = torch.randperm(columns, generator=generator)[: max(1, columns * 3 // 4)].sort()
+        jobs.append((grad, chosen.values, torch.zeros(len(chosen.values), rows, dtype=dtype)))
+    return jobs
+
+
+def ring_for(jobs, monkeypatch=None, ring_bytes=None, wait_timeout=5.0):
+    if ring_bytes is not None:
+        monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
+    buffers = [host for _, _, host in jobs]
+    return GradientRing.for_buffers(DEVICE, buffers, wait_timeout=wait_timeout)
+
+
+SHAPES = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes=SHAPES, ring_bytes=st.integers(1, 100_000), late=st.integers(0, 3), steps=st.just(3))
+def test_what_arrives_is_the_columns_however_late_copies_are(shapes, ring_bytes, late, steps):
+    with pytest.MonkeyPatch.context() as patch:
+        ring = ring_for(make_jobs(shapes), patch, ring_bytes)
+    for step in range(steps):
+        jobs, under_way = make_jobs(shapes, seed=step), []
+
+        def finish_oldest(under_way=under_way):
+            packed, sent = under_way.pop(0)
+            DEVICE.send(packed, None)
+            sent.mark_done()
+
+        @contextlib.contextmanager
+        def waiting(finish=finish_oldest, under_way=under_way):
+            while under_way:  # the lane goes on while the ring is full
+                finish()
+            yield
+
+        for piece in ring.pieces(jobs):
+            sent = Completion("a copy")
+            under_way.append((ring.pack(piece, sent, waiting), sent))
+            if len(under_way) > late:
+                finish_oldest()
+        while under_way:
+            finish_oldest()
+        for grad, columns, host in jobs:
+            assert torch.equal(host, grad.t()[columns])
+
+
+@given(shapes=SHAPES, ring_bytes=st.integers(1, 100_000))
+def test_pieces_have_every_column_once_and_leave_room_for_others(shapes, ring_bytes):
+    jobs = make_jobs(shapes)
+    with pytest.MonkeyPatch.context() as patch:
+        ring = ring_for(jobs, patch, ring_bytes)
+    tallest = max(host[:1].nbytes for _, _, host in jobs)
+    assert ring.num_bytes <= max(ring_bytes + 512, 4 * (tallest + 512))
+    seen = [
+        torch.cat([c for g, c, _ in ring_jobs(ring, jobs) if g is grad]) for grad, _, _ in jobs
+    ]
+    for columns, (_, expected, _) in zip(seen, jobs, strict=True):
+        assert torch.equal(columns, expected)
+    for piece in ring.pieces(jobs):
+        assert sum(host.nbytes for _, _, host in piece) <= max(ring.num_bytes // 4, tallest)
+
+
+def ring_jobs(ring, jobs):
+    return [job for piece in ring.pieces(jobs) for job in piece]
+
+
+def test_a_full_ring_waits_for_the_oldest_copy_and_says_so_when_it_never_comes(monkeypatch):
+    jobs = make_jobs([(64, 64)] * 8)
+    ring = ring_for(jobs, monkeypatch, 16384, wait_timeout=0.05)
+    waits = []
+
+    @contextlib.contextmanager
+    def waiting():
+        waits.append(1)
+        yield
+
+    def fill():
+        for piece in ring.pieces(jobs):
+            ring.pack(piece, Completion("the gradients' copy"), waiting)
+
+    with pytest.raises(DeadlineError, match="gradients' copy"):
+        fill()
+    assert waits == [1]
+
+
+def test_the_error_of_a_copy_reaches_who_needs_its_room(monkeypatch):
+    jobs = make_jobs([(64, 64)] * 8)
+    ring = ring_for(jobs, monkeypatch, 16384)
+
+    def fill():
+        for piece in ring.pieces(jobs):
+            sent = Completion("the gradients' copy")
+            ring.pack(piece, sent)
+            sent.fail(ZeroDivisionError("a broken copy"))
+
+    with pytest.raises(WorkerError, match="a broken copy"):
+        fill()
+
+
+class CpuWithRing(CpuDevice):
+    """A CPU that packs and sends as a GPU does."""
+
+    has_ring = True
+
+
+@pytest.mark.parametrize(
+    ("rule", "ring_bytes"),
+    [
+        pytest.param(rule, size, marks=[] if is_quick else pytest.mark.slow)
+        for place, rule in enumerate(timing.RULES)
+        for size, is_quick in ((1, place % 2 == 0), (2000, place % 2), (1 << 20, place % 4 == 0))
+    ],
+)
+def test_a_run_through_the_ring_has_the_weights_of_one_without(monkeypatch, rule, ring_bytes):
+    config, model = timing.config_of(rule), lambda: TinyStack(num_layers=8, width=12)
+    expected = timing.train(model, config, "release", 12, host_threads=1)
+    monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
+    monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
+    timing.delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=1)
+    actual = timing.train(model, config, "release", 12, host_threads=2)
+    for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
+        assert_equal(ours, theirs, f"step {step}")
+
+
+def test_keep_mode_has_no_ring(monkeypatch):
+    monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
+    for max_grad_norm, has_ring in (("keep", False), (1.0, True)):
+        model = TinyStack()
+        with closing(
+            ZenFlowAdamW(
+                model.parameters(), config=ZenFlowConfig(**TINY), max_grad_norm=max_grad_norm
+            )
+        ) as optimizer:
+            assert (optimizer._engine.ring is not None) == has_ring
