@@ -22,7 +22,7 @@ _FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-cont
 
 def bake_commit(folder: str) -> None:
     """Write the commit below a folder that gets a copy of this tree; nothing if it is unknown."""
-    own = runpy.run_path(str(ROOT / "experiments" / "commit.py"))
+    own = runpy.run_path(str(ROOT / "experiments" / "output" / "commit.py"))
     commit = own["commit"]()
     target = Path(folder, "experiments", own["BAKED"])
     if commit is not None and target.parent.is_dir():

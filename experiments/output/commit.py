@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 BAKED = "commit.txt"
-"""File beside this one in a wheel and in a source archive: the commit they were built from."""
+"""File of this package in a wheel and in a source archive: the commit they were built from."""
 
 
 def commit() -> str | None:

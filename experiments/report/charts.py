@@ -16,7 +16,7 @@ from bokeh.plotting import figure
 from experiments.report.units import Scales, scale_of
 
 GREY = "#808a99"
-"""Of what has no colour of its own, on white and on black."""
+"""Colour of what has none of its own, on white and on black."""
 _SMALL = "12px"
 _BAR_PIXELS = 42
 _NAME_LETTERS = 34
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     """A line of a chart."""
 
     label: str
-    """In the legend; lines that share one are hidden together."""
+    """Name in the legend; lines that share one are hidden together."""
     colour: str
     x: Sequence[float]
     y: Sequence[float | None]

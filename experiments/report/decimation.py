@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from experiments.report.trace_view import Bar, TraceView
 
 MOST_ROWS = 8
-"""Of calls inside calls in one lane; deeper ones are left out, and counted."""
+"""Largest depth of calls inside calls in one lane; deeper ones are left out, and counted."""
 _FINEST = 1e-9
 """Seconds; finer times mean nothing."""
 
@@ -24,7 +24,7 @@ class DrawnTrace:
     """What is drawn of a trace."""
 
     lanes: Sequence[Sequence[Bar]]
-    """In the order of the view's lanes, each in order of starts."""
+    """Spans in the order of the view's lanes, each in order of starts."""
     resolution: float
     """Seconds; bars shorter than this are merged. 0: none are."""
     num_hidden: int

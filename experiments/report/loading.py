@@ -27,7 +27,7 @@ class Contents:
 
     runs: list[Run] = field(default_factory=list)
     traces: list[TraceView] = field(default_factory=list)
-    """Of trace files; a run has its own."""
+    """Trace files given alone; a run has its own."""
     tables: list[SweepTable] = field(default_factory=list)
     records: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     """Paths and the JSON that says where and with what each was made."""

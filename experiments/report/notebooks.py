@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 RENDERED = ROOT / "docs" / "notebooks"
 CELL_SECONDS = 120
-"""After which a cell counts as hung: none takes a tenth of it on two idle cores."""
+"""Seconds after which a cell counts as hung; none takes a tenth of it on two idle cores."""
 KERNEL = "python3"
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -38,9 +38,9 @@ _CODE = re.compile(r"(^```python\n.*?\n```$)", re.DOTALL | re.MULTILINE)
 _MANY_LINES = re.compile(r"(\n[ \t]*){3,}")
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)]+?)\)")
 _WARNINGS = "ignore:IProgress not found"
-"""Of tqdm, which an import loads: no bar of its own is shown, so its widgets need not be there."""
+"""Warning of tqdm, which an import loads: it shows no bar, so its widgets need not be there."""
 _COLUMNS = "140"
-"""Of tables of characters: wide enough for all of them."""
+"""Columns of tables of characters: wide enough for all of them."""
 
 
 def notebook_names() -> list[str]:

@@ -32,7 +32,7 @@ from experiments.traces.facts import TraceFacts
 
 ASSETS = Path(__file__).resolve().parent / "assets"
 MOST_SPANS = 40_000
-"""Of all traces on one page: about 2 MB."""
+"""Most spans of all traces on one page: about 2 MB."""
 _LEAST_SPANS = 2_000
 
 

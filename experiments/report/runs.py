@@ -21,7 +21,7 @@ from experiments.training.summary import step_figures
 from zenflow.errors import ConfigError
 
 MOST_POINTS = 1200
-"""Of a curve; a longer run's are means over as many equal parts."""
+"""Most points of a curve; a longer run's are means over as many equal parts."""
 DECISIONS = "decisions.jsonl"
 _TABLES = ("settings", "config", "emulated_link", "tuning", "hardware", "versions")
 """Keys of config.json and summary.json that hold objects."""
@@ -39,10 +39,10 @@ class Run:
     """What a run's files say."""
 
     name: str
-    """On the page; one that no other has is made from this and the path."""
+    """Label of the run; the page makes one from it and the path that no other run has."""
     path: str
     summary: Mapping[str, Any]
-    """As in summary.json, or of the steps so far."""
+    """Figures as in summary.json, or of the steps so far."""
     rows: Sequence[Mapping[str, Any]]
     """The lines of steps.jsonl."""
     trace: TraceView | None

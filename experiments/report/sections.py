@@ -25,7 +25,7 @@ KNOBS = {"update_interval": "S", "topk_ratio": "k", "lag": "lag", "select_interv
 _WORK_COLOUR = "#4a90c4"
 _SPARE_COLOURS = ("#1f77b4", "#a3762e", "#1795a5", "#a0655a", "#9467bd", "#5f7fb5")
 _MOST_NAMES = 12
-"""Of a lane's spans in the table of its figures."""
+"""Most names of spans in the table of a lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

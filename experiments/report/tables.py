@@ -14,7 +14,7 @@ from zenflow.errors import ConfigError
 TABLES = ("table.csv", "trials.csv")
 """What `zenflow sweep` and `zenflow tune` leave."""
 _RECORDS = ("provenance.json", "summary.json", "study.json", "sweep.json")
-"""Beside them: axes, what the figures are, and where they were made."""
+"""Files beside them: axes, what the figures are, and where they were made."""
 _MOST_CELLS = 120_000
 _MOST_LEVELS = 40
 _DIGITS = 6
@@ -55,7 +55,7 @@ class SweepTable:
     constants: Mapping[str, Cell]
     """The value of each column that has one alone."""
     num_rows: int
-    """In the file."""
+    """Number of rows in the file."""
     record: Mapping[str, Any]
     """The JSON beside the table; empty without one."""
 

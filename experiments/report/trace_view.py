@@ -39,7 +39,7 @@ class Bar:
     end: float
     name: str
     step: int
-    """That caused it; of another profiler's trace, in which it began; 0 where none is known."""
+    """Step that caused it, or in which it began in another profiler's trace; 0 if unknown."""
     num_bytes: int
     row: int
     is_stall: bool
@@ -72,7 +72,7 @@ class TraceView:
     source: str
     """Where its times are from: "measured, emulated link", "simulated", "PyTorch profiler"."""
     seconds: float
-    """From the first start to the last end."""
+    """Seconds from the first start to the last end."""
     lanes: Sequence[Lane]
     step_starts: Mapping[int, float]
     step_seconds: float | None
@@ -80,7 +80,7 @@ class TraceView:
     stall_fraction: float | None
     """Share of whole steps in which the device waited; None where the trace knows no waits."""
     bytes_per_step: Mapping[str, float]
-    """Of the lanes d2h and h2d, where the trace has them."""
+    """Bytes of the lanes d2h and h2d, where the trace has them."""
     metadata: Mapping[str, Any]
 
     @property

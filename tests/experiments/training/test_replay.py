@@ -109,7 +109,7 @@ def test_what_changes_no_weight_may_be_changed(tmp_path, flags, clock):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--lr", "0.1", "--steps", "3"], ["--lr, --steps would make another one"]),
+        (["--lr", "0.1", "--steps", "3"], ["--steps, --lr would make another one"]),
         (["--topk-ratio", "0.2"], ["--topk-ratio would make another one"]),
         (["--auto"], ["--controller would make another one"]),
         (["--compare"], ["leave out --compare"]),
