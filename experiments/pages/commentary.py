@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.lab.record import README, needed
+from experiments.output.provenance import newest_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,14 +16,19 @@ class Section:
 
     title: str
     record: str
-    """Name of the record, as in its folder's name."""
+    """Key of the study; name in the folder's where the file is no study's page."""
     kind: str
     command: str
-    file: str = "*"
-    """File that tells the record from others of the name; its summary, if that is a text."""
+    file: str = README
+    """File of the record that is shown below the text."""
     text: str
-    picture: str | None = None
-    alt: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the newest committed record."""
+        if self.file == README:
+            return needed(self.record).folder
+        return newest_record(self.record, self.file)
 
 
 SECTIONS: Sequence[Section] = (
@@ -44,8 +53,6 @@ start.
         record="accuracy",
         kind="measured",
         command="zenflow study accuracy",
-        picture="accuracy.png",
-        alt="excess of the held-out loss by regime and learning rate",
         text="""\
 One small model and one kind of text; larger ones are to come.
 
@@ -62,7 +69,6 @@ One small model and one kind of text; larger ones are to come.
         record="update_rule",
         kind="measured",
         command="zenflow study update_rule",
-        file="summary.json",
         text="""\
 - In fine-tuning at 1e-3 the published rule's loss is 4.06% above the device's. A linear rate alone
   makes it 8.47%, a lag of 1 then 3.19%, rolling windows 3.11%, prediction 1.50%, moments of every
@@ -78,8 +84,6 @@ One small model and one kind of text; larger ones are to come.
         record="staleness",
         kind="measured",
         command="zenflow study staleness",
-        picture="efficiency.png",
-        alt="efficiency over S by lag",
         text="""\
 In steps of AdamW: *efficiency* is the share of its steps with which the device alone reaches the
 same held-out loss.
@@ -97,8 +101,6 @@ The tuner weighs speed against this.
         record="sst2",
         kind="measured",
         command="zenflow study sst2",
-        picture="accuracy.png",
-        alt="accuracy on SST-2 by strategy, and differences with their intervals",
         text="""\
 A pretrained encoder learns the sentiment of 2560 sentences (SST-2) in 3 epochs: 240 steps.
 
@@ -110,11 +112,9 @@ A pretrained encoder learns the sentiment of 2560 sentences (SST-2) in 3 epochs:
     ),
     Section(
         title="The tuner on machines that it does not know",
-        record="tuning_study",
+        record="hidden_machines",
         kind="simulated",
         command="zenflow study hidden_machines",
-        picture="study.png",
-        alt="regret by stretch, final regrets, drift",
         text="""\
 30 simulated machines differ from what the tuner's simulator says: in their constants, in kinds of
 contention that it does not have, and in steps with heavy tails.
@@ -129,10 +129,9 @@ contention that it does not have, and in steps with heavy tails.
     ),
     Section(
         title="The tuner on the real engine",
-        record="tuning",
+        record="tuned_goodput",
         kind="emulated",
         command="zenflow study tuned_goodput",
-        file="tuning.json",
         text="""\
 Runs of 2,400 steps, less than three minutes each, with everything that tuning costs. They take
 turns with the best of 70 fixed settings and with the defaults, over links of 58, 115 and
@@ -152,8 +151,6 @@ turns with the best of 70 fixed settings and with the defaults, over links of 58
         record="tuned_loss",
         kind="emulated",
         command="zenflow study tuned_loss",
-        picture="tuning.png",
-        alt="a tuned run: goodput, step time and knobs by step, with its decisions",
         text="""\
 After 2000 tuned steps over the slow link, held-out loss is within 0.01% of `on_device`'s, seed by
 seed. The runs took 4 to 12 decisions each, and ended at k = 0.3 or 0.5.
@@ -165,8 +162,6 @@ seed. The runs took 4 to 12 decisions each, and ended at k = 0.3 or 0.5.
         kind="emulated",
         command="zenflow validate",
         file="table.txt",
-        picture="errors.png",
-        alt="predicted over measured step times",
         text="""\
 This engine on a CPU over emulated links. 17 runs that calibrated nothing: step time is off by 3.3%
 (median), 7.7% (90th percentile), and the rank correlation is 0.973.
@@ -178,7 +173,6 @@ This engine on a CPU over emulated links. 17 runs that calibrated nothing: step 
         record="published",
         kind="simulated",
         command="zenflow study published",
-        file="table.txt",
         text="""\
 From the table of hardware and the models' configurations alone, 16 of 28 published measurements
 are predicted within 15%. [Validation](validation.md) says what misses, and which unknown quantity

@@ -1,13 +1,17 @@
-"""The six numbers of the README, read from committed records."""
+"""The six numbers of the README, from committed records."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.output.provenance import RESULTS
-from experiments.pages.evidence import folder_of, json_of, numbers
+from experiments.lab.intervals import compare
+from experiments.lab.record import needed
+from experiments.output.provenance import newest_record
+from experiments.studies.validation.study import PROFILE, errors_of, read_record, validate
+from sim.hardware.file import read_profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +26,9 @@ class Headline:
     """Path of the record, from the repository's root."""
 
 
-def headlines(results: Path = RESULTS) -> list[Headline]:
+def headlines() -> list[Headline]:
     """Return the six headlines."""
-    return [
-        _gpu(results),
-        _stall(results),
-        _sst2(results),
-        _validation(results),
-        _tuner(results),
-        _speedup(results),
-    ]
+    return [_gpu(), _stall(), _sst2(), _validation(), _tuner(), _speedup()]
 
 
 def table(found: list[Headline]) -> Iterator[str]:
@@ -46,76 +43,76 @@ def _path(folder: Path) -> Path:
     return Path("experiments", "results", *folder.parts[folder.parts.index("results") + 1 :])
 
 
-def _gpu(results: Path) -> Headline:
-    folder = folder_of("gpu", "presets-1b/record.json", results)
-    cell = json_of(folder / "presets-1b" / "record.json")["cells"][0]
+def _gpu() -> Headline:
+    folder = newest_record("gpu", "presets-1b/record.json")
+    cell = json.loads((folder / "record.json").read_text(encoding="utf-8"))["cells"][0]
     rates = {run["name"]: run["tokens_per_second"] for run in cell["runs"]}
     ours, theirs = (rates[name] / rates["on_device"] for name in ("zenflow", "zero_offload"))
     return Headline(
         what="Speed of a 1B decoder on one H100, of the speed with all states on the device",
         number=f"{ours:.0%} (`zero_offload`: {theirs:.0%})",
         kind="measured",
-        record=_path(folder),
+        record=_path(folder.parent),
     )
 
 
-def _stall(results: Path) -> Headline:
-    folder = folder_of("stall_and_loss", results=results)
-    found = numbers(folder, r"stall seconds that zenflow is without \(at least\) \| ([\d.]+)")
+def _stall() -> Headline:
+    record = needed("stall_and_loss")
+    removed = [
+        finding.emulated or 0.0
+        for finding in record.findings
+        if finding.claim.endswith("that zenflow is without")
+    ]
     return Headline(
         what="Stall seconds of `zero_offload` that are gone, worst of three seeds, two CPU cores",
-        number=f"{min(share for (share,) in found):.1%}",
+        number=f"{min(removed):.1%}",
         kind="emulated",
-        record=_path(folder),
+        record=_path(record.folder),
     )
 
 
-def _sst2(results: Path) -> Headline:
-    folder = folder_of("sst2", results=results)
-    row = r"\n\| {} \| \d+ \| ([\d.]+)% \|"
-    own, paper, device = (
-        numbers(folder, row.format(name))[0][0]
-        for name in ("zenflow", "zenflow_paper", "on_device")
-    )
+def _sst2() -> Headline:
+    record = needed("sst2")
+    compared = compare(record.rows, record.config["num_test"])
+    means = {comparison.variant: comparison.mean for comparison in compared}
     return Headline(
         what="Accuracy on SST-2 after fine-tuning an encoder, mean of three seeds",
-        number=f"{own:.2f}% (AdamW: {device:.2f}%, the published rule: {paper:.2f}%)",
+        number=f"{means['zenflow']:.2%} (AdamW: {means['on_device']:.2%}, the published rule: "
+        f"{means['zenflow_paper']:.2%})",
         kind="measured",
-        record=_path(folder),
+        record=_path(record.folder),
     )
 
 
-def _validation(results: Path) -> Headline:
-    folder = folder_of("validation", "table.txt", results)
-    ((runs, median, p90),) = numbers(
-        folder, r"(\d+) runs: step time off by ([\d.]+)% \(median\), ([\d.]+)% \(90th"
-    )
+def _validation() -> Headline:
+    folder = newest_record("validation", "table.txt")
+    errors = errors_of(validate(read_profile(folder / PROFILE), read_record(folder)))
     return Headline(
-        what=f"Error of predicted step times, {runs:.0f} runs that calibrated nothing, on a CPU",
-        number=f"{median:.1f}% (median), {p90:.1f}% (90th percentile)",
+        what=f"Error of predicted step times, {errors.runs} runs that calibrated nothing, on a "
+        "CPU",
+        number=f"{errors.median:.1%} (median), {errors.p90:.1%} (90th percentile)",
         kind="emulated",
         record=_path(folder),
     )
 
 
-def _tuner(results: Path) -> Headline:
-    folder = folder_of("tuning", "tuning.json", results)
-    ((share,),) = numbers(folder, r"fixed settings on every link: \w+ \(([\d.]+)\)")
+def _tuner() -> Headline:
+    record = needed("tuned_goodput")
     return Headline(
         what="Goodput of a tuned run, of the best of 70 fixed settings', worst of three links",
-        number=f"{share:.1%}",
+        number=f"{record.findings[0].emulated:.1%}",
         kind="emulated",
-        record=_path(folder),
+        record=_path(record.folder),
     )
 
 
-def _speedup(results: Path) -> Headline:
-    folder = folder_of("figures", "speedup/record.json", results) / "speedup"
-    least, most = json_of(folder / "record.json")["findings"][:2]
+def _speedup() -> Headline:
+    record = needed("paper/speedup")
+    least, most = record.findings[:2]
     return Headline(
         what="Speed-up over ZeRO-Offload on the paper's machines and models",
-        number=f"{least['simulated']:.1f} to {most['simulated']:.1f} times "
-        f"(published: {least['published']:g} to {most['published']:g})",
+        number=f"{least.simulated:.1f} to {most.simulated:.1f} times "
+        f"(published: {least.published:g} to {most.published:g})",
         kind="simulated",
-        record=_path(folder) / "record.json",
+        record=_path(record.folder) / "record.json",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 _FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 _TARGET = re.compile(r"(\]\()([^()\s]+)(\))")
 _ELSEWHERE = re.compile(r"[a-z]+:|#")
-RECORD_FILES = ("README.md", "table.txt", "record.json", "study.json", "rows.json", "runs.json")
+RECORD_FILES = ("README.md", "table.txt", "record.json")
 """Files that stand for a record's folder where a folder can't be opened."""
 
 

@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 from rich.console import Console
 
+from experiments.lab import catalogue
+from experiments.lab.finding import Verdict
+from experiments.lab.record import README as PAGE
+from experiments.lab.record import committed
 from experiments.output.files import write_text
-from experiments.output.provenance import RESULTS
+from experiments.output.provenance import RESULTS, newest_record
 from experiments.pages.commentary import SECTIONS, Section
-from experiments.pages.evidence import SUMMARIES, folder_of, json_of
 from experiments.pages.headlines import headlines, table
-from experiments.paper.document import document as reproduction
+from experiments.pages.links import replaced
 from experiments.training import comparison
 from zenflow.errors import ConfigError
 
@@ -41,42 +45,39 @@ _FIRST_RUN = "first-run"
 _HEADLINES = "headlines"
 
 
-def document(results: Path = RESULTS) -> str:
-    """Return the text of docs/results.md for the records in a folder."""
+def document() -> str:
+    """Return the text of docs/results.md for the committed records."""
     lines = [
         _INTRODUCTION,
         "## Six numbers",
         "",
-        *(
-            line.replace("](experiments/", "](../experiments/")
-            for line in table(headlines(results))
-        ),
+        *(line.replace("](experiments/", "](../experiments/") for line in table(headlines())),
         "",
         "## The paper's claims",
         "",
-        f"{_verdicts(results)} [Reproduction](reproduction.md) has each with its source, and ours "
+        f"{_verdicts()} [Reproduction](reproduction.md) has each with its source, and ours "
         "beside it. Most are *simulated* for the paper's machines. What is measured on a decoder "
         "of 0.8M parameters is milder than what was published of large ones.",
         "",
     ]
     for section in SECTIONS:
-        lines += _section(section, results)
-    return "\n".join([*lines, *_what_ifs(results)]).rstrip() + "\n"
+        lines += _section(section)
+    return "\n".join([*lines, *_what_ifs()]).rstrip() + "\n"
 
 
-def readme(text: str, results: Path = RESULTS) -> str:
+def readme(text: str) -> str:
     """Return the README with its headlines and its first run as the records have them."""
     said = (
-        f"All of them, what failed included: [results](docs/results.md). {_verdicts(results)} "
+        f"All of them, what failed included: [results](docs/results.md). {_verdicts()} "
         "See [reproduction](docs/reproduction.md)."
     )
-    text = with_part(text, _HEADLINES, "\n".join([*table(headlines(results)), "", said]))
-    return with_part(text, _FIRST_RUN, f"```text\n{first_run(results)}\n```")
+    text = with_part(text, _HEADLINES, "\n".join([*table(headlines()), "", said]))
+    return with_part(text, _FIRST_RUN, f"```text\n{first_run()}\n```")
 
 
-def first_run(results: Path = RESULTS) -> str:
+def first_run() -> str:
     """Return what `make run` printed in the end, in the run whose record is committed."""
-    runs = comparison.read_comparison(folder_of("compare", comparison.COMPARISON, results))
+    runs = comparison.read_comparison(newest_record("compare", comparison.COMPARISON))
     console = Console(file=io.StringIO(), width=130)
     console.print(comparison.table(runs))
     said = console.file.getvalue()  # type: ignore[attr-defined]
@@ -96,65 +97,52 @@ def with_part(text: str, name: str, body: str) -> str:
     return f"{found[1]}{body}{found[2]}"
 
 
-def _verdicts(results: Path) -> str:
+def _verdicts() -> str:
     """Return how many of the paper's claims hold."""
-    found = re.search(r"(\d+) hold, (\d+) do not hold, (\d+) unknown", reproduction(results))
-    if found is None:
-        raise ConfigError("docs/reproduction.md must count its verdicts, and does not")
-    held, failed, unknown = map(int, found.groups())
+    records = (committed(key) for key in catalogue.names(catalogue.PAPER))
+    counts = Counter(f.verdict for record in records if record for f in record.findings)
     return (
-        f"Of {held + failed + unknown} published claims that were looked at {held} hold, {failed} "
-        f"do not and {unknown} can't be told."
+        f"Of {counts.total()} published claims that were looked at {counts[Verdict.HOLDS]} hold, "
+        f"{counts[Verdict.FAILS]} do not and {counts[Verdict.UNKNOWN]} can't be told."
     )
 
 
-def _section(section: Section, results: Path) -> Iterator[str]:
-    folder = folder_of(section.record, section.file, results)
+def _section(section: Section) -> Iterator[str]:
+    folder = section.folder
     link = f"../experiments/results/{folder.name}"
     yield f"## {section.title}"
     yield ""
     yield f"*{section.kind.capitalize()}.* `{section.command}`, record [{folder.name}]({link})."
     yield ""
     yield section.text
-    if section.picture is not None:
-        yield f"![{section.alt}]({link}/{section.picture})"
-        yield ""
-    yield from _summary(folder, section.file)
+    shown = (folder / section.file).read_text(encoding="utf-8").strip()
+    if section.file == PAGE:
+        shown = re.sub(r"^# .*\n+", "", shown)  # the section's own heading stands for it
+        shown = re.sub(r"^#", "##", shown, flags=re.MULTILINE)
+        yield replaced(shown, lambda target: f"{link}/{target}")
+    else:
+        for picture in sorted(folder.glob("*.png")):
+            yield from (f"![{section.title}]({link}/{picture.name})", "")
+        yield from ("```text", shown, "```")
     yield ""
 
 
-def _summary(folder: Path, file: str) -> Iterator[str]:
-    """Yield what a record says: Markdown below a heading of ours, or a text as it is."""
-    names = [file, *SUMMARIES] if Path(file).suffix == ".txt" else SUMMARIES
-    path = next(folder / name for name in names if (folder / name).is_file())
-    text = path.read_text(encoding="utf-8").strip()
-    if path.suffix == ".txt":
-        yield from ("```text", text, "```")
-        return
-    text = re.sub(r"^# .*\n+", "", text)  # the section's own heading stands for it
-    text = re.sub(r"^!\[.*\n+", "", text, flags=re.MULTILINE)  # shown above
-    text = re.sub(r"^```\n(.*?)^```", r"```text\n\1```", text, flags=re.MULTILINE | re.DOTALL)
-    yield re.sub(r"^#", "##", text, flags=re.MULTILINE)
-
-
-def _what_ifs(results: Path) -> Iterator[str]:
+def _what_ifs() -> Iterator[str]:
     """Yield the shipped questions of `zenflow sweep`, with the pictures that answer them."""
-    folder = folder_of("whatif", "*/study.json", results)
+    folder = newest_record("whatif", "*/study.json").parent
+    link = f"../experiments/results/{folder.name}"
     yield "## What if the machine were another?"
     yield ""
     yield (
-        f"*Simulated.* `zenflow sweep --study all`, record [{folder.name}]"
-        f"(../experiments/results/{folder.name}). Each has a table for pandas."
+        f"*Simulated.* `zenflow sweep --study all`, record [{folder.name}]({link}). Each has a "
+        "table for pandas."
     )
     for path in sorted(folder.glob("*/study.json")):
-        about = json_of(path)
-        yield ""
-        yield f"### {about['question']}"
-        yield ""
+        about = json.loads(path.read_text(encoding="utf-8"))
+        name = path.parent.name
+        yield from ("", f"### {about['question']}", "")
         yield from (f"- {line}" for line in about["answer"])
-        yield ""
-        picture = f"../experiments/results/{folder.name}/{path.parent.name}/picture.png"
-        yield f"![{path.parent.name}]({picture})"
+        yield from ("", f"![{name}]({link}/{name}/picture.png)")
 
 
 @click.command()

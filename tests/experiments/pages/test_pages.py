@@ -1,12 +1,13 @@
 """docs/results.md, the README's numbers and the concepts' picture."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from experiments.lab.record import README as RECORD_PAGE
 from experiments.output.provenance import RESULTS
 from experiments.pages.commentary import SECTIONS
-from experiments.pages.evidence import folder_of, numbers
 from experiments.pages.headlines import headlines
 from experiments.pages.results import DOCUMENT, README, document, readme, with_part
 from experiments.pages.window_picture import NUM_BLOCKS, NUM_STEPS, PICTURE, windows
@@ -32,10 +33,10 @@ def told(text):
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
 def test_numbers_of_the_commentary_are_in_the_record(section):
-    folder = folder_of(section.record, section.file)
-    files = [p for p in folder.iterdir() if p.suffix in (".md", ".txt")]
+    folder = section.folder
+    files = [folder / section.file]
     if section.record == "benchmarks":
-        files = [folder / section.file, *RESULTS.glob("2026-11-20_benchmarks_*/host_update.txt")]
+        files += RESULTS.glob("2026-11-20_benchmarks_*/host_update.txt")
     text = " ".join(path.read_text(encoding="utf-8").replace(",", "") for path in files)
     known = [abs(float(number)) for number in re.findall(r"\d+\.?\d*(?:e-?\d+)?", text)]
     for number, _ in told(section.text):
@@ -57,16 +58,11 @@ def test_each_headline_says_how_it_was_found_and_where():
         assert (RESULTS.parent.parent / line.record).exists()
 
 
-def test_a_record_that_says_something_else_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="make it first"):
-        folder_of("sst2", results=tmp_path)
-    folder = tmp_path / "2026-01-01_sst2_cpu"
-    folder.mkdir()
-    (folder / "README.md").write_text("nothing")
-    with pytest.raises(ConfigError, match="adapt what quotes it"):
-        numbers(folder_of("sst2", results=tmp_path), r"(\d+)")
-    with pytest.raises(ConfigError, match="make it first"):
-        document(tmp_path)
+@pytest.mark.parametrize("file", [RECORD_PAGE, "table.txt"])
+def test_a_record_that_is_missing_is_an_error(file):
+    section = replace(SECTIONS[0], record="nothing", file=file)
+    with pytest.raises(ConfigError, match="install from a clone"):
+        section.folder  # noqa: B018
 
 
 def test_a_text_without_its_marks_is_refused():
