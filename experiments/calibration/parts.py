@@ -67,24 +67,10 @@ class HostRates:
     beside_copies: float | None = None
     """Rate with all threads while a GPU copies both ways; None without one."""
 
-    @property
-    def one_core(self) -> float:
-        """Of one thread."""
-        return self.by_threads[1]
-
-    @property
-    def most(self) -> float:
-        """Of as many threads as are fastest."""
-        return max(self.by_threads.values())
-
 
 def measure_host(max_threads: int, device: torch.device) -> HostRates:
     """Return the host kernel's bytes/s for 1, 2, 4, ... threads."""
-    counts = [1]
-    while counts[-1] * 2 <= max_threads:
-        counts.append(counts[-1] * 2)
-    if counts[-1] != max_threads:
-        counts.append(max_threads)
+    counts = sorted({*(2**power for power in range(max_threads.bit_length())), max_threads})
     moments, rates = _moments_of_zeros(), {}
     for count in counts:
         with _host_pass(moments, count) as run:

@@ -20,7 +20,6 @@ from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
-from zenflow.report import StepReport
 
 _WINDOWS = 2
 _FEWEST_STEPS = 8
@@ -95,7 +94,7 @@ class MeasuredBackend(AbstractBackend):
         for _ in range(2 * window + lag + 1):  # the first windows have nothing to land
             run.step()
         length = -(-max(_FEWEST_STEPS, _WINDOWS * window) // window) * window
-        turns = [_reports(run, length) for _ in range(self._repeats)]
+        turns = [run.reports(length) for _ in range(self._repeats)]
         need = self.need(knobs)
         settings = self.settings
         tokens = settings.batch_size * settings.sequence * settings.grad_accum
@@ -112,16 +111,6 @@ class MeasuredBackend(AbstractBackend):
     def describe(self) -> dict[str, Any]:
         """Return the settings of the training."""
         return {"backend": self.kind, "settings": self.settings.to_dict()}
-
-
-def _reports(run: ShortRun, length: int) -> list[StepReport]:
-    reports = []
-    for _ in range(length):
-        run.step()
-        report = run.optimizer.report
-        assert report is not None
-        reports.append(report)
-    return reports
 
 
 def _stand_in(device: torch.device, link: tuple[float, float] | None) -> HardwareProfile:

@@ -20,6 +20,7 @@ from experiments.training.setting import (
     violations,
 )
 from experiments.training.tuning_settings import TuningSettings, tuning_errors
+from sim.models.workload import Workload
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -78,11 +79,11 @@ class ModelSize:
     tied: bool = True
     """Whether the output layer shares the embedding's storage."""
 
-    def config(self) -> dict[str, Any]:
+    def config(self, vocab_size: int = NUM_BYTE_TOKENS) -> dict[str, Any]:
         """Return what decides shapes under transformers' names, over the byte vocabulary."""
         return {
             "model_type": "llama",
-            "vocab_size": NUM_BYTE_TOKENS,
+            "vocab_size": vocab_size,
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
@@ -195,6 +196,25 @@ class TrainSettings(TuningSettings):
         if self.controller is None:
             return self.strategy
         return "zen-auto" if self.controller == "zen-auto" else "auto"
+
+    def workload(self, model_config: Mapping[str, Any] | None = None) -> Workload:
+        """Return what the simulator takes of the model and the batch.
+
+        Args:
+            model_config: Of the model; None for one known by its size, which need not be built.
+
+        Raises:
+            ConfigError: The simulator does not know the model's family.
+        """
+        return Workload.of_config(
+            f"{self.model} {self.batch_size}x{self.sequence}",
+            MODEL_SIZES[self.model].config() if model_config is None else model_config,
+            batch_size=self.batch_size,
+            sequence=self.sequence,
+            accumulation=self.grad_accum,
+            dtype=self.dtype,
+            checkpointing=self.checkpointing,
+        )
 
     def with_strategy(self, name: str) -> TrainSettings:
         """Return the same run under another preset, with the knobs that leave it what it is.

@@ -41,14 +41,7 @@ class DecoderConfig:
     @classmethod
     def of_size(cls, size: ModelSize, vocab_size: int) -> DecoderConfig:
         """Return the configuration of a named size over a vocabulary."""
-        return cls(
-            vocab_size=vocab_size,
-            hidden_size=size.hidden,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=size.ffn,
-            tie_word_embeddings=size.tied,
-        )
+        return cls.of_json(size.config(vocab_size))
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> DecoderConfig:
