@@ -6,7 +6,7 @@ The runs of a validation are measured here too, in the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -212,9 +212,7 @@ def _probe(
     return profile, {
         "host_bytes_per_second_by_threads": {str(n): r for n, r in host_rates.by_threads.items()},
         "host_bytes_per_second_beside_copies": host_rates.beside_copies,
-        "part_median_errors": {
-            item.name: getattr(parts, item.name).median_error for item in fields(parts)
-        },
+        "part_median_errors": {name: fit.median_error for name, fit in parts.items()},
     }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from experiments.calibration.compute import ComputeFit
-from experiments.calibration.parts import HostRates, LinkRates, PartRates
+from experiments.calibration.parts import HostRates, LinkRates
 from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
 from sim.hardware.profile import Device, EngineOverheads, Host, Link, Quantity
@@ -106,18 +108,18 @@ def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
     )
 
 
-def overheads_of(parts: PartRates, *, is_cpu: bool) -> EngineOverheads:
+def overheads_of(parts: Mapping[str, Fit], *, is_cpu: bool) -> EngineOverheads:
     """Return the engine's parts; what hand-overs take is for runs to refine."""
     fixed = _CPU_OVERHEADS if is_cpu else _GPU_OVERHEADS
 
-    def rate(fit: Fit, unit: str, what: str) -> Quantity:
-        return measured(fit.rate(unit, _ENDLESS), what)
+    def rate(part: str, unit: str, what: str) -> Quantity:
+        return measured(parts[part].rate(unit, _ENDLESS), what)
 
     return EngineOverheads(
         **{name: assumed(value, "a start for runs to refine") for name, value in fixed.items()},
         select=measured(_LEAST_SECONDS, "runs with selections beside runs without"),
-        intake_bandwidth=rate(parts.intake, "byte", "energies and gathering, by matrix size"),
-        pack_bandwidth=rate(parts.pack, "byte", "packing nine columns in ten, by matrix size"),
-        unpack_bandwidth=rate(parts.unpack, "byte", "writing nine columns in ten back"),
-        device_update=rate(parts.update, "parameter", "AdamW on one column in ten"),
+        intake_bandwidth=rate("intake", "byte", "energies and gathering, by matrix size"),
+        pack_bandwidth=rate("pack", "byte", "packing nine columns in ten, by matrix size"),
+        unpack_bandwidth=rate("unpack", "byte", "writing nine columns in ten back"),
+        device_update=rate("update", "parameter", "AdamW on one column in ten"),
     )

@@ -27,12 +27,10 @@ from zenflow.host.pool import HostPool
 
 TINY_SHAPES = (("tiny", 1, 32), ("tiny", 4, 32), ("tiny", 2, 96))
 TINY_RUNS = (
-    plans.RunPlan(strategy="on_device", model="tiny", batch=1, sequence=32),
-    plans.RunPlan(strategy="zenflow", model="tiny", batch=2, sequence=32, copy_share=1.0),
+    plans.RunPlan("on_device", "tiny", 1, 32),
+    plans.RunPlan("zenflow", "tiny", 2, 32, copy_share=1.0),
 )
-TINY_VALIDATION = (
-    plans.RunPlan(strategy="zero_offload", model="tiny", batch=1, sequence=48, copy_share=2.0),
-)
+TINY_VALIDATION = (plans.RunPlan("zero_offload", "tiny", 1, 48, copy_share=2.0),)
 
 
 @pytest.fixture
@@ -100,11 +98,9 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
 
 def test_a_plans_link_follows_from_the_predicted_compute():
     profile = read_profile(newest_record("validation", PROFILE) / PROFILE)
-    plan = plans.RunPlan(
-        strategy="zenflow", model="mini", batch=2, sequence=64, copy_share=0.5, up_share=2.0
-    )
-    settings = plan.resolve(profile, calibration.CalibrationOptions(
-        device=torch.device("cpu")).settings)  # fmt: skip
+    plan = plans.RunPlan("zenflow", "mini", 2, 64, copy_share=0.5, up_share=2.0)
+    base = calibration.CalibrationOptions(device=torch.device("cpu")).settings
+    settings = plan.resolve(profile, base)
     from sim.timing.costs import costs_of
 
     costs = costs_of(settings.workload(), profile)
