@@ -6,7 +6,7 @@ Nothing here imports torch, so that a mistake in a command is found before anyth
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -295,16 +295,14 @@ START_LR = 2e-3
 """Peak learning rate of that start: what a small model learns fast with."""
 
 
-def _combination_errors(settings: TrainSettings) -> list[str]:
-    broken = []
+def _combination_errors(settings: TrainSettings) -> Iterator[str]:
     if settings.steps is not None and settings.epochs is not None:
-        broken.append(
+        yield (
             f"steps ({settings.steps}) and epochs ({settings.epochs}) both say when to stop: "
             "give one of them"
         )
     if settings.dtype == "float16" and settings.gradients == "release":
-        broken.append(
+        yield (
             "float16 parameters need gradients='keep': the loss scaler looks at all gradients "
             "before the step, and in release mode they have left by then"
         )
-    return broken
