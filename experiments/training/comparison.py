@@ -42,9 +42,6 @@ _SECONDS_BESIDE_STEPS = 5.0
 A guess, until it is measured.
 """
 
-SHOWN_STEPS = 8
-"""Steps of each strategy in the picture."""
-
 
 def started(
     settings: TrainSettings, folder: Path, *, reporter: Reporter, stop: StopRequest
@@ -131,7 +128,7 @@ def run_comparison(
     reporter.close()
     runs = [read_run(folder / strategy) for strategy in names]
     write_json(folder / COMPARISON, comparison(runs))
-    save_figure(draw_comparison(runs, SHOWN_STEPS), folder / PICTURE)
+    save_figure(draw_comparison(runs), folder / PICTURE)
     reporter.console.print(table(runs))
     reporter.say(verdict(runs))
     reporter.say(_what_to_look_at(folder))
