@@ -1,9 +1,12 @@
-"""Calibrate: probe this machine, fit its constants, refine them on short runs."""
+"""Calibrate: probe this machine, fit its constants, refine them on short runs.
+
+The runs of a validation are measured here too, in the same way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -16,31 +19,23 @@ from experiments.calibration.compute import (
     ComputeTimes,
     fit_compute,
     measure_compute,
+    measure_sharing,
 )
-from experiments.calibration.contention import measure_sharing
 from experiments.calibration.parts import (
-    HostRates,
-    PartRates,
     measure_host,
     measure_launch,
     measure_link,
     measure_parts,
 )
-from experiments.calibration.profile import (
-    assemble_profile,
-    device_of,
-    host_of,
-    link_of,
-    overheads_of,
-)
+from experiments.calibration.profile import device_of, host_of, link_of, overheads_of
 from experiments.calibration.runs import ObservedRun, observe
-from experiments.calibration.selection import measure_selection, selection_settings
+from experiments.calibration.selection import measure_selection
 from experiments.output.outlook import PlannedRun
 from experiments.output.provenance import provenance
 from experiments.output.stages import Stages
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import DTYPES, use_threads
-from sim.fitting.refine import SWEEPS, Refinement, refine
+from sim.fitting.refine import SWEEPS, Observation, Refinement, refine
 from sim.hardware.profile import HardwareProfile
 from zenflow.surface.arguments import default_host_threads
 
@@ -50,6 +45,10 @@ _NUM_PARTS = 4
 _SELECTIONS = "selections"
 _RUNS = "short runs of the engine"
 _REFINING = "refining constants"
+_ROUNDS = 9
+"""Number of times that each compute shape is timed."""
+_WINDOWS = 2
+"""Number of windows in each turn of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +59,8 @@ class CalibrationOptions:
     dtype: str = "float32"
     link: tuple[float, float] | None = None
     """An emulated link for every run, bytes/s; None sizes one for each run on a CPU."""
-    rounds: int = 9
-    """Number of times that each compute shape is timed."""
     turns: int = 4
     """Number of turns of each run."""
-    windows: int = 2
-    """Number of windows in each turn."""
     host_threads: int | None = None
 
     @property
@@ -88,7 +83,6 @@ class Calibration:
     profile: HardwareProfile
     compute: Sequence[ComputeTimes]
     compute_fit: ComputeFit
-    runs: Sequence[ObservedRun]
     refinement: Refinement
 
 
@@ -108,7 +102,7 @@ def _plan(options: CalibrationOptions) -> list[PlannedRun]:
     """Return the stages, with the seconds of each one's parts on two cores of an AMD EPYC."""
     _, runs, _ = plans.of(options.device)
     return [
-        PlannedRun(_COMPUTE, options.rounds + WARM_ROUNDS, 1.6),
+        PlannedRun(_COMPUTE, _ROUNDS + WARM_ROUNDS, 1.6),
         PlannedRun(_PARTS, _NUM_PARTS, 2.5),
         PlannedRun(_SELECTIONS, selection.RUNS * options.turns, 0.7),
         PlannedRun(_RUNS, len(runs) * options.turns, 1.6),
@@ -118,39 +112,58 @@ def _plan(options: CalibrationOptions) -> list[PlannedRun]:
 
 def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     base = options.settings
-    shapes, run_plans, _ = plans.of(options.device)
-    with stages.stage(_COMPUTE, options.rounds + WARM_ROUNDS) as advance:
+    shapes, run_plans, selection_model = plans.of(options.device)
+    with stages.stage(_COMPUTE, _ROUNDS + WARM_ROUNDS) as advance:
         times = measure_compute(
             [
                 replace(base, strategy="on_device", model=m, batch_size=b, sequence=s)
                 for m, b, s in shapes
             ],
-            rounds=options.rounds,
+            rounds=_ROUNDS,
             on_round=advance,
         )
         compute_fit = fit_compute(times)
     probed, facts = _probe(options, compute_fit, stages)
-    probed = _with_selection(options, probed, stages)
-    settings = [with_link(plan.resolve(probed, base), options.link) for plan in run_plans]
-    runs = observe_runs(_RUNS, settings, options, stages)
+    with stages.stage(_SELECTIONS, selection.RUNS * options.turns) as advance:
+        seconds = measure_selection(
+            base, selection_model, probed, turns=options.turns, on_turn=advance
+        )
+    probed = probed.with_values({"overheads.select": seconds})
+    settings = [plan.resolve(probed, base) for plan in run_plans]
+    if options.link is not None:
+        settings = [replace(own, link=options.link) for own in settings]
+    runs = _observe_runs(_RUNS, settings, options, stages)
     with stages.stage(_REFINING, SWEEPS) as advance:
         refinement = refine(
             probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
         )
-    profile = replace(
-        refinement.profile,
-        metadata=_metadata(options, times, compute_fit, facts, runs, refinement),
-    )
+    metadata = _metadata(options, times, compute_fit, facts, runs, refinement)
     return Calibration(
-        profile=profile,
+        profile=replace(refinement.profile, metadata=metadata),
         compute=times,
         compute_fit=compute_fit,
-        runs=runs,
         refinement=refinement,
     )
 
 
-def observe_runs(
+def measure_validation(
+    profile: HardwareProfile, options: CalibrationOptions, stages: Stages
+) -> list[tuple[TrainSettings, Observation, float]]:
+    """Return settings, steady state and spread of every validation run.
+
+    Args:
+        profile: Sizes the emulated links; it decides nothing else.
+        options: Device, precision and thoroughness.
+        stages: Shows how far it is.
+    """
+    is_cpu = options.device.type == "cpu"
+    chosen = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
+    settings = [plan.resolve(profile, options.settings) for plan in chosen]
+    runs = _observe_runs("runs to predict", settings, options, stages)
+    return [(run.settings, run.observation, run.spread) for run in runs]
+
+
+def _observe_runs(
     stage: str, settings: Sequence[TrainSettings], options: CalibrationOptions, stages: Stages
 ) -> list[ObservedRun]:
     """Return the steady state of every run, as thoroughly as the options say."""
@@ -158,25 +171,10 @@ def observe_runs(
         return observe(
             settings,
             turns=options.turns,
-            windows=options.windows,
+            windows=_WINDOWS,
             on_turn=advance,
             together=options.together,
         )
-
-
-def _with_selection(
-    options: CalibrationOptions, profile: HardwareProfile, stages: Stages
-) -> HardwareProfile:
-    """Return the profile with what a block's selection takes here."""
-    settings = selection_settings(options.settings, plans.of(options.device)[2])
-    with stages.stage(_SELECTIONS, selection.RUNS * options.turns) as advance:
-        seconds = measure_selection(settings, profile, turns=options.turns, on_turn=advance)
-    return profile.with_values({"overheads.select": seconds})
-
-
-def with_link(settings: TrainSettings, link: tuple[float, float] | None) -> TrainSettings:
-    """Return the settings on the link that was asked for, if one was."""
-    return settings if link is None or settings.device != "cpu" else replace(settings, link=link)
 
 
 def _probe(
@@ -188,9 +186,9 @@ def _probe(
     threads = options.host_threads or default_host_threads()
     sharing = 2.0
     with stages.stage(_PARTS, _NUM_PARTS) as advance:
-        host_rates: HostRates = measure_host(threads, device)
+        host_rates = measure_host(threads, device)
         advance()
-        parts: PartRates = measure_parts(device, DTYPES[options.dtype])
+        parts = measure_parts(device, DTYPES[options.dtype])
         advance()
         link = None if is_cpu else measure_link(device)
         launch = None if is_cpu else measure_launch(device)
@@ -202,19 +200,19 @@ def _probe(
             sharing = measure_sharing(busy)
         advance()
     memory = psutil.virtual_memory().total
-    profile = assemble_profile(
-        device_of(device, compute, options.dtype, launch),
-        link_of(link),
-        host_of(host_rates, sharing, memory),
-        overheads_of(parts, is_cpu=is_cpu),
-        threads,
+    played = device_of(device, compute, options.dtype, launch)
+    profile = HardwareProfile(
+        name=played.name,
+        device=played,
+        link=link_of(link),
+        host=host_of(host_rates, sharing, memory),
+        overheads=overheads_of(parts, is_cpu=is_cpu),
+        host_threads=threads,
     )
     return profile, {
         "host_bytes_per_second_by_threads": {str(n): r for n, r in host_rates.by_threads.items()},
         "host_bytes_per_second_beside_copies": host_rates.beside_copies,
-        "part_median_errors": {
-            item.name: getattr(parts, item.name).median_error for item in fields(parts)
-        },
+        "part_median_errors": {name: fit.median_error for name, fit in parts.items()},
     }
 
 

@@ -1,24 +1,32 @@
-"""Compute by layer shape: forward and backward of small models, without an optimizer."""
+"""Compute: forward and backward of small models, by layer shape and beside the host kernel."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from experiments.calibration.parts import synchronize
 from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import RunSetup, build_setup, workload_of
 from sim.fitting.fit import Fit, Sample, fit_constants
 from sim.models.workload import Workload
+from zenflow.host import kernel
 
 WARM_ROUNDS = 2
 _BACKWARD_FACTORS = np.linspace(0.6, 1.6, 41)
+_SHARING_ROUNDS = 5
+_SHARING_SECONDS = 0.5
+_ROWS, _COLUMNS = 2048, 1024
+"""Shape of the matrix that the host kernel updates beside compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +91,12 @@ def _time_one(setup: RunSetup, index: int) -> tuple[float, float]:
     times.append(_now(setup.device))
     loss.backward()
     times.append(_now(setup.device))
-    for parameter in setup.model.parameters():
-        parameter.grad = None
+    setup.model.zero_grad()
     return times[1] - times[0], times[2] - times[1]
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()
 
 
@@ -99,18 +105,11 @@ def fit_compute(times: Sequence[ComputeTimes]) -> ComputeFit:
 
     The factor makes the fit nonlinear, so a grid of factors is tried.
     """
-    best: ComputeFit | None = None
-    for factor in _BACKWARD_FACTORS:
-        samples = [sample for item in times for sample in _samples(item, float(factor))]
-        fit = fit_constants(samples)
-        if best is None or _squares(fit) < _squares(best.fit):
-            best = ComputeFit(fit, float(factor))
-    assert best is not None
-    return best
-
-
-def _squares(fit: Fit) -> float:
-    return sum(error**2 for error in fit.residuals.values())
+    found = []
+    for factor in map(float, _BACKWARD_FACTORS):
+        fit = fit_constants([sample for item in times for sample in _samples(item, factor)])
+        found.append(ComputeFit(fit, factor))
+    return min(found, key=lambda tried: sum(e**2 for e in tried.fit.residuals.values()))
 
 
 def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
@@ -137,3 +136,52 @@ def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
         Sample(forward_counts, times.forward, f"{times.label} forward"),
         Sample(backward_counts, times.backward, f"{times.label} backward"),
     ]
+
+
+def measure_sharing(settings: TrainSettings) -> float:
+    """Return how much two busy threads do of what they do alone, together: from 1 to 2."""
+    setup = build_setup(settings)
+    batch = setup.data.train.batch(0)
+
+    def compute() -> None:
+        cross_entropy(forward(setup.model, batch), batch).backward()
+        setup.model.zero_grad()
+
+    state = [torch.zeros(_ROWS, _COLUMNS) for _ in range(3)]
+
+    def update() -> None:
+        for first in range(0, _ROWS, 256):
+            part = slice(first, first + 256)
+            kernel.moments(
+                state[0][part], state[1][part], state[2][part], 1.0, beta1=0.9, beta2=0.999
+            )
+
+    found = []
+    for _ in range(_SHARING_ROUNDS):
+        alone = [_rate(run, threading.Event(), _SHARING_SECONDS) for run in (compute, update)]
+        together = _together(compute, update)
+        found.append(sum(t / a for t, a in zip(together, alone, strict=True)))
+    return min(2.0, max(1.0, median(found)))
+
+
+def _together(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[float, float]:
+    stop = threading.Event()
+    rates: list[float] = []
+    thread = threading.Thread(
+        target=lambda: rates.append(_rate(second, stop, 10 * _SHARING_SECONDS))
+    )
+    thread.start()
+    mine = _rate(first, stop, _SHARING_SECONDS)
+    stop.set()
+    thread.join()
+    return mine, rates[0]
+
+
+def _rate(run: Callable[[], Any], stop: threading.Event, seconds: float) -> float:
+    """Return calls per second until told to stop, or for so long."""
+    started = time.perf_counter()
+    count = 0
+    while not stop.is_set() and time.perf_counter() - started < seconds:
+        run()
+        count += 1
+    return count / (time.perf_counter() - started)

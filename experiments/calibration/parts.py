@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,24 +67,10 @@ class HostRates:
     beside_copies: float | None = None
     """Rate with all threads while a GPU copies both ways; None without one."""
 
-    @property
-    def one_core(self) -> float:
-        """Of one thread."""
-        return self.by_threads[1]
-
-    @property
-    def most(self) -> float:
-        """Of as many threads as are fastest."""
-        return max(self.by_threads.values())
-
 
 def measure_host(max_threads: int, device: torch.device) -> HostRates:
     """Return the host kernel's bytes/s for 1, 2, 4, ... threads."""
-    counts = [1]
-    while counts[-1] * 2 <= max_threads:
-        counts.append(counts[-1] * 2)
-    if counts[-1] != max_threads:
-        counts.append(max_threads)
+    counts = sorted({*(2**power for power in range(max_threads.bit_length())), max_threads})
     moments, rates = _moments_of_zeros(), {}
     for count in counts:
         with _host_pass(moments, count) as run:
@@ -157,30 +143,28 @@ def _copy(stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True)
-class PartRates:
-    """What the device's side of the engine takes: fits over matrices of several sizes."""
-
-    pack: Fit
-    unpack: Fit
-    intake: Fit
-    update: Fit
+PARTS = ("pack", "unpack", "intake", "update")
+"""What the device's side of the engine does beside compute."""
 
 
-def measure_parts(device: torch.device, dtype: torch.dtype) -> PartRates:
-    """Return seconds by bytes (or parameters) and by call of packing, unpacking, intake, AdamW."""
+def measure_parts(device: torch.device, dtype: torch.dtype) -> dict[str, Fit]:
+    """Return seconds by bytes (or parameters) and by call of each of ``PARTS``.
+
+    The fits are over matrices of several sizes.
+    """
     engine = bind(device)
     try:
         samples = [_matrix_samples(engine, rows, columns, dtype) for rows, columns in _MATRICES]
     finally:
         engine.close()
-    by_part = [fit_constants(part) for part in zip(*samples, strict=True)]
-    return PartRates(*by_part)
+    by_part = zip(PARTS, zip(*samples, strict=True), strict=True)
+    return {name: fit_constants(own) for name, own in by_part}
 
 
 def _matrix_samples(
     engine: AbstractDevice, rows: int, columns: int, dtype: torch.dtype
-) -> tuple[Sample, Sample, Sample, Sample]:
+) -> tuple[Sample, ...]:
+    """Return a measurement of each of ``PARTS`` on one matrix."""
     device = engine.torch_device
     grad = torch.randn(rows, columns, device=device).to(dtype)
     weight = grad.clone()
@@ -229,16 +213,16 @@ class LinkRates:
 _COPY_BYTES = (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
 
 
-def measure_link(device: torch.device, sizes: Sequence[int] = _COPY_BYTES) -> LinkRates:
+def measure_link(device: torch.device) -> LinkRates:
     """Return what the link of a CUDA device carries."""
-    there = torch.empty(max(sizes), dtype=torch.uint8, device=device)
+    there = torch.empty(max(_COPY_BYTES), dtype=torch.uint8, device=device)
     back = torch.empty_like(there)
-    pinned = [torch.empty(max(sizes), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    pageable = torch.zeros(max(sizes), dtype=torch.uint8)
+    pinned = [torch.empty(max(_COPY_BYTES), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    pageable = torch.zeros(max(_COPY_BYTES), dtype=torch.uint8)
 
     def samples(down: bool, host: Tensor) -> list[Sample]:
         found = []
-        for size in sizes:
+        for size in _COPY_BYTES:
             source, target = (there, host) if down else (host, there)
             copy = partial(target[:size].copy_, source[:size], non_blocking=True)
             seconds = timed(copy, device)
@@ -254,7 +238,7 @@ def measure_link(device: torch.device, sizes: Sequence[int] = _COPY_BYTES) -> Li
         _copy(streams[1], pinned[1], back)
 
     alone = d2h.constants["byte"], h2d.constants["byte"]
-    together = 2 * max(sizes) / timed(both, device)
+    together = 2 * max(_COPY_BYTES) / timed(both, device)
     return LinkRates(
         d2h=d2h,
         h2d=h2d,

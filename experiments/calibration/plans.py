@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.training.settings import MODEL_SIZES, TrainSettings
+from experiments.training.settings import TrainSettings
 from sim.hardware.profile import HardwareProfile
-from sim.models.workload import Workload
 from sim.timing.costs import costs_of
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunPlan:
     """One run, its link's speed still to be chosen."""
 
@@ -46,37 +45,11 @@ class RunPlan:
         )
         if self.copy_share is None or not profile.device.is_cpu:
             return made
-        costs = costs_of(workload_of_settings(made), profile)
+        costs = costs_of(made.workload(), profile)
         seconds = costs.compute_seconds
         rate = costs.num_params * costs.dtype_bytes / seconds
         up = self.copy_share if self.up_share is None else self.up_share
         return replace(made, link=(rate / self.copy_share, rate / up))
-
-
-def workload_of_settings(settings: TrainSettings) -> Workload:
-    """Return the workload of a run on a model known by its size, without building it."""
-    return Workload.of_config(
-        f"{settings.model} {settings.batch_size}x{settings.sequence}",
-        MODEL_SIZES[settings.model].config(),
-        batch_size=settings.batch_size,
-        sequence=settings.sequence,
-        accumulation=settings.grad_accum,
-        dtype=settings.dtype,
-        checkpointing=settings.checkpointing,
-    )
-
-
-def _plan(*where: Any, knobs: dict[str, Any] | None = None, **others: Any) -> RunPlan:
-    strategy, model, batch, sequence, *share = where
-    return RunPlan(
-        strategy=strategy,
-        model=model,
-        batch=batch,
-        sequence=sequence,
-        copy_share=share[0] if share else None,
-        knobs=knobs or {},
-        **others,
-    )
 
 
 CPU_SHAPES = (
@@ -91,64 +64,64 @@ GPU_SHAPES = (
 )  # fmt: skip
 
 CPU_RUNS = (
-    _plan("on_device", "mini", 3, 128),
-    _plan("on_device", "base", 2, 96),
-    _plan("zero_offload", "mini", 3, 128, 1.2),
-    _plan("zero_offload", "base", 2, 96, 0.8),
-    _plan("delayed", "mini", 6, 64, 0.8),
-    _plan("zenflow_paper", "small", 2, 128, 1.0),
-    _plan("zenflow", "mini", 3, 128, 1.2),
-    _plan("zenflow", "small", 2, 128, 0.5, knobs={"update_interval": 2}),
-    _plan("zenflow", "base", 2, 96, 1.4),
-    _plan("zenflow", "base", 1, 64, knobs={"topk_ratio": 0.3}),
-    _plan("zenflow", "mini", 5, 64, 0.7, settings={"gradients": "keep"}),
+    RunPlan("on_device", "mini", 3, 128),
+    RunPlan("on_device", "base", 2, 96),
+    RunPlan("zero_offload", "mini", 3, 128, 1.2),
+    RunPlan("zero_offload", "base", 2, 96, 0.8),
+    RunPlan("delayed", "mini", 6, 64, 0.8),
+    RunPlan("zenflow_paper", "small", 2, 128, 1.0),
+    RunPlan("zenflow", "mini", 3, 128, 1.2),
+    RunPlan("zenflow", "small", 2, 128, 0.5, knobs={"update_interval": 2}),
+    RunPlan("zenflow", "base", 2, 96, 1.4),
+    RunPlan("zenflow", "base", 1, 64, knobs={"topk_ratio": 0.3}),
+    RunPlan("zenflow", "mini", 5, 64, 0.7, settings={"gradients": "keep"}),
 )
 """Runs that refine the engine's constants."""
 
 GPU_RUNS = (
-    _plan("on_device", "large", 8, 1024),
-    _plan("zero_offload", "large", 8, 1024),
-    _plan("zenflow_paper", "1b", 4, 1024),
-    _plan("zenflow", "large", 4, 1024),
-    _plan("zenflow", "1b", 4, 1024, knobs={"update_interval": 2}),
-    _plan("zenflow", "1b", 8, 1024),
+    RunPlan("on_device", "large", 8, 1024),
+    RunPlan("zero_offload", "large", 8, 1024),
+    RunPlan("zenflow_paper", "1b", 4, 1024),
+    RunPlan("zenflow", "large", 4, 1024),
+    RunPlan("zenflow", "1b", 4, 1024, knobs={"update_interval": 2}),
+    RunPlan("zenflow", "1b", 8, 1024),
 )
 
 CPU_VALIDATION = (
-    _plan("on_device", "small", 3, 96),
-    _plan("on_device", "base", 3, 128),
-    _plan("zero_offload", "small", 2, 192, 1.0),
-    _plan("zero_offload", "mini", 4, 96, 0.6),
-    _plan("delayed", "small", 3, 96, 0.9),
-    _plan("zenflow_paper", "mini", 5, 96, 1.1),
-    _plan("zenflow_paper", "base", 2, 128, 0.8, knobs={"update_interval": 8}),
-    _plan("zenflow", "mini", 2, 128, 1.2),
-    _plan("zenflow", "small", 3, 128, 0.9, knobs={"topk_ratio": 0.2}),
-    _plan("zenflow", "base", 3, 96, 1.0, knobs={"topk_ratio": 0.05, "update_interval": 8}),
-    _plan("zenflow", "small", 2, 96, 2.0, knobs={"update_interval": 2}),
-    _plan("zenflow", "mini", 5, 128, 1.5, knobs={"update_interval": 8, "lag": 4}),
-    _plan("zenflow", "base", 2, 64, 0.5, knobs={"topk_ratio": 0.3, "update_interval": 2}),
-    _plan("zenflow", "small", 4, 64, 0.8, settings={"gradients": "keep"}),
-    _plan("zenflow", "mini", 3, 96, 1.0, settings={"grad_accum": 2}),
-    _plan("zenflow", "base", 1, 128),
-    _plan("zenflow", "small", 3, 64, 0.6, knobs={"deferred_moments": "window"}, up_share=3.0),
+    RunPlan("on_device", "small", 3, 96),
+    RunPlan("on_device", "base", 3, 128),
+    RunPlan("zero_offload", "small", 2, 192, 1.0),
+    RunPlan("zero_offload", "mini", 4, 96, 0.6),
+    RunPlan("delayed", "small", 3, 96, 0.9),
+    RunPlan("zenflow_paper", "mini", 5, 96, 1.1),
+    RunPlan("zenflow_paper", "base", 2, 128, 0.8, knobs={"update_interval": 8}),
+    RunPlan("zenflow", "mini", 2, 128, 1.2),
+    RunPlan("zenflow", "small", 3, 128, 0.9, knobs={"topk_ratio": 0.2}),
+    RunPlan("zenflow", "base", 3, 96, 1.0, knobs={"topk_ratio": 0.05, "update_interval": 8}),
+    RunPlan("zenflow", "small", 2, 96, 2.0, knobs={"update_interval": 2}),
+    RunPlan("zenflow", "mini", 5, 128, 1.5, knobs={"update_interval": 8, "lag": 4}),
+    RunPlan("zenflow", "base", 2, 64, 0.5, knobs={"topk_ratio": 0.3, "update_interval": 2}),
+    RunPlan("zenflow", "small", 4, 64, 0.8, settings={"gradients": "keep"}),
+    RunPlan("zenflow", "mini", 3, 96, 1.0, settings={"grad_accum": 2}),
+    RunPlan("zenflow", "base", 1, 128),
+    RunPlan("zenflow", "small", 3, 64, 0.6, knobs={"deferred_moments": "window"}, up_share=3.0),
 )
 """Runs of which none was used to calibrate: other batches, k, S, lags, links, modes."""
 
 GPU_VALIDATION = (
-    _plan("on_device", "1b", 3, 1024),
-    _plan("on_device", "large", 16, 512),
-    _plan("zero_offload", "1b", 2, 1024),
-    _plan("zero_offload", "medium", 12, 1024),
-    _plan("delayed", "large", 6, 1024),
-    _plan("zenflow_paper", "large", 10, 1024, knobs={"update_interval": 8}),
-    _plan("zenflow_paper", "1b", 3, 2048),
-    _plan("zenflow", "1b", 2, 1024),
-    _plan("zenflow", "1b", 1, 2048, knobs={"topk_ratio": 0.2}),
-    _plan("zenflow", "1b", 6, 1024, knobs={"topk_ratio": 0.05, "update_interval": 8}),
-    _plan("zenflow", "large", 8, 512, knobs={"update_interval": 2}),
-    _plan("zenflow", "large", 16, 1024, knobs={"update_interval": 8, "lag": 4}),
-    _plan("zenflow", "1b", 4, 512, settings={"gradients": "keep"}),
+    RunPlan("on_device", "1b", 3, 1024),
+    RunPlan("on_device", "large", 16, 512),
+    RunPlan("zero_offload", "1b", 2, 1024),
+    RunPlan("zero_offload", "medium", 12, 1024),
+    RunPlan("delayed", "large", 6, 1024),
+    RunPlan("zenflow_paper", "large", 10, 1024, knobs={"update_interval": 8}),
+    RunPlan("zenflow_paper", "1b", 3, 2048),
+    RunPlan("zenflow", "1b", 2, 1024),
+    RunPlan("zenflow", "1b", 1, 2048, knobs={"topk_ratio": 0.2}),
+    RunPlan("zenflow", "1b", 6, 1024, knobs={"topk_ratio": 0.05, "update_interval": 8}),
+    RunPlan("zenflow", "large", 8, 512, knobs={"update_interval": 2}),
+    RunPlan("zenflow", "large", 16, 1024, knobs={"update_interval": 8, "lag": 4}),
+    RunPlan("zenflow", "1b", 4, 512, settings={"gradients": "keep"}),
 )
 
 CPU_SELECTION, GPU_SELECTION = "small", "large"

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from experiments.calibration.compute import ComputeFit
-from experiments.calibration.parts import HostRates, LinkRates, PartRates
+from experiments.calibration.parts import HostRates, LinkRates
 from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
-from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Host, Link, Quantity
+from sim.hardware.profile import Device, EngineOverheads, Host, Link, Quantity
 from zenflow.host.limits import usable_cores
 
 _ENDLESS = 1e12
 """Bytes/s, or parameters/s, of what is too fast to be seen."""
 _LEAST_SECONDS = 1e-9
-_CPU_OVERHEADS = {
-    "host_task": 50e-6,
-    "copy": 100e-6,
-    "bucket": 100e-6,
-    "step": 1e-3,
-}
+_CPU_OVERHEADS = {"host_task": 50e-6, "copy": 100e-6, "bucket": 100e-6, "step": 1e-3}
 _GPU_OVERHEADS = {"host_task": 30e-6, "copy": 15e-6, "bucket": 30e-6, "step": 5e-4}
 
 
@@ -31,20 +28,6 @@ def measured(value: float, what: str) -> Quantity:
 def assumed(value: float, why: str) -> Quantity:
     """Return a figure that was not measured."""
     return Quantity(value=value, kind="estimated", source=why)
-
-
-def assemble_profile(
-    device: Device, link: Link, host: Host, overheads: EngineOverheads, threads: int
-) -> HardwareProfile:
-    """Return the profile of this machine with one device."""
-    return HardwareProfile(
-        name=device.name,
-        device=device,
-        link=link,
-        host=host,
-        overheads=overheads,
-        host_threads=threads,
-    )
 
 
 def device_of(
@@ -66,7 +49,11 @@ def device_of(
     memory = float(found["memory_bytes"])
     if not is_cpu:
         memory = float(torch.cuda.get_device_properties(device).total_memory)
-    seconds = {name: max(_LEAST_SECONDS, constants.constants[name]) for name in _LAUNCHES}
+
+    def launches(name: str) -> Quantity:
+        fitted = max(_LEAST_SECONDS, constants.constants[name])
+        return measured(fitted if launch is None else launch, source)
+
     return Device(
         name=str(found["cpu"] if is_cpu else found["gpu"]),
         is_cpu=is_cpu,
@@ -77,14 +64,11 @@ def device_of(
         attention_efficiency=measured(min(1.0, constants.rate("attention", rate) / rate), source),
         bandwidth=measured(constants.rate("elementwise", _ENDLESS * 100), source),
         bandwidth_efficiency=assumed(1.0, "part of the fitted rate"),
-        launch=measured(seconds["launch"] if launch is None else launch, source),
+        launch=launches("launch"),
         backward_factor=measured(compute.backward_factor, source),
-        backward_launch=measured(seconds["backward launch"] if launch is None else launch, source),
+        backward_launch=launches("backward launch"),
         gradient_bandwidth=measured(constants.rate("gradient", _ENDLESS * 100), source),
     )
-
-
-_LAUNCHES = ("launch", "backward launch")
 
 
 def link_of(rates: LinkRates | None) -> Link:
@@ -116,26 +100,26 @@ def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
         name=str(hardware()["cpu"]),
         sockets=1,
         cores=usable_cores(),
-        dram=measured(rates.most, "the host kernel on all its threads"),
+        dram=measured(max(rates.by_threads.values()), "the host kernel on all its threads"),
         dram_bytes=measured(memory, "as the system says"),
-        core_bandwidth=measured(rates.one_core, "the host kernel on one thread"),
+        core_bandwidth=measured(rates.by_threads[1], "the host kernel on one thread"),
         numa_hop=assumed(1.0, "taken as one socket"),
         core_sharing=measured(sharing, "compute beside the host kernel"),
     )
 
 
-def overheads_of(parts: PartRates, *, is_cpu: bool) -> EngineOverheads:
+def overheads_of(parts: Mapping[str, Fit], *, is_cpu: bool) -> EngineOverheads:
     """Return the engine's parts; what hand-overs take is for runs to refine."""
     fixed = _CPU_OVERHEADS if is_cpu else _GPU_OVERHEADS
 
-    def rate(fit: Fit, unit: str, what: str) -> Quantity:
-        return measured(fit.rate(unit, _ENDLESS), what)
+    def rate(part: str, unit: str, what: str) -> Quantity:
+        return measured(parts[part].rate(unit, _ENDLESS), what)
 
     return EngineOverheads(
         **{name: assumed(value, "a start for runs to refine") for name, value in fixed.items()},
         select=measured(_LEAST_SECONDS, "runs with selections beside runs without"),
-        intake_bandwidth=rate(parts.intake, "byte", "energies and gathering, by matrix size"),
-        pack_bandwidth=rate(parts.pack, "byte", "packing nine columns in ten, by matrix size"),
-        unpack_bandwidth=rate(parts.unpack, "byte", "writing nine columns in ten back"),
-        device_update=rate(parts.update, "parameter", "AdamW on one column in ten"),
+        intake_bandwidth=rate("intake", "byte", "energies and gathering, by matrix size"),
+        pack_bandwidth=rate("pack", "byte", "packing nine columns in ten, by matrix size"),
+        unpack_bandwidth=rate("unpack", "byte", "writing nine columns in ten back"),
+        device_update=rate("update", "parameter", "AdamW on one column in ten"),
     )

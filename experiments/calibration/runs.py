@@ -1,17 +1,26 @@
-"""Observed runs: several short trainings, step by step in turn, as the simulator sees them."""
+"""Observed runs, as the simulator sees them: short trainings in turn, or recorded ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any, TypeAlias
 
 from experiments.calibration.short_run import ShortRun, short_run
-from experiments.training.settings import TrainSettings
+from experiments.training.settings import MODEL_SIZES, TrainSettings
 from experiments.training.setup import workload_of
+from experiments.training.step_log import read_steps
+from experiments.training.summary import whole_windows
 from sim.fitting.refine import Observation
+from sim.models.workload import Workload
 from sim.simulate import Strategy
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+from zenflow.trace.timeline import Timeline
 
 WARM_STEPS = 2
 """Least steps at the start of each turn that are not timed.
@@ -19,14 +28,8 @@ WARM_STEPS = 2
 What another run has left in the caches is gone by then.
 """
 
-
-@dataclass(slots=True)
-class _Collected:
-    """One run's figures, a row for each turn."""
-
-    steps: list[float] = field(default_factory=list)
-    stalls: list[float] = field(default_factory=list)
-    busy: list[dict[str, float]] = field(default_factory=list)
+_Turn: TypeAlias = tuple[float, float, Mapping[str, float]]
+"""Seconds and stalled seconds of a turn's mean step, and each lane's busy ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,57 +83,97 @@ def _observe(
         for run, length in runs:
             for _ in range(max(4, length)):  # first windows have nothing to land
                 run.step()
-        found = [_Collected() for _ in runs]
+        taken: list[list[_Turn]] = [[] for _ in runs]
         for _ in range(turns):
-            for (run, length), collected in zip(runs, found, strict=True):
-                _take_turn(run, length, collected)
+            for (run, length), own in zip(runs, taken, strict=True):
+                own.append(_take_turn(run, length))
                 on_turn()
-        return [_observed(run, item) for (run, _), item in zip(runs, found, strict=True)]
+        return [_observed(run, own) for (run, _), own in zip(runs, taken, strict=True)]
 
 
-def _take_turn(run: ShortRun, length: int, collected: _Collected) -> None:
+def _take_turn(run: ShortRun, length: int) -> _Turn:
     config = run.setup.config
     # The turn before ended with empty queues: they fill up within a window and its lag.
     for _ in range(max(WARM_STEPS, config.update_interval + config.effective_lag())):
         run.step()
-    reports = []
-    for _ in range(length):
-        run.step()
-        report = run.optimizer.report
-        assert report is not None
-        reports.append(report)
+    reports = run.reports(length)
     run.optimizer.synchronize()
     timeline = run.optimizer.timeline
-    collected.steps.append(fmean(report.seconds for report in reports))
-    collected.stalls.append(fmean(report.stall_seconds for report in reports))
-    collected.busy.append({lane: timeline.busy(lane) / length for lane in timeline.lanes})
+    return (
+        fmean(report.seconds for report in reports),
+        fmean(report.stall_seconds for report in reports),
+        {lane: timeline.busy(lane) / length for lane in timeline.lanes},
+    )
 
 
-def _observed(run: ShortRun, collected: _Collected) -> ObservedRun:
-    settings = run.setup.settings
-    lanes = {lane for busy in collected.busy for lane in busy}
-    workload = workload_of(run.setup)
-    step = median(collected.steps)
-    ordered = sorted(collected.steps)
+def _observed(run: ShortRun, turns: Sequence[_Turn]) -> ObservedRun:
+    seconds, stalls, busy = zip(*turns, strict=True)
+    lanes = {lane for own in busy for lane in own}
+    step = median(seconds)
+    ordered = sorted(seconds)
     quarter = len(ordered) // 4
     return ObservedRun(
-        settings=settings,
+        settings=run.setup.settings,
         spread=(ordered[-1 - quarter] - ordered[quarter]) / step,
-        observation=Observation(
-            label=label_of(settings),
-            workload=workload,
-            strategy=Strategy(
-                name=settings.strategy,
-                config=run.setup.config,
-                releases=settings.gradients == "release",
-            ),
+        observation=_observation(
+            run.setup.settings,
+            run.setup.config,
+            workload_of(run.setup),
             step_seconds=step,
-            stall_seconds=median(collected.stalls),
-            busy_seconds={
-                lane: median(busy.get(lane, 0.0) for busy in collected.busy) for lane in lanes
-            },
-            link=settings.link,
+            stall_seconds=median(stalls),
+            busy_seconds={lane: median(own.get(lane, 0.0) for own in busy) for lane in lanes},
         ),
+    )
+
+
+def observation_of(folder: Path) -> Observation:
+    """Return the steady state of a recorded run.
+
+    Step and stall are medians over the steps of whole windows; the lanes' times are the trace's.
+
+    Raises:
+        ConfigError: The directory lacks what a run leaves, or its model is not known by a size.
+    """
+    try:
+        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        settings = TrainSettings.from_dict(record["settings"])
+        rows = read_steps(folder / "steps.jsonl")
+        timeline = Timeline.read(folder / "trace.json")
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{folder} is not a finished run's directory ({error}): give one with config.json, "
+            "steps.jsonl and trace.json"
+        ) from error
+    if settings.model not in MODEL_SIZES:
+        raise ConfigError(
+            f"the run in {folder} is of {settings.model!r}: only models known by a size "
+            f"({', '.join(MODEL_SIZES)}) can be simulated from a run's settings"
+        )
+    config = settings.config(None)
+    steady = whole_windows(rows, config.update_interval, config.full_warm_up_rounds)
+    steps = sorted({span.step for span in timeline.spans})
+    inner = timeline.steps(steps[0] + 1, steps[-1])  # the first may be cut
+    count = max(1, len(steps) - 1)
+    return _observation(
+        settings,
+        config,
+        settings.workload(),
+        step_seconds=median(row["seconds"] for row in steady),
+        stall_seconds=median(row["stall_seconds"] for row in steady),
+        busy_seconds={lane: inner.busy(lane) / count for lane in inner.lanes},
+    )
+
+
+def _observation(
+    settings: TrainSettings, config: ZenFlowConfig, workload: Workload, **figures: Any
+) -> Observation:
+    releases = settings.gradients == "release"
+    return Observation(
+        label=label_of(settings),
+        workload=workload,
+        strategy=Strategy(name=settings.strategy, config=config, releases=releases),
+        link=settings.link,
+        **figures,
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from experiments.calibration.plans import workload_of_settings
 from experiments.calibration.runs import observe
 from experiments.training.settings import TrainSettings
 from sim.hardware.profile import HardwareProfile
@@ -19,9 +18,21 @@ RUNS = 2
 """Number of runs: one with selections, one without."""
 
 
-def selection_settings(base: TrainSettings, model: str) -> list[TrainSettings]:
-    """Return the runs to compare: with selections in every window, and with the first only."""
-    return [
+def measure_selection(
+    base: TrainSettings,
+    model: str,
+    profile: HardwareProfile,
+    *,
+    turns: int,
+    on_turn: Callable[[], None],
+) -> float:
+    """Return the seconds of one block's selection.
+
+    Runs with selections in every window and with the first only take turns, over no link that
+    would have to be waited for; the difference of a step, times the steps of a window, is what
+    all blocks take together.
+    """
+    settings = [
         replace(
             base,
             strategy="zenflow",
@@ -32,24 +43,10 @@ def selection_settings(base: TrainSettings, model: str) -> list[TrainSettings]:
         )
         for interval in (_INTERVAL, 0)
     ]
-
-
-def measure_selection(
-    settings: Sequence[TrainSettings],
-    profile: HardwareProfile,
-    *,
-    turns: int,
-    on_turn: Callable[[], None],
-) -> float:
-    """Return the seconds of one block's selection.
-
-    Runs with and without take turns, over no link that would have to be waited for; the
-    difference of a step, times the steps of a window, is what all blocks take together.
-    """
     often, never = (
         run.observation.step_seconds
         for run in observe(settings, turns=turns, windows=4, on_turn=on_turn)
     )
-    costs = costs_of(workload_of_settings(settings[0]), profile)
+    costs = costs_of(settings[0].workload(), profile)
     blocks = len(BlockPlan(costs, settings[0].config(None)).blocks)
     return max(_LEAST_SECONDS, (often - never) * _INTERVAL / blocks)

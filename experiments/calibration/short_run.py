@@ -10,6 +10,7 @@ from experiments.training.settings import TrainSettings
 from experiments.training.setup import RunSetup, build_setup, make_optimizer
 from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW
+from zenflow.report import StepReport
 
 
 class ShortRun:
@@ -23,7 +24,7 @@ class ShortRun:
     def __init__(
         self, settings: TrainSettings, controller: AbstractController | None = None
     ) -> None:
-        """Build everything; `close` ends the optimizer's threads."""
+        """Build everything; who makes one ends the optimizer's threads."""
         self.setup: RunSetup = build_setup(settings)
         self.optimizer: ZenFlowAdamW = make_optimizer(self.setup, controller)
         self._taken = 0
@@ -45,9 +46,15 @@ class ShortRun:
         optimizer.zero_grad()
         self._taken += 1
 
-    def close(self) -> None:
-        """End the optimizer's threads."""
-        self.optimizer.close()
+    def reports(self, count: int) -> list[StepReport]:
+        """Take steps and return their reports."""
+        found = []
+        for _ in range(count):
+            self.step()
+            report = self.optimizer.report
+            assert report is not None
+            found.append(report)
+        return found
 
 
 @contextmanager
@@ -59,4 +66,4 @@ def short_run(
     try:
         yield run
     finally:
-        run.close()
+        run.optimizer.close()

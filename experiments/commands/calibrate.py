@@ -105,12 +105,14 @@ def _calibrate(flags: dict[str, Any], stages: Stages | None = None) -> Calibrati
 
 
 def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
-    from experiments.calibration.recorded import refine_on_runs
+    from experiments.calibration.runs import observation_of
+    from sim.fitting.refine import refine
     from sim.hardware.file import read_profile
 
     if flags["start"] is None:
         raise ConfigError("--from-trace refines a profile: name it with --start")
-    return refine_on_runs(read_profile(flags["start"]), flags["traces"]).profile
+    profile = read_profile(flags["start"])
+    return refine(profile, [observation_of(folder) for folder in flags["traces"]]).profile
 
 
 @click.command()
@@ -161,7 +163,7 @@ def _again(folder: Path, picture: Path | None) -> str:
 
 
 def _validate(flags: dict[str, Any]) -> str:
-    from experiments.calibration.measure_validation import measure_validation
+    from experiments.calibration.calibrate import measure_validation
     from experiments.output.files import write_json
     from experiments.output.provenance import provenance, results_folder
     from experiments.output.stages import Stages

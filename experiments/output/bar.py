@@ -16,6 +16,13 @@ from rich.progress import (
 )
 
 _SECONDS_BETWEEN_LINES = 10.0
+_WIDE = 132
+
+
+def wide_console() -> Console:
+    """Return a console on standard output; a file or a pipe, which has no width, is wide."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 class Bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from statistics import fmean, median
@@ -17,10 +18,8 @@ from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup, workload_of
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
-from sim.models.workload import Workload
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
-from zenflow.report import StepReport
 
 _WINDOWS = 2
 _FEWEST_STEPS = 8
@@ -56,21 +55,20 @@ class MeasuredBackend(AbstractBackend):
         return Knobs.of(self.settings.config(steps_per_epoch=1))
 
     @cached_property
-    def _workload(self) -> tuple[Workload, HardwareProfile]:
-        """The workload, and a machine whose kind of device is this one's."""
-        setup = build_setup(self.settings)
-        return workload_of(setup), _stand_in(setup.device, self.settings.link)
-
-    @cached_property
-    def _needs(self) -> Any:
-        work, machine = self._workload
-        base = self.settings.config(steps_per_epoch=1)
-        return needs_of(work, machine, releases=self.settings.gradients == "release", base=base)
+    def _needs(self) -> Callable[[Knobs], Need]:
+        """What knobs need, on a machine whose kind of device is this one's."""
+        settings = self.settings
+        setup = build_setup(settings)
+        return needs_of(
+            workload_of(setup),
+            _stand_in(setup.device, settings.link),
+            releases=settings.gradients == "release",
+            base=settings.config(steps_per_epoch=1),
+        )
 
     def need(self, knobs: Knobs) -> Need:
         """Return memory as the simulator counts it, and staleness; energy takes a run."""
-        found: Need = self._needs(knobs)
-        return found
+        return self._needs(knobs)
 
     def measure(self, knobs: Knobs) -> TrialFigures:
         """Return the medians of a short run.
@@ -95,10 +93,8 @@ class MeasuredBackend(AbstractBackend):
         for _ in range(2 * window + lag + 1):  # the first windows have nothing to land
             run.step()
         length = -(-max(_FEWEST_STEPS, _WINDOWS * window) // window) * window
-        turns = [_reports(run, length) for _ in range(self._repeats)]
-        need = self.need(knobs)
-        settings = self.settings
-        tokens = settings.batch_size * settings.sequence * settings.grad_accum
+        turns = [run.reports(length) for _ in range(self._repeats)]
+        need, settings = self.need(knobs), self.settings
         return TrialFigures(
             step_seconds=median(fmean(report.seconds for report in turn) for turn in turns),
             stall_seconds=median(fmean(report.stall_seconds for report in turn) for turn in turns),
@@ -106,22 +102,12 @@ class MeasuredBackend(AbstractBackend):
             host_bytes=need.host_bytes,
             staleness=need.staleness,
             captured=fmean(report.captured_energy for turn in turns for report in turn),
-            tokens_per_step=tokens,
+            tokens_per_step=settings.batch_size * settings.sequence * settings.grad_accum,
         )
 
     def describe(self) -> dict[str, Any]:
         """Return the settings of the training."""
         return {"backend": self.kind, "settings": self.settings.to_dict()}
-
-
-def _reports(run: ShortRun, length: int) -> list[StepReport]:
-    reports = []
-    for _ in range(length):
-        run.step()
-        report = run.optimizer.report
-        assert report is not None
-        reports.append(report)
-    return reports
 
 
 def _stand_in(device: torch.device, link: tuple[float, float] | None) -> HardwareProfile:

@@ -18,7 +18,7 @@ from autotune.offline.objective import OBJECTIVES, goodput
 from autotune.offline.result import Candidate, TuneResult
 from autotune.offline.study import tune
 from autotune.offline.trial_loop import TuningTask
-from experiments.output.bar import Bar
+from experiments.output.bar import Bar, wide_console
 from experiments.output.files import write_json, write_text
 from experiments.output.plots import save_figure
 from experiments.output.provenance import machine_name, provenance
@@ -27,7 +27,6 @@ from experiments.training.setting import settings_of
 from experiments.training.settings import TrainSettings
 
 _SHOWN = 5
-_WIDTH_WITHOUT_TERMINAL = 132
 
 
 def run_study(
@@ -50,9 +49,7 @@ def run_study(
     Raises:
         ConfigError: The study can't be carried out.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+    console = wide_console()
     with Bar(console, f"{task.sampler}, {task.backend.kind}", task.num_trials) as bar:
 
         def on_progress(trials: Sequence[FrozenTrial]) -> None:

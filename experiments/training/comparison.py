@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,29 +41,6 @@ _SECONDS_BESIDE_STEPS = 5.0
 
 A guess, until it is measured.
 """
-
-SHOWN_STEPS = 8
-"""Steps of each strategy in the picture."""
-
-
-def link_choice(settings: TrainSettings) -> LinkChoice | None:
-    """Return the emulated link that a comparison needs; None where it has or needs none."""
-    if settings.link is not None or choose_device(settings).type != "cpu":
-        return None
-    return choose_link(build_setup(settings))
-
-
-def with_link(settings: TrainSettings, reporter: Reporter) -> TrainSettings:
-    """Return the settings with an emulated link where a comparison needs one and has none."""
-    choice = link_choice(settings)
-    if choice is None:
-        return settings
-    reporter.say(str(choice))
-    return _on_link(settings, choice)
-
-
-def _on_link(settings: TrainSettings, choice: LinkChoice) -> TrainSettings:
-    return replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
 
 
 def started(
@@ -122,10 +99,11 @@ def run_comparison(
     names = list(compared(settings))
     ahead = _planned(settings, folder if resume else None)
     reporter.say(_intention(settings))
-    choice = link_choice(settings)
-    if choice is not None:
+    choice = None
+    if settings.link is None and choose_device(settings).type == "cpu":
+        choice = choose_link(build_setup(settings))
         reporter.say(str(choice))
-        settings = _on_link(settings, choice)
+        settings = replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
     record = {"compare": names, "settings": settings.to_dict(), **provenance()}
     write_json(folder / "config.json", record)
     if settings.steps is not None:
@@ -150,7 +128,7 @@ def run_comparison(
     reporter.close()
     runs = [read_run(folder / strategy) for strategy in names]
     write_json(folder / COMPARISON, comparison(runs))
-    save_figure(draw_comparison(runs, SHOWN_STEPS), folder / PICTURE)
+    save_figure(draw_comparison(runs), folder / PICTURE)
     reporter.console.print(table(runs))
     reporter.say(verdict(runs))
     reporter.say(_what_to_look_at(folder))
@@ -231,8 +209,7 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
                 "speedup_over_zero_offload": _speedup(by_name, name),
                 "eval_loss_over_on_device": eval_loss_ratio(by_name, name),
             }
-            for name in by_name
-            if name == "zenflow" or name not in COMPARED
+            for name in _judged(by_name)
         },
         "runs": by_name,
         **provenance(),
@@ -241,14 +218,11 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 def stall_removed(summaries: Mapping[str, RunSummary], strategy: str = "zenflow") -> float | None:
     """Return the share of zero_offload's stall seconds per step that a strategy does not have."""
-    before = summaries["zero_offload"]
-    after = summaries[strategy]
+    before, after = summaries["zero_offload"], summaries[strategy]
     if not before["stall_seconds"]:
         return None
-    per_step: list[float] = [
-        summary["stall_seconds"] / summary["steps"] for summary in (after, before)
-    ]
-    return 1 - per_step[0] / per_step[1]
+    stalled: float = after["stall_seconds"] / after["steps"]
+    return 1 - stalled / (before["stall_seconds"] / before["steps"])
 
 
 def eval_loss_ratio(summaries: Mapping[str, RunSummary], strategy: str) -> float | None:
@@ -289,8 +263,12 @@ def table(runs: Sequence[RunRecord]) -> Table:
 def verdict(runs: Sequence[RunRecord]) -> str:
     """Return the comparison in a sentence for zenflow, and one for a tuned run."""
     by_name = {run.strategy: run.summary for run in runs}
-    names = [name for name in by_name if name == "zenflow" or name not in COMPARED]
-    return "\n".join(_verdict(by_name, name) for name in names)
+    return "\n".join(_verdict(by_name, name) for name in _judged(by_name))
+
+
+def _judged(names: Iterable[str]) -> list[str]:
+    """Return the strategies that a comparison is about: zenflow, and a tuned run."""
+    return [name for name in names if name == "zenflow" or name not in COMPARED]
 
 
 def _verdict(by_name: Mapping[str, RunSummary], strategy: str) -> str:

@@ -60,6 +60,5 @@ def _compute_seconds(setup: RunSetup) -> float:
         batch = setup.data.train.batch(micro).to(setup.device)
         cross_entropy(forward(setup.model, batch), batch).backward()
     seconds = time.perf_counter() - started
-    for parameter in setup.model.parameters():
-        parameter.grad = None
+    setup.model.zero_grad()
     return seconds

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
+from experiments.output.bar import wide_console
 from experiments.output.progress import Reporter
 from experiments.training.comparison import run_comparison
 from experiments.training.loop import Outcome
@@ -20,7 +20,6 @@ from experiments.training.stop import StopRequest
 from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
-_WIDTH_WITHOUT_TERMINAL = 132
 _NOTICE = (
     "Stopping: the step under way is finished, then everything is saved. Ctrl-C again, after a "
     "second, quits at once and loses the steps since the last save."
@@ -29,10 +28,7 @@ _NOTICE = (
 
 def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool) -> int:
     """Run once or four times; 0 at the end, 128 + its number after a signal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
-    reporter = Reporter(console)
+    reporter = Reporter(wide_console())
     work = run_comparison if compare else run
     with StopRequest(_NOTICE) as stop:
         try:

@@ -16,11 +16,7 @@ from experiments.output.progress import Reporter
 from experiments.output.run_types import Evaluation, RunSummary
 from experiments.training.evaluation import cross_entropy, evaluate, forward
 from experiments.training.models.pretrained import save_model_folder
-from experiments.training.saved.checkpoint import (
-    CHECKPOINTS,
-    Checkpoint,
-    save_checkpoint,
-)
+from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint, save_checkpoint
 from experiments.training.saved.resume import (
     Generators,
     change_rate,
@@ -30,18 +26,8 @@ from experiments.training.saved.resume import (
     set_random_state,
     told,
 )
-from experiments.training.saved.saving import (
-    SavePace,
-    how_to_go_on,
-    save_or_warn,
-    saving_first,
-)
-from experiments.training.setup import (
-    RunSetup,
-    make_optimizer,
-    make_schedule,
-    warmup_steps,
-)
+from experiments.training.saved.saving import SavePace, how_to_go_on, save_or_warn, saving_first
+from experiments.training.setup import RunSetup, make_optimizer, make_schedule, warmup_steps
 from experiments.training.step_rows import StepRows
 from experiments.training.stop import StopRequest
 from experiments.training.summary import described, summarize, write_results
@@ -115,7 +101,7 @@ class Training:
         """
         self.reporter.start(self.setup.settings.label, self.step, self.setup.total_steps)
         self._tell_decisions()
-        with saving_first(self, self.setup.settings.lr):
+        with saving_first(self):
             self._train(stop)
             summary, troubles = self._finish()
         if troubles:
@@ -241,10 +227,6 @@ class Training:
             keep_others=keep_others,
         )
         self.saved_step = self.step
-
-    def drop_gradients(self) -> None:
-        """Forget the step under way."""
-        self.optimizer.zero_grad()
 
     def _step(self) -> None:
         """Take one optimizer step and leave its row with the log."""

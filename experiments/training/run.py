@@ -55,7 +55,7 @@ def run(
         reporter.detail(describe(setup))
         reporter.detail(str(training.optimizer.memory))
         write_json(folder / "config.json", _config_record(setup, training.changes))
-        warn_of_space(training, setup.model_bytes)
+        warn_of_space(training)
         return training.run(stop)
 
 

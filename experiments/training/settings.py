@@ -6,7 +6,7 @@ Nothing here imports torch, so that a mistake in a command is found before anyth
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from experiments.training.setting import (
     violations,
 )
 from experiments.training.tuning_settings import TuningSettings, tuning_errors
+from sim.models.workload import Workload
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -78,11 +79,11 @@ class ModelSize:
     tied: bool = True
     """Whether the output layer shares the embedding's storage."""
 
-    def config(self) -> dict[str, Any]:
+    def config(self, vocab_size: int = NUM_BYTE_TOKENS) -> dict[str, Any]:
         """Return what decides shapes under transformers' names, over the byte vocabulary."""
         return {
             "model_type": "llama",
-            "vocab_size": NUM_BYTE_TOKENS,
+            "vocab_size": vocab_size,
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
@@ -196,6 +197,25 @@ class TrainSettings(TuningSettings):
             return self.strategy
         return "zen-auto" if self.controller == "zen-auto" else "auto"
 
+    def workload(self, model_config: Mapping[str, Any] | None = None) -> Workload:
+        """Return what the simulator takes of the model and the batch.
+
+        Args:
+            model_config: Of the model; None for one known by its size, which need not be built.
+
+        Raises:
+            ConfigError: The simulator does not know the model's family.
+        """
+        return Workload.of_config(
+            f"{self.model} {self.batch_size}x{self.sequence}",
+            MODEL_SIZES[self.model].config() if model_config is None else model_config,
+            batch_size=self.batch_size,
+            sequence=self.sequence,
+            accumulation=self.grad_accum,
+            dtype=self.dtype,
+            checkpointing=self.checkpointing,
+        )
+
     def with_strategy(self, name: str) -> TrainSettings:
         """Return the same run under another preset, with the knobs that leave it what it is.
 
@@ -275,16 +295,14 @@ START_LR = 2e-3
 """Peak learning rate of that start: what a small model learns fast with."""
 
 
-def _combination_errors(settings: TrainSettings) -> list[str]:
-    broken = []
+def _combination_errors(settings: TrainSettings) -> Iterator[str]:
     if settings.steps is not None and settings.epochs is not None:
-        broken.append(
+        yield (
             f"steps ({settings.steps}) and epochs ({settings.epochs}) both say when to stop: "
             "give one of them"
         )
     if settings.dtype == "float16" and settings.gradients == "release":
-        broken.append(
+        yield (
             "float16 parameters need gradients='keep': the loss scaler looks at all gradients "
             "before the step, and in release mode they have left by then"
         )
-    return broken

@@ -169,17 +169,8 @@ def workload_of(setup: RunSetup) -> Workload:
     Raises:
         ConfigError: The simulator does not know the model's family.
     """
-    settings = setup.settings
     config: Any = setup.model.config
-    return Workload.of_config(
-        f"{settings.model} {settings.batch_size}x{settings.sequence}",
-        {"model_type": "llama", **config.to_dict()},
-        batch_size=settings.batch_size,
-        sequence=settings.sequence,
-        accumulation=settings.grad_accum,
-        dtype=settings.dtype,
-        checkpointing=settings.checkpointing,
-    )
+    return setup.settings.workload({"model_type": "llama", **config.to_dict()})
 
 
 def make_optimizer(setup: RunSetup, controller: AbstractController | None = None) -> ZenFlowAdamW:

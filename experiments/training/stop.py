@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -42,12 +42,7 @@ class StopRequest:
                 self._former[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         """Give the signals back."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
@@ -68,13 +63,9 @@ class StopRequest:
         now = time.monotonic()
         if self.signal is None:
             self.signal, self._since = signal.Signals(number), now
-            self._tell()
+            if self._notice:
+                # Past all buffers: the signal may have come in the middle of a print.
+                with suppress(OSError):  # the terminal is gone, which was the signal
+                    os.write(2, f"\n{self._notice}\n".encode())
         elif number != signal.SIGHUP and now - self._since > _SAME_SECONDS:
             raise KeyboardInterrupt  # no save can trap the user
-
-    def _tell(self) -> None:
-        """Write the notice past all buffers: the signal may have come in the middle of a print."""
-        if not self._notice:
-            return
-        with suppress(OSError):  # the terminal is gone, which was the signal
-            os.write(2, f"\n{self._notice}\n".encode())

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,6 +20,9 @@ FAST = (
     "--device", "cpu", "--device-threads", "1", "--schedule", "constant",
 )  # fmt: skip
 """Flags of a run whose steps take milliseconds."""
+
+MEASURED = "optimizer/zenflow/sketch"
+"""What only a run whose controller asks for measurements has."""
 
 
 def write_text(path: Path, num_lines: int = 400) -> Path:
@@ -34,10 +38,16 @@ def train(*flags: object) -> Result:
     return CliRunner().invoke(main, ["train", *map(str, flags)])
 
 
+def ended(code: int, *flags: object) -> str:
+    """Run ``zenflow train``, which must end with this code; return what it said, in one line."""
+    result = train(*flags)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
 def trained(out: Path, *flags: object) -> Path:
     """Run ``zenflow train`` into ``out`` and return it; the run must succeed."""
-    result = train("--out", out, *flags)
-    assert result.exit_code == 0, result.output
+    ended(0, "--out", out, *flags)
     return out
 
 
@@ -60,6 +70,20 @@ def saved_tensors(out: Path) -> dict[str, Tensor]:
     path = latest_checkpoint(out / "checkpoint")
     assert path is not None
     return load_file(path / "tensors.safetensors")
+
+
+def equal(first: Path, second: Path) -> bool:
+    """Return whether two runs ended with the same bits in weights and optimizer state.
+
+    What only a run has whose controller asks for measurements does not count.
+    """
+    ours, theirs = (
+        {name: own for name, own in saved_tensors(out).items() if not name.startswith(MEASURED)}
+        for out in (first, second)
+    )
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
+    )
 
 
 def steps(out: Path) -> list[dict[str, Any]]:

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from experiments.studies.sst2.data import Row
-from experiments.training.data.batches import Batch
+from experiments.training.data.batches import Batch, encode, padded
 from experiments.training.data.tokens import TextTokenizer
 
 POOL_BATCHES = 16
 """Batches whose sentences are sorted by length together. A pool is drawn at random anew in each
 epoch, so a sentence's company changes; sorting the whole epoch would fix it."""
 _TEST_BATCH = 64
-
-Encoded = tuple[list[int], int]
 
 
 class PooledBatches:
@@ -95,20 +93,3 @@ class TestBatches:
         """Yield every batch with the numbers of its sentences."""
         for index, items in enumerate(self._plan):
             yield items, self.batch(index)
-
-
-def encode(rows: Sequence[Row], tokenizer: TextTokenizer, sequence: int) -> list[Encoded]:
-    """Return the rows' tokens, cut at ``sequence``, with their labels."""
-    encoded = tokenizer.encode_many([text for text, _ in rows], max_tokens=sequence)
-    return [(tokens, label) for tokens, (_, label) in zip(encoded, rows, strict=True)]
-
-
-def padded(rows: Sequence[Encoded], pad: int) -> Batch:
-    """Return rows as a batch, filled up to the longest."""
-    longest = max(len(tokens) for tokens, _ in rows)
-    inputs = torch.full((len(rows), longest), pad, dtype=torch.int64)
-    mask = torch.zeros_like(inputs)
-    for line, (tokens, _) in enumerate(rows):
-        inputs[line, : len(tokens)] = torch.tensor(tokens)
-        mask[line, : len(tokens)] = 1
-    return Batch(inputs=inputs, targets=torch.tensor([label for _, label in rows]), mask=mask)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.calibration.plans import workload_of_settings
 from experiments.training.settings import TrainSettings
 from sim.fitting.refine import Observation, predict
 from sim.hardware.profile import HardwareProfile
@@ -213,7 +212,7 @@ def _observation(run: Mapping[str, Any]) -> Observation:
     settings = TrainSettings.from_dict(run["settings"])
     return Observation(
         label=run["label"],
-        workload=workload_of_settings(settings),
+        workload=settings.workload(),
         strategy=Strategy(
             name=settings.strategy,
             config=settings.config(None),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -128,50 +128,55 @@ def make_batches(
     Raises:
         ConfigError: There is less text than one batch needs.
     """
-    shape = {"batch_size": settings.batch_size, "sequence": settings.sequence}
-    seeds = (settings.seed, _EVALUATION_SEED)
-    made: list[Batches] = []
-    if isinstance(source, LabelledTexts):
-        for rows, seed in zip((source.train, source.held_out), seeds, strict=True):
-            made.append(LabelledBatches(rows, tokenizer, **shape, seed=seed))
-    else:
-        for texts, seed in zip((source.train, source.held_out), seeds, strict=True):
-            made.append(TokenWindows(tokenizer.stream(texts), **shape, seed=seed))
+
+    def batches(part: Any, seed: int) -> Batches:
+        shape = {"batch_size": settings.batch_size, "sequence": settings.sequence, "seed": seed}
+        if isinstance(source, LabelledTexts):
+            return LabelledBatches(part, tokenizer, **shape)
+        return TokenWindows(tokenizer.stream(part), **shape)
+
     return TrainingData(
         name=source.name,
         task=source.task,
         num_classes=len(source.classes) if isinstance(source, LabelledTexts) else 0,
-        train=made[0],
-        held_out=made[1],
+        train=batches(source.train, settings.seed),
+        held_out=batches(source.held_out, _EVALUATION_SEED),
         notes=source.notes,
     )
 
 
-class _Shuffle:
-    """Endless stream of item numbers: one seeded permutation per epoch after another."""
+class _ShuffledBatches:
+    """Batches of items that are drawn without end: one seeded permutation after another."""
 
-    def __init__(self, num_items: int, seed: int) -> None:
-        self.num_items = num_items
+    def __init__(self, num_items: int, batch_size: int, seed: int) -> None:
+        self._num_items = num_items
+        self._batch_size = batch_size
         self._seed = seed
         self._epoch = -1
         self._order: list[int] = []
 
-    def take(self, start: int, count: int) -> list[int]:
-        """Return items number ``start`` to ``start + count`` of the stream."""
-        return [self._item(position) for position in range(start, start + count)]
+    @property
+    def per_epoch(self) -> int:
+        """Micro-batches in an epoch, rounded up."""
+        return -(-self._num_items // self._batch_size)
+
+    def _items(self, index: int) -> list[int]:
+        """Return the numbers of the items of micro-batch ``index``."""
+        first = index * self._batch_size
+        return [self._item(position) for position in range(first, first + self._batch_size)]
 
     def _item(self, position: int) -> int:
-        epoch, place = divmod(position, self.num_items)
+        epoch, place = divmod(position, self._num_items)
         if epoch != self._epoch:
             # Two odd multipliers keep (seed, epoch) pairs apart within torch's 64-bit seed.
             mixed = (self._seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9) % 2**63
             generator = torch.Generator().manual_seed(mixed)
-            self._order = torch.randperm(self.num_items, generator=generator).tolist()
+            self._order = torch.randperm(self._num_items, generator=generator).tolist()
             self._epoch = epoch
         return self._order[place]
 
 
-class TokenWindows:
+class TokenWindows(_ShuffledBatches):
     """Windows of ``sequence`` tokens and their successors, cut side by side from one stream."""
 
     def __init__(self, tokens: Tensor, *, batch_size: int, sequence: int, seed: int) -> None:
@@ -183,26 +188,19 @@ class TokenWindows:
                 f"part of the data, but one has {len(tokens)}: lower --sequence, give more text, "
                 "or texts to evaluate on with --eval-data"
             )
+        super().__init__(num_windows, batch_size, seed)
         self._tokens = tokens
-        self._batch_size = batch_size
         self._sequence = sequence
-        self._shuffle = _Shuffle(num_windows, seed)
-
-    @property
-    def per_epoch(self) -> int:
-        """Micro-batches in an epoch, rounded up."""
-        return -(-self._shuffle.num_items // self._batch_size)
 
     def batch(self, index: int) -> Batch:
         """Return micro-batch ``index``; inputs and targets are (B, sequence)."""
-        windows = self._shuffle.take(index * self._batch_size, self._batch_size)
-        starts = torch.tensor(windows).unsqueeze(1) * self._sequence
+        starts = torch.tensor(self._items(index)).unsqueeze(1) * self._sequence
         positions = starts + torch.arange(self._sequence + 1)
         tokens = self._tokens[positions].long()
         return Batch(inputs=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous())
 
 
-class LabelledBatches:
+class LabelledBatches(_ShuffledBatches):
     """Labelled texts, cut at ``sequence`` tokens and padded to the longest of the batch."""
 
     def __init__(
@@ -215,29 +213,31 @@ class LabelledBatches:
         seed: int,
     ) -> None:
         """Tokenize the rows once."""
-        encoded = tokenizer.encode_many([text for text, _ in rows], max_tokens=sequence)
-        self._rows = [
-            (tokens, label) for tokens, (_, label) in zip(encoded, rows, strict=True) if tokens
-        ]
+        self._rows = [row for row in encode(rows, tokenizer, sequence) if row[0]]
         if not self._rows:
             raise ConfigError("every labelled text is empty: check --data")
+        super().__init__(len(self._rows), min(batch_size, len(self._rows)), seed)
         self._pad = tokenizer.pad_id
-        self._batch_size = min(batch_size, len(self._rows))
-        self._shuffle = _Shuffle(len(self._rows), seed)
-
-    @property
-    def per_epoch(self) -> int:
-        """Micro-batches in an epoch, rounded up."""
-        return -(-self._shuffle.num_items // self._batch_size)
 
     def batch(self, index: int) -> Batch:
         """Return micro-batch ``index``: inputs (B, longest), targets (B,), mask (B, longest)."""
-        chosen = self._shuffle.take(index * self._batch_size, self._batch_size)
-        rows = [self._rows[item] for item in chosen]
-        longest = max(len(tokens) for tokens, _ in rows)
-        inputs = torch.full((len(rows), longest), self._pad, dtype=torch.int64)
-        mask = torch.zeros_like(inputs)
-        for line, (tokens, _) in enumerate(rows):
-            inputs[line, : len(tokens)] = torch.tensor(tokens)
-            mask[line, : len(tokens)] = 1
-        return Batch(inputs=inputs, targets=torch.tensor([label for _, label in rows]), mask=mask)
+        return padded([self._rows[item] for item in self._items(index)], self._pad)
+
+
+def encode(
+    rows: Sequence[tuple[str, int]], tokenizer: TextTokenizer, sequence: int
+) -> list[tuple[list[int], int]]:
+    """Return the rows' tokens, cut at ``sequence``, with their labels."""
+    encoded = tokenizer.encode_many([text for text, _ in rows], max_tokens=sequence)
+    return [(tokens, label) for tokens, (_, label) in zip(encoded, rows, strict=True)]
+
+
+def padded(rows: Sequence[tuple[list[int], int]], pad: int) -> Batch:
+    """Return rows of tokens and label as a batch, filled up to the longest."""
+    longest = max(len(tokens) for tokens, _ in rows)
+    inputs = torch.full((len(rows), longest), pad, dtype=torch.int64)
+    mask = torch.zeros_like(inputs)
+    for line, (tokens, _) in enumerate(rows):
+        inputs[line, : len(tokens)] = torch.tensor(tokens)
+        mask[line, : len(tokens)] = 1
+    return Batch(inputs=inputs, targets=torch.tensor([label for _, label in rows]), mask=mask)

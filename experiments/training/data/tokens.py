@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.training.settings import NUM_BYTE_TOKENS
 from zenflow.errors import ConfigError
 
 SEPARATOR = 256
@@ -18,37 +17,15 @@ SEPARATOR = 256
 PADDING = 257
 
 
-class TextTokenizer(Protocol):
-    """What batches need of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id."""
-
-    @property
-    def pad_id(self) -> int:
-        """Token id to fill short rows with."""
-
-    def stream(self, texts: Sequence[str]) -> Tensor:
-        """Return all texts as one 1-D int32 stream, a separator behind each."""
-
-    def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """Return each text's token ids, cut at ``max_tokens``."""
-
-
 class ByteTokenizer:
     """A token is a byte of UTF-8; two more ids separate documents and pad."""
 
-    vocab_size = NUM_BYTE_TOKENS
     pad_id = PADDING
 
     def stream(self, texts: Sequence[str]) -> Tensor:
         """Return all texts as one 1-D int32 stream, a separator behind each."""
-        parts = []
-        for text in texts:
-            parts.append(np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32))
-            parts.append(np.array([SEPARATOR], dtype=np.int32))
-        return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0).int()
+        encoded = [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
+        return _joined(encoded, [SEPARATOR])
 
     def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         """Return each text's bytes, cut at ``max_tokens``."""
@@ -66,7 +43,6 @@ class PretrainedTokenizer:
                 f"{vocab_size} rows: they belong to different models, check --model"
             )
         self._tokenizer = tokenizer
-        self.vocab_size = vocab_size
         ends = (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id)
         self._separator = next((token for token in ends if token is not None), None)
         pads = (tokenizer.pad_token_id, self._separator, 0)
@@ -76,8 +52,7 @@ class PretrainedTokenizer:
         """Return all texts as one 1-D int32 stream, a separator behind each."""
         encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
         tail = [] if self._separator is None else [self._separator]
-        parts = [np.array([*ids, *tail], dtype=np.int32) for ids in encoded["input_ids"]]
-        return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0).int()
+        return _joined(encoded["input_ids"], tail)
 
     def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         """Return each text's token ids with the model's special tokens, cut at ``max_tokens``."""
@@ -87,3 +62,12 @@ class PretrainedTokenizer:
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files next to a model's."""
         self._tokenizer.save_pretrained(str(folder))
+
+
+TextTokenizer: TypeAlias = ByteTokenizer | PretrainedTokenizer
+
+
+def _joined(texts: Sequence[Any], separator: list[int]) -> Tensor:
+    """Return texts' token ids in one int32 stream, the separator behind each."""
+    parts = [np.asarray(part, dtype=np.int32) for text in texts for part in (text, separator)]
+    return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0).int()

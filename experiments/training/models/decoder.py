@@ -41,14 +41,7 @@ class DecoderConfig:
     @classmethod
     def of_size(cls, size: ModelSize, vocab_size: int) -> DecoderConfig:
         """Return the configuration of a named size over a vocabulary."""
-        return cls(
-            vocab_size=vocab_size,
-            hidden_size=size.hidden,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=size.ffn,
-            tie_word_embeddings=size.tied,
-        )
+        return cls.of_json(size.config(vocab_size))
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> DecoderConfig:
@@ -101,7 +94,6 @@ class Attention(nn.Module):
     """Causal self-attention with rotary positions."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Make the four projections, without biases."""
         super().__init__()
         width = config.hidden_size
         self.q_proj = nn.Linear(width, width, bias=False)
@@ -127,7 +119,6 @@ class GatedFeedForward(nn.Module):
     """SwiGLU: silu(gate) * up, projected down."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Make the three projections, without biases."""
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -144,7 +135,6 @@ class DecoderLayer(nn.Module):
     """Attention and feed-forward, each on the normalised residual stream."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Make the two halves and their norms."""
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = GatedFeedForward(config)
@@ -162,7 +152,6 @@ class Trunk(nn.Module):
     """Embedding, layers and the last norm: everything below a head."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Make the layers."""
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
@@ -205,7 +194,6 @@ class Classifier(nn.Module):
     """The trunk and a linear head on each sequence's last real token."""
 
     def __init__(self, config: DecoderConfig, num_classes: int) -> None:
-        """Make the model."""
         super().__init__()
         self.config = config
         self.model = Trunk(config)

@@ -2,9 +2,8 @@
 
 A size gives a Llama-style decoder over bytes: transformers' class where the extra ``hf`` is
 installed, our own of ``experiments.training.models.decoder`` elsewhere, with the same weights to
-start from. A
-directory that a run has written loads into either; the rest needs the extra. ``own:SIZE`` and
-``own:DIRECTORY`` keep to our own class anyway.
+start from. A directory that a run has written loads into either; the rest needs the extra.
+``own:SIZE`` and ``own:DIRECTORY`` keep to our own class anyway.
 """
 
 from __future__ import annotations
@@ -120,8 +119,11 @@ def load_model(
         ConfigError: The model can't be loaded, or can't take such long sequences.
     """
     if found.kind == "size":
-        make = _own_model if found.own else _transformers_llama
-        model = make(found.name, settings.sequence, num_classes)
+        shape = DecoderConfig.of_size(MODEL_SIZES[found.name], NUM_BYTE_TOKENS)
+        if found.own:
+            model = _decoder(shape, num_classes)
+        else:
+            model = _transformers_llama(shape, settings.sequence, num_classes)
         init_weights(model, settings.seed)
         return model
     if found.own:
@@ -135,11 +137,11 @@ def load_model(
         config = transformers.AutoConfig.from_pretrained(found.name, **head)
         _check_length(found, config, settings.sequence)
         _check_bytes(found, config, tokenizer)
-        if not has_weights(found):
-            model = auto.from_config(config)
-        else:
+        if has_weights(found):
             model = auto.from_pretrained(found.name, config=config)
-    except ConfigError:
+        else:
+            model = auto.from_config(config)
+    except ConfigError:  # which is a ValueError
         raise
     except (OSError, ValueError) as error:
         raise _unloadable(found, "model", error) from error
@@ -201,9 +203,7 @@ def _save_model(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> Non
         tokenizer.save(folder)
 
 
-def _own_model(size: str, sequence: int, num_classes: int) -> nn.Module:
-    del sequence  # rotary positions need no table
-    config = DecoderConfig.of_size(MODEL_SIZES[size], NUM_BYTE_TOKENS)
+def _decoder(config: DecoderConfig, num_classes: int) -> nn.Module:
     return Classifier(config, num_classes) if num_classes else LanguageModel(config)
 
 
@@ -213,16 +213,16 @@ def _own_directory(folder: Path, seed: int, num_classes: int) -> nn.Module:
     if not weights.is_file():
         raise ConfigError(f"{folder} holds no {weights.name}: give a run's model/ directory")
     config = DecoderConfig.of_json(json.loads((folder / "config.json").read_text()))
-    model = Classifier(config, num_classes) if num_classes else LanguageModel(config)
+    model = _decoder(config, num_classes)
     init_weights(model, seed)
     load_model_file(model, str(weights), strict=not num_classes)
     return model
 
 
-def _transformers_llama(size: str, sequence: int, num_classes: int) -> nn.Module:
+def _transformers_llama(shape: DecoderConfig, sequence: int, num_classes: int) -> nn.Module:
     transformers = _transformers()
     config = transformers.LlamaConfig(
-        **DecoderConfig.of_size(MODEL_SIZES[size], NUM_BYTE_TOKENS).to_dict(),
+        **shape.to_dict(),
         max_position_embeddings=max(sequence, 2048),
         pad_token_id=PADDING,
         bos_token_id=None,

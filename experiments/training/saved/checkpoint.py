@@ -73,10 +73,13 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         fsync_folder(folder.parent)
         _remove_leftovers(folder)
-        _require_space(folder, num_bytes)
+        free = shutil.disk_usage(folder).free
+        if free < num_bytes:
+            raise OSError(f"{free / 1e6:,.2f} MB are free")
         temporary.mkdir()
         _write(temporary, step, structure, tensors)
-        _set_aside([target] if target.exists() else [])
+        if target.exists():
+            _set_aside([target])
         temporary.rename(target)
         fsync_folder(folder)
     except OSError as error:
@@ -210,12 +213,6 @@ def _remedy(damaged: Path, older: Sequence[Path]) -> str:
             "which is whole"
         )
     return "restore it from a copy or start again"
-
-
-def _require_space(folder: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        raise OSError(f"{free / 1e6:,.2f} MB are free")
 
 
 def _set_aside(paths: Sequence[Path]) -> None:

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from experiments.training.saved.checkpoint import CHECKPOINTS, checkpoints
 from zenflow.errors import CheckpointError, NormError
 
 if TYPE_CHECKING:
-    from experiments.output.progress import Reporter
-    from zenflow.optimizer import ZenFlowAdamW
+    from experiments.training.loop import Training
 
 RETRY_SECONDS = 60.0
 """Most seconds from a save that failed to the next try."""
@@ -53,28 +52,10 @@ class SavePace:
         self._due = self._clock() + min(self._seconds, RETRY_SECONDS)
 
 
-class Savable(Protocol):
-    """A run as far as saving it goes."""
-
-    folder: Path
-    step: int
-    """Steps taken."""
-    saved_step: int | None
-    """Steps of its newest checkpoint; None if there is none."""
-    reporter: Reporter
-    optimizer: ZenFlowAdamW
-
-    def save(self, *, keep_others: bool = False) -> None:
-        """Write a checkpoint."""
-
-    def drop_gradients(self) -> None:
-        """Forget the step under way."""
-
-
-def warn_of_space(run: Savable, model_bytes: int) -> None:
+def warn_of_space(run: Training) -> None:
     """Say before the first step if a checkpoint will not fit, as far as can be told by then."""
     memory = run.optimizer.memory
-    needed = model_bytes + memory.host_bytes + memory.device_extra_bytes
+    needed = run.setup.model_bytes + memory.host_bytes + memory.device_extra_bytes
     free = shutil.disk_usage(run.folder).free
     if free < needed:
         run.reporter.say(
@@ -83,7 +64,7 @@ def warn_of_space(run: Savable, model_bytes: int) -> None:
         )
 
 
-def save_or_warn(run: Savable, pace: SavePace) -> None:
+def save_or_warn(run: Training, pace: SavePace) -> None:
     """Save in the middle of a run, which a save that fails does not end."""
     started = time.monotonic()
     try:
@@ -97,14 +78,10 @@ def save_or_warn(run: Savable, pace: SavePace) -> None:
 
 
 @contextmanager
-def saving_first(run: Savable, rate: float) -> Iterator[None]:
+def saving_first(run: Training) -> Iterator[None]:
     """Save what is sound before an error ends the run, and say how to go on.
 
     Earlier checkpoints stay: what led to the error may have begun before it.
-
-    Args:
-        run: The run.
-        rate: Its learning rate.
 
     Raises:
         NormError: One ended the run; its message is for a user of the command.
@@ -114,12 +91,12 @@ def saving_first(run: Savable, rate: float) -> Iterator[None]:
     except Exception as error:
         trouble = ""
         try:
-            run.drop_gradients()
+            run.optimizer.zero_grad()  # of the step under way
             run.save(keep_others=True)
         except Exception as other:  # noqa: BLE001  (the first error is the one to tell)
             trouble = "" if isinstance(other, type(error)) else f" (It can't be saved: {other})"
         if isinstance(error, NormError):
-            raise NormError(bad_norm_advice(error, run, rate)) from error
+            raise NormError(_bad_norm_advice(error, run)) from error
         run.reporter.say(
             f"An error ended the run after step {run.step}. {how_to_go_on(run)}{trouble}"
         )
@@ -131,7 +108,7 @@ def resume_line(folder: Path) -> str:
     return f"zenflow train --resume {shlex.quote(str(folder))}"
 
 
-def how_to_go_on(run: Savable) -> str:
+def how_to_go_on(run: Training) -> str:
     """Return what a run that ends now has saved, and the command that goes on from there."""
     if run.saved_step is None:
         return "There is no checkpoint of it: start it again, where there is room for one."
@@ -142,7 +119,7 @@ def how_to_go_on(run: Savable) -> str:
     return f"{saved}: {resume_line(run.folder)}"
 
 
-def bad_norm_advice(error: NormError, run: Savable, rate: float) -> str:
+def _bad_norm_advice(error: NormError, run: Training) -> str:
     """Return what a user of the command can do where a gradient norm ended the run."""
     told = f"the gradient norm of step {error.step} is {error.norm}, and must be finite. "
     kept = checkpoints(run.folder / CHECKPOINTS)
@@ -155,7 +132,8 @@ def bad_norm_advice(error: NormError, run: Savable, rate: float) -> str:
         told += f"The step was not taken, and everything up to step {run.step} is saved. "
     else:
         told += f"The newest checkpoint without it is {kept[0]}. "
-    told += f"Go on with a lower learning rate: {resume_line(run.folder)} --lr {rate / 10:g}"
+    rate = run.setup.settings.lr / 10
+    told += f"Go on with a lower learning rate: {resume_line(run.folder)} --lr {rate:g}"
     if len(kept) > 1:
         told += (
             f". If the loss had gone wrong before, go on from {kept[1].name}: remove {kept[0]} "

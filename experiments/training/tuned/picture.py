@@ -31,7 +31,7 @@ _LONG = 100
 """Steps of such predictions in a row that a person should hear of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """Steps at the same knobs over which step time was measured."""
 
@@ -56,7 +56,6 @@ class TuningSeries:
     """Pairs (first step, knobs in force from it on), the start first."""
     decisions: Sequence[tuple[int, str]]
     """Pairs (step, by whom)."""
-    num_steps: int
     seconds: Sequence[float]
     """Seconds of each step."""
     stretches: Sequence[Stretch]
@@ -86,7 +85,6 @@ def tuning_series(found: DecisionFile, rows: Sequence[Mapping[str, Any]]) -> Tun
     return TuningSeries(
         knobs=knobs,
         decisions=[(decision.step, decision.by) for decision in found.decisions],
-        num_steps=len(taken),
         seconds=seconds,
         stretches=_windows(found) or _between(knobs, seconds),
         stalled=_stalled(taken),
@@ -129,14 +127,8 @@ def _windows(found: DecisionFile) -> list[Stretch]:
     for window in found.windows:
         changed = [step for step, _ in found.changes if step < window.step]
         first = max([before, *changed[-1:]]) + 1
-        stretches.append(
-            Stretch(
-                first=first,
-                last=window.step,
-                step_seconds=window.step_seconds,
-                predicted_step_seconds=window.predicted_step_seconds,
-            )
-        )
+        measured, predicted = window.step_seconds, window.predicted_step_seconds
+        stretches.append(Stretch(first, window.step, measured, predicted))
         before = window.step
     return stretches
 
@@ -145,12 +137,7 @@ def _between(knobs: Sequence[tuple[int, Knobs]], seconds: Sequence[float]) -> li
     """Return the stretches between decisions, of a controller that measures nothing itself."""
     firsts = [first for first, _ in knobs if first <= len(seconds)]
     return [
-        Stretch(
-            first=first,
-            last=behind - 1,
-            step_seconds=fmean(seconds[first - 1 : behind - 1]),
-            predicted_step_seconds=None,
-        )
+        Stretch(first, behind - 1, fmean(seconds[first - 1 : behind - 1]), None)
         for first, behind in pairwise([*firsts, len(seconds) + 1])
     ]
 
@@ -181,10 +168,10 @@ def draw_tuning(series: TuningSeries) -> Figure:
             style = _DECIDER_STYLES.get(by, "-")
             axes.axvline(step + 0.5, color=_FAINT, linewidth=0.7, linestyle=style, zorder=0)
     panels[-1].set_xlabel("step (lines: decisions; dotted: zen-auto's)")
-    panels[-1].set_xlim(0.5, max(1, series.num_steps) + 0.5)
+    panels[-1].set_xlim(0.5, max(1, len(series.seconds)) + 0.5)
     count = len(series.decisions)
     figure.suptitle(
-        f"{count} decision{'' if count == 1 else 's'} in {series.num_steps} steps, at the end "
+        f"{count} decision{'' if count == 1 else 's'} in {len(series.seconds)} steps, at the end "
         f"{series.knobs[-1][1]}",
         fontsize=12,
     )
@@ -214,7 +201,7 @@ def _draw_ratio(axes: Axes, series: TuningSeries) -> None:
 def _draw_held(axes: Axes, series: TuningSeries, values: Sequence[float], **style: Any) -> None:
     """Draw values that hold from one decision to the next."""
     firsts = [first - 0.5 for first, _ in series.knobs]
-    axes.step([*firsts, series.num_steps + 0.5], [*values, values[-1]], where="post", **style)
+    axes.step([*firsts, len(series.seconds) + 0.5], [*values, values[-1]], where="post", **style)
 
 
 def _draw_seconds(axes: Axes, series: TuningSeries) -> None:

@@ -36,7 +36,12 @@ def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
     Raises:
         ConfigError: The file is damaged or unfinished, or a change would make it another run.
     """
-    _check_harmless(path, changes)
+    refused = [f"--{name.replace('_', '-')}" for name in changes if name not in HARMLESS]
+    if refused:
+        raise ConfigError(
+            f"--replay repeats the run in {path} as it was, and {', '.join(refused)} would make "
+            "another one of it: leave that out, or start a run of its own"
+        )
     saved = dict(read_decisions(path).header.settings)
     unknown = sorted(saved.keys() - {item.name for item in fields(TrainSettings)})
     if unknown:
@@ -62,12 +67,3 @@ def replay_controller(settings: TrainSettings, total_steps: int) -> LoggedDecisi
             f"mean {total_steps}: the data has changed since; restore it"
         )
     return LoggedDecisions(found.changes, largest_interval=found.header.largest_interval)
-
-
-def _check_harmless(path: Path, changes: Mapping[str, Any]) -> None:
-    refused = [f"--{name.replace('_', '-')}" for name in changes if name not in HARMLESS]
-    if refused:
-        raise ConfigError(
-            f"--replay repeats the run in {path} as it was, and {', '.join(refused)} would make "
-            "another one of it: leave that out, or start a run of its own"
-        )

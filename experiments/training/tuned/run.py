@@ -131,22 +131,18 @@ class Tuning:
     def end(self, step: int, run_seconds: float) -> None:
         """Write the end record of a run that has taken all its steps."""
         if self.log is not None:
-            self.log.end(step=step, search_seconds=self.search_seconds, run_seconds=run_seconds)
-
-    @property
-    def search_seconds(self) -> float:
-        """CPU seconds that the controller's search has taken."""
-        return self.controller.search_seconds
+            searched = self.controller.search_seconds
+            self.log.end(step=step, search_seconds=searched, run_seconds=run_seconds)
 
     def summary(self, optimizer: ZenFlowAdamW, run_seconds: float) -> dict[str, Any]:
         """Return what summary.json says of the tuning."""
-        share = self.search_seconds / run_seconds if run_seconds else None
+        searched = self.controller.search_seconds
         return {
             "knobs": self.knobs(optimizer).to_dict(),
             "num_decisions": len(optimizer.decision_log),
             "last_decision_step": optimizer.decision_log[-1][0] if optimizer.decision_log else 0,
-            "search_seconds": self.search_seconds,
-            "search_share": share,
+            "search_seconds": searched,
+            "search_share": searched / run_seconds if run_seconds else None,
         }
 
     def close(self) -> None:

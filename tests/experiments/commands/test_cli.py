@@ -12,7 +12,7 @@ from experiments.commands.config_file import read_config_file, settle_warmup
 from experiments.commands.train_flags import KNOB_NAMES
 from experiments.training.setting import settings_of as known_settings
 from experiments.training.settings import MIN_SPLIT_ELEMENTS, TrainSettings
-from tests.experiments.runs import FAST, train, trained, write_text
+from tests.experiments.runs import FAST, ended, train, trained, write_text
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -53,9 +53,7 @@ def test_training_without_torch_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name)
     )
-    result = train()
-    assert result.exit_code == 2
-    assert "pip install torch" in result.output
+    assert "pip install torch" in ended(2)
 
 
 def test_a_run_can_be_resumed_from_another_directory(tmp_path, monkeypatch):
@@ -64,8 +62,7 @@ def test_a_run_can_be_resumed_from_another_directory(tmp_path, monkeypatch):
     out = trained(tmp_path / "run", *FAST, "--data", "a.txt", "--steps", "1")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    result = train("--resume", out, "--steps", "2")
-    assert result.exit_code == 0, result.output
+    ended(0, "--resume", out, "--steps", "2")
     assert len((out / "steps.jsonl").read_text().splitlines()) == 2
 
 
@@ -79,8 +76,7 @@ def test_a_run_whose_record_has_a_relative_path_resumes_too(tmp_path, monkeypatc
     assert json.loads((out / "config.json").read_text())["settings"]["data"] == "a.txt"
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    result = train("--resume", out, "--steps", "2")
-    assert result.exit_code == 0, result.output
+    ended(0, "--resume", out, "--steps", "2")
 
 
 def test_the_command_tells_its_version():
@@ -134,17 +130,14 @@ def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, flags, words):
 
 def test_too_long_a_sequence_for_the_text_is_an_error(tmp_path):
     text = write_text(tmp_path / "a.txt", num_lines=10)
-    result = train("--out", tmp_path / "run", *FAST, "--data", text, "--sequence", "4096")
-    assert result.exit_code == 2
-    assert "lower --sequence" in result.output
+    said = ended(2, "--out", tmp_path / "run", *FAST, "--data", text, "--sequence", "4096")
+    assert "lower --sequence" in said
 
 
 def test_out_that_holds_something_is_not_written_over(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    result = train("--out", tmp_path, *FAST)
-    assert result.exit_code == 2
-    assert "new or empty" in result.output
-    assert train("--out", tmp_path, "--overwrite", *FAST).exit_code == 2
+    assert "new or empty" in ended(2, "--out", tmp_path, *FAST)
+    ended(2, "--out", tmp_path, "--overwrite", *FAST)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
@@ -152,7 +145,7 @@ def test_overwrite_replaces_results_and_leaves_other_files(tmp_path):
     text = write_text(tmp_path / "a.txt")
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "1")
     (out / "notes.txt").write_text("mine")
-    assert train("--out", out, "--overwrite", *FAST, "--data", text).exit_code == 2
+    ended(2, "--out", out, "--overwrite", *FAST, "--data", text)
     assert (out / "notes.txt").read_text() == "mine"
     (out / "notes.txt").unlink()
     trained(out, "--overwrite", *FAST, "--data", text, "--steps", "2")
@@ -217,9 +210,7 @@ def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):
 def test_a_broken_rule_names_the_file_it_came_from(tmp_path, text):
     path = tmp_path / "run.toml"
     path.write_text(text)
-    result = train("--config", path)
-    assert result.exit_code == 2
-    assert str(path) in result.output
+    assert str(path) in ended(2, "--config", path)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +219,7 @@ def test_a_broken_rule_names_the_file_it_came_from(tmp_path, text):
 )  # fmt: skip
 def test_a_damaged_record_of_a_run_is_named(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    result = train("--resume", tmp_path)
-    assert result.exit_code == 2
-    assert str(tmp_path / "config.json") in result.output
+    assert str(tmp_path / "config.json") in ended(2, "--resume", tmp_path)
 
 
 def test_deepspeed_json_becomes_settings(tmp_path):

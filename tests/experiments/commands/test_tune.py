@@ -22,7 +22,7 @@ from experiments.training.settings import TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from tests.experiments.runs import end, summary, write_text
+from tests.experiments.runs import end, ended, summary, trained, write_text
 from zenflow.knobs import Knobs
 
 ROOT = Path(__file__).parents[3]
@@ -86,10 +86,9 @@ def test_nothing_simulated_is_called_measured(simulated):
 def test_a_run_says_what_its_file_was_tuned_for(simulated, tmp_path):
     out, _ = simulated
     changes = ["--model", "own:tiny", "--sequence", "32", "--steps", "1", "--device", "cpu"]
-    command = ["train", "--config", str(out / "best.toml"), *changes, "--no-checkpointing"]
-    done = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    assert "tuned for a run of qwen2.5-0.5b on rtx4090-desktop" in done.output
+    command = ["--config", out / "best.toml", *changes, "--no-checkpointing"]
+    said = ended(0, *command, "--out", tmp_path / "run")
+    assert "tuned for a run of qwen2.5-0.5b on rtx4090-desktop" in said
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama-2-7b", "./own/config.json"])
@@ -286,20 +285,8 @@ def test_a_measured_study_trains_and_its_best_can_be_trained_with(tmp_path):
     assert settings["link"] == (0.5e9, 0.25e9)
     assert settings["data"] == str(data)
     assert settings["model"] == "own:tiny"
-    trained = CliRunner().invoke(
-        main,
-        [
-            "train",
-            "--config",
-            str(out / "best.toml"),
-            "--steps",
-            "3",
-            "--out",
-            str(tmp_path / "r"),
-        ],
-    )
-    assert trained.exit_code == 0, trained.output
-    used = json.loads((tmp_path / "r" / "config.json").read_text())["config"]
+    run = trained(tmp_path / "r", "--config", out / "best.toml", "--steps", "3")
+    used = json.loads((run / "config.json").read_text())["config"]
     assert used["topk_ratio"] == best.topk_ratio
     assert used["update_interval"] == 2
 
@@ -363,13 +350,6 @@ def test_mistakes_are_usage_errors_with_a_way_out(arguments, rule, tmp_path):
 def test_help_says_what_there_is():
     done = tune("--help")
     assert done.exit_code == 0
-    for flag in (
-        "--backend",
-        "--objective",
-        "--storage",
-        "--smallest-captured",
-        "--gpu",
-        "--data",
-    ):
-        assert flag in done.output
+    for name in ("backend", "objective", "storage", "smallest-captured", "gpu", "data"):
+        assert f"--{name}" in done.output
     assert "--strategy" not in done.output

@@ -16,10 +16,8 @@ from experiments.calibration.plans import (
     GPU_RUNS,
     GPU_SHAPES,
     GPU_VALIDATION,
-    workload_of_settings,
 )
-from experiments.calibration.recorded import observation_of
-from experiments.calibration.runs import observe
+from experiments.calibration.runs import observation_of, observe
 from experiments.calibration.short_run import short_run
 from experiments.cli import main
 from experiments.studies.validation.document import validations
@@ -56,7 +54,7 @@ def validated(measured, predicted, stalls=(0.0, 0.0), host=(0.0, 0.0)):
     settings = TrainSettings(strategy="on_device", model="tiny")
     observation = Observation(
         label="run",
-        workload=workload_of_settings(settings),
+        workload=settings.workload(),
         strategy=Strategy.of("on_device"),
         step_seconds=measured,
         stall_seconds=stalls[0],
@@ -120,7 +118,7 @@ def test_no_run_that_is_predicted_was_used_to_calibrate(calibrated, predicted):
 def test_a_runs_workload_is_known_from_its_settings():
     settings = TrainSettings(model="tiny", batch_size=2, sequence=32, strategy="on_device")
     with short_run(settings) as run:
-        assert workload_of(run.setup) == workload_of_settings(settings)
+        assert workload_of(run.setup) == settings.workload()
         params = sum(p.numel() for p in run.setup.model.parameters())
         assert workload_of(run.setup).num_params == params
 

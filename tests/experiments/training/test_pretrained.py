@@ -10,7 +10,7 @@ from experiments.training.data.tokens import ByteTokenizer, PretrainedTokenizer
 from experiments.training.models.pretrained import find_model
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup
-from tests.experiments.runs import FAST, summary, train, trained, write_text
+from tests.experiments.runs import FAST, ended, summary, trained, write_text
 from zenflow.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")
@@ -105,8 +105,7 @@ def test_own_model_is_exported_for_transformers_with_its_true_weights(text, tmp_
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "5")
     found = transformers.AutoModelForCausalLM.from_pretrained(out / "model")
     flags = ["--data", text, "--steps", "1", "--strategy", "on_device", "--lr", "1e-12"]
-    result = train("--out", tmp_path / "next", *RUN, "--model", out / "model", *flags)
-    assert result.exit_code == 0, result.output
+    ended(0, "--out", tmp_path / "next", *RUN, "--model", out / "model", *flags)
     # A step that changes nothing evaluates what the first run evaluated last.
     assert summary(tmp_path / "next")["eval_loss"] == pytest.approx(
         summary(out)["eval_loss"], rel=1e-5
@@ -157,7 +156,8 @@ def test_directory_without_config_is_named(tmp_path):
 
 def test_unreachable_hub_name_says_what_can_be_given_instead(tmp_path, text, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    result = train("--out", tmp_path / "r", *RUN, "--data", text, "--model", "nobody/nothing-here")
-    assert result.exit_code == 2
-    assert "can't be loaded" in result.output
-    assert "save_pretrained" in result.output
+    said = ended(
+        2, "--out", tmp_path / "r", *RUN, "--data", text, "--model", "nobody/nothing-here"
+    )
+    assert "can't be loaded" in said
+    assert "save_pretrained" in said

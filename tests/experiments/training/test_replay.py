@@ -2,11 +2,19 @@ import json
 import shutil
 
 import pytest
-import torch
 
 from autotune.decisions.file import read_decisions
 from experiments.training.tuned.replay import HARMLESS
-from tests.experiments.runs import FAST, saved_tensors, steps, train, trained, write_text
+from tests.experiments.runs import (
+    FAST,
+    MEASURED,
+    ended,
+    equal,
+    saved_tensors,
+    steps,
+    trained,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -15,30 +23,8 @@ def flags(blank_pictures, tmp_path):
     return [*FAST, "--data", text, "--warmup", "0", "--auto"]
 
 
-MEASURED = "optimizer/zenflow/sketch"
-"""What only a run whose controller asks for measurements has."""
-
-
-def equal(first, second):
-    """Return whether two runs ended with the same bits in weights and optimizer state."""
-    ours, theirs = (
-        {
-            name: tensor
-            for name, tensor in saved_tensors(out).items()
-            if not name.startswith(MEASURED)
-        }
-        for out in (first, second)
-    )
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
-    )
-
-
 def replayed(tmp_path, decisions, *flags):
-    out = tmp_path / "replay"
-    result = train("--out", out, "--replay", decisions, *flags)
-    assert result.exit_code == 0, result.output
-    return out
+    return trained(tmp_path / "replay", "--replay", decisions, *flags)
 
 
 def test_a_replay_ends_with_the_same_bits(tmp_path, flags, clock):
@@ -63,7 +49,7 @@ def test_an_interrupted_run_replays_as_it_went_on(tmp_path, flags, clock):
     out = trained(tmp_path / "run", *flags, "--steps", "9", "--warmup", "0.3")
     first = read_decisions(out / "decisions.jsonl")
     flags = ["--resume", out, "--steps", "20", "--schedule", "constant"]
-    assert train(*flags).exit_code == 0
+    ended(0, *flags)
     found = read_decisions(out / "decisions.jsonl")
     assert found.changes[: len(first.changes)] == first.changes
     assert len(found.changes) > len(first.changes)
@@ -82,7 +68,7 @@ def test_lines_behind_the_checkpoint_are_written_anew(tmp_path, flags, clock):
     # As a kill after step 5 leaves it: later decisions in the file, and one of them torn.
     lines[-1:] = [json.dumps({**json.loads(whole[-2]), "n": len(lines) - 1})[:-20]]
     (kept / "decisions.jsonl").write_text("".join(lines))
-    assert train("--resume", kept, "--steps", "12").exit_code == 0
+    ended(0, "--resume", kept, "--steps", "12")
     assert equal(kept, replayed(tmp_path, kept / "decisions.jsonl"))
 
 
@@ -90,11 +76,10 @@ def test_a_replay_that_was_interrupted_goes_on(tmp_path, flags, clock):
     out = trained(tmp_path / "run", *flags, "--steps", "12")
     whole = replayed(tmp_path, out / "decisions.jsonl", "--save-every", "5")
     assert equal(out, whole)
-    assert train("--resume", whole).exit_code == 0
+    ended(0, "--resume", whole)
     assert equal(out, whole)
-    result = train("--resume", whole, "--steps", "20")
-    assert result.exit_code == 2
-    assert "took 12 steps, and its settings now mean 20" in result.output
+    said = ended(2, "--resume", whole, "--steps", "20")
+    assert "took 12 steps, and its settings now mean 20" in said
 
 
 def test_what_changes_no_weight_may_be_changed(tmp_path, flags, clock):
@@ -117,19 +102,17 @@ def test_what_changes_no_weight_may_be_changed(tmp_path, flags, clock):
     ],
 )
 def test_flags_that_would_make_another_run_are_refused(tmp_path, flags, words):
-    result = train("--out", tmp_path / "run", "--replay", tmp_path / "decisions.jsonl", *flags)
-    assert result.exit_code == 2
+    said = ended(2, "--out", tmp_path / "run", "--replay", tmp_path / "decisions.jsonl", *flags)
     for word in words:
-        assert word in " ".join(result.output.split())
+        assert word in said
     assert not (tmp_path / "run").exists()
 
 
 def test_files_that_can_not_be_replayed_are_explained(tmp_path, flags, clock):
     def refused(decisions, *words):
-        result = train("--out", tmp_path / "replay", "--replay", decisions)
-        assert result.exit_code == 2, result.output
+        said = ended(2, "--out", tmp_path / "replay", "--replay", decisions)
         for word in words:
-            assert word in " ".join(result.output.split())
+            assert word in said
         assert not (tmp_path / "replay" / "checkpoint").exists()
         shutil.rmtree(tmp_path / "replay", ignore_errors=True)
 
@@ -156,6 +139,5 @@ def test_files_that_can_not_be_replayed_are_explained(tmp_path, flags, clock):
 
 
 def test_resume_takes_no_replay(tmp_path):
-    result = train("--resume", tmp_path, "--replay", tmp_path / "decisions.jsonl")
-    assert result.exit_code == 2
-    assert "leave out --replay" in result.output
+    said = ended(2, "--resume", tmp_path, "--replay", tmp_path / "decisions.jsonl")
+    assert "leave out --replay" in said

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.training.saved import runlock
 from experiments.training.saved.runlock import LOCK, locked
-from tests.experiments.runs import FAST, train, trained, write_text
+from tests.experiments.runs import FAST, ended, trained, write_text
 from zenflow.errors import ConfigError
 
 HOLD = """
@@ -40,19 +40,16 @@ def holder(tmp_path):
 def test_a_folder_in_use_is_refused_with_the_process_that_uses_it(tmp_path, holder):
     text = write_text(tmp_path / "text.txt")
     for flags in (["--out", tmp_path / "run"], ["--out", tmp_path / "run", "--overwrite"]):
-        result = train(*flags, *FAST, "--data", text, "--steps", "2")
-        assert result.exit_code == 2
-        assert f"is in use by process {holder.pid} on " in " ".join(result.output.split())
+        said = ended(2, *flags, *FAST, "--data", text, "--steps", "2")
+        assert f"is in use by process {holder.pid} on " in said
 
 
 def test_two_runs_do_not_go_on_with_one_folder(tmp_path):
     text = write_text(tmp_path / "text.txt")
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "2")
     with locked(out):
-        result = train("--resume", out, "--steps", "4")
-    assert result.exit_code == 2
-    assert f"process {os.getpid()}" in result.output
-    assert train("--resume", out, "--steps", "4").exit_code == 0
+        assert f"process {os.getpid()}" in ended(2, "--resume", out, "--steps", "4")
+    ended(0, "--resume", out, "--steps", "4")
 
 
 def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path, holder):
@@ -66,10 +63,10 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path, holder):
 
 def test_a_run_that_never_began_leaves_no_folder_and_one_that_did_no_lock(tmp_path):
     text = write_text(tmp_path / "text.txt", num_lines=1)
-    assert train("--out", tmp_path / "none", *FAST, "--data", text).exit_code == 2
+    ended(2, "--out", tmp_path / "none", *FAST, "--data", text)
     assert not (tmp_path / "none").exists()
     (tmp_path / "mine").mkdir()
-    assert train("--out", tmp_path / "mine", *FAST, "--data", text).exit_code == 2
+    ended(2, "--out", tmp_path / "mine", *FAST, "--data", text)
     assert list((tmp_path / "mine").iterdir()) == []
 
 
@@ -82,13 +79,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_loads(tmp_pa
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", read_only)
-    result = train("--out", tmp_path / "run", *FAST, "--steps", "2")
-    assert result.exit_code == 2
-    assert "run is not (Read-only file system): choose another" in " ".join(result.output.split())
+    said = ended(2, "--out", tmp_path / "run", *FAST, "--steps", "2")
+    assert "run is not (Read-only file system): choose another" in said
     (tmp_path / "file").touch()
-    result = train("--out", tmp_path / "file" / "run", *FAST, "--steps", "2")
-    assert result.exit_code == 2
-    assert "Not a directory" in result.output
+    assert "Not a directory" in ended(2, "--out", tmp_path / "file" / "run", *FAST, "--steps", "2")
 
 
 def test_a_file_system_without_locks_is_used_as_it_is(tmp_path, monkeypatch):

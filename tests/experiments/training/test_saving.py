@@ -17,7 +17,7 @@ from experiments.training.settings import TrainSettings
 from experiments.training.setup import schedule_factor
 from experiments.training.step_log import StepLog, read_steps
 from tests.experiments.deadly_runs import differences
-from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
+from tests.experiments.runs import FAST, ended, steps, summary, trained, write_text
 from tests.experiments.training.test_checkpoint import file_size_limit
 from zenflow.device.cpu import CpuDevice
 from zenflow.errors import CheckpointError
@@ -32,10 +32,6 @@ def flags(tmp_path, blank_pictures):
 def last_step(out):
     path = latest_checkpoint(out / "checkpoint")
     return None if path is None else int(path.name[5:])
-
-
-def said(result):
-    return " ".join(result.output.split())
 
 
 # ---- when ---------------------------------------------------------------------------------------
@@ -101,7 +97,7 @@ def saves(monkeypatch):
 
 def test_a_saved_step_is_not_saved_again(tmp_path, flags, saves):
     out = trained(tmp_path / "run", *flags, "--steps", "4", "--save-every", "2")
-    assert train("--resume", out).exit_code == 0
+    ended(0, "--resume", out)
     assert saves == [2, 4]
 
 
@@ -137,15 +133,14 @@ def broken(monkeypatch):
 def test_a_norm_that_is_not_finite_ends_a_run_that_is_saved(tmp_path, flags, broken):
     out = tmp_path / "run"
     broken(6)
-    result = train("--out", out, *flags, "--steps", "8", "--save-every", "4")
-    assert result.exit_code == 1
-    assert "the gradient norm of step 6 is nan" in said(result)
-    assert "everything up to step 5 is saved" in said(result)
-    assert f"zenflow train --resume {out} --lr 4e-05" in said(result)
-    assert "go on from step-00000004: remove" in said(result)
-    assert "zero_grad" not in result.output
+    said = ended(1, "--out", out, *flags, "--steps", "8", "--save-every", "4")
+    assert "the gradient norm of step 6 is nan" in said
+    assert "everything up to step 5 is saved" in said
+    assert f"zenflow train --resume {out} --lr 4e-05" in said
+    assert "go on from step-00000004: remove" in said
+    assert "zero_grad" not in said
     broken(0)
-    assert train("--resume", out).exit_code == 0
+    ended(0, "--resume", out)
     assert differences(out, trained(tmp_path / "whole", *flags, "--steps", "8")) == []
 
 
@@ -158,24 +153,21 @@ def test_where_it_is_noticed_late_only_the_checkpoint_from_before_is_good(
     whole = trained(tmp_path / "whole", *flags, "--steps", "8")
     out = tmp_path / "run"
     broken(bad)
-    result = train("--out", out, *flags, "--steps", "8", "--save-every", "4")
-    assert result.exit_code == 1
-    assert f"the gradient norm of step {bad} is nan" in said(result)
-    assert f"The newest checkpoint without it is {out}/checkpoint/step-00000004" in said(result)
+    said = ended(1, "--out", out, *flags, "--steps", "8", "--save-every", "4")
+    assert f"the gradient norm of step {bad} is nan" in said
+    assert f"The newest checkpoint without it is {out}/checkpoint/step-00000004" in said
     assert last_step(out) == 4
     broken(0)
-    assert train("--resume", out).exit_code == 0
+    ended(0, "--resume", out)
     assert differences(out, whole) == []
 
 
 def test_a_rate_that_is_too_high_is_lowered_by_a_resume(tmp_path, flags):
     out = tmp_path / "run"
-    result = train("--out", out, *flags, "--steps", "8", "--lr", "1e6")
-    assert result.exit_code == 1
-    assert "--resume" in result.output
+    assert "--resume" in ended(1, "--out", out, *flags, "--steps", "8", "--lr", "1e6")
     trained(tmp_path / "good", *flags, "--steps", "4")
-    result = train("--resume", tmp_path / "good", "--steps", "8", "--lr", "1e-4")
-    assert "lr was 0.0004, and is 0.0001 from here on" in said(result)
+    said = ended(0, "--resume", tmp_path / "good", "--steps", "8", "--lr", "1e-4")
+    assert "lr was 0.0004, and is 0.0001 from here on" in said
     rates = [row["learning_rates"][0] for row in steps(tmp_path / "good")]
     assert rates == pytest.approx([4e-4] * 4 + [1e-4] * 4)
     noted = json.loads((tmp_path / "good" / "config.json").read_text())["changes"]
@@ -189,11 +181,11 @@ def test_an_error_of_any_other_kind_is_saved_before_too(tmp_path, flags, broken)
 
     out = tmp_path / "run"
     broken(6, no_memory)
-    result = train("--out", out, *flags, "--steps", "8")
-    assert "memory is too small for this run (no memory)" in said(result)
-    assert "Everything up to step 5 is saved" in said(result)
+    said = ended(1, "--out", out, *flags, "--steps", "8")
+    assert "memory is too small for this run (no memory)" in said
+    assert "Everything up to step 5 is saved" in said
     broken(0)
-    assert train("--resume", out).exit_code == 0
+    ended(0, "--resume", out)
     assert differences(out, trained(tmp_path / "whole", *flags, "--steps", "8")) == []
 
 
@@ -210,42 +202,36 @@ def test_a_save_that_fails_leaves_the_run_going(tmp_path, flags, monkeypatch):
         return real(folder, step, *args, **kwargs)
 
     monkeypatch.setattr(training, "save_checkpoint", full)
-    result = train("--out", tmp_path / "run", *flags, "--steps", "8", "--save-every", "2")
-    assert result.exit_code == 0
+    said = ended(0, "--out", tmp_path / "run", *flags, "--steps", "8", "--save-every", "2")
     assert failed == [4]
-    assert "Warning: no space. The run goes on" in said(result)
+    assert "Warning: no space. The run goes on" in said
     assert last_step(tmp_path / "run") == 8
 
 
 def test_a_full_disk_ends_a_run_in_an_error_with_its_earlier_checkpoint_whole(tmp_path, flags):
     out = trained(tmp_path / "run", *flags, "--steps", "4")
     with file_size_limit(1_000_000):  # weights fit, a checkpoint does not
-        result = train("--resume", out, "--steps", "8", "--save-every", "2")
-    assert result.exit_code == 1
-    assert "Its newest checkpoint is of step 4, and is whole" in said(result)
-    assert f"zenflow train --resume {out}" in said(result)
+        said = ended(1, "--resume", out, "--steps", "8", "--save-every", "2")
+    assert "Its newest checkpoint is of step 4, and is whole" in said
+    assert f"zenflow train --resume {out}" in said
     assert summary(out)["steps"] == 8  # what could be written was
-    assert train("--resume", out).exit_code == 0
+    ended(0, "--resume", out)
     assert differences(out, trained(tmp_path / "whole", *flags, "--steps", "8")) == []
 
 
 def test_an_export_that_fails_loses_nothing(tmp_path, flags):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left")
+
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "experiments.training.models.pretrained.save_model",
-            lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")),
-        )
-        patch.setattr(
-            "transformers.PreTrainedModel.save_pretrained",
-            lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")),
-        )
-        result = train("--out", out, *flags, "--steps", "4")
-    assert result.exit_code == 1
-    assert "No space left" in result.output
-    assert "Everything up to step 4 is saved" in said(result)
+        patch.setattr("experiments.training.models.pretrained.save_model", full)
+        patch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+        said = ended(1, "--out", out, *flags, "--steps", "4")
+    assert "No space left" in said
+    assert "Everything up to step 4 is saved" in said
     assert not (out / "model").exists()
-    assert train("--resume", out).exit_code == 0
+    ended(0, "--resume", out)
     assert (out / "model" / "model.safetensors").is_file()
 
 
@@ -294,11 +280,8 @@ def test_a_damaged_row_is_an_error_with_its_line_and_nothing_is_dropped(
     lines[2] = line
     (out / "steps.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     before = (out / "steps.jsonl").read_bytes()
-    result = train("--resume", out, "--steps", "6")
-    assert result.exit_code == 2
-    assert f"steps.jsonl, line 3: each line must be a step's JSON, but this one {words}" in said(
-        result
-    )
+    said = ended(2, "--resume", out, "--steps", "6")
+    assert f"steps.jsonl, line 3: each line must be a step's JSON, but this one {words}" in said
     assert (out / "steps.jsonl").read_bytes() == before
 
 
@@ -306,9 +289,7 @@ def test_rows_that_are_missing_are_told(tmp_path, flags):
     out = trained(tmp_path / "run", *flags, "--steps", "4")
     lines = (out / "steps.jsonl").read_text().splitlines(keepends=True)
     (out / "steps.jsonl").write_text("".join(lines[:2]))
-    result = train("--resume", out, "--steps", "6")
-    assert result.exit_code == 0
-    assert "lacks the rows of 2 of the 4 steps taken" in said(result)
+    assert "lacks the rows of 2 of the 4 steps taken" in ended(0, "--resume", out, "--steps", "6")
 
 
 # ---- more steps than planned --------------------------------------------------------------------
@@ -318,9 +299,7 @@ def test_rows_that_are_missing_are_told(tmp_path, flags):
 def test_more_steps_go_on_as_the_longer_run_with_the_first_ones_rise(tmp_path, flags, schedule):
     flags = [*flags, "--schedule", schedule, "--warmup", "0.25"]
     out = trained(tmp_path / "run", *flags, "--steps", "8")
-    result = train("--resume", out, "--steps", "16")
-    assert result.exit_code == 0
-    assert "steps was 8, and is 16 from here on" in said(result)
+    assert "steps was 8, and is 16 from here on" in ended(0, "--resume", out, "--steps", "16")
     settings = TrainSettings(schedule=schedule, warmup=0.25)
     planned = [4e-4 * schedule_factor(settings, 8, done) for done in range(8)]
     planned += [4e-4 * schedule_factor(settings, 16, done, rising=2) for done in range(8, 16)]
@@ -331,14 +310,12 @@ def test_more_steps_go_on_as_the_longer_run_with_the_first_ones_rise(tmp_path, f
 def test_a_longer_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, flags, broken):
     flags = [*flags, "--schedule", "cosine", "--steps", "6"]
     one = trained(tmp_path / "one", *flags)
-    assert train("--resume", one, "--steps", "12").exit_code == 0
+    ended(0, "--resume", one, "--steps", "12")
     two = trained(tmp_path / "two", *flags)
     broken(4, lambda loss: 1 / 0)
-    assert train("--resume", two, "--steps", "12").exit_code == 1
+    ended(1, "--resume", two, "--steps", "12")
     broken(0)
-    result = train("--resume", two)
-    assert result.exit_code == 0
-    assert "steps was" not in result.output
+    assert "steps was" not in ended(0, "--resume", two)
     assert last_step(two) == 12
     assert differences(one, two) == []
 
@@ -346,10 +323,9 @@ def test_a_longer_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, flags
 def test_a_tuned_run_keeps_the_schedule_that_its_decisions_were_taken_under(tmp_path, flags):
     flags = [*flags, "--schedule", "cosine", "--controller", "zen-auto"]
     out = trained(tmp_path / "run", *flags, "--strategy", "zenflow_paper", "--steps", "4")
-    result = train("--resume", out, "--steps", "8")
-    assert result.exit_code == 1
-    assert "a tuned run keeps its steps" in said(result)
-    assert "leave out --steps" in said(result)
+    said = ended(1, "--resume", out, "--steps", "8")
+    assert "a tuned run keeps its steps" in said
+    assert "leave out --steps" in said
 
 
 # ---- data that changed --------------------------------------------------------------------------
@@ -359,21 +335,11 @@ def test_data_that_changed_is_refused_and_a_copy_of_it_in_another_place_is_not(t
     text = tmp_path / "text.txt"
     out, before = trained(tmp_path / "run", *flags, "--steps", "2"), text.read_text()
     text.write_text(before.replace("line 7 says", "line 7 said"))
-    result = train("--resume", out, "--steps", "4")
-    assert result.exit_code == 1
-    assert "text.txt has changed since" in said(result)
-    assert "give a copy of what it was with --data" in said(result)
+    said = ended(1, "--resume", out, "--steps", "4")
+    assert "text.txt has changed since" in said
+    assert "give a copy of what it was with --data" in said
     (tmp_path / "copy.txt").write_text(before)
-    assert train("--resume", out, "--steps", "4", "--data", tmp_path / "copy.txt").exit_code == 0
-
-
-def test_a_run_on_a_relative_path_goes_on_from_another_directory(tmp_path, flags, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = trained(tmp_path / "run", *FAST, "--data", "text.txt", "--steps", "2")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    result = train("--resume", out, "--steps", "4")
-    assert result.exit_code == 0, result.output
+    ended(0, "--resume", out, "--steps", "4", "--data", tmp_path / "copy.txt")
 
 
 # ---- config.json --------------------------------------------------------------------------------
@@ -390,10 +356,9 @@ def test_a_run_on_a_relative_path_goes_on_from_another_directory(tmp_path, flags
 )  # fmt: skip
 def test_a_damaged_config_is_named_with_what_is_wrong(tmp_path, content, words):
     (tmp_path / "config.json").write_bytes(content)
-    result = train("--resume", tmp_path)
-    assert result.exit_code == 2
-    assert f"{tmp_path / 'config.json'}" in said(result)
-    assert words in said(result)
+    said = ended(2, "--resume", tmp_path)
+    assert f"{tmp_path / 'config.json'}" in said
+    assert words in said
 
 
 @pytest.mark.parametrize("content", ["[]", '{"format": 2}', '{"step": "ten"}', ""])
@@ -401,10 +366,9 @@ def test_a_damaged_state_is_named_and_nothing_of_the_run_is_touched(tmp_path, fl
     out = trained(tmp_path / "run", *flags, "--steps", "2")
     (out / "checkpoint" / "step-00000002" / "state.json").write_text(content)
     before = (out / "steps.jsonl").read_bytes()
-    result = train("--resume", out, "--steps", "4")
-    assert result.exit_code == 1
-    assert "step-00000002 can't be read" in said(result)
-    assert "restore it from a copy or start again" in said(result)
+    said = ended(1, "--resume", out, "--steps", "4")
+    assert "step-00000002 can't be read" in said
+    assert "restore it from a copy or start again" in said
     assert (out / "steps.jsonl").read_bytes() == before
 
 
@@ -413,7 +377,6 @@ def test_a_disk_that_is_too_small_for_a_checkpoint_is_told_before_the_first_step
 ):
     usage = shutil.disk_usage(tmp_path)._replace(free=2_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    result = train("--out", tmp_path / "run", *flags, "--steps", "2")
-    assert "Warning: a checkpoint of this run takes about 2.4" in said(result)
-    assert result.exit_code == 1
-    assert "start it again, where there is room for one" in said(result)
+    said = ended(1, "--out", tmp_path / "run", *flags, "--steps", "2")
+    assert "Warning: a checkpoint of this run takes about 2.4" in said
+    assert "start it again, where there is room for one" in said

@@ -16,7 +16,16 @@ from experiments.training.tuned.controllers import machine_of, source_of
 from experiments.training.tuning_settings import CHOSEN_KNOBS
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
-from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
+from tests.experiments.runs import (
+    FAST,
+    ended,
+    equal,
+    saved_tensors,
+    steps,
+    summary,
+    trained,
+    write_text,
+)
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
@@ -47,10 +56,9 @@ def text(tmp_path, blank_pictures):
     ],
 )  # fmt: skip
 def test_a_tuned_run_says_what_it_does_not_take(tmp_path, flags, words):
-    result = train("--out", tmp_path / "run", *FAST, "--auto", *flags)
-    assert result.exit_code == 2
+    said = ended(2, "--out", tmp_path / "run", *FAST, "--auto", *flags)
     for word in words:
-        assert word in " ".join(result.output.split())
+        assert word in said
     assert not (tmp_path / "run").exists()
 
 
@@ -63,9 +71,7 @@ def test_a_tuned_run_says_what_it_does_not_take(tmp_path, flags, words):
     ],
 )
 def test_bounds_without_the_twin_are_refused(tmp_path, flags, word):
-    result = train("--out", tmp_path / "run", *FAST, *flags)
-    assert result.exit_code == 2
-    assert word in " ".join(result.output.split())
+    assert word in ended(2, "--out", tmp_path / "run", *FAST, *flags)
 
 
 def test_zen_auto_chooses_s_alone_and_starts_at_one():
@@ -173,8 +179,7 @@ def test_the_twin_starts_from_the_profile_or_the_table_or_any_machine_of_the_kin
 
 def test_a_tuned_run_records_how_it_was_tuned(tmp_path, text, clock):
     flags = [*FAST, "--data", text, "--auto", "--steps", "9"]
-    result = train("--out", tmp_path / "run", *flags)
-    assert result.exit_code == 0, result.output
+    said = ended(0, "--out", tmp_path / "run", *flags)
     out = tmp_path / "run"
     found = read_decisions(out / "decisions.jsonl")
     told = summary(out)
@@ -190,9 +195,9 @@ def test_a_tuned_run_records_how_it_was_tuned(tmp_path, text, clock):
     assert found.header.knobs == Knobs.of(ZenFlowConfig())
     assert found.header.largest_interval == 8
     for decision in found.decisions:
-        said = f"after step {decision.step}: {decision.new} (twin: the clock said so)"
-        assert said in result.output
-    assert "search 0.0% of the run" in result.output
+        reason = "(twin: the clock said so)"
+        assert f"after step {decision.step}: {decision.new} {reason}" in said
+    assert "search 0.0% of the run" in said
     rows = {row["step"]: row for row in steps(out)}
     for step, knobs in found.changes:
         if step < 9:
@@ -205,38 +210,32 @@ def test_a_tuned_run_starts_within_its_bounds_and_says_if_it_can_not(tmp_path, t
     start = read_header(out / "decisions.jsonl").knobs
     assert start.update_interval + start.lag <= 3
     assert json.loads((out / "config.json").read_text())["config"]["update_interval"] == 2
-    assert train("--resume", out, "--steps", "6").exit_code == 0
+    ended(0, "--resume", out, "--steps", "6")
     assert read_header(out / "decisions.jsonl").knobs == start
-    result = train("--out", tmp_path / "none", *flags, "--host-memory", "0.001")
-    assert result.exit_code == 2
-    assert "can't be met by any setting" in " ".join(result.output.split())
+    said = ended(2, "--out", tmp_path / "none", *flags, "--host-memory", "0.001")
+    assert "can't be met by any setting" in said
     assert not (tmp_path / "none").exists()
 
 
 def test_a_signal_ends_a_tuned_run_without_an_end_and_it_goes_on(tmp_path, text, clock):
     flags = [*FAST, "--data", text, "--auto", "--steps", "11"]
     clock.stop_after = 5
-    result = train("--out", tmp_path / "run", *flags)
-    assert result.exit_code == 130, result.output
+    ended(130, "--out", tmp_path / "run", *flags)
     out = tmp_path / "run"
     path = out / "decisions.jsonl"
     assert not (out / "tuning.png").exists()
     assert summary(out)["tuning"]["num_decisions"] == 3
-    refused = train("--out", tmp_path / "replay", "--replay", path)
-    assert refused.exit_code == 2
-    assert f"resume it with zenflow train --resume {out}" in " ".join(refused.output.split())
-    assert train("--resume", out).exit_code == 0
+    said = ended(2, "--out", tmp_path / "replay", "--replay", path)
+    assert f"resume it with zenflow train --resume {out}" in said
+    ended(0, "--resume", out)
     assert (out / "tuning.png").exists()
-    assert train("--out", tmp_path / "replay", "--replay", path).exit_code == 0
-    ours, theirs = saved_tensors(out), saved_tensors(tmp_path / "replay")
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    ended(0, "--out", tmp_path / "replay", "--replay", path)
+    assert equal(out, tmp_path / "replay")
 
 
 def test_a_run_becomes_no_tuned_one_by_resuming_it(tmp_path, text, clock):
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "2")
-    result = train("--resume", out, "--auto", "--steps", "4")
-    assert result.exit_code == 1
-    assert "controller was None, now 'both'" in " ".join(result.output.split())
+    assert "controller was None, now 'both'" in ended(1, "--resume", out, "--auto", "--steps", "4")
 
 
 def test_an_untuned_run_is_as_before(tmp_path, text):
@@ -247,9 +246,8 @@ def test_an_untuned_run_is_as_before(tmp_path, text):
 
 def test_decisions_that_were_not_written_are_noticed(tmp_path, text, clock, monkeypatch):
     monkeypatch.setattr(DecisionLog, "append", lambda *_: None)
-    result = train("--out", tmp_path / "run", *FAST, "--data", text, "--auto", "--steps", "5")
-    assert result.exit_code == 1
-    assert "could not be repeated from it" in " ".join(result.output.split())
+    said = ended(1, "--out", tmp_path / "run", *FAST, "--data", text, "--auto", "--steps", "5")
+    assert "could not be repeated from it" in said
 
 
 def test_controllers_are_closed_with_the_run(tmp_path, text, clock, monkeypatch):
@@ -264,16 +262,15 @@ def test_controllers_are_closed_with_the_run(tmp_path, text, clock, monkeypatch)
     assert len(closed) == 1
     path = tmp_path / "run" / "decisions.jsonl"
     path.write_text(path.read_text().splitlines(keepends=True)[0])
-    assert train("--resume", tmp_path / "run").exit_code == 2  # the log can't go on
+    ended(2, "--resume", tmp_path / "run")  # the log can't go on
     assert len(closed) == 2
 
 
 def test_a_tuned_run_joins_a_comparison(tmp_path, text, clock):
     flags = [*FAST, "--data", text, "--steps", "6", "--start-steps", "2", "--auto"]
     flags += ["--link-gbps", "0.05"]
-    result = train("--compare", "--out", tmp_path / "runs", *flags)
-    assert result.exit_code == 0, result.output
-    assert "6/6 auto" in result.output  # the start is one of them
+    said = ended(0, "--compare", "--out", tmp_path / "runs", *flags)
+    assert "6/6 auto" in said  # the start is one of them
     record = json.loads((tmp_path / "runs" / "compare.json").read_text())
     assert list(record["runs"]) == [*COMPARED, "auto"]
     assert record["auto"].keys() == record["zenflow"].keys()
@@ -282,7 +279,7 @@ def test_a_tuned_run_joins_a_comparison(tmp_path, text, clock):
     assert read_decisions(tmp_path / "runs" / "auto" / "decisions.jsonl").end is not None
     first = [steps(tmp_path / "runs" / name)[0]["loss"] for name in (*COMPARED, "auto")]
     assert len(set(first)) == 1
-    assert train("--resume", tmp_path / "runs").exit_code == 0
+    ended(0, "--resume", tmp_path / "runs")
     assert (tmp_path / "runs" / "start").is_dir()
     remove_results(tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
@@ -298,18 +295,16 @@ def test_the_twin_runs_and_what_it_did_can_be_repeated(tmp_path, text):
     assert found.end.search_seconds == summary(out)["tuning"]["search_seconds"]
     assert (out / "tuning.png").exists()
     again = tmp_path / "replay"
-    assert train("--out", again, "--replay", out / "decisions.jsonl").exit_code == 0
-    ours, theirs = saved_tensors(out), saved_tensors(again)
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    assert train("--resume", out, "--steps", "50").exit_code == 0
+    ended(0, "--out", again, "--replay", out / "decisions.jsonl")
+    assert equal(out, again)
+    ended(0, "--resume", out, "--steps", "50")
     assert read_decisions(out / "decisions.jsonl").end.step == 50
 
 
 def test_zen_auto_runs_from_a_deepspeed_file_and_says_why(tmp_path, text):
     path = deepspeed(tmp_path / "ds.json", topk_ratio=0.2, overlap_step=True)
     flags = [*FAST, "--data", text, "--steps", "60", "--lr", "0.01", "--config", path]
-    result = train("--out", tmp_path / "run", *flags)
-    assert result.exit_code == 0, result.output
+    ended(0, "--out", tmp_path / "run", *flags)
     found = read_decisions(tmp_path / "run" / "decisions.jsonl")
     assert found.header.knobs.update_interval == 1
     assert found.header.knobs.topk_ratio == 0.2
@@ -345,8 +340,7 @@ def test_the_bar_shows_the_setting_in_force():
 def test_resuming_a_tuned_run_keeps_its_settings(tmp_path, text, clock):
     out = trained(tmp_path / "run", *FAST, "--data", text, "--auto", "--steps", "4")
     before = saved_tensors(out)
-    result = train("--resume", out, "--controller", "zen-auto", "--steps", "8")
-    assert result.exit_code == 1
-    assert "controller was 'both', now 'zen-auto'" in " ".join(result.output.split())
+    said = ended(1, "--resume", out, "--controller", "zen-auto", "--steps", "8")
+    assert "controller was 'both', now 'zen-auto'" in said
     assert read_decisions(out / "decisions.jsonl").end.step == 4  # untouched
     assert all(torch.equal(before[name], tensor) for name, tensor in saved_tensors(out).items())
