@@ -49,7 +49,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/host/*.c z
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 
-.PHONY: help venv install inplace run figures test lint types imports unit docs gpu bench clean
+.PHONY: help venv install inplace said run figures test lint types imports unit docs gpu bench clean
 
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
@@ -91,7 +91,13 @@ $(VENV)/.ready-dev: $(SOURCES) $(CONSTRAINTS)
 inplace:
 	@$(PY) setup.py -q build_ext --inplace || echo "No C compiler: the torch kernel is used"
 
-run: $(READY_RUN)
+# Said before anything is installed or loaded.
+said:
+	@test -e $(READY_RUN) || test "$(READY_RUN)" = inplace || \
+	  echo "First this installs into $(VENV), which takes minutes, once."
+	@echo "A small model learns under four strategies: about five minutes on two cores. Results: $(OUT)"
+
+run: said $(READY_RUN)
 	$(ZENFLOW) train --compare --out $(OUT) $(ARGS)
 
 # What is done already is left alone, so an interrupted or a second run goes on.

@@ -18,6 +18,7 @@ from experiments.commands.config_file import (
 )
 from experiments.commands.train_flags import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.training.first_checks import check_first, located
+from experiments.training.intention import intention
 from experiments.training.saved.runlock import LOCK, locked
 from experiments.training.settings import TrainSettings
 from experiments.training.step_log import remove_results
@@ -88,6 +89,8 @@ def train(
         with locked(folder):
             if resume is None:
                 _clear(folder, overwrite)
+            if compare:
+                click.echo(intention(settings))  # at once: torch takes seconds to load
             from experiments.training.launch import launch  # loads torch, which help must not
 
             code = launch(settings, folder, compare=compare, resume=resume is not None)

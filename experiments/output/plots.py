@@ -62,7 +62,11 @@ class RunRecord:
 
 def save_figure(figure: Figure, path: Path, *, note: str | None = None) -> None:
     """Write the picture, whole or not at all; a PNG can keep a note in its metadata."""
-    metadata = {"Description": note} if note is not None and path.suffix == ".png" else None
+    metadata: dict[str, str | None] = {}
+    if path.suffix == ".svg":
+        metadata["Date"] = None  # the same picture is the same file
+    elif note is not None and path.suffix == ".png":
+        metadata["Description"] = note
     draft = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         FigureCanvasAgg(figure)

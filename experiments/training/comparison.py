@@ -17,8 +17,15 @@ from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
 from experiments.output.run_types import RunSummary
 from experiments.training.emulated_link import LinkChoice, choose_link
+from experiments.training.intention import (
+    SECONDS_BESIDE_STEPS,
+    START,
+    compared,
+    needs_start,
+    step_cost,
+)
 from experiments.training.loop import MODEL, Outcome
-from experiments.training.models.pretrained import find_model, has_weights
+from experiments.training.models.named import find_model
 from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.saved.runlock import locked
@@ -28,19 +35,10 @@ from experiments.training.step_log import read_steps
 from experiments.training.stop import StopRequest
 from zenflow.trace.timeline import Timeline
 
-START = "start"
-"""Directory of the run whose weights the strategies start from."""
-
 COMPARISON = "compare.json"
 """A comparison's figures, every run's summary among them."""
 
 PICTURE = "compare.png"
-
-_SECONDS_BESIDE_STEPS = 5.0
-"""Seconds of a run beside its steps, to load, evaluate and save.
-
-A guess, until it is measured.
-"""
 
 
 def started(
@@ -66,17 +64,6 @@ def started(
     return replace(settings, start_steps=None, model=model), outcome
 
 
-def needs_start(settings: TrainSettings) -> bool:
-    """Whether the strategies' common weights have to be trained first."""
-    return bool(settings.start_steps) and not has_weights(find_model(settings.model))
-
-
-def compared(settings: TrainSettings) -> dict[str, TrainSettings]:
-    """Return what is compared, by name: ``COMPARED``, and the tuned run if it is asked for."""
-    runs = {name: settings.with_strategy(name) for name in COMPARED}
-    return runs if settings.controller is None else {**runs, settings.label: settings}
-
-
 def run_comparison(
     settings: TrainSettings,
     folder: Path,
@@ -98,7 +85,6 @@ def run_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     names = list(compared(settings))
     ahead = _planned(settings, folder if resume else None)
-    reporter.say(_intention(settings))
     choice = None
     if settings.link is None and choose_device(settings).type == "cpu":
         choice = choose_link(build_setup(settings))
@@ -136,18 +122,13 @@ def run_comparison(
 
 
 def _planned(settings: TrainSettings, folder: Path | None) -> list[PlannedRun]:
-    """Return the runs still to be done; ``folder`` holds those that are.
-
-    How long a step takes beside one on the device is a guess for the emulated link that a
-    comparison chooses: zero_offload waits for both copies, the others for hardly anything.
-    """
+    """Return the runs still to be done; ``folder`` holds those that are."""
     runs = []
     if needs_start(settings) and not (folder and _is_finished(folder / START, None)):
         runs.append(PlannedRun(START, settings.start_steps or 0))
     for name in compared(settings):
         if not (folder and _is_finished(folder / name, settings.steps)):
-            cost = 1.0 if name == "on_device" else 2.5 if name == "zero_offload" else 1.15
-            runs.append(PlannedRun(name, settings.steps or 0, cost))
+            runs.append(PlannedRun(name, settings.steps or 0, step_cost(name)))
     return runs
 
 
@@ -156,17 +137,7 @@ def _outlook(runs: Sequence[PlannedRun], choice: LinkChoice | None) -> Outlook:
     if choice is None:
         return Outlook(runs, is_guessed=False)
     seconds = [replace(run, cost=run.cost * choice.compute_seconds) for run in runs]
-    return Outlook(seconds, is_guessed=True, seconds_beside=_SECONDS_BESIDE_STEPS)
-
-
-def _intention(settings: TrainSettings) -> str:
-    """Return in a sentence what a comparison does."""
-    *names, last = compared(settings)
-    length = f"{settings.epochs} epochs" if settings.steps is None else f"{settings.steps} steps"
-    first = ""
-    if needs_start(settings):
-        first = f"{settings.start_steps} steps on the device, for weights to start from, then "
-    return f"To do: {first}{length} each under {', '.join(names)} and {last}."
+    return Outlook(seconds, is_guessed=True, seconds_beside=SECONDS_BESIDE_STEPS)
 
 
 def _what_to_look_at(folder: Path) -> str:

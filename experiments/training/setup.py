@@ -17,9 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from experiments.training.data.batches import TrainingData, make_batches, read_source
 from experiments.training.data.tokens import TextTokenizer
 from experiments.training.memory_check import check_host_memory
+from experiments.training.models.named import NamedModel, find_model
 from experiments.training.models.pretrained import (
-    NamedModel,
-    find_model,
     load_model,
     load_tokenizer,
     recompute_activations,

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
-from experiments.training.models.pretrained import NamedModel, find_model, has_weights
+from experiments.training.models.named import NamedModel, find_model, has_weights
 from experiments.training.settings import MODEL_SIZES
 from zenflow.errors import ConfigError
 

@@ -8,10 +8,8 @@ start from. A directory that a run has written loads into either; the rest needs
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,55 +30,11 @@ from experiments.training.models.decoder import (
     LanguageModel,
     init_weights,
 )
+from experiments.training.models.named import WEIGHT_FILES, NamedModel, has_weights
 from experiments.training.settings import MODEL_SIZES, NUM_BYTE_TOKENS, TrainSettings
 from zenflow.errors import ConfigError
 
-_WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
-    """What a name stands for, found before anything is loaded."""
-
-    kind: str
-    """``size``, ``config`` (a file: random weights), ``directory`` or ``hub``."""
-    name: str
-    own: bool
-    """Whether the class is ours."""
-
-
-def find_model(name: str) -> NamedModel:
-    """Return what ``name`` stands for.
-
-    Raises:
-        ConfigError: It is nothing known, or needs transformers, which is not installed.
-    """
-    has_transformers = importlib.util.find_spec("transformers") is not None
-    own, _, size = name.rpartition(":")
-    if size in MODEL_SIZES and own in ("", "own"):
-        return NamedModel(kind="size", name=size, own=own == "own" or not has_transformers)
-    path = Path(size if own == "own" else name).expanduser()
-    sizes = ", ".join(MODEL_SIZES)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ConfigError(f"a model directory must hold a config.json, but {path} has none")
-    if not path.exists() and path.suffix == ".json":
-        raise ConfigError(f"there is no model configuration {path}: check --model")
-    if path.is_dir() and (own == "own" or not has_transformers):
-        return NamedModel(kind="directory", name=str(path), own=True)
-    if not has_transformers:
-        raise ConfigError(
-            f"--model must be a size ({sizes}) where transformers is not installed, but is "
-            f"{name!r}: choose a size, or pip install 'zenflow-offload[hf]'"
-        )
-    if path.is_file():
-        return NamedModel(kind="config", name=str(path), own=False)
-    return NamedModel(kind="directory" if path.is_dir() else "hub", name=name, own=False)
 
 
 def load_tokenizer(found: NamedModel) -> TextTokenizer:
@@ -209,7 +163,7 @@ def _decoder(config: DecoderConfig, num_classes: int) -> nn.Module:
 
 def _own_directory(folder: Path, seed: int, num_classes: int) -> nn.Module:
     """Return our class with the weights of a run's export; a head that it lacks is drawn."""
-    weights = folder / _WEIGHT_FILES[0]
+    weights = folder / WEIGHT_FILES[0]
     if not weights.is_file():
         raise ConfigError(f"{folder} holds no {weights.name}: give a run's model/ directory")
     config = DecoderConfig.of_json(json.loads((folder / "config.json").read_text()))
@@ -250,13 +204,6 @@ def _llama_json(model: LanguageModel | Classifier) -> dict[str, Any]:
         config["architectures"] = ["LlamaForSequenceClassification"]
         config["id2label"] = names
     return config
-
-
-def has_weights(found: NamedModel) -> bool:
-    """Return whether the model comes with weights; else it starts from random ones."""
-    if found.kind != "directory":
-        return found.kind == "hub"
-    return any((Path(found.name) / name).is_file() for name in _WEIGHT_FILES)
 
 
 def _check_length(found: NamedModel, config: Any, sequence: int) -> None:
