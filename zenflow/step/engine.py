@@ -59,7 +59,7 @@ from zenflow.step.gradient_ring import GradientRing
 from zenflow.step.gradients import GradientCollector
 from zenflow.step.host_schedule import HostSchedule
 from zenflow.step.host_tasks import HostTasks, Step
-from zenflow.step.reporter import Reporter, StepFacts, check_finite
+from zenflow.step.reporter import Reporter, check_finite
 from zenflow.step.uploads import UploadGate
 from zenflow.trace.recorder import Recorder
 from zenflow.trace.timeline import Timeline
@@ -104,7 +104,10 @@ class Engine:
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.gate = UploadGate(device, self.h2d, self.stalls, self.calendar, wait_timeout)
-        self.ring = self._make_ring() if releases and device.has_ring else None
+        self.ring: GradientRing | None = None
+        if releases and device.has_ring:
+            buffers = [split.room.staging for split in layout.splits]
+            self.ring = GradientRing.for_buffers(device, buffers, wait_timeout=wait_timeout)
         self.collector = GradientCollector(
             device,
             layout,
@@ -126,10 +129,6 @@ class Engine:
         self.schedule = HostSchedule(
             self.layout, self.config, self.calendar, tasks, self.device, self.wait_timeout
         )
-
-    def _make_ring(self) -> GradientRing:
-        buffers = [split.room.staging for split in self.layout.splits]
-        return GradientRing.for_buffers(self.device, buffers, wait_timeout=self.wait_timeout)
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         return CopyLane(
@@ -198,7 +197,7 @@ class Engine:
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         self.recorder.add("device", "step", started, self.device.timing_mark(), number)
         topk_ratio = self.layout.topk_ratio  # the host's part may change it
-        readings = self.probes.read(list(gradients.important), self.calendar.next_due, number)
+        probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
         step = Step(
             number=number,
             lag=self.calendar.lag(number),
@@ -207,7 +206,7 @@ class Engine:
             values=measured.values,
         )
         landed = self._run_host(step)
-        self.reporter.note(StepFacts.of(step, landed, self.calendar.knobs, topk_ratio, readings))
+        self.reporter.note(step, landed, self.calendar.knobs, topk_ratio, *probed)
         self.recorder.forget_before(number)
         self.collector.discard()
         self.step = number
