@@ -42,9 +42,8 @@ class HostRows:
     staging: Tensor
     """Gradients of the last step, in the parameter's dtype; pinned on a GPU."""
 
-    def rows(self, first: int, last: int) -> HostRows:
-        """Return the views of rows first..last-1."""
-        part = slice(first, last)
+    def rows(self, part: slice | Tensor) -> HostRows:
+        """Return the views of a slice of the rows, or copies of the rows of some indices."""
         return HostRows(
             master=self.master[part],
             exp_avg=self.exp_avg[part],

@@ -43,7 +43,10 @@ class ColumnVectors:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block with its host rows and its place in its parameter and bank."""
+    """One block with its host rows and its place in its parameter and bank.
+
+    `SplitParam.share_out` gives it its rows.
+    """
 
     index: int
     """Rank in backward order: the calendar's name for this block."""
@@ -51,16 +54,16 @@ class Block:
     """Size of the block, and its place in its parameter."""
     split: SplitParam
     """Parameter that it is a part of."""
-    host: HostRows
-    """Rows of the deferred columns, views of the parameter's."""
-    deferred_columns: Tensor
-    """Column index of each host row, shape (D,), int64; a view of the parameter's."""
-    important_columns: Tensor
-    """Column index of each bank row, shape (K,), int64; a view of the parameter's."""
-    bank_first: int
-    """Bank row of the block's first important column."""
     columns: ColumnVectors
     """This block's part of the vectors that span all columns."""
+    host: HostRows = field(init=False)
+    """Rows of the deferred columns, views of the parameter's."""
+    deferred_columns: Tensor = field(init=False)
+    """Column index of each host row, shape (D,), int64; a view of the parameter's."""
+    important_columns: Tensor = field(init=False)
+    """Column index of each bank row, shape (K,), int64; a view of the parameter's."""
+    bank_first: int = field(init=False)
+    """Bank row of the block's first important column."""
     count: int = 0
     """Number of gradients in the open window, n."""
     accumulator: int = 0
@@ -170,7 +173,7 @@ class SplitParam:
         row = rank = 0
         for block in self.blocks:
             next_row, next_rank = row + block.shape.num_deferred, rank + block.shape.num_important
-            block.host = self.host.rows(row, next_row)
+            block.host = self.host.rows(slice(row, next_row))
             block.deferred_columns = self.deferred_columns[row:next_row]
             block.important_columns = self.important_columns[rank:next_rank]
             block.bank_first = self.bank_first + rank

@@ -13,7 +13,7 @@ from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.layout import Block, Bucket, ColumnVectors, Layout, SplitParam
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
-from zenflow.rule.blocks import BlockShape, important_count, initial_important, partition
+from zenflow.rule.blocks import BlockShape, important_count, partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def build_layout(
         [slabs.take(*room) for room in rooms],
         columns,
     )
-    blocks = [_make_block(i, shape, splits[shape.matrix]) for i, shape in enumerate(shapes)]
+    blocks = _make_blocks(shapes, splits)
     for split in splits:
         _fill_masters(split)
     return Layout(
@@ -148,7 +148,7 @@ def _make_splits(
             bank=bank,
             bank_first=bank_first,
             room=rooms[index],
-            host=rooms[index].rows(0, num_deferred[index]),
+            host=rooms[index].rows(slice(num_deferred[index])),
             deferred_columns=torch.empty(num_deferred[index], dtype=torch.int64, device=device),
             important_columns=torch.empty(num_important[index], dtype=torch.int64, device=device),
             columns=columns.part(first, first + num_columns),
@@ -188,35 +188,38 @@ def members_of(bank: Bank, splits: Sequence[SplitParam]) -> list[SplitParam]:
     return [split for split in splits if split.bank is bank and len(split.important_columns)]
 
 
-def _make_block(index: int, shape: BlockShape, split: SplitParam) -> Block:
-    """Cut a block out of its parameter; a parameter's blocks come with ascending columns."""
-    row = sum(block.shape.num_deferred for block in split.blocks)
-    rank = sum(block.shape.num_important for block in split.blocks)
-    block = Block(
-        index=index,
-        shape=shape,
-        split=split,
-        host=split.host.rows(row, row + shape.num_deferred),
-        deferred_columns=split.deferred_columns[row : row + shape.num_deferred],
-        important_columns=split.important_columns[rank : rank + shape.num_important],
-        bank_first=split.bank_first + rank,
-        columns=split.columns.part(shape.first, shape.first + shape.num_columns),
-    )
-    is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
-    is_important[[column - shape.first for column in initial_important(shape)]] = True
-    block.columns.is_important.copy_(is_important)
-    block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
-    block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
-    split.blocks.append(block)
-    return block
+def _make_blocks(shapes: Sequence[BlockShape], splits: Sequence[SplitParam]) -> list[Block]:
+    """Cut all blocks out of their parameters.
+
+    Important columns are evenly spaced until a gradient is known.
+    """
+    blocks = []
+    for index, shape in enumerate(shapes):
+        split = splits[shape.matrix]
+        columns = split.columns.part(shape.first, shape.first + shape.num_columns)
+        block = Block(index=index, shape=shape, split=split, columns=columns)
+        split.blocks.append(block)  # a parameter's blocks come with ascending columns
+        blocks.append(block)
+    for split in splits:
+        split.share_out()
+    for block in blocks:
+        shape = block.shape
+        is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
+        ranks = range(shape.num_important)
+        is_important[[rank * shape.num_columns // shape.num_important for rank in ranks]] = True
+        block.columns.is_important.copy_(is_important)
+        block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
+        block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
+    return blocks
 
 
 @torch.no_grad()
 def _fill_masters(split: SplitParam) -> None:
     """Let the masters be the weights as they are."""
     weight_IO = split.weight().t()
-    last = split.bank_first + len(split.important_columns)
-    split.bank.master[split.bank_first : last] = weight_IO[split.important_columns].float()
+    split.bank.master[split.bank_first : split.bank_last] = weight_IO[
+        split.important_columns
+    ].float()
     for block in split.blocks:
         block.host.master.copy_(weight_IO[block.deferred_columns])
 

@@ -60,15 +60,7 @@ def _finish_window(
     block: Block, rows: Tensor, update: WindowUpdate | None, factor: float
 ) -> HostRows:
     """Return copies of the rows, stepped by their share of the window."""
-    host = block.host
-    leaving = HostRows(
-        master=host.master[rows],
-        exp_avg=host.exp_avg[rows],
-        exp_avg_sq=host.exp_avg_sq[rows],
-        step=host.step[rows],
-        accumulators=[accumulator[rows] for accumulator in host.accumulators],
-        staging=host.staging[rows],
-    )
+    leaving = block.host.rows(rows)
     if update is not None:
         active = torch.ones(len(rows), dtype=torch.uint8)
         update.apply(leaving, factor, active, torch.empty_like(leaving.staging))

@@ -162,7 +162,7 @@ def _resize_param(
     _move_rows(split, bank, first, moves)
     device = bank.master.device
     split.bank, split.bank_first = bank, first
-    split.host = split.room.rows(0, len(moves.deferred))
+    split.host = split.room.rows(slice(len(moves.deferred)))
     split.deferred_columns = moves.deferred.to(device)
     split.important_columns = moves.important.to(device)
     split.share_out()
