@@ -77,8 +77,7 @@ class HostSlabs:
     @property
     def num_bytes(self) -> int:
         """Bytes of all slabs together."""
-        slabs = [*self._float32, self._staging]
-        return sum(slab.numel() * slab.element_size() for slab in slabs)
+        return sum(slab.nbytes for slab in (*self._float32, self._staging))
 
     @property
     def pinned_bytes(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, Resident
@@ -25,15 +24,6 @@ class ColumnVectors:
     """Moving average of the energies, float32."""
     is_important: Tensor
     """Whether the device owns the column, bool."""
-
-    @classmethod
-    def zeros(cls, num_columns: int, device: torch.device) -> ColumnVectors:
-        """Make vectors for this many columns."""
-        return cls(
-            energies=torch.zeros(num_columns, device=device),
-            scores=torch.zeros(num_columns, device=device),
-            is_important=torch.zeros(num_columns, dtype=torch.bool, device=device),
-        )
 
     def part(self, first: int, last: int) -> ColumnVectors:
         """Return views of columns first..last-1."""
@@ -123,11 +113,6 @@ class Landing:
         self.block.landing = None
         if self.buffer is not None:
             self.buffer.num_open -= 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that go up."""
-        return self.values.numel() * self.values.element_size()
 
 
 @dataclass(slots=True, eq=False)
@@ -237,6 +222,11 @@ class Layout:
     """Smallest ratio for which there is host memory."""
     version: int = 0
     """Count of the times that tensors were replaced."""
+
+    @property
+    def places(self) -> list[SplitParam | Resident]:
+        """Places of all parameters, split ones first."""
+        return [*self.splits, *self.residents]
 
     @property
     def widths(self) -> list[int]:

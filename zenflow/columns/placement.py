@@ -79,8 +79,11 @@ def build_layout(
         for most, named in zip(most_deferred, to_split, strict=True)
     ]
     slabs = HostSlabs(device, rooms, num_accumulators)
-    columns = ColumnVectors.zeros(
-        sum(_matrix_shape(named.param)[1] for named in to_split), device.torch_device
+    num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
+    columns = ColumnVectors(
+        energies=torch.zeros(num_columns, device=device.torch_device),
+        scores=torch.zeros(num_columns, device=device.torch_device),
+        is_important=torch.zeros(num_columns, dtype=torch.bool, device=device.torch_device),
     )
     splits, banks = _make_splits(
         to_split,

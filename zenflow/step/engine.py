@@ -22,8 +22,8 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
    earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). It leaves the
    low-precision weights in an upload buffer (`columns.upload_buffers`).
-7. A window that ends may choose its important columns anew: `columns.reselect` lets columns change
-   owner with their state. Where k itself has changed, `columns.resize` does it for all blocks.
+7. A window that ends may choose its important columns anew: `columns.handover` lets columns change
+   owner with their state, for all blocks at once where k itself has changed.
 8. The update is in flight, a `Landing` (`columns.layout`). `lag` steps after its start the
    `UploadGate` (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the
    weights, and waits at the end of that step for what is late: that wait is the stall which
@@ -38,8 +38,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from zenflow.columns.handover import resize
 from zenflow.columns.layout import Bucket, Landing, Layout
-from zenflow.columns.resize import resize
 from zenflow.columns.upload_buffers import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
@@ -49,7 +49,6 @@ from zenflow.host.pool import HostPool
 from zenflow.lanes.completion import unique, wait_all
 from zenflow.lanes.copies import CopyLane, PacedLink
 from zenflow.lanes.host_worker import HostWorker
-from zenflow.report import StepReport
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.step.controller_probes import ControllerProbes
@@ -210,7 +209,7 @@ class Engine:
         self.recorder.forget_before(number)
         self.collector.discard()
         self.step = number
-        self.decisions.ask(number, self.report)
+        self.decisions.ask(number, self.reporter.report)
         self.probes.follow()
 
     def _run_host(self, step: Step) -> list[Landing]:
@@ -228,11 +227,6 @@ class Engine:
             self.gate.wait(at_once)
             landed += at_once
         return landed
-
-    @property
-    def report(self) -> StepReport | None:
-        """What the last finished step did; on a GPU the one before it, so that nothing waits."""
-        return self.reporter.report
 
     @property
     def timeline(self) -> Timeline:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from zenflow.columns.handover import hand_over, resize
 from zenflow.columns.host_update import WindowUpdate
 from zenflow.columns.layout import Block, Layout, by_bucket
-from zenflow.columns.reselect import hand_over
-from zenflow.columns.resize import resize
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.completion import wait_all

@@ -143,7 +143,16 @@ class HostTasks:
         if not blocks:
             return
         copied = step.copies_of(blocks[0].split.bucket)
-        jobs = [self._update_job(step, block, active[block.index]) for block in blocks]
+        jobs = [
+            Update(
+                host=block.host,
+                shape=block.host_shape,
+                window=self.window_update(step, block),
+                active=active[block.index],
+                out=block.host.staging if self._buffer is None else self._buffer.view_of(block),
+            )
+            for block in blocks
+        ]
         computed = self._submit_updates(step, blocks, jobs, copied)
         for block, job in zip(blocks, jobs, strict=True):
             Landing(
@@ -159,15 +168,6 @@ class HostTasks:
             if self.is_fused(step):
                 block.staging_free = computed  # the update itself reads the staging
             block.switch_accumulator()
-
-    def _update_job(self, step: Step, block: Block, active: Tensor) -> Update:
-        return Update(
-            host=block.host,
-            shape=block.host_shape,
-            window=self.window_update(step, block),
-            active=active,
-            out=block.host.staging if self._buffer is None else self._buffer.view_of(block),
-        )
 
     def _submit_updates(
         self,

@@ -60,7 +60,7 @@ class Reporter:
             StepReport,
             step=step.number,
             d2h_bytes=step.gradients.num_bytes,
-            h2d_bytes=sum(landing.num_bytes for landing in landed),
+            h2d_bytes=sum(landing.values.nbytes for landing in landed),
             staleness=max((step.number - landing.opened for landing in landed), default=0),
             update_interval=knobs.update_interval,
             lag=step.lag,
@@ -102,12 +102,6 @@ class Reporter:
             self.report = self._finish_last()
             self._finish_last = None
 
-    def forget(self) -> None:
-        """Drop what is known of the last step: another state is being loaded."""
-        self._finish_last = None
-        self.report = None
-        self._end_of_step = self._device.timing_mark()
-
     def state_dict(self) -> dict[str, Any] | None:
         """Return the report that the controller has not seen yet; None where it has seen all."""
         if self._device.is_synchronous or self.report is None:
@@ -116,7 +110,9 @@ class Reporter:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take up a report that `state_dict` returned, so that the next decision goes by it."""
-        self.forget()
+        self._finish_last = None
+        self._end_of_step = self._device.timing_mark()
+        self.report = None
         if state is not None and not self._device.is_synchronous:
             self.report = StepReport.from_dict(state)
 

@@ -66,7 +66,7 @@ class UploadGate:
                 run=lambda: self.device.unpack(jobs, mark),
                 after=unique(landing.computed for landing in landings),
                 completion=uploaded,
-                num_bytes=sum(landing.num_bytes for landing in landings),
+                num_bytes=sum(landing.values.nbytes for landing in landings),
                 step=step,
             )
         )

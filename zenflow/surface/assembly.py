@@ -76,8 +76,7 @@ def start_engine(
         device.close()  # memory that stays pinned can't be pinned by the next attempt
         raise
     deciding.attach(engine)
-    places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
-    places |= {resident.param: resident for resident in layout.residents}
+    places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
 
 

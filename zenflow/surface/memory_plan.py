@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def plan_memory(engine: Engine) -> MemoryPlan:
     """Return a new engine's plan: what is allocated, and the upload buffers to come."""
     layout = engine.layout
-    params = [split.param for split in layout.splits]
-    params += [resident.param for resident in layout.residents]
+    params = [place.param for place in layout.places]
     split_params = sum(split.param.numel() for split in layout.splits)
     upload_bytes = engine.uploads.capacity * engine.uploads.num_buffers
     step_bytes = sum(split.room.step.nbytes for split in layout.splits)
