@@ -64,8 +64,8 @@ class Bank:
 
 
 @dataclass(slots=True, eq=False)
-class Resident:
-    """A parameter that stays on the device whole."""
+class NamedParam:
+    """A parameter with the group it is in and a name for messages."""
 
     param: Tensor
     """The model's parameter."""
@@ -73,6 +73,12 @@ class Resident:
     """Name of the parameter in messages."""
     group: int
     """Index of its parameter group."""
+
+
+@dataclass(slots=True, eq=False)
+class Resident(NamedParam):
+    """A parameter that stays on the device whole."""
+
     master: Tensor
     """True weights: the parameter itself if it is float32, else a float32 copy."""
     exp_avg: Tensor

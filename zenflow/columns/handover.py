@@ -175,9 +175,7 @@ def resize(
         for block in layout.blocks
     }
     counts = [sum(shapes[b.index].num_important for b in split.blocks) for split in layout.splits]
-    banks, places = assign_banks(
-        [(split.group, split.num_rows, split.param.dtype) for split in layout.splits], counts
-    )
+    banks, places = assign_banks(layout.splits, counts)
     waiting = Counter(id(split.bank) for split in layout.splits)
     active: dict[int, Tensor] = {}
     # Bank by bank, so that an old one is given up before the next new one is made.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from zenflow.columns.device_rows import Bank, Resident
+from zenflow.columns.device_rows import Bank, NamedParam, Resident
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.upload_buffers import UploadBuffer
 from zenflow.lanes.completion import Completion, already_done
@@ -116,15 +116,9 @@ class Landing:
 
 
 @dataclass(slots=True, eq=False)
-class SplitParam:
+class SplitParam(NamedParam):
     """A parameter whose columns are shared out between device and host."""
 
-    param: Tensor
-    """The model's parameter."""
-    name: str
-    """Name of the parameter in messages."""
-    group: int
-    """Index of its parameter group."""
     num_rows: int
     """Length O of a column."""
     num_columns: int

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, Resident
+from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, NamedParam, Resident
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.layout import Block, Bucket, ColumnVectors, Layout, SplitParam
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.rule.blocks import BlockShape, important_count, partition
-
-
-@dataclass(frozen=True, slots=True)
-class NamedParam:
-    """A parameter with the group it is in and a name for messages."""
-
-    param: Tensor
-    """The model's parameter."""
-    name: str
-    """Name of the parameter in messages."""
-    group: int
-    """Index of its parameter group."""
 
 
 def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
@@ -134,8 +121,7 @@ def _make_splits(
     num_important = [
         width - deferred for (_, width), deferred in zip(shapes, num_deferred, strict=True)
     ]
-    kinds = [(named.group, named.param.shape[0], named.param.dtype) for named in to_split]
-    banks, places = assign_banks(kinds, num_important)
+    banks, places = assign_banks(to_split, num_important)
     splits = []
     first = 0
     device = columns.energies.device
@@ -164,19 +150,20 @@ def _make_splits(
 
 
 def assign_banks(
-    kinds: Sequence[tuple[int, int, torch.dtype]], num_important: Sequence[int]
+    params: Sequence[NamedParam], num_important: Sequence[int]
 ) -> tuple[list[Bank], list[tuple[Bank, int]]]:
     """Return banks without memory, and each parameter's bank and first row in it.
 
     Args:
-        kinds: Group, column length and dtype of each parameter: equal ones may share a bank.
+        params: Parameters; those of one group, column length and dtype may share a bank.
         num_important: Columns of each that the device owns.
     """
     banks: list[Bank] = []
     places = []
     current: dict[tuple[int, int, torch.dtype], Bank] = {}
-    for kind, count in zip(kinds, num_important, strict=True):
-        group, num_rows, _ = kind
+    for named, count in zip(params, num_important, strict=True):
+        group, num_rows = named.group, named.param.shape[0]
+        kind = (group, num_rows, named.param.dtype)
         bank = current.get(kind)
         if bank is None or (bank.num_columns + count) * num_rows > BANK_ELEMENTS:
             bank = current[kind] = Bank(group=group, num_rows=num_rows)

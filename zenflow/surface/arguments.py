@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from zenflow.columns.placement import NamedParam
+from zenflow.columns.device_rows import NamedParam
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, AbstractIntervalController
 from zenflow.errors import ConfigError
