@@ -81,11 +81,7 @@ def start_engine(
 
 
 def _check_ranks(controller: AbstractController | None) -> None:
-    """Refuse a controller by whose decisions the ranks of one training would part.
-
-    Raises:
-        ValueError: It decides by the clock, and there are several ranks.
-    """
+    """Refuse a controller by whose decisions the ranks of one training would part."""
     ranks = num_ranks()
     if controller is not None and controller.follows_clock and ranks > 1:
         raise ValueError(

@@ -129,11 +129,7 @@ def check_state(
 
 
 def _check_rule(engine: Engine, saved: Any) -> None:
-    """Refuse a state of another format or configuration.
-
-    Raises:
-        CheckpointError: It is one.
-    """
+    """Refuse a state of another format or configuration."""
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         raise CheckpointError(
             "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from "
@@ -153,11 +149,7 @@ def _check_rule(engine: Engine, saved: Any) -> None:
 
 
 def _check_layout(engine: Engine, saved: Mapping[str, Any]) -> None:
-    """Refuse a state of another model, or of parameters that were shared out in another way.
-
-    Raises:
-        CheckpointError: It is one.
-    """
+    """Refuse a state of another model, or of parameters that were shared out in another way."""
     here = _signature(engine.layout.places)
     if list(saved["signature"]) != here:
         pairs = zip(saved["signature"], here, strict=False)
