@@ -316,7 +316,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
     def train(self) -> None:
         """Put the weights back with which training goes on; nothing happens without `eval`."""
-        self._true_weights.hide()
+        if self._true_weights.are_shown:
+            self._true_weights.restore()
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

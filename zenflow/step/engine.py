@@ -106,7 +106,7 @@ class Engine:
         self.ring: GradientRing | None = None
         if releases and device.has_ring:
             buffers = [split.room.staging for split in layout.splits]
-            self.ring = GradientRing.for_buffers(device, buffers, wait_timeout=wait_timeout)
+            self.ring = GradientRing(device, buffers, wait_timeout=wait_timeout)
         self.collector = GradientCollector(
             device,
             layout,
