@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import Moments, WindowUpdate
+from zenflow.columns.host_update import Moments, Update, WindowUpdate
 from zenflow.host.pool import HostJob, HostPool
 from zenflow.rule.adamw import Hyper
 
@@ -73,7 +73,7 @@ class State:
             reads_staging=True,
             prediction=1.0,
         )
-        return window.encode(self.host, self.shape, self.active, self.out)
+        return Update(self.host, self.shape, window, self.active, self.out).encode()
 
     def move_moments(self) -> HostJob:
         """Return our mid-window pass over all rows."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import asdict, dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from zenflow.deepspeed.reading import is_number
 from zenflow.deepspeed.settings import settings_of
 from zenflow.errors import ConfigError, raise_violations, unknown_name
 from zenflow.presets import PRESET_CHANGES, PRESETS
@@ -242,25 +243,23 @@ _CHOICES = {
 }
 
 
-def _violations(config: ZenFlowConfig) -> Iterator[str]:
-    """Yield rule, value and remedy of each broken rule: first each field's, then across."""
-    broken = list(_field_violations(config))
-    yield from broken
-    if not broken:  # rules across fields mean something only where each field does
-        yield from _cross_violations(config)
+def _violations(config: ZenFlowConfig) -> list[str]:
+    """Return rule, value and remedy of each broken rule: first each field's, then across."""
+    # Rules across fields mean something only where each field does.
+    return list(_field_violations(config)) or list(_cross_violations(config))
 
 
 def _field_violations(config: ZenFlowConfig) -> Iterator[str]:
     for name in _UNIT_INTERVALS:
         value = getattr(config, name)
         open_end = name == "importance_decay"
-        inside = _is_real(value) and 0 <= value <= 1 and not (open_end and value == 1)
+        inside = is_number(value) and value <= 1 and not (open_end and value == 1)
         if not inside:
             interval = "[0, 1)" if open_end else "[0, 1]"
             yield f"{name} must be a number in {interval}, got {value!r}: it is a share"
     for name in _NON_NEGATIVE:
         value = getattr(config, name)
-        if not (_is_real(value) and value >= 0):
+        if not is_number(value):
             yield f"{name} must be a finite number >= 0, got {value!r}: 0 switches it off"
     for name, least in _COUNTS.items():
         value = getattr(config, name)
@@ -296,12 +295,6 @@ def _cross_violations(config: ZenFlowConfig) -> Iterator[str]:
             "steps_per_epoch must be given with select_strategy='epoch', got None: give the "
             "optimizer steps in an epoch, or use select_strategy='step'"
         )
-
-
-def _is_real(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, Real) and math.isfinite(value)
 
 
 def _remedy(name: str) -> str:

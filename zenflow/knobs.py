@@ -52,15 +52,7 @@ class Knobs:
         lag = self.lag
         if config.overlap_step and lag is not None:
             lag = min(lag, self.update_interval)
-        return replace(
-            config,
-            topk_ratio=self.topk_ratio,
-            update_interval=self.update_interval,
-            lag=lag,
-            rolling=self.rolling,
-            select_strategy="step",
-            select_interval=self.select_interval,
-        )
+        return replace(config, select_strategy="step", **asdict(replace(self, lag=lag)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return every knob by name, JSON-ready."""

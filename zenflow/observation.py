@@ -21,7 +21,7 @@ class Observed:
     @property
     def report(self) -> StepReport | None:
         """What the last finished step did; on a GPU the step before the last, so nothing waits."""
-        return self._running.report
+        return self._running.reporter.report
 
     @property
     def decision_log(self) -> list[tuple[int, Knobs]]:

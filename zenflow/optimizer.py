@@ -22,12 +22,7 @@ from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
 from zenflow.step.device_step import resident_grads_of, squared_norm
 from zenflow.step.engine import Engine
-from zenflow.surface.arguments import (
-    check_arguments,
-    check_settings,
-    checked_config,
-    frozen_params,
-)
+from zenflow.surface.arguments import check_arguments, check_settings, checked_config
 from zenflow.surface.assembly import start_engine
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory
@@ -135,7 +130,9 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         self._source = GradientSource(
             self._engine,
             places,
-            frozen=frozen_params(self.param_groups),
+            frozen=[
+                p for group in self.param_groups for p in group["params"] if not p.requires_grad
+            ],
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
         )
@@ -319,7 +316,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
     def train(self) -> None:
         """Put the weights back with which training goes on; nothing happens without `eval`."""
-        self._true_weights.hide()
+        if self._true_weights.are_shown:
+            self._true_weights.restore()
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

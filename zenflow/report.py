@@ -164,10 +164,10 @@ class MemoryPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, and both figures per parameter."""
-        record: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        record["host_bytes_per_param"] = self.host_bytes_per_param
-        record["device_extra_bytes_per_param"] = self.device_extra_bytes_per_param
-        return record
+        return asdict(self) | {
+            "host_bytes_per_param": self.host_bytes_per_param,
+            "device_extra_bytes_per_param": self.device_extra_bytes_per_param,
+        }
 
     def __str__(self) -> str:
         """Return the plan as a table of a few lines."""

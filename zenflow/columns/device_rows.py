@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
 
-from zenflow.rule.adamw import Hyper, update_dense, update_rows
+from zenflow.rule.adamw import Hyper, update_rows
 
 BANK_ELEMENTS = 1 << 24
 """Largest number of elements in a bank. Its update needs three temporaries of its size."""
@@ -63,8 +64,8 @@ class Bank:
 
 
 @dataclass(slots=True, eq=False)
-class Resident:
-    """A parameter that stays on the device whole."""
+class NamedParam:
+    """A parameter with the group it is in and a name for messages."""
 
     param: Tensor
     """The model's parameter."""
@@ -72,6 +73,12 @@ class Resident:
     """Name of the parameter in messages."""
     group: int
     """Index of its parameter group."""
+
+
+@dataclass(slots=True, eq=False)
+class Resident(NamedParam):
+    """A parameter that stays on the device whole."""
+
     master: Tensor
     """True weights: the parameter itself if it is float32, else a float32 copy."""
     exp_avg: Tensor
@@ -110,17 +117,26 @@ class Resident:
 
 @torch.no_grad()
 def update_residents(residents: list[Resident], grads: list[Tensor], hyper: Hyper) -> None:
-    """Step residents of one group with float32 gradients."""
+    """Step residents of one group with float32 gradients: torch's own fused AdamW."""
     for resident in residents:
         if not resident.has_master:
             resident.master = resident.param.data  # a user may have replaced `.data` since
-    update_dense(
+    torch_adamw(
         [resident.master for resident in residents],
+        grads,
         [resident.exp_avg for resident in residents],
         [resident.exp_avg_sq for resident in residents],
+        [],
         [resident.step for resident in residents],
-        grads,
-        hyper,
+        fused=True,
+        foreach=False,
+        amsgrad=False,
+        maximize=False,
+        lr=hyper.lr,
+        beta1=hyper.beta1,
+        beta2=hyper.beta2,
+        eps=hyper.eps,
+        weight_decay=hyper.weight_decay,
     )
     low = [resident for resident in residents if resident.has_master]
     if low:

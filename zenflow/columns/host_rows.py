@@ -42,9 +42,8 @@ class HostRows:
     staging: Tensor
     """Gradients of the last step, in the parameter's dtype; pinned on a GPU."""
 
-    def rows(self, first: int, last: int) -> HostRows:
-        """Return the views of rows first..last-1."""
-        part = slice(first, last)
+    def rows(self, part: slice | Tensor) -> HostRows:
+        """Return the views of a slice of the rows, or copies of the rows of some indices."""
         return HostRows(
             master=self.master[part],
             exp_avg=self.exp_avg[part],
@@ -78,8 +77,7 @@ class HostSlabs:
     @property
     def num_bytes(self) -> int:
         """Bytes of all slabs together."""
-        slabs = [*self._float32, self._staging]
-        return sum(slab.numel() * slab.element_size() for slab in slabs)
+        return sum(slab.nbytes for slab in (*self._float32, self._staging))
 
     @property
     def pinned_bytes(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,33 +69,6 @@ class WindowUpdate:
             prediction=self.prediction,
         )
 
-    def encode(
-        self, host: HostRows, shape: tuple[int, int], active: Tensor, out: Tensor
-    ) -> HostJob:
-        """Return `apply` as a job of a pool, for a block of this shape (D, O)."""
-        lr = self.hyper.lr * self.lr_scale
-        job = HostJob(
-            kind=host_pool.ADAMW,
-            rows=shape[0],
-            cols=shape[1],
-            master=host.master.data_ptr(),
-            out=out.data_ptr(),
-            out_dtype=kernel.DTYPE_CODES[out.dtype],
-            active=active.data_ptr(),
-            lr=lr,
-            eps=self.hyper.eps,
-            decay=1.0 - lr * self.hyper.weight_decay,
-            prediction=self.prediction,
-            count=self.count,
-            **_moments(host, self.hyper),
-        )
-        if self.accumulator is not None:
-            job.acc = host.accumulators[self.accumulator].data_ptr()
-        if self.reads_staging:
-            job.grad = host.staging.data_ptr()
-            job.grad_dtype = kernel.DTYPE_CODES[host.staging.dtype]
-        return job
-
 
 def _moments(host: HostRows, hyper: Hyper) -> dict[str, Any]:
     """Return the fields of a job that moves or reads the moments."""
@@ -116,28 +91,28 @@ def _staged(host: HostRows, shape: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-class Job(Protocol):
-    """Work on the rows of one block, which may be cut anywhere."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(D, O) of the block."""
-
-    def encode(self) -> HostJob:
-        """Return the work on all rows as a job of a pool."""
-
-    def run(self, low: int, high: int, factor: float) -> None:
-        """Do rows low..high-1, the last gradient times the clip factor."""
-
-
 @dataclass(frozen=True, slots=True)
-class Accumulation:
-    """A block's staged gradient on its way into an accumulator."""
+class Job(ABC):
+    """Work on the rows of one block, which may be cut anywhere."""
 
     host: HostRows
     """Rows of the block."""
     shape: tuple[int, int]
     """(D, O) of the block."""
+
+    @abstractmethod
+    def encode(self) -> HostJob:
+        """Return the work on all rows as a job of a pool."""
+
+    @abstractmethod
+    def run(self, low: int, high: int, factor: float) -> None:
+        """Do rows low..high-1, the last gradient times the clip factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation(Job):
+    """A block's staged gradient on its way into an accumulator."""
+
     accumulator: int
     """Index of the accumulator."""
     first: bool
@@ -163,13 +138,9 @@ class Accumulation:
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(Job):
     """A block's staged gradient on its way into the moments, in mid-window."""
 
-    host: HostRows
-    """Rows of the block."""
-    shape: tuple[int, int]
-    """(D, O) of the block."""
     hyper: Hyper
     """AdamW's settings."""
 
@@ -195,13 +166,9 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(Job):
     """A block's window that ends."""
 
-    host: HostRows
-    """Rows of the block."""
-    shape: tuple[int, int]
-    """(D, O) of the block."""
     window: WindowUpdate
     """What is done to each row."""
     active: Tensor
@@ -211,16 +178,37 @@ class Update:
 
     def encode(self) -> HostJob:
         """Return the work on all rows as a job of a pool."""
-        return self.window.encode(self.host, self.shape, self.active, self.out)
+        host, window, hyper = self.host, self.window, self.window.hyper
+        lr = hyper.lr * window.lr_scale
+        job = HostJob(
+            kind=host_pool.ADAMW,
+            rows=self.shape[0],
+            cols=self.shape[1],
+            master=host.master.data_ptr(),
+            out=self.out.data_ptr(),
+            out_dtype=kernel.DTYPE_CODES[self.out.dtype],
+            active=self.active.data_ptr(),
+            lr=lr,
+            eps=hyper.eps,
+            decay=1.0 - lr * hyper.weight_decay,
+            prediction=window.prediction,
+            count=window.count,
+            **_moments(host, hyper),
+        )
+        if window.accumulator is not None:
+            job.acc = host.accumulators[window.accumulator].data_ptr()
+        if window.reads_staging:
+            job.grad = host.staging.data_ptr()
+            job.grad_dtype = kernel.DTYPE_CODES[host.staging.dtype]
+        return job
 
     def run(self, low: int, high: int, factor: float) -> None:
         """Step rows low..high-1 and fill their upload."""
         if high - low == self.shape[0]:  # views cost a worker thread as much as small blocks do
             self.window.apply(self.host, factor, self.active, self.out)
             return
-        self.window.apply(
-            self.host.rows(low, high), factor, self.active[low:high], self.out[low:high]
-        )
+        part = slice(low, high)
+        self.window.apply(self.host.rows(part), factor, self.active[part], self.out[part])
 
 
 def parts_of(jobs: Sequence[Job], factor: HostValues, pool: HostPool | None) -> list[Part]:
@@ -229,54 +217,31 @@ def parts_of(jobs: Sequence[Job], factor: HostValues, pool: HostPool | None) -> 
     With a pool a part is some whole jobs, which the pool's threads share; without, a piece of
     about PART_ELEMENTS elements for one thread.
     """
-    return _pooled_parts(jobs, factor, pool) if pool is not None else _cut_parts(jobs, factor)
-
-
-def _pooled_parts(jobs: Sequence[Job], factor: HostValues, pool: HostPool) -> list[Part]:
-    parts: list[Part] = []
-    together: list[Job] = []
-    filled = 0
-    for job in jobs:
-        together.append(job)
-        filled += job.shape[0] * job.shape[1]
-        if filled >= POOL_ELEMENTS:
-            parts.append(_pooled_part(together, factor, pool))
-            together, filled = [], 0
-    if together:
-        parts.append(_pooled_part(together, factor, pool))
-    return parts
-
-
-def _pooled_part(jobs: Sequence[Job], factor: HostValues, pool: HostPool) -> Part:
-    def run() -> None:
-        pool.run([job.encode() for job in jobs], factor.get()[0])
-
-    return run
-
-
-def _cut_parts(jobs: Sequence[Job], factor: HostValues) -> list[Part]:
+    enough = PART_ELEMENTS // 2 if pool is None else POOL_ELEMENTS
     parts: list[Part] = []
     pieces: list[tuple[Job, int, int]] = []
     filled = 0
     for job in jobs:
         num_columns, num_rows = job.shape
-        step = max(1, PART_ELEMENTS // max(1, num_rows))
+        step = num_columns if pool is not None else max(1, PART_ELEMENTS // max(1, num_rows))
         for low in range(0, num_columns, step):
             high = min(low + step, num_columns)
             pieces.append((job, low, high))
             filled += (high - low) * num_rows
-            if filled >= PART_ELEMENTS // 2:
-                parts.append(_part(pieces, factor))
+            if filled >= enough:
+                parts.append(partial(_run_part, pieces, factor, pool))
                 pieces, filled = [], 0
     if pieces:
-        parts.append(_part(pieces, factor))
+        parts.append(partial(_run_part, pieces, factor, pool))
     return parts
 
 
-def _part(pieces: list[tuple[Job, int, int]], factor: HostValues) -> Part:
-    def run() -> None:
-        with torch.no_grad():
-            for job, low, high in pieces:
-                job.run(low, high, factor.get()[0])
-
-    return run
+def _run_part(
+    pieces: list[tuple[Job, int, int]], factor: HostValues, pool: HostPool | None
+) -> None:
+    if pool is not None:
+        pool.run([job.encode() for job, _, _ in pieces], factor.get()[0])
+        return
+    with torch.no_grad():
+        for job, low, high in pieces:
+            job.run(low, high, factor.get()[0])

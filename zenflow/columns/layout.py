@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import Bank, Resident
+from zenflow.columns.device_rows import Bank, NamedParam, Resident
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.upload_buffers import UploadBuffer
 from zenflow.lanes.completion import Completion, already_done
@@ -26,15 +25,6 @@ class ColumnVectors:
     is_important: Tensor
     """Whether the device owns the column, bool."""
 
-    @classmethod
-    def zeros(cls, num_columns: int, device: torch.device) -> ColumnVectors:
-        """Make vectors for this many columns."""
-        return cls(
-            energies=torch.zeros(num_columns, device=device),
-            scores=torch.zeros(num_columns, device=device),
-            is_important=torch.zeros(num_columns, dtype=torch.bool, device=device),
-        )
-
     def part(self, first: int, last: int) -> ColumnVectors:
         """Return views of columns first..last-1."""
         part = slice(first, last)
@@ -43,7 +33,10 @@ class ColumnVectors:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block with its host rows and its place in its parameter and bank."""
+    """One block with its host rows and its place in its parameter and bank.
+
+    `SplitParam.share_out` gives it its rows.
+    """
 
     index: int
     """Rank in backward order: the calendar's name for this block."""
@@ -51,16 +44,16 @@ class Block:
     """Size of the block, and its place in its parameter."""
     split: SplitParam
     """Parameter that it is a part of."""
-    host: HostRows
-    """Rows of the deferred columns, views of the parameter's."""
-    deferred_columns: Tensor
-    """Column index of each host row, shape (D,), int64; a view of the parameter's."""
-    important_columns: Tensor
-    """Column index of each bank row, shape (K,), int64; a view of the parameter's."""
-    bank_first: int
-    """Bank row of the block's first important column."""
     columns: ColumnVectors
     """This block's part of the vectors that span all columns."""
+    host: HostRows = field(init=False)
+    """Rows of the deferred columns, views of the parameter's."""
+    deferred_columns: Tensor = field(init=False)
+    """Column index of each host row, shape (D,), int64; a view of the parameter's."""
+    important_columns: Tensor = field(init=False)
+    """Column index of each bank row, shape (K,), int64; a view of the parameter's."""
+    bank_first: int = field(init=False)
+    """Bank row of the block's first important column."""
     count: int = 0
     """Number of gradients in the open window, n."""
     accumulator: int = 0
@@ -121,22 +114,11 @@ class Landing:
         if self.buffer is not None:
             self.buffer.num_open -= 1
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that go up."""
-        return self.values.numel() * self.values.element_size()
-
 
 @dataclass(slots=True, eq=False)
-class SplitParam:
+class SplitParam(NamedParam):
     """A parameter whose columns are shared out between device and host."""
 
-    param: Tensor
-    """The model's parameter."""
-    name: str
-    """Name of the parameter in messages."""
-    group: int
-    """Index of its parameter group."""
     num_rows: int
     """Length O of a column."""
     num_columns: int
@@ -170,7 +152,7 @@ class SplitParam:
         row = rank = 0
         for block in self.blocks:
             next_row, next_rank = row + block.shape.num_deferred, rank + block.shape.num_important
-            block.host = self.host.rows(row, next_row)
+            block.host = self.host.rows(slice(row, next_row))
             block.deferred_columns = self.deferred_columns[row:next_row]
             block.important_columns = self.important_columns[rank:next_rank]
             block.bank_first = self.bank_first + rank
@@ -234,6 +216,11 @@ class Layout:
     """Smallest ratio for which there is host memory."""
     version: int = 0
     """Count of the times that tensors were replaced."""
+
+    @property
+    def places(self) -> list[SplitParam | Resident]:
+        """Places of all parameters, split ones first."""
+        return [*self.splits, *self.residents]
 
     @property
     def widths(self) -> list[int]:

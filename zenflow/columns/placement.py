@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, Resident
+from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, NamedParam, Resident
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.layout import Block, Bucket, ColumnVectors, Layout, SplitParam
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
-from zenflow.rule.blocks import BlockShape, important_count, initial_important, partition
-
-
-@dataclass(frozen=True, slots=True)
-class NamedParam:
-    """A parameter with the group it is in and a name for messages."""
-
-    param: Tensor
-    """The model's parameter."""
-    name: str
-    """Name of the parameter in messages."""
-    group: int
-    """Index of its parameter group."""
+from zenflow.rule.blocks import BlockShape, important_count, partition
 
 
 def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
@@ -79,8 +66,11 @@ def build_layout(
         for most, named in zip(most_deferred, to_split, strict=True)
     ]
     slabs = HostSlabs(device, rooms, num_accumulators)
-    columns = ColumnVectors.zeros(
-        sum(_matrix_shape(named.param)[1] for named in to_split), device.torch_device
+    num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
+    columns = ColumnVectors(
+        energies=torch.zeros(num_columns, device=device.torch_device),
+        scores=torch.zeros(num_columns, device=device.torch_device),
+        is_important=torch.zeros(num_columns, dtype=torch.bool, device=device.torch_device),
     )
     splits, banks = _make_splits(
         to_split,
@@ -88,7 +78,7 @@ def build_layout(
         [slabs.take(*room) for room in rooms],
         columns,
     )
-    blocks = [_make_block(i, shape, splits[shape.matrix]) for i, shape in enumerate(shapes)]
+    blocks = _make_blocks(shapes, splits)
     for split in splits:
         _fill_masters(split)
     return Layout(
@@ -131,8 +121,7 @@ def _make_splits(
     num_important = [
         width - deferred for (_, width), deferred in zip(shapes, num_deferred, strict=True)
     ]
-    kinds = [(named.group, named.param.shape[0], named.param.dtype) for named in to_split]
-    banks, places = assign_banks(kinds, num_important)
+    banks, places = assign_banks(to_split, num_important)
     splits = []
     first = 0
     device = columns.energies.device
@@ -148,7 +137,7 @@ def _make_splits(
             bank=bank,
             bank_first=bank_first,
             room=rooms[index],
-            host=rooms[index].rows(0, num_deferred[index]),
+            host=rooms[index].rows(slice(num_deferred[index])),
             deferred_columns=torch.empty(num_deferred[index], dtype=torch.int64, device=device),
             important_columns=torch.empty(num_important[index], dtype=torch.int64, device=device),
             columns=columns.part(first, first + num_columns),
@@ -161,19 +150,20 @@ def _make_splits(
 
 
 def assign_banks(
-    kinds: Sequence[tuple[int, int, torch.dtype]], num_important: Sequence[int]
+    params: Sequence[NamedParam], num_important: Sequence[int]
 ) -> tuple[list[Bank], list[tuple[Bank, int]]]:
     """Return banks without memory, and each parameter's bank and first row in it.
 
     Args:
-        kinds: Group, column length and dtype of each parameter: equal ones may share a bank.
+        params: Parameters; those of one group, column length and dtype may share a bank.
         num_important: Columns of each that the device owns.
     """
     banks: list[Bank] = []
     places = []
     current: dict[tuple[int, int, torch.dtype], Bank] = {}
-    for kind, count in zip(kinds, num_important, strict=True):
-        group, num_rows, _ = kind
+    for named, count in zip(params, num_important, strict=True):
+        group, num_rows = named.group, named.param.shape[0]
+        kind = (group, num_rows, named.param.dtype)
         bank = current.get(kind)
         if bank is None or (bank.num_columns + count) * num_rows > BANK_ELEMENTS:
             bank = current[kind] = Bank(group=group, num_rows=num_rows)
@@ -188,35 +178,38 @@ def members_of(bank: Bank, splits: Sequence[SplitParam]) -> list[SplitParam]:
     return [split for split in splits if split.bank is bank and len(split.important_columns)]
 
 
-def _make_block(index: int, shape: BlockShape, split: SplitParam) -> Block:
-    """Cut a block out of its parameter; a parameter's blocks come with ascending columns."""
-    row = sum(block.shape.num_deferred for block in split.blocks)
-    rank = sum(block.shape.num_important for block in split.blocks)
-    block = Block(
-        index=index,
-        shape=shape,
-        split=split,
-        host=split.host.rows(row, row + shape.num_deferred),
-        deferred_columns=split.deferred_columns[row : row + shape.num_deferred],
-        important_columns=split.important_columns[rank : rank + shape.num_important],
-        bank_first=split.bank_first + rank,
-        columns=split.columns.part(shape.first, shape.first + shape.num_columns),
-    )
-    is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
-    is_important[[column - shape.first for column in initial_important(shape)]] = True
-    block.columns.is_important.copy_(is_important)
-    block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
-    block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
-    split.blocks.append(block)
-    return block
+def _make_blocks(shapes: Sequence[BlockShape], splits: Sequence[SplitParam]) -> list[Block]:
+    """Cut all blocks out of their parameters.
+
+    Important columns are evenly spaced until a gradient is known.
+    """
+    blocks = []
+    for index, shape in enumerate(shapes):
+        split = splits[shape.matrix]
+        columns = split.columns.part(shape.first, shape.first + shape.num_columns)
+        block = Block(index=index, shape=shape, split=split, columns=columns)
+        split.blocks.append(block)  # a parameter's blocks come with ascending columns
+        blocks.append(block)
+    for split in splits:
+        split.share_out()
+    for block in blocks:
+        shape = block.shape
+        is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
+        ranks = range(shape.num_important)
+        is_important[[rank * shape.num_columns // shape.num_important for rank in ranks]] = True
+        block.columns.is_important.copy_(is_important)
+        block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
+        block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
+    return blocks
 
 
 @torch.no_grad()
 def _fill_masters(split: SplitParam) -> None:
     """Let the masters be the weights as they are."""
     weight_IO = split.weight().t()
-    last = split.bank_first + len(split.important_columns)
-    split.bank.master[split.bank_first : last] = weight_IO[split.important_columns].float()
+    split.bank.master[split.bank_first : split.bank_last] = weight_IO[
+        split.important_columns
+    ].float()
     for block in split.blocks:
         block.host.master.copy_(weight_IO[block.deferred_columns])
 

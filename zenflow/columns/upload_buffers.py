@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from zenflow.columns.host_rows import aligned, typed_view
@@ -18,32 +18,24 @@ if TYPE_CHECKING:
     from zenflow.columns.layout import Block
 
 
+@dataclass(slots=True, eq=False)
 class UploadBuffer:
-    """Memory for the updates of one boundary step.
+    """Memory for the updates of one boundary step."""
 
-    Attributes:
-        memory: Bytes of the buffer, shape (n,), uint8.
-        num_open: Number of updates in this buffer that have not landed yet.
-        uploads: Copies out of this buffer since it was taken; on a GPU they may outlast the
-            landing.
-    """
-
-    def __init__(self) -> None:
-        """Start with no memory."""
-        self.memory = torch.empty(0, dtype=torch.uint8)
-        self.num_open = 0
-        self.uploads: list[Completion] = []
-        self._offset = 0
-
-    def rewind(self) -> None:
-        """Begin anew: the next view is of the first bytes."""
-        self._offset = 0
+    memory: Tensor
+    """Bytes of the buffer, shape (n,), uint8."""
+    num_open: int = 0
+    """Number of updates in this buffer that have not landed yet."""
+    uploads: list[Completion] = field(default_factory=list)
+    """Copies out of this buffer since it was taken; on a GPU they may outlast the landing."""
+    offset: int = 0
+    """First byte of the next view."""
 
     def view_of(self, block: Block) -> Tensor:
         """Return the buffer's next piece as the block's upload, (D, O) in the weights' dtype."""
         count, dtype = block.shape.deferred_elements, block.split.param.dtype
-        view = typed_view(self.memory, self._offset, count, dtype).view(block.host_shape)
-        self._offset += aligned(count * dtype.itemsize)
+        view = typed_view(self.memory, self.offset, count, dtype).view(block.host_shape)
+        self.offset += aligned(count * dtype.itemsize)
         return view
 
 
@@ -71,11 +63,10 @@ class UploadPool:
         self._calendar = calendar
         self._capacity = 0
         self._counted_version = -1
-        self._buffers: list[UploadBuffer] = []
-        for _ in range(self.num_buffers if self.capacity else 0):
-            buffer = UploadBuffer()
-            buffer.memory = device.upload_memory(self.capacity)
-            self._buffers.append(buffer)
+        self._buffers = [
+            UploadBuffer(device.upload_memory(self.capacity))
+            for _ in range(self.num_buffers if self.capacity else 0)
+        ]
 
     @property
     def num_buffers(self) -> int:
@@ -99,11 +90,6 @@ class UploadPool:
             by_phase.setdefault(phase, []).append(block)
         return max(map(_upload_bytes, by_phase.values()), default=0)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all buffers together."""
-        return sum(buffer.memory.numel() for buffer in self._buffers)
-
     def reset(self) -> None:
         """Forget all updates in flight; their buffers are dropped."""
         self._buffers.clear()
@@ -116,11 +102,11 @@ class UploadPool:
         needed = max(self.capacity, _upload_bytes(blocks))
         free = next((buffer for buffer in self._buffers if buffer.num_open == 0), None)
         if free is None:
-            free = UploadBuffer()
+            free = UploadBuffer(self._device.upload_memory(needed))
             self._buffers.append(free)
         if not needed <= free.memory.numel() <= 2 * needed:  # left from another interval
             free.memory = self._device.upload_memory(needed)
-        free.rewind()
+        free.offset = 0
         return free
 
 

@@ -52,6 +52,24 @@ class Reading:
             self.auto.append(name)
         return value == "auto"
 
+    def count(self, value: object, name: str) -> int | None:
+        """Return a whole number of at least 1; None for one that is "auto" or refused."""
+        if self.is_auto(value, name):
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self.refused.append(f"{name} must be an integer >= 1 or 'auto', got {value!r}")
+            return None
+        return value
+
+    def number(self, value: object, name: str) -> float | None:
+        """Return a number of at least 0; None for one that is absent, "auto" or refused."""
+        if value is None or self.is_auto(value, name):
+            return None
+        if not is_number(value):
+            self.refused.append(f"{name} must be a number >= 0, got {value!r}")
+            return None
+        return float(value)
+
     def sort(
         self,
         rest: Mapping[str, Any],

@@ -63,16 +63,18 @@ def read_schedule(reading: Reading, value: object) -> DeepSpeedSchedule | None:
         )
         return None
     _check_rise(reading, params)
-    warmup = _steps(reading, params, "warmup_num_steps", _NUM_WARMUP)
+    name = f"{_NAME}warmup_num_steps"
+    warmup = reading.count(params.pop("warmup_num_steps", _NUM_WARMUP), name)
     max_lr = total = None
     if kind == "WarmupCosineLR":
         least = params.pop("cos_min_ratio", _LEAST_COSINE)
         if not is_number(least) or least > _LEAST_COSINE:
             reading.refuse(f"{_NAME}cos_min_ratio", f"got {least!r}; the rate goes down to 0")
     else:
-        max_lr = _rate(reading, params, _MAX_LR.get(kind))
+        max_lr = params.pop("warmup_max_lr", _MAX_LR.get(kind))
+        max_lr = reading.number(max_lr, f"{_NAME}warmup_max_lr")
     if kind != "WarmupLR":
-        total = _steps(reading, params, "total_num_steps", None)
+        total = reading.count(params.pop("total_num_steps", None), f"{_NAME}total_num_steps")
     known = ("warmup_num_steps", "total_num_steps", "warmup_max_lr", "warmup_min_lr")
     reading.sort(params, _NAME, (), {}, known)
     return DeepSpeedSchedule(
@@ -93,23 +95,3 @@ def _check_rise(reading: Reading, params: dict[str, Any]) -> None:
         reading.notes.append(_LOGARITHMIC)
     elif rise != "linear":
         reading.refused.append(f"{_NAME}warmup_type must be log or linear, got {rise!r}")
-
-
-def _steps(reading: Reading, params: dict[str, Any], key: str, default: int | None) -> int | None:
-    value = params.pop(key, default)
-    if reading.is_auto(value, f"{_NAME}{key}"):
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        reading.refused.append(f"{_NAME}{key} must be an integer >= 1 or 'auto', got {value!r}")
-        return None
-    return value
-
-
-def _rate(reading: Reading, params: dict[str, Any], default: float | None) -> float | None:
-    value = params.pop("warmup_max_lr", default)
-    if value is None or reading.is_auto(value, f"{_NAME}warmup_max_lr"):
-        return None
-    if not is_number(value):
-        reading.refused.append(f"{_NAME}warmup_max_lr must be a number >= 0, got {value!r}")
-        return None
-    return float(value)

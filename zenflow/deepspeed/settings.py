@@ -126,10 +126,10 @@ def settings_of(
         config=read_rule(reading, zero, preset, steps_per_epoch),
         optimizer=_optimizer(reading, root.pop("optimizer", None)),
         schedule=read_schedule(reading, root.pop("scheduler", None)),
-        max_grad_norm=_max_grad_norm(reading, root.pop("gradient_clipping", None)),
-        train_micro_batch_size_per_gpu=batch["train_micro_batch_size_per_gpu"],
-        gradient_accumulation_steps=batch["gradient_accumulation_steps"],
-        train_batch_size=batch["train_batch_size"],
+        # 0 is DeepSpeed's "no clipping".
+        max_grad_norm=reading.number(root.pop("gradient_clipping", None), "gradient_clipping")
+        or None,
+        **batch,
         dtype=dtype,
         grad_scaler=grad_scaler,
         auto=tuple(reading.auto),
@@ -201,27 +201,12 @@ def _is_beta(value: object) -> bool:
     return is_number(value) and value < 1
 
 
-def _max_grad_norm(reading: Reading, value: object) -> float | None:
-    if value is None or reading.is_auto(value, "gradient_clipping"):
-        return None
-    if not is_number(value):
-        reading.refused.append(f"gradient_clipping must be a number >= 0, got {value!r}")
-        return None
-    return float(value) or None  # 0 is DeepSpeed's "no clipping"
-
-
 def _batch(reading: Reading, root: dict[str, Any]) -> dict[str, int | None]:
     """Return the batch keys; those that are absent or "auto" are None."""
-    batch: dict[str, int | None] = {}
-    for key in _BATCH_KEYS:
-        value = root.pop(key, None)
-        batch[key] = None
-        if value is None or reading.is_auto(value, key):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            reading.refused.append(f"{key} must be an integer >= 1 or 'auto', got {value!r}")
-        else:
-            batch[key] = value
+    given = {key: root.pop(key, None) for key in _BATCH_KEYS}
+    batch = {
+        key: None if value is None else reading.count(value, key) for key, value in given.items()
+    }
     micro, steps, total = (batch[key] for key in _BATCH_KEYS)
     if micro and steps and total and total % (micro * steps):
         reading.refused.append(

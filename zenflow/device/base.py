@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from zenflow.lanes.completion import Completion
-from zenflow.trace.recorder import DeviceSpan
+
+DeviceSpan = tuple[Any, Any]
+"""Two events of a GPU stream: before and behind a piece of work."""
 
 
 class AbstractDevice(ABC):

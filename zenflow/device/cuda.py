@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.device.base import AbstractDevice, HostValues
+from zenflow.device.base import AbstractDevice, DeviceSpan, HostValues
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
-from zenflow.trace.recorder import DeviceSpan
 
 CLOCK_SECONDS = 10.0
 """Seconds for which the device's clock is trusted before it is compared with the host's again."""
@@ -80,7 +79,7 @@ class CudaDevice(AbstractDevice):
                 packed_DO = torch.index_select(grad_OI.t(), 0, columns_D)
                 host_DO.copy_(packed_DO, non_blocking=True)
                 grad_OI.record_stream(stream)  # else its memory is reused while it is still read
-            return DeviceSpan(start, self._enclose(stream))
+            return start, self._enclose(stream)
 
     def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Send on the d2h stream; the ring's memory stays until this has passed."""
@@ -90,7 +89,7 @@ class CudaDevice(AbstractDevice):
             start = self._enclose(stream)
             for packed_DO, host_DO in jobs:
                 host_DO.copy_(packed_DO, non_blocking=True)
-            return DeviceSpan(start, self._enclose(stream))
+            return start, self._enclose(stream)
 
     def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Send and scatter on the h2d stream."""
@@ -104,7 +103,7 @@ class CudaDevice(AbstractDevice):
                 )
                 arrived_DO.copy_(host_DO, non_blocking=True)
                 weight_OI.t().index_copy_(0, columns_D, arrived_DO)
-            return DeviceSpan(start, self._enclose(stream))
+            return start, self._enclose(stream)
 
     def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:
         """Take a norm, which needs no temporary of the gradient's size, and square it."""

@@ -12,16 +12,19 @@ Shapes: R = rows (columns of the model's matrix), O = elements per row.
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from zenflow.host import library, torch_kernel
+from zenflow.host import torch_kernel
+from zenflow.host.library import c_library
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The C kernel's number of each dtype."""
+_FLOAT32 = (torch.float32,)
+_UINT8 = (torch.uint8,)
 
 
 def active_kernel() -> Literal["c", "torch"]:
@@ -33,12 +36,7 @@ def active_kernel() -> Literal["c", "torch"]:
     Raises:
         ValueError: `ZENFLOW_KERNEL` is neither `c` nor `torch`.
     """
-    return "torch" if library.resolve().path is None else "c"
-
-
-def c_library() -> ctypes.CDLL | None:
-    """Return the loaded C code, or None where the fallback runs."""
-    return library.resolve().c_library
+    return "torch" if c_library() is None else "c"
 
 
 def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
@@ -53,13 +51,14 @@ def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
     Raises:
         ValueError: A tensor's shape, dtype, layout or device is none of these.
     """
-    backend = library.resolve()
     _check_matrix("acc", acc)
-    code = _code("grad", grad, acc.shape)
-    if backend.accumulate is None:
+    _check("grad", grad, acc.shape, DTYPE_CODES)
+    library = c_library()
+    if library is None:
         torch_kernel.accumulate(acc, grad, scale, first=first)
-    else:
-        backend.accumulate(acc.data_ptr(), grad.data_ptr(), code, acc.numel(), scale, first)
+        return
+    code = DTYPE_CODES[grad.dtype]
+    library.zenflow_accumulate(acc.data_ptr(), grad.data_ptr(), code, acc.numel(), scale, first)
 
 
 def moments(
@@ -84,19 +83,18 @@ def moments(
     Raises:
         ValueError: A tensor's shape, dtype, layout or device is none of these.
     """
-    backend = library.resolve()
     _check_matrix("exp_avg", exp_avg)
-    shape = exp_avg.shape
-    if not _is_float32(exp_avg_sq, shape):
-        raise _refusal("exp_avg_sq", exp_avg_sq, shape, "float32")
-    code = _code("grad", grad, shape)
-    if backend.moments is None:
+    _check("exp_avg_sq", exp_avg_sq, exp_avg.shape, _FLOAT32)
+    _check("grad", grad, exp_avg.shape, DTYPE_CODES)
+    library = c_library()
+    if library is None:
         scaled = torch_kernel.mean_gradient(grad, scale, None, 1)
         torch_kernel.moments(exp_avg, exp_avg_sq, scaled, beta1, beta2)
         return
-    backend.moments(
-        *(exp_avg.data_ptr(), exp_avg_sq.data_ptr(), grad.data_ptr(), code, exp_avg.numel()),
-        *(scale, beta2, 1.0 - beta1, 1.0 - beta2),
+    library.zenflow_moments(
+        *(exp_avg.data_ptr(), exp_avg_sq.data_ptr(), grad.data_ptr()),
+        *(DTYPE_CODES[grad.dtype], exp_avg.numel(), scale),
+        *(beta2, 1.0 - beta1, 1.0 - beta2),
     )
 
 
@@ -151,22 +149,30 @@ def adamw(
     Raises:
         ValueError: A shape, dtype, layout or device is none of these, or `count` is below 1.
     """
-    backend = library.resolve()
     shape = master.shape
-    _check_state(shape, master, exp_avg, exp_avg_sq, acc)
-    _check_rows(shape[0], step_size, denom_scale, active)
-    grad_code = 0 if grad is None else _code("grad", grad, shape)
-    out_code = _code("out", out, shape)
+    _check_matrix("master", master)
+    for name, tensor in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("acc", acc)):
+        if tensor is not None:
+            _check(name, tensor, shape, _FLOAT32)
+    _check("step_size", step_size, shape[:1], _FLOAT32)
+    _check("denom_scale", denom_scale, shape[:1], _FLOAT32)
+    _check("active", active, shape[:1], _UINT8)
+    if grad is not None:
+        _check("grad", grad, shape, DTYPE_CODES)
+    _check("out", out, shape, DTYPE_CODES)
     if count < 1:
         raise ValueError(f"count ({count}) must be at least 1: the window's number of gradients")
-    if backend.adamw is None:
+    library = c_library()
+    if library is None:
         has_gradient = grad is not None or acc is not None
         mean = torch_kernel.mean_gradient(grad, grad_scale, acc, count) if has_gradient else None
         state, by_row = (master, exp_avg, exp_avg_sq), (step_size, denom_scale, active)
         torch_kernel.adamw(state, out, mean, by_row, (beta1, beta2, eps, decay, prediction))
         return
-    backend.adamw(
-        *(master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), out.data_ptr(), out_code),
+    grad_code = 0 if grad is None else DTYPE_CODES[grad.dtype]
+    library.zenflow_adamw(
+        *(master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr()),
+        *(out.data_ptr(), DTYPE_CODES[out.dtype]),
         *(None if grad is None else grad.data_ptr(), grad_code, grad_scale),
         *(None if acc is None else acc.data_ptr(), count, *shape),
         *(step_size.data_ptr(), denom_scale.data_ptr(), active.data_ptr()),
@@ -175,58 +181,26 @@ def adamw(
     )
 
 
-def _is_plain(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    return tensor.shape == shape and tensor.is_contiguous() and tensor.is_cpu
-
-
-def _is_float32(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    return tensor.dtype is torch.float32 and _is_plain(tensor, shape)
-
-
-def _code(name: str, tensor: Tensor, shape: tuple[int, ...]) -> int:
-    """Return the C kernel's code for the dtype of a gradient or an output of this shape."""
-    code = DTYPE_CODES.get(tensor.dtype)
-    if code is None or not _is_plain(tensor, shape):
-        raise _refusal(name, tensor, shape, "float32, bfloat16 or float16")
-    return code
-
-
-def _check_state(
-    shape: torch.Size, master: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, acc: Tensor | None
-) -> None:
-    _check_matrix("master", master)
-    if not _is_float32(exp_avg, shape):
-        raise _refusal("exp_avg", exp_avg, shape, "float32")
-    if not _is_float32(exp_avg_sq, shape):
-        raise _refusal("exp_avg_sq", exp_avg_sq, shape, "float32")
-    if acc is not None and not _is_float32(acc, shape):
-        raise _refusal("acc", acc, shape, "float32")
-
-
 def _check_matrix(name: str, tensor: Tensor) -> None:
     if tensor.dim() != 2:
         raise ValueError(
             f"{name} must be a matrix (R, O), but has shape {tuple(tensor.shape)}: "
             "pass a view of columns as rows"
         )
-    if not _is_float32(tensor, tensor.shape):
-        raise _refusal(name, tensor, tensor.shape, "float32")
+    _check(name, tensor, tensor.shape, _FLOAT32)
 
 
-def _check_rows(rows: int, step_size: Tensor, denom_scale: Tensor, active: Tensor) -> None:
-    shape = (rows,)
-    if not _is_float32(step_size, shape):
-        raise _refusal("step_size", step_size, shape, "float32")
-    if not _is_float32(denom_scale, shape):
-        raise _refusal("denom_scale", denom_scale, shape, "float32")
-    if active.dtype is not torch.uint8 or not _is_plain(active, shape):
-        raise _refusal("active", active, shape, "uint8")
-
-
-def _refusal(name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: str) -> ValueError:
+def _check(
+    name: str, tensor: Tensor, shape: Sequence[int], dtypes: Collection[torch.dtype]
+) -> None:
+    is_plain = tensor.shape == shape and tensor.is_contiguous() and tensor.is_cpu
+    if is_plain and tensor.dtype in dtypes:
+        return
+    *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    wanted = f"{', '.join(others)} or {last}" if others else last
     layout = "contiguous" if tensor.is_contiguous() else "not contiguous"
-    return ValueError(
-        f"{name} must be {dtypes}, of shape {tuple(shape)}, contiguous and on the CPU, "
+    raise ValueError(
+        f"{name} must be {wanted}, of shape {tuple(shape)}, contiguous and on the CPU, "
         f"but is {tensor.dtype}, {tuple(tensor.shape)}, {layout}, on {tensor.device}: "
         "pass whole rows of a tensor that is"
     )

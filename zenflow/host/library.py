@@ -16,72 +16,66 @@ _INTERFACE = 3  # the one the C file declares; raised with every change of a sig
 _CHOICES = ("c", "torch")
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-_ACCUMULATE_TYPES = (_POINTER, _POINTER, _INT, _LONG, _FLOAT, _INT)
-_MOMENTS_TYPES = (_POINTER, _POINTER, _POINTER, _INT, _LONG, *(_FLOAT,) * 4)
-_ADAMW_TYPES = (
-    *(_POINTER, _POINTER, _POINTER, _POINTER, _INT),  # master, exp_avg, exp_avg_sq, out, dtype
-    *(_POINTER, _INT, _FLOAT, _POINTER, _FLOAT),  # grad, its dtype and scale, acc, count
-    *(_LONG, _LONG, _POINTER, _POINTER, _POINTER),  # rows, cols, step_size, denom_scale, active
-    *(_FLOAT,) * 6,  # beta2, 1 - beta1, 1 - beta2, eps, decay, prediction
-)
+# Result and arguments of each function.
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "zenflow_accumulate": (None, (_POINTER, _POINTER, _INT, _LONG, _FLOAT, _INT)),
+    "zenflow_moments": (None, (_POINTER, _POINTER, _POINTER, _INT, _LONG, *(_FLOAT,) * 4)),
+    "zenflow_adamw": (
+        None,
+        (
+            *(_POINTER, _POINTER, _POINTER, _POINTER, _INT),  # master, moments, out and its dtype
+            *(_POINTER, _INT, _FLOAT, _POINTER, _FLOAT),  # grad, its dtype and scale, acc, count
+            *(_LONG, _LONG, _POINTER, _POINTER, _POINTER),  # rows, cols, scales, active
+            *(_FLOAT,) * 6,  # beta2, 1 - beta1, 1 - beta2, eps, decay, prediction
+        ),
+    ),
+    "zenflow_pool_open": (_POINTER, (_INT,)),
+    "zenflow_pool_run": (None, (_POINTER, _POINTER, _LONG, _FLOAT, _LONG)),
+    "zenflow_pool_close": (None, (_POINTER,)),
+}
 
 
-class Backend:
-    """What runs the updates in this process: resolved at the first call, then fixed."""
-
-    __slots__ = ("accumulate", "adamw", "c_library", "moments", "path")
-
-    def __init__(self, library: ctypes.CDLL | None, path: str | None) -> None:
-        self.c_library = library
-        self.path = path
-        self.accumulate: Any = None  # ctypes functions are untyped
-        self.moments: Any = None
-        self.adamw: Any = None
-        if library is not None:
-            self.accumulate, self.moments, self.adamw = (
-                _bound(library.zenflow_accumulate, _ACCUMULATE_TYPES),
-                _bound(library.zenflow_moments, _MOMENTS_TYPES),
-                _bound(library.zenflow_adamw, _ADAMW_TYPES),
-            )
+def bound(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Return the library with the types of its functions."""
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
-def _bound(function: Any, types: tuple[Any, ...]) -> Any:
-    function.argtypes, function.restype = types, None
-    return function
+_lock = threading.Lock()
 
 
-_resolve_lock = threading.Lock()
-
-
-def resolve() -> Backend:
-    """Return the process's backend; two threads' first calls must not both load and warn."""
-    with _resolve_lock:
-        return _load_backend()
+def c_library() -> ctypes.CDLL | None:
+    """Return the loaded C code, or None where updates run on torch operations."""
+    with _lock:  # two threads' first calls must not both load and warn
+        return _load()
 
 
 @functools.cache
-def _load_backend() -> Backend:
-    library, path, reason = _load_library()
+def _load() -> ctypes.CDLL | None:
+    library, reason = _load_library()
     if library is None:
         _logger.warning("host updates run on torch operations, slower than in C: %s", reason)
-    return Backend(library, path)
+        return None
+    return bound(library)
 
 
-def _load_library() -> tuple[ctypes.CDLL | None, str | None, str]:
-    """Return the C library and its path, or (None, None, why there is none)."""
+def _load_library() -> tuple[ctypes.CDLL | None, str]:
+    """Return the C library, or None and why there is none."""
     choice = os.environ.get("ZENFLOW_KERNEL", "c")
     if choice not in _CHOICES:
         raise ValueError(f"ZENFLOW_KERNEL must be one of {_CHOICES}, but is {choice!r}: unset it")
     if choice == "torch":
-        return None, None, "ZENFLOW_KERNEL=torch asks for it"
+        return None, "ZENFLOW_KERNEL=torch asks for it"
     spec = importlib.util.find_spec("zenflow.host._host_kernel")
     if spec is None or spec.origin is None:
-        return None, None, "the C kernel is not built; reinstall with a C compiler present"
+        return None, "the C kernel is not built; reinstall with a C compiler present"
     try:
         library = ctypes.CDLL(spec.origin)
         interface = int(library.zenflow_interface())
     except (OSError, AttributeError) as error:
-        return None, None, f"{spec.origin} does not load ({error}); reinstall the package"
+        return None, f"{spec.origin} does not load ({error}); reinstall the package"
     if interface != _INTERFACE:
-        return None, None, f"{spec.origin} is built from other sources; reinstall the package"
-    return library, spec.origin, ""
+        return None, f"{spec.origin} is built from other sources; reinstall the package"
+    return library, ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -29,12 +30,6 @@ def zeroed(num_elements: int, dtype: torch.dtype, *, forks: bool = True) -> Tens
     pages = mmap.mmap(-1, num_bytes)
     for advice in ("MADV_HUGEPAGE", *(() if forks else ("MADV_DONTFORK",))):
         if hasattr(mmap, advice):
-            _advise(pages, getattr(mmap, advice))
+            with suppress(OSError):  # a kernel built without it: the memory works as it is
+                pages.madvise(getattr(mmap, advice))
     return torch.frombuffer(pages, dtype=dtype)
-
-
-def _advise(pages: mmap.mmap, advice: int) -> None:
-    try:
-        pages.madvise(advice)
-    except OSError:  # a kernel built without it: the memory works as it is
-        return

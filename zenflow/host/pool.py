@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from zenflow.host import kernel
+from zenflow.host.library import c_library
 
 PIECE_ELEMENTS = 1 << 17
 """Number of elements that a thread takes at once. All threads then end at about the same time."""
@@ -58,16 +58,7 @@ class HostPool:
         Raises:
             RuntimeError: The system gives no more.
         """
-        self._run = library.zenflow_pool_run
-        self._run.argtypes = (
-            *(ctypes.c_void_p, ctypes.c_void_p),
-            *(ctypes.c_int64, ctypes.c_float, ctypes.c_int64),
-        )
-        self._run.restype = None
-        self._close = library.zenflow_pool_close
-        self._close.argtypes, self._close.restype = (ctypes.c_void_p,), None
-        library.zenflow_pool_open.argtypes = (ctypes.c_int,)
-        library.zenflow_pool_open.restype = ctypes.c_void_p
+        self._library = library
         self._pool = library.zenflow_pool_open(num_helpers)
         if not self._pool:
             raise RuntimeError(
@@ -78,7 +69,7 @@ class HostPool:
     @classmethod
     def open(cls, num_helpers: int) -> HostPool | None:
         """Return a pool, or None where the host's updates run on torch operations."""
-        library = kernel.c_library()
+        library = c_library()
         return None if library is None else cls(library, num_helpers)
 
     def run(self, jobs: Sequence[HostJob], factor: float) -> None:
@@ -87,10 +78,10 @@ class HostPool:
         What the jobs point to must stay alive until then.
         """
         array = (HostJob * len(jobs))(*jobs)
-        self._run(self._pool, array, len(jobs), factor, PIECE_ELEMENTS)
+        self._library.zenflow_pool_run(self._pool, array, len(jobs), factor, PIECE_ELEMENTS)
 
     def close(self) -> None:
         """End the threads; no call may be under way."""
         if self._pool:
-            self._close(self._pool)
+            self._library.zenflow_pool_close(self._pool)
             self._pool = None

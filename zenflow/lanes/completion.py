@@ -20,11 +20,12 @@ class Completion:
 
     Attributes:
         what: Name of the work in messages.
+        is_done: Whether the data is there, or never will be; asks no device.
         error: Error by which the work failed; None where it has not.
         device_event: End of the work in a stream; None where there is no stream.
     """
 
-    __slots__ = ("_followers", "_is_done", "_launched", "_lock", "device_event", "error", "what")
+    __slots__ = ("_followers", "_launched", "_lock", "device_event", "error", "is_done", "what")
 
     def __init__(self, what: str) -> None:
         """Make an open completion; `what` names the work in messages."""
@@ -32,7 +33,7 @@ class Completion:
         self.error: BaseException | None = None
         self.device_event: Any = None
         self._launched = threading.Event()
-        self._is_done = False
+        self.is_done = False
         self._lock = threading.Lock()
         self._followers: list[Callable[[], None]] = []
 
@@ -45,7 +46,7 @@ class Completion:
         """Say that the data is there."""
         self._launched.set()
         with self._lock:
-            self._is_done = True
+            self.is_done = True
             followers, self._followers = self._followers, []
         for follower in followers:
             follower()
@@ -58,20 +59,15 @@ class Completion:
     def when_done(self, follower: Callable[[], None]) -> None:
         """Call `follower` when the data is there or the work has failed, at once if it has."""
         with self._lock:
-            if not self._is_done:
+            if not self.is_done:
                 self._followers.append(follower)
                 return
         follower()
 
     @property
-    def is_done(self) -> bool:
-        """Whether the data is there, or never will be; asks no device."""
-        return self._is_done
-
-    @property
     def has_succeeded(self) -> bool:
         """Whether the data is there, so that work that needs it can start; asks no device."""
-        return self._is_done and self.error is None
+        return self.is_done and self.error is None
 
     def wait_launched(self, timeout: float) -> None:
         """Block until the work is launched; on a CPU it is done then.
@@ -99,9 +95,9 @@ class Completion:
             self.device_event.synchronize()
 
 
-def already_done(what: str = "nothing") -> Completion:
+def already_done() -> Completion:
     """Return the completion of work that is done."""
-    completion = Completion(what)
+    completion = Completion("nothing")
     completion.mark_done()
     return completion
 

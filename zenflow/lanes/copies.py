@@ -50,7 +50,8 @@ class Copy:
     """One job of a lane."""
 
     run: Callable[[], Any]
-    """Function that does the copy on a CPU, or launches it on a GPU and returns its events."""
+    """Function that does the copy on a CPU and returns None, or launches it on a GPU and returns
+    the events that enclose it."""
     after: Sequence[Completion]
     """Host-side work that must be done before."""
     completion: Completion
@@ -123,17 +124,15 @@ class CopyLane:
         for completion in copy.after:
             completion.wait_done(self._wait_timeout)
         started = time.perf_counter()
-        event = copy.run()
+        events = copy.run()
         if self.bytes_per_second is not None:
             self._pace(started, copy.num_bytes)
-        if event is None:
-            self._recorder.add(
-                self.name, self._span_name, started, time.perf_counter(), copy.step, copy.num_bytes
-            )
+        start, end = events or (started, time.perf_counter())
+        self._recorder.add(self.name, self._span_name, start, end, copy.step, copy.num_bytes)
+        if events is None:
             copy.completion.mark_done()
         else:
-            self._recorder.add_device(self.name, self._span_name, event, copy.step, copy.num_bytes)
-            copy.completion.mark_launched(event.end)
+            copy.completion.mark_launched(end)
             self._watch(copy.completion)
 
     def _watch(self, launched: Completion) -> None:

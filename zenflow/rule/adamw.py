@@ -1,4 +1,4 @@
-"""AdamW on the device: by rows with a step count each, and dense. Formulas as torch.optim.AdamW.
+"""AdamW on the device's rows, with a step count each. Formulas as torch.optim.AdamW.
 
 The host's AdamW is `zenflow.host.kernel`; both follow Loshchilov and Hutter (arXiv 1711.05101)
 with torch's order of operations.
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.optim.adamw import adamw as torch_adamw
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,32 +98,3 @@ def update_rows(
     torch.sqrt(exp_avg_sq, out=grad)
     denom = grad.div_(denom_scale[:, None]).add_(hyper.eps)
     master.sub_((exp_avg * step_size[:, None]).div_(denom))
-
-
-@torch.no_grad()
-def update_dense(
-    masters: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    grads: list[Tensor],
-    hyper: Hyper,
-) -> None:
-    """Apply one AdamW step in place to whole float32 tensors: torch's own fused implementation."""
-    torch_adamw(
-        masters,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        [],
-        steps,
-        fused=True,
-        foreach=False,
-        amsgrad=False,
-        maximize=False,
-        lr=hyper.lr,
-        beta1=hyper.beta1,
-        beta2=hyper.beta2,
-        eps=hyper.eps,
-        weight_decay=hyper.weight_decay,
-    )

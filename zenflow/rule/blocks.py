@@ -182,9 +182,3 @@ def assign_phases(loads: Sequence[int], buckets: Sequence[int], interval: int) -
     for block in sorted(left, key=loads.__getitem__, reverse=True):
         place([block], loads[block])
     return phases
-
-
-def initial_important(block: BlockShape) -> list[int]:
-    """Return the columns that are important before any gradient is known: evenly spaced ones."""
-    count = block.num_important
-    return [block.first + (index * block.num_columns) // count for index in range(count)]

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zenflow.columns.layout import Layout, SplitParam
 from zenflow.controller import AbstractController
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.rule.importance import ScoreCurve
 from zenflow.step.window_sketch import WindowSketch
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeReadings:
-    """What was measured of one step; the norms themselves come with its other values."""
-
-    ages: list[int]
-    """Number of gradients in each block's window, as `WindowSketch.ages` has them; empty without
-    a sketch."""
-    curve: HostValues | None
-    """Values of `ScoreCurve.read`; None where it was not this step's turn."""
 
 
 class ControllerProbes:
@@ -58,18 +46,22 @@ class ControllerProbes:
 
     def read(
         self, present: Sequence[SplitParam], next_due: Sequence[int], step: int
-    ) -> ProbeReadings:
+    ) -> tuple[list[int], HostValues | None]:
         """Measure a step whose gradients are good, before any window ends with it.
 
         Args:
             present: Parameters with a gradient in it.
             next_due: Step at which each block's window ends.
             step: The step's number.
+
+        Returns:
+            Number of gradients in each block's window, of `WindowSketch.ages`, none without a
+            sketch; and the values of `ScoreCurve.read`, None where it was not this step's turn.
         """
         ages: list[int] = []
         if self.watching is not None:
             ages = self.watching.ages(present)
             self.watching.close(next_due, step)
         if self._curve is None or step % self._curve_interval:
-            return ProbeReadings(ages, None)
-        return ProbeReadings(ages, self._device.to_host(self._curve.read(self._scores)))
+            return ages, None
+        return ages, self._device.to_host(self._curve.read(self._scores))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from zenflow.columns.layout import Layout
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
@@ -10,22 +12,18 @@ from zenflow.report import StepReport
 from zenflow.rule.calendar import WindowCalendar
 
 
+@dataclass(eq=False, repr=False)
 class Decisions:
-    """A controller's decisions, checked and written down.
+    """A controller's decisions, checked and written down."""
 
-    Attributes:
-        controller: Chooses the knobs.
-        log: (step, knobs) of every change: the knobs hold from the step after.
-    """
-
-    def __init__(
-        self, controller: AbstractController, layout: Layout, calendar: WindowCalendar
-    ) -> None:
-        """Start with an empty log."""
-        self.controller = controller
-        self.log: list[tuple[int, Knobs]] = []
-        self._layout = layout
-        self._calendar = calendar
+    controller: AbstractController
+    """Chooses the knobs."""
+    layout: Layout
+    """What a ratio has to fit."""
+    calendar: WindowCalendar
+    """Holds the knobs in force."""
+    log: list[tuple[int, Knobs]] = field(default_factory=list, init=False)
+    """(step, knobs) of every change: the knobs hold from the step after."""
 
     def ask(self, step: int, report: StepReport | None) -> None:
         """Ask the controller. It gets the newest finished report: nothing waits for another.
@@ -33,13 +31,13 @@ class Decisions:
         Raises:
             ConfigError: The knobs that it chooses break a rule, or do not fit the layout.
         """
-        former = self._calendar.knobs
+        former = self.calendar.knobs
         knobs = self.controller.next_knobs(step, report, former)
         if knobs == former:
             return
         try:
             self._check_possible(knobs, former)
-            self._calendar.set_knobs(knobs, step)
+            self.calendar.set_knobs(knobs, step)
         except ConfigError as error:
             raise ConfigError(
                 f"{type(self.controller).__name__} chose {knobs} after step {step}, which can't "
@@ -48,11 +46,7 @@ class Decisions:
         self.log.append((step, knobs))
 
     def _check_possible(self, knobs: Knobs, former: Knobs) -> None:
-        """Refuse a k that this layout can't take.
-
-        Raises:
-            ConfigError: It is one.
-        """
+        """Refuse a k that this layout can't take."""
         ratio = knobs.topk_ratio
         if ratio == former.topk_ratio:
             return
@@ -62,8 +56,8 @@ class Decisions:
                 f"{former.topk_ratio:g}: 0 and 1 place parameters for good; start and stay in "
                 "between"
             )
-        if ratio < self._layout.least_topk_ratio:
+        if ratio < self.layout.least_topk_ratio:
             raise ConfigError(
-                f"topk_ratio must be at least {self._layout.least_topk_ratio:g}, for which host "
+                f"topk_ratio must be at least {self.layout.least_topk_ratio:g}, for which host "
                 f"memory was laid out, got {ratio:g}: give the controller that least_topk_ratio"
             )

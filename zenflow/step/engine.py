@@ -22,8 +22,8 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
    earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). It leaves the
    low-precision weights in an upload buffer (`columns.upload_buffers`).
-7. A window that ends may choose its important columns anew: `columns.reselect` lets columns change
-   owner with their state. Where k itself has changed, `columns.resize` does it for all blocks.
+7. A window that ends may choose its important columns anew: `columns.handover` lets columns change
+   owner with their state, for all blocks at once where k itself has changed.
 8. The update is in flight, a `Landing` (`columns.layout`). `lag` steps after its start the
    `UploadGate` (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the
    weights, and waits at the end of that step for what is late: that wait is the stall which
@@ -38,8 +38,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from zenflow.columns.handover import resize
 from zenflow.columns.layout import Bucket, Landing, Layout
-from zenflow.columns.resize import resize
 from zenflow.columns.upload_buffers import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
@@ -49,7 +49,6 @@ from zenflow.host.pool import HostPool
 from zenflow.lanes.completion import unique, wait_all
 from zenflow.lanes.copies import CopyLane, PacedLink
 from zenflow.lanes.host_worker import HostWorker
-from zenflow.report import StepReport
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.step.controller_probes import ControllerProbes
@@ -59,7 +58,7 @@ from zenflow.step.gradient_ring import GradientRing
 from zenflow.step.gradients import GradientCollector
 from zenflow.step.host_schedule import HostSchedule
 from zenflow.step.host_tasks import HostTasks, Step
-from zenflow.step.reporter import Reporter, StepFacts, check_finite
+from zenflow.step.reporter import Reporter, check_finite
 from zenflow.step.uploads import UploadGate
 from zenflow.trace.recorder import Recorder
 from zenflow.trace.timeline import Timeline
@@ -104,7 +103,10 @@ class Engine:
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.gate = UploadGate(device, self.h2d, self.stalls, self.calendar, wait_timeout)
-        self.ring = self._make_ring() if releases and device.has_ring else None
+        self.ring: GradientRing | None = None
+        if releases and device.has_ring:
+            buffers = [split.room.staging for split in layout.splits]
+            self.ring = GradientRing(device, buffers, wait_timeout=wait_timeout)
         self.collector = GradientCollector(
             device,
             layout,
@@ -126,10 +128,6 @@ class Engine:
         self.schedule = HostSchedule(
             self.layout, self.config, self.calendar, tasks, self.device, self.wait_timeout
         )
-
-    def _make_ring(self) -> GradientRing:
-        buffers = [split.room.staging for split in self.layout.splits]
-        return GradientRing.for_buffers(self.device, buffers, wait_timeout=self.wait_timeout)
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         return CopyLane(
@@ -198,7 +196,7 @@ class Engine:
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         self.recorder.add("device", "step", started, self.device.timing_mark(), number)
         topk_ratio = self.layout.topk_ratio  # the host's part may change it
-        readings = self.probes.read(list(gradients.important), self.calendar.next_due, number)
+        probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
         step = Step(
             number=number,
             lag=self.calendar.lag(number),
@@ -207,11 +205,11 @@ class Engine:
             values=measured.values,
         )
         landed = self._run_host(step)
-        self.reporter.note(StepFacts.of(step, landed, self.calendar.knobs, topk_ratio, readings))
+        self.reporter.note(step, landed, self.calendar.knobs, topk_ratio, *probed)
         self.recorder.forget_before(number)
         self.collector.discard()
         self.step = number
-        self.decisions.ask(number, self.report)
+        self.decisions.ask(number, self.reporter.report)
         self.probes.follow()
 
     def _run_host(self, step: Step) -> list[Landing]:
@@ -229,11 +227,6 @@ class Engine:
             self.gate.wait(at_once)
             landed += at_once
         return landed
-
-    @property
-    def report(self) -> StepReport | None:
-        """What the last finished step did; on a GPU the one before it, so that nothing waits."""
-        return self.reporter.report
 
     @property
     def timeline(self) -> Timeline:

@@ -9,7 +9,7 @@ stream waits for room.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -26,22 +26,17 @@ PackJob = tuple[Tensor, Tensor, Tensor]
 class GradientRing:
     """Packs columns into bounded device memory, in order; each piece stays until it was sent."""
 
-    def __init__(self, device: AbstractDevice, num_bytes: int, *, wait_timeout: float) -> None:
-        """Allocate the memory."""
+    def __init__(
+        self, device: AbstractDevice, buffers: Iterable[Tensor], *, wait_timeout: float
+    ) -> None:
+        """Allocate memory for host buffers (D, O) of which each is filled once a step."""
         self._device = device
         self._wait_timeout = wait_timeout
+        num_bytes = ring_bytes((len(buffer), buffer[:1].nbytes) for buffer in buffers)
         self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._typed: dict[torch.dtype, Tensor] = {}
         self._next = 0
         self._taken: deque[tuple[int, int, Completion]] = deque()
-
-    @classmethod
-    def for_buffers(
-        cls, device: AbstractDevice, buffers: list[Tensor], *, wait_timeout: float
-    ) -> GradientRing:
-        """Return a ring for host buffers (D, O) of which each is filled once a step."""
-        num_bytes = ring_bytes((len(buffer), buffer[:1].nbytes) for buffer in buffers)
-        return cls(device, num_bytes, wait_timeout=wait_timeout)
 
     @property
     def num_bytes(self) -> int:
@@ -114,9 +109,8 @@ class GradientRing:
         last = first + num_bytes
         while any(low < last and first < high for low, high, _ in self._taken):
             sent = self._taken.popleft()[2]
-            if (
-                not sent.has_succeeded
-            ):  # else the host has seen its end, before what it launches from now on
+            # Else the host has seen its end, before what it launches from now on.
+            if not sent.has_succeeded:
                 with waiting():
                     sent.wait_launched(self._wait_timeout)
                     self._device.order_after(sent)

@@ -41,40 +41,28 @@ class StepGradients:
     """Number of bytes that are copied to the host."""
 
 
+@dataclass(eq=False, repr=False)
 class GradientCollector:
     """Takes gradients in, in any order, and sends each bucket off when it is full."""
 
-    def __init__(
-        self,
-        device: AbstractDevice,
-        layout: Layout,
-        lane: CopyLane,
-        on_bucket: Callable[[Bucket, object], None],
-        sketch: WindowSketch | None,
-        ring: GradientRing | None,
-        waiting: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """Start with no gradients.
-
-        Args:
-            device: Operations of the device.
-            layout: Places of all parameters.
-            lane: Carries gradients to the host.
-            on_bucket: Function of a bucket and a mark, called when nothing computes with the
-                bucket's weights any more in this step: uploads may then begin.
-            sketch: Measures gradients that wait, if anybody wants to know.
-            ring: Memory into which gradients are packed before they leave, so that they need not
-                stay themselves; None lets the lane pack them.
-            waiting: Encloses a wait for room in the ring.
-        """
-        self._ring = ring
-        self._waiting = waiting
-        self._sketch = sketch
-        self._device = device
-        self._layout = layout
-        self._lane = lane
-        self._on_bucket = on_bucket
-        self.gradients = StepGradients()
+    device: AbstractDevice
+    """Operations of the device."""
+    layout: Layout
+    """Places of all parameters."""
+    lane: CopyLane
+    """Carries gradients to the host."""
+    on_bucket: Callable[[Bucket, object], None]
+    """Function of a bucket and a mark, called when nothing computes with the bucket's weights any
+    more in this step: uploads may then begin."""
+    sketch: WindowSketch | None
+    """Measures gradients that wait, if anybody wants to know."""
+    ring: GradientRing | None
+    """Memory into which gradients are packed before they leave, so that they need not stay
+    themselves; None lets the lane pack them."""
+    waiting: Callable[[], AbstractContextManager[None]]
+    """Encloses a wait for room in the ring."""
+    gradients: StepGradients = field(default_factory=StepGradients, init=False)
+    """Gradients of the step under way."""
 
     @property
     def is_empty(self) -> bool:
@@ -107,27 +95,27 @@ class GradientCollector:
             self.gradients.resident[place] = grad
             return
         grad_OI = place.matrix(grad)
-        self._device.column_energies(grad_OI, place.columns.energies)
-        if self._sketch is not None:
-            self._sketch.take(place, grad_OI)
+        self.device.column_energies(grad_OI, place.columns.energies)
+        if self.sketch is not None:
+            self.sketch.take(place, grad_OI)
         self.gradients.important[place] = grad_OI.index_select(1, place.important_columns)
         waiting = self.gradients.waiting.setdefault(place.bucket, [])
         waiting.append((place, grad_OI))
-        bucket = self._layout.buckets[place.bucket]
+        bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
             self._send(bucket, step)
 
     def complete(self) -> None:
         """Note that no more gradients come in this step."""
-        for split in self._layout.splits:
+        for split in self.layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
-                if self._sketch is not None:
-                    self._sketch.leave_out(split)
+                if self.sketch is not None:
+                    self.sketch.leave_out(split)
 
     def send_rest(self, step: int) -> None:
         """Send what has not been sent."""
-        for bucket in self._layout.buckets:
+        for bucket in self.layout.buckets:
             if bucket.index not in self.gradients.copied:
                 self._send(bucket, step)
 
@@ -138,21 +126,21 @@ class GradientCollector:
         ]
         jobs = [job for job in jobs if job[1].numel()]  # len() of a tensor is Python code
         self.gradients.copied[bucket.index] = []
-        device, ring = self._device, self._ring
-        if ring is None:
+        device = self.device
+        if self.ring is None:
             mark = device.mark()
             # Uploads first: they are due in this step, the gradients at the next.
-            self._on_bucket(bucket, mark)
+            self.on_bucket(bucket, mark)
             if jobs:
                 self._submit(bucket, jobs, self._copy(step), lambda: device.pack(jobs, mark), step)
             return
         mark = None
-        for piece in ring.pieces(jobs):
+        for piece in self.ring.pieces(jobs):
             sent = self._copy(step)
-            packed = ring.pack(piece, sent, self._waiting)
+            packed = self.ring.pack(piece, sent, self.waiting)
             mark = device.mark()
             self._submit(bucket, piece, sent, partial(device.send, packed, mark), step)
-        self._on_bucket(bucket, mark or device.mark())
+        self.on_bucket(bucket, mark or device.mark())
 
     @staticmethod
     def _copy(step: int) -> Completion:
@@ -170,7 +158,7 @@ class GradientCollector:
         num_bytes = sum(staging.nbytes for _, _, staging in jobs)
         # The host has read the step before's gradients out of the staging buffers.
         after = [block.staging_free for block in bucket.blocks]
-        self._lane.submit(
+        self.lane.submit(
             Copy(run=run, after=after, completion=sent, num_bytes=num_bytes, step=step)
         )
         self.gradients.copied[bucket.index].append(sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -50,26 +50,22 @@ class Step:
         return self.gradients.copied.get(bucket, [])
 
 
+@dataclass(eq=False, repr=False)
 class HostTasks:
     """Queues what the host does to a step's gradients, and puts updates in flight."""
 
-    def __init__(
-        self,
-        config: ZenFlowConfig,
-        calendar: WindowCalendar,
-        worker: HostWorker,
-        pool: HostPool | None,
-        uploads: UploadPool,
-    ) -> None:
-        """Wire up; the engine owns all of these."""
-        self._config = config
-        self._calendar = calendar
-        self._worker = worker
-        self._pool = pool
-        self._uploads = uploads
-        self._moves_moments_each_step = config.deferred_moments == "step"
-        self._buffer: UploadBuffer | None = None
-        self._former_uploads: list[Completion] = []
+    config: ZenFlowConfig
+    calendar: WindowCalendar
+    worker: HostWorker
+    pool: HostPool | None
+    uploads: UploadPool
+    _buffer: UploadBuffer | None = field(default=None, init=False)
+    _former_uploads: list[Completion] = field(default_factory=list, init=False)
+
+    @property
+    def moves_moments_each_step(self) -> bool:
+        """Whether the moments see each gradient, not each window's mean."""
+        return self.config.deferred_moments == "step"
 
     def is_fused(self, step: Step) -> bool:
         """Whether an update that starts at this step takes the window's last gradient itself.
@@ -78,7 +74,7 @@ class HostTasks:
         where a lag of 2 or more gives it longer than a step, the gradient joins the others' sum.
         Moments that see every gradient can't wait: the next one comes a step later.
         """
-        return self._moves_moments_each_step or step.lag <= 1
+        return self.moves_moments_each_step or step.lag <= 1
 
     def take_buffer(self, step: Step, updating: Sequence[Block]) -> None:
         """Find memory for the uploads of all blocks whose updates start at this step.
@@ -89,7 +85,7 @@ class HostTasks:
         self._buffer, self._former_uploads = None, []
         if not updating or step.lag == 0:
             return
-        self._buffer = self._uploads.take(updating)
+        self._buffer = self.uploads.take(updating)
         self._former_uploads = [copy for copy in self._buffer.uploads if not copy.is_done]
         self._buffer.uploads.clear()
 
@@ -102,10 +98,10 @@ class HostTasks:
         ]
         if not blocks:
             return
-        done = self._worker.submit(
+        done = self.worker.submit(
             "accumulate",
             parts_of(
-                [self._gradient_job(step, block) for block in blocks], step.values, self._pool
+                [self._gradient_job(step, block) for block in blocks], step.values, self.pool
             ),
             deadline=step.number + 1,  # the next backward brings new gradients into the staging
             step=step.number,
@@ -116,7 +112,7 @@ class HostTasks:
 
     def _gradient_job(self, step: Step, block: Block) -> Job:
         """Return what takes the block's staged gradient in, in mid-window."""
-        if self._moves_moments_each_step:
+        if self.moves_moments_each_step:
             return Moments(block.host, block.host_shape, step.hypers[block.split.group])
         return Accumulation(
             block.host, block.host_shape, block.accumulator, first=block.count == 1
@@ -125,15 +121,15 @@ class HostTasks:
     def window_update(self, step: Step, block: Block) -> WindowUpdate:
         """Return the update that ends the block's window."""
         reads_staging = self.is_fused(step) and step.has_gradient(block)
-        sees_each = self._moves_moments_each_step
+        sees_each = self.moves_moments_each_step
         has_sum = not sees_each and block.count > reads_staging
         return WindowUpdate(
             hyper=step.hypers[block.split.group],
-            lr_scale=self._config.lr_scale(block.count),
+            lr_scale=self.config.lr_scale(block.count),
             count=1 if sees_each else block.count,
             accumulator=block.accumulator if has_sum else None,
             reads_staging=reads_staging,
-            prediction=self._calendar.lead(step.number) / block.count,
+            prediction=self.calendar.lead(step.number) / block.count,
         )
 
     def update(self, step: Step, blocks: Sequence[Block], active: Mapping[int, Tensor]) -> None:
@@ -147,7 +143,16 @@ class HostTasks:
         if not blocks:
             return
         copied = step.copies_of(blocks[0].split.bucket)
-        jobs = [self._update_job(step, block, active[block.index]) for block in blocks]
+        jobs = [
+            Update(
+                host=block.host,
+                shape=block.host_shape,
+                window=self.window_update(step, block),
+                active=active[block.index],
+                out=block.host.staging if self._buffer is None else self._buffer.view_of(block),
+            )
+            for block in blocks
+        ]
         computed = self._submit_updates(step, blocks, jobs, copied)
         for block, job in zip(blocks, jobs, strict=True):
             Landing(
@@ -155,7 +160,7 @@ class HostTasks:
                 values=job.out,
                 buffer=self._buffer,
                 land_step=step.number + step.lag,
-                opened=self._calendar.opened[block.index],
+                opened=self.calendar.opened[block.index],
                 copied=copied if step.lag == 0 else (),
                 computed=computed,
             ).begin()
@@ -163,15 +168,6 @@ class HostTasks:
             if self.is_fused(step):
                 block.staging_free = computed  # the update itself reads the staging
             block.switch_accumulator()
-
-    def _update_job(self, step: Step, block: Block, active: Tensor) -> Update:
-        return Update(
-            host=block.host,
-            shape=block.host_shape,
-            window=self.window_update(step, block),
-            active=active,
-            out=block.host.staging if self._buffer is None else self._buffer.view_of(block),
-        )
 
     def _submit_updates(
         self,
@@ -183,9 +179,9 @@ class HostTasks:
         """Queue one task for the updates of one bucket."""
         # A fused one must be over when the next gradient is staged.
         steps_left = min(step.lag, 1) if self.is_fused(step) else step.lag
-        return self._worker.submit(
+        return self.worker.submit(
             "adam",
-            parts_of(jobs, step.values, self._pool),
+            parts_of(jobs, step.values, self.pool),
             deadline=step.number + steps_left,
             step=step.number,
             after=unique(

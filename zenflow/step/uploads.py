@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zenflow.lanes.completion import Completion, unique, wait_all
@@ -16,23 +17,15 @@ if TYPE_CHECKING:
     from zenflow.rule.calendar import WindowCalendar
 
 
+@dataclass(eq=False, repr=False)
 class UploadGate:
     """Starts uploads when weights are free, and waits for those that must have landed."""
 
-    def __init__(
-        self,
-        device: AbstractDevice,
-        lane: CopyLane,
-        stalls: StallClock,
-        calendar: WindowCalendar,
-        wait_timeout: float,
-    ) -> None:
-        """Wire up; the engine owns all of these."""
-        self._device = device
-        self._lane = lane
-        self._stalls = stalls
-        self._calendar = calendar
-        self._wait_timeout = wait_timeout
+    device: AbstractDevice
+    lane: CopyLane
+    stalls: StallClock
+    calendar: WindowCalendar
+    wait_timeout: float
 
     def _lands(self, block: Block, step: int) -> bool:
         """Whether the block's update in flight lands in this step.
@@ -40,7 +33,7 @@ class UploadGate:
         It does at its landing step, and at the latest when the block's next window ends.
         """
         return block.landing is not None and (
-            block.landing.land_step == step or self._calendar.is_due(block.index, step)
+            block.landing.land_step == step or self.calendar.is_due(block.index, step)
         )
 
     def start_uploads(self, blocks: Iterable[Block], mark: Any, step: int) -> None:
@@ -68,13 +61,12 @@ class UploadGate:
                 landing.buffer.uploads.append(uploaded)
             split = landing.block.split
             jobs.append((landing.values, landing.block.deferred_columns, split.weight()))
-        device = self._device
-        self._lane.submit(
+        self.lane.submit(
             Copy(
-                run=lambda: device.unpack(jobs, mark),
+                run=lambda: self.device.unpack(jobs, mark),
                 after=unique(landing.computed for landing in landings),
                 completion=uploaded,
-                num_bytes=sum(landing.num_bytes for landing in landings),
+                num_bytes=sum(landing.values.nbytes for landing in landings),
                 step=step,
             )
         )
@@ -93,15 +85,15 @@ class UploadGate:
         """Let the next forward see these updates; what is not there yet is stall."""
         if not landings:
             return
-        with self._stalls.waiting("d2h"):
-            wait_all(unique(c for x in landings for c in x.copied), self._wait_timeout)
-        with self._stalls.waiting("host"):
-            wait_all(unique(x.computed for x in landings), self._wait_timeout)
-        with self._stalls.waiting("h2d"):
+        with self.stalls.waiting("d2h"):
+            wait_all(unique(c for x in landings for c in x.copied), self.wait_timeout)
+        with self.stalls.waiting("host"):
+            wait_all(unique(x.computed for x in landings), self.wait_timeout)
+        with self.stalls.waiting("h2d"):
             self.order_after_uploads(landings)
 
     def order_after_uploads(self, landings: Iterable[Landing]) -> None:
         """Let compute launched from now on come after the uploads that have been started."""
         for uploaded in unique(landing.uploaded for landing in landings):
-            uploaded.wait_launched(self._wait_timeout)
-            self._device.order_after(uploaded)
+            uploaded.wait_launched(self.wait_timeout)
+            self.device.order_after(uploaded)

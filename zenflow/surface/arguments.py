@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from zenflow.columns.placement import NamedParam
+from zenflow.columns.device_rows import NamedParam
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, AbstractIntervalController
 from zenflow.errors import ConfigError
@@ -40,11 +39,6 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
             storages[key] = name
             named.append(NamedParam(param, name, group_index))
     return named
-
-
-def frozen_params(param_groups: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """Return the parameters that were given but are not trainable."""
-    return [p for group in param_groups for p in group["params"] if not p.requires_grad]
 
 
 def checked_config(config: object) -> ZenFlowConfig:

@@ -76,17 +76,12 @@ def start_engine(
         device.close()  # memory that stays pinned can't be pinned by the next attempt
         raise
     deciding.attach(engine)
-    places: dict[Any, SplitParam | Resident] = {split.param: split for split in layout.splits}
-    places |= {resident.param: resident for resident in layout.residents}
+    places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
 
 
 def _check_ranks(controller: AbstractController | None) -> None:
-    """Refuse a controller by whose decisions the ranks of one training would part.
-
-    Raises:
-        ValueError: It decides by the clock, and there are several ranks.
-    """
+    """Refuse a controller by whose decisions the ranks of one training would part."""
     ranks = num_ranks()
     if controller is not None and controller.follows_clock and ranks > 1:
         raise ValueError(

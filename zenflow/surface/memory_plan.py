@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zenflow.columns.host_rows import ROW_STATE
 from zenflow.report import MemoryPlan
 
 if TYPE_CHECKING:
@@ -13,28 +14,18 @@ if TYPE_CHECKING:
 def plan_memory(engine: Engine) -> MemoryPlan:
     """Return a new engine's plan: what is allocated, and the upload buffers to come."""
     layout = engine.layout
-    params = [split.param for split in layout.splits]
-    params += [resident.param for resident in layout.residents]
+    params = [place.param for place in layout.places]
     split_params = sum(split.param.numel() for split in layout.splits)
     upload_bytes = engine.uploads.capacity * engine.uploads.num_buffers
     step_bytes = sum(split.room.step.nbytes for split in layout.splits)
-    device_bytes = sum(
-        tensor.nbytes
-        for bank in layout.banks
-        for tensor in (bank.master, bank.exp_avg, bank.exp_avg_sq, bank.step)
-    )
-    device_bytes += sum(
-        tensor.nbytes for resident in layout.residents for tensor in resident.state().values()
-    )
     vectors = layout.columns
-    device_bytes += sum(t.nbytes for t in (vectors.energies, vectors.scores, vectors.is_important))
-    device_bytes += sum(
-        tensor.nbytes
-        for split in layout.splits
-        for tensor in (split.deferred_columns, split.important_columns)
-    )
-    if engine.probes.sketch is not None:
-        device_bytes += engine.probes.sketch.num_bytes
+    on_device = [vectors.energies, vectors.scores, vectors.is_important]
+    on_device += [getattr(bank, name) for bank in layout.banks for name in ROW_STATE]
+    for resident in layout.residents:
+        on_device += resident.state().values()
+    for split in layout.splits:
+        on_device += [split.deferred_columns, split.important_columns]
+    sketch_bytes = 0 if engine.probes.sketch is None else engine.probes.sketch.num_bytes
     largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
@@ -42,6 +33,6 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         model_bytes=sum(param.nbytes for param in params),
         host_bytes=layout.slabs.num_bytes + upload_bytes + step_bytes,
         pinned_bytes=layout.slabs.pinned_bytes + upload_bytes,
-        device_extra_bytes=device_bytes,
+        device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes,
         device_ring_bytes=2 * largest if engine.ring is None else engine.ring.num_bytes,
     )

@@ -69,10 +69,6 @@ def _signature(places: Sequence[SplitParam | Resident]) -> list[str]:
     ]
 
 
-def _places(engine: Engine) -> list[SplitParam | Resident]:
-    return [*engine.layout.splits, *engine.layout.residents]
-
-
 def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, Any]:
     """Return all that is not a parameter's: calendar, counts, updates in flight.
 
@@ -83,7 +79,7 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
     return {
         "format": FORMAT,
         "config": engine.config.to_dict(),
-        "signature": _signature(_places(engine)),
+        "signature": _signature(engine.layout.places),
         "step": engine.step,
         "topk_ratio": engine.layout.topk_ratio,
         "calendar": engine.calendar.state_dict(),
@@ -133,11 +129,7 @@ def check_state(
 
 
 def _check_rule(engine: Engine, saved: Any) -> None:
-    """Refuse a state of another format or configuration.
-
-    Raises:
-        CheckpointError: It is one.
-    """
+    """Refuse a state of another format or configuration."""
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         raise CheckpointError(
             "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from "
@@ -157,12 +149,8 @@ def _check_rule(engine: Engine, saved: Any) -> None:
 
 
 def _check_layout(engine: Engine, saved: Mapping[str, Any]) -> None:
-    """Refuse a state of another model, or of parameters that were shared out in another way.
-
-    Raises:
-        CheckpointError: It is one.
-    """
-    here = _signature(_places(engine))
+    """Refuse a state of another model, or of parameters that were shared out in another way."""
+    here = _signature(engine.layout.places)
     if list(saved["signature"]) != here:
         pairs = zip(saved["signature"], here, strict=False)
         first = next((f"{a} there, {b} here" for a, b in pairs if a != b), "their numbers")

@@ -50,12 +50,6 @@ class TrueWeights:
         self.are_shown = True
 
     @torch.no_grad()
-    def hide(self) -> None:
-        """Bring the weights of training back."""
-        if self.are_shown:
-            self.restore()
-
-    @torch.no_grad()
     def restore(self) -> None:
         """Write what the staging buffers hold into the device's deferred columns."""
         device = self._engine.device

@@ -66,7 +66,7 @@ def to_chrome_trace(spans: Sequence[Span], metadata: Mapping[str, Any]) -> dict[
     device = str(metadata.get("device", "device"))
     starts = _step_starts(spans)
     events = [
-        *_process_events(device, _labels(metadata)),
+        *_process_events(device, metadata),
         *_step_events(spans, starts),
         *_span_events(spans, _tracks(spans), starts),
     ]
@@ -147,20 +147,16 @@ def _tracks(spans: Sequence[Span]) -> dict[str, _Track]:
     }
 
 
-def _labels(metadata: Mapping[str, Any]) -> str:
-    """Return what kind of timeline this is: "measured, emulated link", for example."""
+def _process_events(device: str, metadata: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield names, and what kind of timeline this is: "measured, emulated link", for example."""
     labels = [str(metadata["source"])] if "source" in metadata else []
     if metadata.get("emulated_link"):
         labels.append("emulated link")
-    return ", ".join(labels)
-
-
-def _process_events(device: str, labels: str) -> Iterator[dict[str, Any]]:
     for pid, name in ((_DEVICE_PID, device), (_HOST_PID, "host")):
         yield _metadata_event("process_name", pid, 0, name=name)
         yield _metadata_event("process_sort_index", pid, 0, sort_index=pid)
         if labels:
-            yield _metadata_event("process_labels", pid, 0, labels=labels)
+            yield _metadata_event("process_labels", pid, 0, labels=", ".join(labels))
 
 
 def _step_starts(spans: Sequence[Span]) -> dict[int, float]:

@@ -6,20 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from zenflow.trace.timeline import Span, Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSpan:
-    """Two events of a GPU stream that enclose a piece of work."""
-
-    start: Any
-    """Event before the work."""
-    end: Any
-    """Event behind the work."""
 
 
 class Recorder:
@@ -44,20 +33,12 @@ class Recorder:
         self._spans: deque[tuple[str, str, Any, Any, int, int]] = deque()
 
     def add(
-        self, lane: str, name: str, start: float, end: float, step: int, num_bytes: int = 0
+        self, lane: str, name: str, start: Any, end: Any, step: int, num_bytes: int = 0
     ) -> None:
-        """Keep a span measured with the host's clock."""
+        """Keep a span; start and end are seconds of the host's clock, or events of a device."""
         if self.num_steps:
             with self._lock:
                 self._spans.append((lane, name, start, end, step, num_bytes))
-
-    def add_device(
-        self, lane: str, name: str, span: DeviceSpan, step: int, num_bytes: int = 0
-    ) -> None:
-        """Keep a span measured by device events."""
-        if self.num_steps:
-            with self._lock:
-                self._spans.append((lane, name, span.start, span.end, step, num_bytes))
 
     def forget_before(self, step: int) -> None:
         """Drop the spans of steps that are too long ago, counted from this step."""

@@ -18,13 +18,13 @@ from zenflow.host import kernel, library
 
 HYPER = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.9999, "prediction": 1.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SOURCE = Path(kernel.__file__).with_name("_host_kernel.c")
+SOURCES = [Path(kernel.__file__).with_name(f"_host_{name}.c") for name in ("kernel", "pool")]
 FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
 
 
 def select(monkeypatch, name):
     monkeypatch.setenv("ZENFLOW_KERNEL", name)
-    library._load_backend.cache_clear()
+    library._load.cache_clear()
     if name == "c" and library.importlib.util.find_spec("zenflow.host._host_kernel") is None:
         pytest.skip("the C kernel is not built here")
     assert kernel.active_kernel() == name
@@ -34,7 +34,7 @@ def select(monkeypatch, name):
 def own_backend(monkeypatch):
     yield
     monkeypatch.undo()
-    library._load_backend.cache_clear()
+    library._load.cache_clear()
 
 
 @pytest.fixture(params=["c", "torch"])
@@ -160,14 +160,23 @@ def test_clones_agree_with_plain_c_bit_for_bit(tmp_path, monkeypatch):
         pytest.skip("no C compiler")
     plain = tmp_path / "plain.so"
     include = f"-I{sysconfig.get_paths()['include']}"
-    options = ["-std=c11", "-O1", "-DCLONES=", "-ffp-contract=off", "-fPIC", "-shared", include]
+    options = [
+        "-std=c11",
+        "-O1",
+        "-DCLONES=",
+        "-ffp-contract=off",
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        include,
+    ]
     linked = [*(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []), "-lm"]
-    subprocess.run([compiler, *options, str(SOURCE), "-o", str(plain), *linked], check=True)
+    subprocess.run([compiler, *options, *map(str, SOURCES), "-o", str(plain), *linked], check=True)
     expected = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
     built = ctypes.CDLL(str(plain))
-    monkeypatch.setattr(library, "_load_backend", lambda: library.Backend(built, str(plain)))
+    monkeypatch.setattr(library, "_load", lambda: library.bound(built))
     actual = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
@@ -383,14 +392,14 @@ def test_fallback_is_chosen_by_the_environment_and_says_so_once(monkeypatch, cap
         select(monkeypatch, "torch")
         for _ in range(3):
             run(problem(3, 4))
-    assert kernel.c_library() is None
+    assert library.c_library() is None
     assert len(caplog.records) == 1
     assert "ZENFLOW_KERNEL=torch" in caplog.text
 
 
 def test_an_unknown_kernel_is_refused(monkeypatch):
     monkeypatch.setenv("ZENFLOW_KERNEL", "fortran")
-    library._load_backend.cache_clear()
+    library._load.cache_clear()
     with pytest.raises(ValueError, match="fortran"):
         kernel.active_kernel()
 
@@ -405,7 +414,7 @@ def test_a_library_that_is_no_use_gives_the_fallback(monkeypatch, caplog, tmp_pa
     found = None if state == "missing" else spec
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: found)
     monkeypatch.delenv("ZENFLOW_KERNEL", raising=False)
-    library._load_backend.cache_clear()
+    library._load.cache_clear()
     assert kernel.active_kernel() == "torch"
     assert "reinstall" in caplog.text
     run(problem(3, 4))
@@ -414,15 +423,14 @@ def test_a_library_that_is_no_use_gives_the_fallback(monkeypatch, caplog, tmp_pa
 def test_a_library_of_another_interface_is_not_called(monkeypatch, caplog):
     select(monkeypatch, "c")
     monkeypatch.setattr(library, "_INTERFACE", library._INTERFACE + 1)
-    library._load_backend.cache_clear()
+    library._load.cache_clear()
     assert kernel.active_kernel() == "torch"
     assert "built from other sources" in caplog.text
 
 
 def test_importing_loads_no_library_and_logs_nothing():
     program = (
-        "from zenflow.host import kernel, library\n"
-        "assert not library._load_backend.cache_info().currsize"
+        "from zenflow.host import kernel, library\nassert not library._load.cache_info().currsize"
     )
     environment = os.environ | {"ZENFLOW_KERNEL": "torch"}
     done = subprocess.run(

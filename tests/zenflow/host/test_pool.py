@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import Accumulation, Moments, WindowUpdate
+from zenflow.columns.host_update import Accumulation, Moments, Update, WindowUpdate
 from zenflow.host import kernel
 from zenflow.host import pool as host_pool
+from zenflow.host.library import c_library
 from zenflow.host.pool import HostPool
 from zenflow.rule.adamw import Hyper, host_row_scales
 
@@ -80,7 +81,7 @@ def job_of(kind, state):
     window = WindowUpdate(
         hyper=HYPER, lr_scale=2.0, count=3, accumulator=0, reads_staging=True, prediction=1.5
     )
-    return window.encode(host, shape, state["active"], state["out"])
+    return Update(host, shape, window, state["active"], state["out"]).encode()
 
 
 def assert_same(state, want):
@@ -155,7 +156,7 @@ def test_a_call_without_rows_returns_and_one_after_it_is_served():
 
 
 def test_threads_that_the_system_does_not_give_are_an_error(monkeypatch):
-    library = kernel.c_library()
+    library = c_library()
     with monkeypatch.context() as patch:
         patch.setattr(library, "zenflow_pool_open", lambda _: None)
         with pytest.raises(RuntimeError, match="host_threads"):

@@ -48,5 +48,5 @@ def test_work_that_is_never_launched_is_an_error_that_names_it():
 
 
 def test_each_completion_is_waited_for_once_and_in_order():
-    first, second = already_done("first"), already_done("second")
+    first, second = already_done(), already_done()
     assert unique([second, None, first, second]) == [second, first]

@@ -36,7 +36,7 @@ def ring_for(jobs, monkeypatch=None, ring_bytes=None, wait_timeout=5.0):
     if ring_bytes is not None:
         monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
     buffers = [host for _, _, host in jobs]
-    return GradientRing.for_buffers(DEVICE, buffers, wait_timeout=wait_timeout)
+    return GradientRing(DEVICE, buffers, wait_timeout=wait_timeout)
 
 
 SHAPES = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=6)

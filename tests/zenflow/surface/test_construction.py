@@ -18,7 +18,7 @@ from zenflow.lanes.copies import Copy, CopyLane
 from zenflow.step import engine
 from zenflow.step.host_tasks import HostTasks
 from zenflow.surface import assembly
-from zenflow.trace.recorder import DeviceSpan, Recorder
+from zenflow.trace.recorder import Recorder
 
 CONFIG = ZenFlowConfig(update_interval=2, topk_ratio=0.3, block_elements=20, **TINY)
 
@@ -65,7 +65,7 @@ def test_the_thread_that_sees_copies_end_binds_itself_too():
     )
     copied, passed = Completion("a copy"), threading.Event()
     copied.when_done(passed.set)
-    lane.submit(Copy(lambda: DeviceSpan(event, event), [], copied, num_bytes=1, step=1))
+    lane.submit(Copy(lambda: (event, event), [], copied, num_bytes=1, step=1))
     assert passed.wait(5.0)
     lane.close()
     assert entered == [("zenflow-d2h", "d2h"), ("zenflow-d2h-end", None)]

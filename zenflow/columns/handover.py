@@ -1,8 +1,12 @@
-"""Resizing: every block gets another number of important columns, k, in mid-run.
+"""Columns change owner, and take master, moments and step count along.
 
-Columns change owner as in a handover and take master, moments and step count along; but the two
-sides' numbers change, so that rows move too. Memory stays what it was: host rows move within
-their parameter's room, one field at a time, and device banks are made anew one after another.
+In a handover the columns of one block do, as many in each direction. In a resizing every block
+gets another number of important columns, k, in mid-run, so that rows move too. Memory stays what
+it was: host rows move within their parameter's room, one field at a time, and device banks are
+made anew one after another.
+
+In both, a column that leaves the host first gets its share of the window. One that comes to the
+host has no share of it: its gradients were applied on the device.
 """
 
 from __future__ import annotations
@@ -15,12 +19,74 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank
-from zenflow.columns.host_rows import ROW_STATE
+from zenflow.columns.host_rows import ROW_STATE, HostRows
 from zenflow.columns.host_update import WindowUpdate
-from zenflow.columns.layout import Layout, SplitParam
+from zenflow.columns.layout import Block, Layout, SplitParam
 from zenflow.columns.placement import assign_banks, members_of
 from zenflow.rule.blocks import important_count
 from zenflow.rule.importance import select_columns
+
+
+@torch.no_grad()
+def hand_over(
+    block: Block, update: WindowUpdate | None, factor: float, hysteresis: float
+) -> Tensor:
+    """Choose the block's important columns anew and move the difference.
+
+    The caller has waited for the block's host tasks, for the last step's gradient and for the last
+    landing.
+
+    Args:
+        block: The block, changed in place.
+        update: The window's update; None if there was no gradient in it.
+        factor: The last step's clip factor.
+        hysteresis: Share by which a newcomer must exceed the column it replaces.
+
+    Returns:
+        Which host rows take part in the window's update, shape (D,), uint8.
+    """
+    active = torch.ones(block.shape.num_deferred, dtype=torch.uint8)
+    offset = block.shape.first
+    vectors = block.columns
+    chosen = select_columns(
+        vectors.scores, vectors.is_important, block.shape.num_important, hysteresis
+    )
+    # Both lists have the same length: what leaves one side enters the other.
+    rows = chosen[block.deferred_columns - offset].nonzero().squeeze(1)
+    ranks = (~chosen[block.important_columns - offset]).nonzero().squeeze(1)
+    if len(rows) == 0:
+        return active
+    host_rows = rows.cpu()
+    leaving = _finish_window(block, host_rows, update, factor)
+    _swap_state(block, host_rows, ranks + block.bank_first, leaving)
+    to_device, to_host = block.deferred_columns[rows], block.important_columns[ranks]
+    block.deferred_columns[rows] = to_host
+    block.important_columns[ranks] = to_device
+    vectors.is_important.copy_(chosen)
+    weight_OI = block.split.weight()
+    weight_OI.index_copy_(1, to_device, leaving.master.t().to(weight_OI))
+    active[host_rows] = 0
+    return active
+
+
+def _finish_window(
+    block: Block, rows: Tensor, update: WindowUpdate | None, factor: float
+) -> HostRows:
+    """Return copies of the rows, stepped by their share of the window."""
+    leaving = block.host.rows(rows)
+    if update is not None:
+        active = torch.ones(len(rows), dtype=torch.uint8)
+        update.apply(leaving, factor, active, torch.empty_like(leaving.staging))
+    return leaving
+
+
+def _swap_state(block: Block, rows: Tensor, bank_rows: Tensor, leaving: HostRows) -> None:
+    """Bring the bank's rows to the host's and put the leaving ones in their place."""
+    for name in ROW_STATE:
+        bank_values = getattr(block.split.bank, name)
+        entering = bank_values[bank_rows].cpu()
+        bank_values[bank_rows] = getattr(leaving, name).to(bank_values.device)
+        getattr(block.host, name)[rows] = entering
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +155,7 @@ def resize(
 ) -> dict[int, Tensor]:
     """Let each block choose its important columns anew, with the number for another ratio.
 
-    A column that leaves the host first gets its share of the window. One that comes to the host
-    has no share of it: its gradients were applied on the device. Nothing may be in flight, on the
-    host or on the device: tensors are replaced.
+    Nothing may be in flight, on the host or on the device: tensors are replaced.
 
     Args:
         layout: Changed in place.
@@ -111,9 +175,7 @@ def resize(
         for block in layout.blocks
     }
     counts = [sum(shapes[b.index].num_important for b in split.blocks) for split in layout.splits]
-    banks, places = assign_banks(
-        [(split.group, split.num_rows, split.param.dtype) for split in layout.splits], counts
-    )
+    banks, places = assign_banks(layout.splits, counts)
     waiting = Counter(id(split.bank) for split in layout.splits)
     active: dict[int, Tensor] = {}
     # Bank by bank, so that an old one is given up before the next new one is made.
@@ -162,7 +224,7 @@ def _resize_param(
     _move_rows(split, bank, first, moves)
     device = bank.master.device
     split.bank, split.bank_first = bank, first
-    split.host = split.room.rows(0, len(moves.deferred))
+    split.host = split.room.rows(slice(len(moves.deferred)))
     split.deferred_columns = moves.deferred.to(device)
     split.important_columns = moves.important.to(device)
     split.share_out()
