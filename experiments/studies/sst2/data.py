@@ -8,8 +8,9 @@ Does not import torch.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.training.data.hub import hub_dataset
@@ -25,6 +26,11 @@ _HEADER = "label"
 _LEAST = 4
 """Sentences of either part: with fewer there is nothing to learn or compare."""
 _SHOWN = 60
+
+_SUBJECTS = ("film", "plot", "cast", "score", "script", "ending", "pace", "camera")
+_WORDS = (("bad", "dull", "weak", "lame"), ("good", "fine", "warm", "sharp"))
+_EXTRAS = ("", " and long", " again", " for two hours", " from start to end")
+"""What the made-up sentences of smoke tests are put together from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,32 +112,31 @@ def without_leakage(name: str, train: Sequence[Row], test: Sequence[Row]) -> Sen
     )
 
 
-def cut(sentences: Sentences, train: int | None, test: int | None) -> Sentences:
-    """Return so many sentences of each part; None keeps all of it.
+def cut(sentences: Sentences, most: int) -> Sentences:
+    """Return the sentences with so many of training at most.
 
     They are those with the smallest hash, whatever the order of the file: a larger cut holds the
     smaller one.
-
-    Raises:
-        ConfigError: There are fewer.
     """
-    return Sentences(
-        name=sentences.name,
-        train=_smallest("--sentences", sentences.train, train),
-        test=_smallest("--test", sentences.test, test),
-        num_dropped=sentences.num_dropped,
-    )
+    ordered = sorted(sentences.train, key=lambda row: hashlib.sha256(row[0].encode()).digest())
+    return replace(sentences, train=tuple(ordered[:most]))
 
 
-def _smallest(flag: str, rows: tuple[Row, ...], count: int | None) -> tuple[Row, ...]:
-    if count is None:
-        return rows
-    if not _LEAST <= count <= len(rows):
-        raise ConfigError(
-            f"{flag} must lie in {_LEAST} to {len(rows)}, which is all there are, but is {count}"
-        )
-    ordered = sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())
-    return tuple(ordered[:count])
+def made_up(num_train: int, num_test: int) -> Sentences:
+    """Return so many sentences that anything learns, labelled by one word of each.
+
+    They are the same at every call: a smoke test of the study, not a result.
+    """
+    every = [
+        (f"the {subject} and the {other} are {word}{extra}", label)
+        for label, words in enumerate(_WORDS)
+        for word in words
+        for subject in _SUBJECTS
+        for other in _SUBJECTS
+        for extra in _EXTRAS
+    ]
+    drawn = random.Random(0).sample(every, num_train + num_test)
+    return without_leakage("made-up sentences", drawn[num_test:], drawn[:num_test])
 
 
 def _key(text: str) -> str:

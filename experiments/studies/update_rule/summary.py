@@ -7,7 +7,8 @@ those of earlier records with theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -46,15 +47,8 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "defaults": [change for place in places for change in _changes(place, excess)],
         "efficiency": _efficiencies(rows, excess),
         "repeated": _repeated(bases),
-        "sources": _counts(row["source"] for row in rows),
+        "sources": dict(Counter(row["source"] for row in rows)),
     }
-
-
-def _counts(names: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
 
 
 def _baselines(
@@ -83,21 +77,21 @@ def _group(
     excess: Mapping[tuple[str, float, str], Mapping[int, float]],
 ) -> dict[str, Any]:
     regime, lr = place
-    own = [row for row in rows if (row["regime"], row["lr"]) == place]
-    names = [name for name in VARIANTS if (regime, lr, name) in excess]
+    runs = [row for row in rows if (row["regime"], row["lr"]) == place]
     return {
         "regime": regime,
         "lr": lr,
-        "steps": own[0]["steps"],
-        "device_loss": fmean(row["eval_loss"] for row in own if row["variant"] == _BASELINE),
+        "steps": runs[0]["steps"],
+        "device_loss": fmean(row["eval_loss"] for row in runs if row["variant"] == _BASELINE),
         "variants": {
             name: {
-                "excess": fmean(excess[regime, lr, name].values()),
-                "least": min(excess[regime, lr, name].values()),
-                "most": max(excess[regime, lr, name].values()),
-                "seeds": sorted(excess[regime, lr, name]),
+                "excess": fmean(own.values()),
+                "least": min(own.values()),
+                "most": max(own.values()),
+                "seeds": sorted(own),
             }
-            for name in names
+            for name in VARIANTS
+            if (own := excess.get((*place, name)))
         },
     }
 
