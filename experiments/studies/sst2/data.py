@@ -18,7 +18,7 @@ from experiments.training.data.texts import LabelledTexts
 from zenflow.errors import ConfigError
 
 TRAIN, TEST = "train.tsv", "test.tsv"
-Row = tuple[str, int]
+Sentence = tuple[str, int]
 """A sentence, and 0 (negative) or 1 (positive)."""
 
 _LABELS = ("0", "1")
@@ -38,9 +38,9 @@ class Sentences:
     """What a study trains on, and what it tests on once a run has ended."""
 
     name: str
-    train: tuple[Row, ...]
+    train: tuple[Sentence, ...]
     """No text twice, and none that is in ``test``."""
-    test: tuple[Row, ...]
+    test: tuple[Sentence, ...]
     num_dropped: int = 0
     """Training sentences left out because they occur twice or in the test."""
 
@@ -87,7 +87,7 @@ def read_hub(name: str) -> Sentences:
     return without_leakage(name, found.train, found.held_out)
 
 
-def without_leakage(name: str, train: Sequence[Row], test: Sequence[Row]) -> Sentences:
+def without_leakage(name: str, train: Sequence[Sentence], test: Sequence[Sentence]) -> Sentences:
     """Return the two parts without training sentences that repeat, or are in the test.
 
     Texts are the same if they differ in letter case or spaces alone.
@@ -143,7 +143,7 @@ def _key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _read_rows(path: Path) -> list[Row]:
+def _read_rows(path: Path) -> list[Sentence]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -158,7 +158,7 @@ def _read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _row(path: Path, number: int, line: bytes) -> Row | None:
+def _row(path: Path, number: int, line: bytes) -> Sentence | None:
     """Return a line's sentence and label; None of a header.
 
     Raises:

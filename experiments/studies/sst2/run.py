@@ -16,8 +16,7 @@ import torch
 from experiments.lab.intervals import packed
 from experiments.lab.study import Row
 from experiments.output.run_types import Evaluation
-from experiments.studies.sst2.data import Row as Sentence
-from experiments.studies.sst2.data import Sentences
+from experiments.studies.sst2.data import Sentence, Sentences
 from experiments.studies.trained import quiet
 from experiments.training.data.batches import Batch, TrainingData
 from experiments.training.data.tokens import TextTokenizer
@@ -34,7 +33,6 @@ _KEPT = (
     "tuning", "emulated_link", "num_params", "device",
 )  # fmt: skip
 """What a record takes of a run's summary. Seconds are not among it: runs share the machine."""
-
 
 POOL_BATCHES = 16
 """Batches whose sentences are sorted by length together. A pool is drawn at random anew in each
