@@ -14,18 +14,17 @@ from zenflow import ZenFlowAdamW
 from zenflow.step import engine
 
 PARTS = {
-    "column_energies": "energies",
-    "take": "important columns",
-    "_send": "queueing copies",
-    "measure": "norm and scores",
-    "move_scores": "norm and scores",
-    "update_device": "device AdamW",
-    "begin": "host scheduling",
-    "select": "host scheduling",
-    "start_uploads": "landing",
-    "take_landings": "landing",
-    "wait": "landing",
+    "device": {"column_energies": "energies"},
+    "collector": {"take": "important columns", "_send": "queueing copies"},
+    "engine": {
+        "measure": "norm and scores",
+        "move_scores": "norm and scores",
+        "update_device": "device AdamW",
+    },
+    "schedule": {"begin": "host scheduling", "select": "host scheduling"},
+    "gate": {"start_uploads": "landing", "take_landings": "landing", "wait": "landing"},
 }
+"""Parts of the time by the function that takes it, under the engine's member or module."""
 REST, COLLECTOR = "rest", "garbage collector"
 
 
@@ -33,7 +32,8 @@ class Stopwatch:
     """Time of the training thread by part; what a part calls of another is the other's."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys([*PARTS.values(), REST, COLLECTOR], 0.0)
+        parts = [part for functions in PARTS.values() for part in functions.values()]
+        self.seconds = dict.fromkeys([*parts, REST, COLLECTOR], 0.0)
         self._running: list[str] = []
         self._since = 0.0
         self._thread = threading.get_ident()
@@ -78,22 +78,17 @@ def breakdown(optimizer: ZenFlowAdamW, turn: Callable[[], Any], repeats: int) ->
     """
     watch = Stopwatch()
     running: Any = optimizer._running
-    owners = {
-        running.device: ["column_energies"],
-        running.collector: ["take", "_send"],
-        running.schedule: ["begin", "select"],
-        running.gate: ["start_uploads", "take_landings", "wait"],
-        engine: ["measure", "move_scores", "update_device"],
-    }
-    patches = [
-        mock.patch.object(owner, name, watch.measures(PARTS[name], getattr(owner, name)))
-        for owner, names in owners.items()
-        for name in names
-    ]
-    patches.append(mock.patch.object(optimizer, "step", watch.measures(REST, optimizer.step)))
     with ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+
+        def patch(owner: Any, name: str, part: str) -> None:
+            timed = watch.measures(part, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, timed))
+
+        for member, functions in PARTS.items():
+            owner = engine if member == "engine" else getattr(running, member)
+            for name, part in functions.items():
+                patch(owner, name, part)
+        patch(optimizer, "step", REST)
         gc.callbacks.append(watch.collects)
         stack.callback(gc.callbacks.remove, watch.collects)
         for _ in range(repeats):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.gpu_aims import aims
+from benchmarks.gpu_figures import aims
 from benchmarks.gpu_suite import SUITE
 from experiments.output.files import write_text
 from experiments.output.plots import save_figure

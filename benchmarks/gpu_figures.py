@@ -1,8 +1,9 @@
-"""What the GPU benchmark's runs say: figures, floors and a table. Arithmetic only."""
+"""What the GPU benchmark's runs say: figures, floors, a table, the aims. Arithmetic only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,21 @@ from zenflow import StepReport, Timeline, ZenFlowConfig
 
 TRACED_STEPS = 8  # at the end of each run: two windows
 WIDTH = 11  # of a column
+LEAST_SHARE, MOST_STALL = 0.95, 0.05
+"""Least share of the device's speed and most of a step stalled, where the host's work fits.
+
+It fits where it takes no longer than the device's work of the same steps.
+"""
+MOST_SLOWEST = 1.1
+"""Slowest position in a rolling window, over the median step."""
+LEAST_GONE = 0.85
+"""Share of zero_offload's stalled seconds per step."""
+MOST_APART = 0.02
+"""Share of a step between two measures: stalls by events and idle time by the profiler."""
+MOST_LOSS = 0.01
+"""Share of the device's loss."""
+_LAST = 8
+"""Steps whose losses are compared."""
 
 
 def figures(reports: Sequence[StepReport], *, first: int, tokens: int) -> dict[str, Any]:
@@ -113,23 +129,14 @@ def complete(record: dict[str, Any], speeds: dict[str, Any]) -> None:
         )
 
 
-def _rate(record: dict[str, Any], lane: str) -> str:
-    rate = record["lanes"].get(lane, {}).get("bytes_per_second")
-    return "-" if rate is None else f"{rate / 1e9:.1f}"
+def _shown(value: float | None, form: str = ".1f", unit: float = 1e9) -> str:
+    """Return a value in a unit; a dash where there is none."""
+    return "-" if value is None else format(value / unit, form)
 
 
-def _idle(record: dict[str, Any]) -> str:
-    profiled = record["profiled"]
-    return "-" if profiled is None else f"{100 * profiled['idle_share']:.1f}"
-
-
-def _gigabytes(num_bytes: float | None) -> str:
-    return "-" if num_bytes is None else f"{num_bytes / 1e9:.1f}"
-
-
-def _host_params(record: dict[str, Any]) -> str:
-    rate = record["lanes"].get("host", {}).get("updated_params_per_second")
-    return "-" if rate is None else f"{rate / 1e6:.0f}"
+def _lane(record: dict[str, Any], lane: str, name: str = "bytes_per_second") -> float | None:
+    found: float | None = record["lanes"].get(lane, {}).get(name)
+    return found
 
 
 COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
@@ -140,17 +147,17 @@ COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("x floor", lambda r: f"{r['times_floor']:.2f}"),
     ("tokens/s", lambda r: f"{r['tokens_per_second']:.0f}"),
     ("stall %", lambda r: f"{100 * r['stall_fraction']:.1f}"),
-    ("idle %", _idle),
+    ("idle %", lambda r: _shown(r["profiled"] and 100 * r["profiled"]["idle_share"], unit=1)),
     ("MB down", lambda r: f"{r['d2h_bytes_per_step'] / 1e6:.0f}"),
     ("MB up", lambda r: f"{r['h2d_bytes_per_step'] / 1e6:.0f}"),
-    ("GB/s down", lambda r: _rate(r, "d2h")),
-    ("GB/s up", lambda r: _rate(r, "h2d")),
-    ("host GB/s", lambda r: _rate(r, "host")),
-    ("Mparam/s", _host_params),
-    ("host %", lambda r: f"{100 * r['lanes'].get('host', {}).get('busy_share', 0.0):.0f}"),
-    ("peak GB", lambda r: _gigabytes(r["peak_device_bytes"])),
-    ("predicted", lambda r: _gigabytes(r["predicted_device_bytes"])),
-    ("host GB", lambda r: _gigabytes(r["peak_host_bytes"])),
+    ("GB/s down", lambda r: _shown(_lane(r, "d2h"))),
+    ("GB/s up", lambda r: _shown(_lane(r, "h2d"))),
+    ("host GB/s", lambda r: _shown(_lane(r, "host"))),
+    ("Mparam/s", lambda r: _shown(_lane(r, "host", "updated_params_per_second"), ".0f", 1e6)),
+    ("host %", lambda r: f"{100 * (_lane(r, 'host', 'busy_share') or 0.0):.0f}"),
+    ("peak GB", lambda r: _shown(r["peak_device_bytes"])),
+    ("predicted", lambda r: _shown(r["predicted_device_bytes"])),
+    ("host GB", lambda r: _shown(r["peak_host_bytes"])),
     ("loss", lambda r: f"{r['losses'][-1]:.3f}"),
 )
 
@@ -170,3 +177,88 @@ def table(records: Sequence[dict[str, Any]]) -> str:
             f"{record['name']}: ms a step waited for: {listed or 'nothing'}; floors: {bounds}"
         )
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """An aim, and whether it is reached."""
+
+    text: str
+    value: float
+    holds: bool | None
+    """None where the aim does not apply."""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        verdict = {True: "holds", False: "MISSED", None: "does not apply"}[self.holds]
+        return f"{self.text}: {self.value:.3f}, {verdict}"
+
+
+def aims(runs: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
+    """Yield every aim that a cell's runs decide."""
+    by_name = {run["name"]: run for run in runs}
+    device, offload = by_name.get("on_device"), by_name.get("zero_offload")
+    for name, run in by_name.items():
+        if run["profiled"] is not None:
+            apart = abs(run["profiled"]["idle_share"] - run["profiled"]["stall_share"])
+            text = f"{name}: idle time by the profiler is the stalls, within {MOST_APART:.0%}"
+            yield Aim(text, apart, apart <= MOST_APART)
+    for name, run in by_name.items():
+        if not name.startswith("zenflow") or name.startswith("zenflow_paper"):
+            continue
+        yield from _of_zenflow(name, run, device, offload)
+    kept, released = by_name.get("zenflow, keep"), by_name.get("zenflow")
+    if kept and released and kept["peak_device_bytes"] is not None:
+        spared = kept["peak_device_bytes"] - released["peak_device_bytes"]
+        copies = spared / released["memory"]["model_bytes"]
+        yield Aim("release mode spares copies of the gradients, at least 1", copies, copies >= 1)
+
+
+def _of_zenflow(
+    name: str,
+    run: Mapping[str, Any],
+    device: Mapping[str, Any] | None,
+    offload: Mapping[str, Any] | None,
+) -> Iterator[Aim]:
+    if device is not None:
+        share = run["tokens_per_second"] / device["tokens_per_second"]
+        fits = _fits_behind(run)
+        text = f"{name}: share of on_device's speed, at least {LEAST_SHARE}"
+        yield Aim(text, share, share >= LEAST_SHARE if fits else None)
+        stall = run["stall_fraction"]
+        text = f"{name}: stalled share, under {MOST_STALL}"
+        yield Aim(text, stall, stall < MOST_STALL if fits else None)
+        excess = _excess(run, device)
+        text = f"{name}: loss above on_device's, at most {MOST_LOSS:.0%}"
+        yield Aim(text, excess, excess <= MOST_LOSS)
+    if run["config"]["rolling"]:
+        slowest = run["slowest_position"]
+        text = f"{name}: slowest position of a window, at most {MOST_SLOWEST} medians"
+        yield Aim(text, slowest, slowest <= MOST_SLOWEST)
+    if offload is not None and offload["stall_fraction"] > 0:
+        gone = 1 - _stalled(run) / _stalled(offload)
+        text = f"{name}: share of zero_offload's stall gone, over {LEAST_GONE}"
+        yield Aim(text, gone, gone > LEAST_GONE)
+
+
+def _fits_behind(run: Mapping[str, Any]) -> bool:
+    """Whether the host's update and its upload fit behind the device: T_cpu + T_up <= S T_step."""
+    lanes = run["lanes"]
+    busy = sum(lanes.get(lane, {}).get("busy_share", 0.0) for lane in ("host", "h2d"))
+    return bool(busy <= 1.0)
+
+
+def _stalled(run: Mapping[str, Any]) -> float:
+    return float(sum(run["stall_seconds_per_step"].values()))
+
+
+def _excess(run: Mapping[str, Any], device: Mapping[str, Any]) -> float:
+    """Return by what share a run's loss is above the device's, over the last steps of both."""
+    end = min(len(run["losses"]), len(device["losses"]))
+    ours, theirs = (sum(each["losses"][:end][-_LAST:]) for each in (run, device))
+    return float(ours / theirs - 1)
+
+
+def shown_aims(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the aims, one a line."""
+    return "\n".join(str(aim) for aim in aims(runs))

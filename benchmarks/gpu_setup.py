@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.record import link_bandwidth, scale_bandwidth, spread
+from experiments.calibration.parts import synchronize
 from experiments.training.data.texts import stdlib_documents
 from experiments.training.data.tokens import ByteTokenizer
 from experiments.training.models.decoder import INIT_STD, DecoderConfig, LanguageModel
@@ -126,11 +127,6 @@ class Bench:
         logits = model(tokens[:, :-1]).logits
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def free(self) -> None:
         """Give the memory of the run before back."""
         gc.collect()
@@ -180,10 +176,10 @@ def compute_seconds(bench: Bench) -> dict[str, Any]:
     model = bench.model()
     seconds = []
     for step in range(3 + bench.options.compute_steps):
-        bench.synchronize()
+        synchronize(bench.device)
         started = time.perf_counter()
         bench.loss(model, step).backward()
-        bench.synchronize()
+        synchronize(bench.device)
         seconds.append(time.perf_counter() - started)
         for param in model.parameters():
             param.grad = None

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_aims import shown_aims
 from benchmarks.gpu_figures import (
     TRACED_STEPS,
     complete,
     figures,
     host_bytes,
     lane_figures,
+    shown_aims,
     slowest_position,
     table,
 )
@@ -43,6 +43,7 @@ from benchmarks.gpu_setup import (
     speeds_of,
 )
 from benchmarks.record import setting
+from experiments.calibration.parts import synchronize
 from experiments.output.files import write_json, write_text
 from sim.hardware.unknown import generic_gpu
 from sim.memory.need import memory_of
@@ -173,7 +174,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
         timeline_steps=TRACED_STEPS,
     )
     try:
-        bench.synchronize()
+        synchronize(bench.device)
         bench.forget_peak()
         made = time.perf_counter() - made
         training = Training(bench, model, optimizer)

@@ -50,15 +50,12 @@ def _series(name: str) -> Callable[[Path, float], list[str]]:
     return command
 
 
-def _calibrate(out: Path, seconds: float) -> list[str]:
-    del seconds
-    profile = str(out / "profile.json")
-    return _python("experiments.cli", "calibrate", "--device", "cuda", "--out", profile)
+def _measured(command: str, out: Path) -> list[str]:
+    return _python("experiments.cli", command, "--device", "cuda", "--out", str(out))
 
 
-def _validate(out: Path, seconds: float) -> list[str]:
-    del seconds
-    command = _python("experiments.cli", "validate", "--device", "cuda", "--out", str(out))
+def _validate(out: Path) -> list[str]:
+    command = _measured("validate", out)
     profile = out.parent / "calibration" / "profile.json"
     return [*command, "--profile", str(profile)] if profile.is_file() else command
 
@@ -67,8 +64,8 @@ PARTS: Mapping[str, Callable[[Path, float], list[str]]] = {
     "environment": lambda out, _: _python("benchmarks.gpu_environment", "--out", str(out)),
     "tests": lambda out, _: _pytest(out, "-m", "gpu and not slow"),
     "races": lambda out, _: _pytest(out, "-m", "gpu and slow"),
-    "calibration": _calibrate,
-    "validation": _validate,
+    "calibration": lambda out, _: _measured("calibrate", out / "profile.json"),
+    "validation": lambda out, _: _validate(out),
     "presets-1b": _series("1b"),
     "presets-3b": _series("3b"),
     "presets-1b-long": _series("1b-long"),

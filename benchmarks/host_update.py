@@ -15,16 +15,15 @@ import argparse
 import importlib.metadata
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from benchmarks.host_jobs import (
@@ -36,13 +35,12 @@ from benchmarks.host_jobs import (
     OURS,
     SCALE,
     TRIAD,
-    Job,
     State,
     floor_jobs,
     optimizer_jobs,
     our_jobs,
 )
-from experiments.output.provenance import provenance
+from benchmarks.record import seconds_of, setting, spread, take_turns
 from zenflow.host import kernel
 from zenflow.host.pool import HostPool
 
@@ -51,19 +49,6 @@ TARGETS = (
     (OURS, "parameters/s", CAST, 1.3),
     (OURS, "parameters/s", DEEPSPEED, 1.5),
 )
-
-
-def take_turns(jobs: list[Job], repeats: int) -> dict[str, list[float]]:
-    """Return each job's seconds; the order turns with every round, the first one is warm-up."""
-    seconds: dict[str, list[float]] = {job.name: [] for job in jobs}
-    for turn in range(repeats + 1):
-        first = turn % len(jobs)
-        for job in jobs[first:] + jobs[:first]:
-            started = time.perf_counter()
-            job.run()
-            if turn > 0:
-                seconds[job.name].append(time.perf_counter() - started)
-    return seconds
 
 
 def cached_rate(threads: int) -> float:
@@ -98,10 +83,11 @@ def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
     state = State(params)
     peers, missing = optimizer_jobs(state)
     jobs = [*our_jobs(state, threads), *peers, *floor_jobs(params)]
-    seconds = take_turns(jobs, repeats)
+    turns = {job.name: partial(seconds_of, job.run) for job in jobs}
+    seconds = take_turns(turns, repeats, warm_rounds=1)
     rows = {}
     for job in jobs:
-        quartiles = statistics.quantiles(seconds[job.name], n=4, method="inclusive")
+        quartiles = spread(seconds[job.name])["quartiles"]
         rows[job.name] = {
             "seconds": seconds[job.name],
             "seconds_quartiles": quartiles,
@@ -170,20 +156,11 @@ def bound(rows: dict[str, Any], cached: float) -> str:
     )
 
 
-def setting(params: int, repeats: int) -> dict[str, Any]:
-    """Return hardware, versions and commit, without which no number means anything."""
-    found = provenance()
+def deepspeed_version() -> str:
     try:
-        found["versions"]["deepspeed"] = importlib.metadata.version("deepspeed")
+        return importlib.metadata.version("deepspeed")
     except importlib.metadata.PackageNotFoundError:
-        found["versions"]["deepspeed"] = "not installed"
-    return {
-        **found,
-        "params": params,
-        "repeats": repeats,
-        "kernel": kernel.active_kernel(),
-        "load_average": psutil.getloadavg()[0],  # of others: nothing of ours has run yet
-    }
+        return "not installed"
 
 
 def in_own_process(params: int, threads: int, repeats: int) -> dict[str, Any]:
@@ -211,7 +188,8 @@ def main() -> None:
         record = measure(params, options.threads[0], options.repeats)
         options.worker.write_text(json.dumps(record))
         return
-    whole = setting(params, options.repeats)
+    whole = setting(params=params, repeats=options.repeats, kernel=kernel.active_kernel())
+    whole["versions"]["deepspeed"] = deepspeed_version()
     print(f"{params} parameters, {options.repeats} repeats, {whole['kernel']} kernel,", end=" ")
     print(f"{whole['hardware']['cpu']},", end=" ")
     print(f"commit {whole['commit']}, load average before {whole['load_average']:.2f}")

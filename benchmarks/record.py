@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
+from experiments.calibration.parts import synchronize
 from experiments.output.provenance import percentile, provenance
+
+Cost = TypeVar("Cost")
 
 
 def setting(**facts: Any) -> dict[str, Any]:
@@ -36,6 +39,34 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def take_turns(
+    turns: Mapping[str, Callable[[], Cost]], repeats: int, warm_rounds: int
+) -> dict[str, list[Cost]]:
+    """Return what each contender's turns cost; who begins changes with every round.
+
+    Args:
+        turns: Take a turn and return its cost, by contender.
+        repeats: Number of rounds that count.
+        warm_rounds: Number of rounds before them that don't.
+    """
+    names = list(turns)
+    costs: dict[str, list[Cost]] = {name: [] for name in names}
+    for turn in range(warm_rounds + repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            cost = turns[name]()
+            if turn >= warm_rounds:
+                costs[name].append(cost)
+    return costs
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """Return the time of a call."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
 def copy_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
     """Return the speed of a plain copy in this process, bytes read plus written a second."""
     source = torch.ones(num_bytes // 4)
@@ -52,14 +83,9 @@ def scale_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
     return 2 * values.nbytes / _median_seconds(lambda: values.mul_(1.0), repeats)
 
 
-def _median_seconds(run: Callable[[], Any], repeats: int) -> float:
-    """Return the median time of some runs, behind one that counts for nothing."""
-    seconds = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+def _median_seconds(run: Callable[[], Any], repeats: int, warm: int = 1) -> float:
+    """Return the median time of some runs, behind a few that count for nothing."""
+    return statistics.median([seconds_of(run) for _ in range(warm + repeats)][warm:])
 
 
 def link_bandwidth(device: torch.device, num_bytes: int, repeats: int = 10) -> dict[str, float]:
@@ -67,16 +93,13 @@ def link_bandwidth(device: torch.device, num_bytes: int, repeats: int = 10) -> d
     on_gpu = device.type == "cuda"
     host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
     there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    found = {}
-    for way, target, source in (("d2h", host, there), ("h2d", there, host)):
-        seconds = []
-        for _ in range(repeats + 2):
-            if on_gpu:
-                torch.cuda.synchronize(device)
-            started = time.perf_counter()
-            target.copy_(source, non_blocking=True)
-            if on_gpu:
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - started)
-        found[way] = num_bytes / statistics.median(seconds[2:])
-    return found
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+        synchronize(device)
+
+    synchronize(device)
+    return {
+        "d2h": num_bytes / _median_seconds(lambda: copy(host, there), repeats, warm=2),
+        "h2d": num_bytes / _median_seconds(lambda: copy(there, host), repeats, warm=2),
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,19 +83,15 @@ def time_form(costs: StepCosts, name: str, count: int) -> float:
 def measure(repeats: int, steps: int, count: int) -> dict[str, Any]:
     """Return rates with their spread; strategies take turns."""
     costs = make_costs()
-    rows: dict[str, list[float]] = {}
-    floors: dict[str, list[float]] = {}
-
-    def note(key: str, value: float, into: dict[str, list[float]] = rows) -> None:
-        into.setdefault(key, []).append(value)
-
+    rows: dict[str, list[float]] = defaultdict(list)
+    floors: dict[str, list[float]] = defaultdict(list)
     for _ in range(repeats):
         for name in EVENT_STRATEGIES:
             seconds, events = time_events(costs, name, steps)
-            note(f"events {name}", steps / seconds)
-            note(f"events {name}", seconds / time_queue(events), floors)
+            rows[f"events {name}"].append(steps / seconds)
+            floors[f"events {name}"].append(seconds / time_queue(events))
         for name in FORM_STRATEGIES:
-            note(f"closed form {name}", count / time_form(costs, name, count))
+            rows[f"closed form {name}"].append(count / time_form(costs, name, count))
     return {
         "rates": {key: spread(values) for key, values in rows.items()},
         "times_floor": {key: spread(values) for key, values in floors.items()},

@@ -20,7 +20,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.engine_parts import breakdown
-from benchmarks.record import copy_bandwidth, setting, spread
+from benchmarks.record import copy_bandwidth, setting, spread, take_turns
 from experiments.output.files import write_json
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.host import kernel
@@ -94,53 +94,37 @@ def idle_host() -> Iterator[None]:
         yield
 
 
-@dataclass
 class Contenders:
-    """The optimizers over tensors of one shape, and a timed turn of each."""
+    """The optimizers over tensors of one shape, and a timed turn of each.
 
-    num_tensors: int
-    side: int
-    config: ZenFlowConfig
-    turns: dict[str, Callable[[], Cost]] = field(init=False)
-    keep: ZenFlowAdamW = field(init=False)
-    release: ZenFlowAdamW = field(init=False)
+    Copies end between turns, as they do behind a forward and backward of any length.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, num_tensors: int, side: int, config: ZenFlowConfig) -> None:
         generator = torch.Generator().manual_seed(0)
-        shape = (self.side, self.side)
-        self.grads = [
-            torch.randn(shape, generator=generator) * 1e-3 for _ in range(self.num_tensors)
-        ]
-        self.params = self._parameters()
-        self.hooked = self._parameters()
+        shape = (side, side)
+        self.grads = [torch.randn(shape, generator=generator) * 1e-3 for _ in range(num_tensors)]
+        self.params, self.hooked, kept = (
+            [nn.Parameter(torch.randn(shape)) for _ in range(num_tensors)] for _ in range(3)
+        )
         foreach = torch.optim.AdamW(self.params, foreach=True)
         fused = torch.optim.AdamW(self.params, fused=True)
-        self.kept = self._parameters()
-        self.keep = ZenFlowAdamW(self.kept, config=self.config, host_threads=1)
-        self.release = ZenFlowAdamW(
-            self.hooked, config=self.config, host_threads=1, max_grad_norm=None
-        )
-        self.turns = {
+        self.keep = ZenFlowAdamW(kept, config=config, host_threads=1)
+        self.release = ZenFlowAdamW(self.hooked, config=config, host_threads=1, max_grad_norm=None)
+        self.turns: dict[str, Callable[[], Cost]] = {
             FOREACH: lambda: self._step_of(foreach, self.params),
             FUSED: lambda: self._step_of(fused, self.params),
-            KEEP: lambda: self._step_of(self.keep, self.kept),
+            KEEP: lambda: self._step_of(self.keep, kept),
             RELEASE: self._release_turn,
         }
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [nn.Parameter(torch.randn(self.side, self.side)) for _ in range(self.num_tensors)]
 
     def _step_of(self, optimizer: torch.optim.Optimizer, params: list[nn.Parameter]) -> Cost:
         for param, grad in zip(params, self.grads, strict=True):
             param.grad = grad
         cost = timed(optimizer.step)
-        self._settle(optimizer)
-        return cost
-
-    def _settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let copies end, as they do behind a forward and backward of any length."""
         if isinstance(optimizer, ZenFlowAdamW):
             optimizer.synchronize()
+        return cost
 
     def _release_turn(self) -> Cost:
         """Return backward and step with our hooks, less a backward without any."""
@@ -154,25 +138,12 @@ class Contenders:
             self.release.step()
 
         cost = timed(run) - bare
-        self._settle(self.release)
+        self.release.synchronize()
         return cost
 
     def close(self) -> None:
         self.keep.close()
         self.release.close()
-
-
-def take_turns(turns: dict[str, Callable[[], Cost]], repeats: int) -> dict[str, list[Cost]]:
-    """Return each contender's costs; who begins changes with every round."""
-    names = list(turns)
-    costs: dict[str, list[Cost]] = {name: [] for name in names}
-    for turn in range(WARM_ROUNDS + repeats):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            cost = turns[name]()
-            if turn >= WARM_ROUNDS:
-                costs[name].append(cost)
-    return costs
 
 
 def floor_bytes(config: ZenFlowConfig, num_params: int, size: int = 4) -> dict[str, float]:
@@ -212,7 +183,7 @@ def measure(
     contenders = Contenders(num_tensors, side, config)
     try:
         with idle_host():
-            rows = summary(take_turns(contenders.turns, repeats))
+            rows = summary(take_turns(contenders.turns, repeats, WARM_ROUNDS))
             parts = {
                 KEEP: breakdown(contenders.keep, contenders.turns[KEEP], repeats),
                 RELEASE: breakdown(contenders.release, contenders.turns[RELEASE], repeats),

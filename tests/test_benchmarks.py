@@ -10,7 +10,6 @@ import torch
 
 from benchmarks import (
     engine_parts,
-    gpu_aims,
     gpu_environment,
     gpu_figures,
     gpu_idle,
@@ -219,7 +218,7 @@ def test_aims_follow_from_a_cells_runs():
     )
     crowded = _run("zenflow, S 2", tokens_per_second=50.0, lanes=busy, slowest_position=1.2)
     runs = [_run("on_device"), offload, ours, crowded]
-    found = [(aim.text.split(",")[0], aim.holds) for aim in gpu_aims.aims(runs)]
+    found = [(aim.text.split(",")[0], aim.holds) for aim in gpu_figures.aims(runs)]
     assert found[:6] == [
         ("zenflow: idle time by the profiler is the stalls", False),
         ("zenflow: share of on_device's speed", False),
@@ -230,7 +229,7 @@ def test_aims_follow_from_a_cells_runs():
     ]
     # The other's host has more to do than its device: speed and stall are not held against it.
     assert [holds for _, holds in found[6:]] == [None, None, True, False, True]
-    assert "does not apply" in gpu_aims.shown_aims([_run("on_device"), crowded])
+    assert "does not apply" in gpu_figures.shown_aims([_run("on_device"), crowded])
 
 
 def test_the_slowest_position_is_that_of_a_window():

@@ -15,7 +15,7 @@ class Column:
 
     head: str
     """Headline."""
-    show: Callable[[Mapping[str, Any]], str]
+    show: Callable[[Any], str]
     """Text of a row's cell."""
 
 
@@ -25,8 +25,8 @@ class Table:
 
     columns: Sequence[Column]
     """Columns from left to right."""
-    rows: Sequence[Mapping[str, Any]]
-    """Rows from top to bottom."""
+    rows: Sequence[Any]
+    """Rows from top to bottom: mappings, or whatever the columns show."""
     title: str = ""
     """Headline above the table; empty for none."""
     note: str = ""

@@ -154,3 +154,19 @@ class Finding:
             low, high = given["published"]
             given["published"] = Range(low=low, high=high)
         return cls(**given)
+
+
+def aim(claim: str, bound: float, tolerance: Tolerance, *, unit: str = "", **ours: Any) -> Finding:
+    """Return whether an aim of this project is met.
+
+    Args:
+        claim: What the aim is.
+        bound: Number that is aimed at.
+        tolerance: Which side of it is meant.
+        unit: Unit of both numbers.
+        ours: Number that was found, by its basis: measured, emulated or simulated.
+    """
+    return Finding(
+        claim=claim, source="the aim of this project, set beforehand", unit=unit, published=bound,
+        tolerance=tolerance, **ours,
+    )  # fmt: skip

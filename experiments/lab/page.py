@@ -39,26 +39,22 @@ def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[
 def findings_table(findings: Sequence[Finding]) -> list[str]:
     """Return a line for each finding, and the notes below them."""
     notes = list(dict.fromkeys(finding.note for finding in findings if finding.note))
-    rows = [{"finding": finding} for finding in findings]
-
-    def column(head: str, show: Any) -> Column:
-        return Column(head=head, show=lambda row: str(show(row["finding"])))
 
     def claim(finding: Finding) -> str:
         mark = f" [{notes.index(finding.note) + 1}]" if finding.note else ""
         return finding.claim + mark
 
     columns = [
-        column("claim", claim),
-        column("source", lambda f: f.source),
-        column("published", _published),
-        column("tolerance", lambda f: f.tolerance),
-        column("simulated", lambda f: _number(f.simulated, f.unit)),
-        column("emulated", lambda f: _number(f.emulated, f.unit)),
-        column("measured", lambda f: _number(f.measured, f.unit)),
-        column("verdict", _verdict),
+        Column(head="claim", show=claim),
+        Column(head="source", show=lambda f: f.source),
+        Column(head="published", show=_published),
+        Column(head="tolerance", show=lambda f: str(f.tolerance)),
+        Column(head="simulated", show=lambda f: _number(f.simulated, f.unit)),
+        Column(head="emulated", show=lambda f: _number(f.emulated, f.unit)),
+        Column(head="measured", show=lambda f: _number(f.measured, f.unit)),
+        Column(head="verdict", show=_verdict),
     ]
-    lines = markdown(Table(columns=columns, rows=rows))
+    lines = markdown(Table(columns=columns, rows=findings))
     return lines + [line for n, note in enumerate(notes, 1) for line in ("", f"[{n}] {note}")]
 
 

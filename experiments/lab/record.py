@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.lab.finding import Finding
 from experiments.lab.page import PICTURE, page
-from experiments.lab.study import Data, Row, Study
+from experiments.lab.study import Data, Row, Study, as_json
 from experiments.output.files import strict, write_json, write_text
 from experiments.output.provenance import RESULTS, provenance
 from zenflow.errors import ConfigError
@@ -55,8 +55,7 @@ class Record:
 
     def data(self, study: Study) -> Data:
         """Return the summary of the rows, as JSON has it."""
-        plain: Data = json.loads(json.dumps(strict(study.summarise(self.rows, self.config))))
-        return plain
+        return as_json(study.summarise(self.rows, self.config))
 
 
 def read(folder: Path) -> Record:

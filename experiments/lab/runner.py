@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Runner:
         if missing:
             self._open(before)
             missing = self._missing(cells)
-            self._make(missing, max(1, len(missing)))
+            self._make(missing)
         rows = [self._rows[cell.slug] for cell in cells if cell.slug in self._rows]
         rows += [self._reused[cell.slug] for cell in cells if cell.slug in self._reused]
         record = records.write(self.folder, self.study, self._config, rows, self._seconds)
@@ -129,7 +129,7 @@ class Runner:
             self._rows[path.parent.name] = found["row"]
             self._seconds += found["seconds"]
 
-    def _make(self, missing: Sequence[Cell], total: int) -> None:
+    def _make(self, missing: Sequence[Cell]) -> None:
         """Make cells and keep each as it comes."""
         workers = 1 if self.study.one_at_a_time else min(self.workers, len(missing))
         makers = self._one_by_one(missing) if workers <= 1 else self._together(missing, workers)
@@ -142,7 +142,7 @@ class Runner:
             self._rows[cell.slug] = json.loads(path.read_text(encoding="utf-8"))["row"]
             self._seconds += seconds
             self.made += 1
-            self.progress(self.made / total, cell.name)
+            self.progress(self.made / len(missing), cell.name)
 
     def _one_by_one(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Row, float]]:
         for number, cell in enumerate(cells):
@@ -183,16 +183,8 @@ class Runner:
     def _job(self, cell: Cell) -> Job:
         folder = self.kept / cell.slug
         folder.mkdir(parents=True, exist_ok=True)
-        scope = self.scope
-        return Job(
-            folder=folder,
-            smoke=scope.smoke,
-            seed=(scope.seeds or (0,))[0],
-            data_dir=scope.data_dir,
-            dataset=scope.dataset,
-            model=scope.model,
-            needs={need.slug: self._rows[need.slug] for need in cell.needs},
-        )
+        needs = {need.slug: self._rows[need.slug] for need in cell.needs}
+        return Job(**asdict(self.scope), folder=folder, needs=needs)
 
 
 def _carried_out(key: str, cell: Cell, job: Job) -> tuple[Row, float]:

@@ -44,11 +44,6 @@ class NeedsInputError(ConfigError):
     """
 
 
-def no_progress(share: float, text: str) -> None:
-    """Show nothing."""
-    del share, text
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """What a study is asked for."""
@@ -75,6 +70,8 @@ class Cell:
     """Values for the reader, which the row repeats as well."""
     needs: tuple[Cell, ...] = ()
     """Cells made before this one by the same program on the same machine."""
+    work: Any = None
+    """What `Study.run` takes besides, the settings of a training say: no part of the identity."""
 
     @property
     def name(self) -> str:
@@ -108,26 +105,21 @@ def identity(settings: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Circumstances under which a cell is made."""
+class Job(Scope):
+    """Circumstances under which a cell is made: what is asked for, and where it goes."""
 
     folder: Path
     """Existing folder of the cell's partial results. It survives an interruption, and the same
     cell gets it again; once the study is done it is removed."""
-    smoke: bool = False
-    """Whether seconds are enough."""
-    seed: int = 0
-    """First seed of the scope."""
-    data_dir: Path | None = None
-    """Folder of sentences."""
-    dataset: str | None = None
-    """Name of a data set on the hub."""
-    model: str | None = None
-    """Name or place of a pretrained model."""
     needs: Mapping[str, Row] = field(default_factory=dict)
     """Rows of the cells that this one needs, by slug."""
-    progress: Progress = no_progress
+    progress: Progress = lambda share, text: None
     """Called with the cell's own progress."""
+
+    @property
+    def seed(self) -> int:
+        """First seed of the scope."""
+        return (self.seeds or (0,))[0]
 
     def row_of(self, need: Cell) -> Row:
         """Return the row of a cell that this one needs."""
@@ -136,20 +128,6 @@ class Job:
     def folder_of(self, need: Cell) -> Path:
         """Return the folder of a cell that this one needs."""
         return self.folder.parent / need.slug
-
-
-def _nothing(_: Any) -> Any:
-    return {}
-
-
-def _no_text(data: Data) -> str:
-    del data
-    return ""
-
-
-def _no_tables(data: Data) -> Sequence[Table]:
-    del data
-    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +151,11 @@ class Study:
     """Claims with the numbers that decide them."""
     draw: Callable[[Data], Figure]
     """Picture of the data."""
-    about: Callable[[Data], str] = _no_text
+    about: Callable[[Data], str] = lambda data: ""
     """Paragraphs on how the numbers are to be read, in Markdown."""
-    tables: Callable[[Data], Sequence[Table]] = _no_tables
+    tables: Callable[[Data], Sequence[Table]] = lambda data: ()
     """Tables of the record."""
-    settings: Callable[[Scope], Data] = _nothing
+    settings: Callable[[Scope], Data] = lambda scope: {}
     """Settings that all cells share, part of the config."""
     group: str = ""
     """Name of the group that the study belongs to: ``paper``, or none."""
@@ -217,14 +195,14 @@ class Study:
         given: Data = {name: getattr(scope, name) for name in sorted(self.uses)}
         if given.get("data_dir") is not None:
             given["data_dir"] = given["data_dir"].resolve().name
-        shared: Data = {
-            "revision": self.revision,
-            "smoke": scope.smoke,
-            **given,
-            **self.settings(scope),
-        }
-        plain: Data = json.loads(json.dumps(strict(shared)))
-        return plain
+        own = self.settings(scope)
+        return as_json({"revision": self.revision, "smoke": scope.smoke, **given, **own})
+
+
+def as_json(value: Data) -> Data:
+    """Return data as a file of JSON gives them back: lists for tuples, null for not finite."""
+    plain: Data = json.loads(json.dumps(strict(value)))
+    return plain
 
 
 def computed(*, make: Callable[[Job], Data], **fields: Any) -> Study:
@@ -235,17 +213,12 @@ def computed(*, make: Callable[[Job], Data], **fields: Any) -> Study:
         fields: Other fields of the study.
     """
     return Study(
-        cells=_one_cell,
+        cells=lambda scope: (Cell(settings={}),),
         run=lambda _, job: make(job),
         summarise=lambda rows, _: rows[0],
         settings=lambda scope: {"seed": _only_seed(scope)},
         **fields,
     )
-
-
-def _one_cell(scope: Scope) -> Sequence[Cell]:
-    del scope
-    return (Cell(settings={}),)
 
 
 def _only_seed(scope: Scope) -> int:

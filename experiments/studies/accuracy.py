@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.intervals import CONFIDENCE, half_width_over_seeds
 from experiments.lab.study import Cell, Data, Row, Scope, Study
+from experiments.output.plots import draw_excess
 from experiments.studies.regimes import (
     BASELINE,
     FINE_TUNING,
     PRETRAINING,
     SCRATCH,
     cell_of,
-    losses,
     settings_of,
     train,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WARM_UP = 160
 """Steps W in which one variant defers nothing: twice the rise of the learning rate."""
@@ -73,14 +70,17 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     ]
 
 
-def _summarise(rows: Sequence[Row], config: Data) -> Data:
-    del config
+def _summarise(rows: Sequence[Row]) -> Data:
     return {"rows": [{name: row[name] for name in _KEPT} for row in rows]}
 
 
 def excesses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], list[float]]:
     """Return eval loss over the baseline's of the same seed, less 1, by (regime, variant, lr)."""
-    baseline = losses(rows)
+    baseline = {
+        (row["regime"], row["lr"], row["seed"]): row["eval_loss"]
+        for row in rows
+        if row["variant"] == BASELINE
+    }
     found: dict[tuple[str, str, float], list[float]] = {}
     for row in rows:
         if row["variant"] != BASELINE:
@@ -115,13 +115,11 @@ def _finding(regime: str, variant: str, rate: float, excess: Sequence[float]) ->
     )
 
 
-def _about(data: Data) -> str:
-    del data
-    return (
-        f"Held-out loss, and what the strategies' lies above {BASELINE}'s of the same seed: mean "
-        f"(least to most) over the seeds. Fine-tuning goes on from a model trained "
-        f"{PRETRAINING.steps} steps on the default data, with Python's documentation as its text."
-    )
+_ABOUT = (
+    f"Held-out loss, and what the strategies' lies above {BASELINE}'s of the same seed: mean "
+    f"(least to most) over the seeds. Fine-tuning goes on from a model trained "
+    f"{PRETRAINING.steps} steps on the default data, with Python's documentation as its text."
+)
 
 
 def _tables(data: Data) -> Sequence[Table]:
@@ -154,22 +152,16 @@ def _spread(variant: str) -> Column:
     return Column(head=variant, show=show)
 
 
-def _draw(data: Data) -> Figure:
-    from experiments.output.plots import draw_excess
-
-    return draw_excess(excesses(data["rows"]))
-
-
 STUDY = Study(
     name="accuracy",
     title="Held-out loss from scratch, where late updates hurt most, and in fine-tuning",
     cells=_cells,
     run=train,
-    summarise=_summarise,
+    summarise=lambda rows, _: _summarise(rows),
     findings=_findings,
-    about=_about,
+    about=lambda data: _ABOUT,
     tables=_tables,
-    draw=_draw,
+    draw=lambda data: draw_excess(excesses(data["rows"])),
     seeds=(0, 1, 2),
     minutes=180,
 )

@@ -6,8 +6,8 @@ Nothing has a link, so nothing depends on timing, and runs may share a machine.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,10 @@ def settings_of(regime: str, *, smoke: bool) -> TrainSettings:
     return smoked(replace(common, steps=400, data=str(documentation())), smoke)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained(Cell):
-    """A cell that is a training run."""
-
-    training: TrainSettings
-    """Settings of the run; fine-tuning's model is that of the first cell that it needs."""
-
-
 def cell_of(
     regime: str, variant: str, training: TrainSettings, *, needs: Sequence[Cell] = (), **more: Any
-) -> Trained:
-    """Return the cell of one run.
+) -> Cell:
+    """Return the cell of one run; fine-tuning's model is that of the first cell that it needs.
 
     Args:
         regime: Kind of training.
@@ -74,7 +66,7 @@ def cell_of(
         more: More settings that decide the row.
     """
     start = (_pretraining(training),) if regime == FINE_TUNING else ()
-    return Trained(
+    return Cell(
         labels={"variant": variant},
         settings={
             "regime": regime,
@@ -85,31 +77,19 @@ def cell_of(
             "config": training.config(None).to_dict(),
         },
         needs=(*start, *needs),
-        training=training,
+        work=training,
     )
 
 
-def _pretraining(training: TrainSettings) -> Trained:
-    own = PRETRAINING
-    if training.eval_batches == _SMOKE_BATCHES:
-        own = smoked(PRETRAINING, True)
+def _pretraining(training: TrainSettings) -> Cell:
+    own = smoked(PRETRAINING, training.eval_batches == _SMOKE_BATCHES)
     return cell_of("pretraining", "the model of fine-tuning", own)
 
 
 def train(cell: Cell, job: Job) -> Row:
     """Carry out a cell's run and return its losses."""
-    assert isinstance(cell, Trained)
-    settings = cell.training
+    settings: TrainSettings = cell.work
     if cell.settings["regime"] == FINE_TUNING:
         settings = replace(settings, model=str(job.folder_of(cell.needs[0]) / "model"))
     summary = trained(settings, job.folder)
     return {name: summary[name] for name in _KEPT}
-
-
-def losses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, float, int], float]:
-    """Return the held-out losses of the runs on the device, by regime, rate and seed."""
-    return {
-        (row["regime"], row["lr"], row["seed"]): row["eval_loss"]
-        for row in rows
-        if row["variant"] == BASELINE
-    }

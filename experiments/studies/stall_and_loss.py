@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from experiments.lab.columns import Column, Table, key
-from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.drawing import panels
+from experiments.lab.finding import Finding, Tolerance, aim
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.studies.links import SMALL, Begun, begin, go_on, link_cell, over, start_cell
-from experiments.studies.trained import trained
+from experiments.output.plots import STRATEGY_COLOURS
+from experiments.studies.trained import (
+    SMALL,
+    begin,
+    go_on,
+    link_cell,
+    over,
+    start_cell,
+    trained,
+)
 from experiments.training.comparison import eval_loss_ratio, stall_removed
 from experiments.training.settings import COMPARED, TrainSettings
 from experiments.training.step_log import read_steps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ALIGNED = "zenflow_aligned"
 """The default strategy with windows that end together; only its step times matter."""
@@ -27,7 +35,6 @@ LEAST_STALL_REMOVED = 0.85
 MOST_LOSS_DISTANCE = 0.01
 """Largest distance, above or below: the same trajectory is claimed, not a better one."""
 MOST_SPREAD_OVER_WINDOW = 1.1
-_SOURCE = "the aim of this project, set beforehand"
 
 
 def _training(scope: Scope) -> TrainSettings:
@@ -42,10 +49,10 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     for number, seed in enumerate(scope.seeds or ()):
         seeded = replace(shared, seed=seed)
         found += [
-            Begun(
+            Cell(
                 settings={"variant": variant, "seed": seed},
                 needs=(link, start_cell(seeded)),
-                training=seeded,
+                work=seeded,
             )
             for variant in ((*COMPARED, ALIGNED) if number == 0 else COMPARED)
         ]
@@ -53,11 +60,10 @@ def _cells(scope: Scope) -> Sequence[Cell]:
 
 
 def _run(cell: Cell, job: Job) -> Row:
-    assert isinstance(cell, Begun)
     if "variant" not in cell.settings:
         return begin(cell, job)
     link, start = cell.needs
-    settings = over(go_on(cell.training, start, job), job.row_of(link)["bytes_per_second"])
+    settings = over(go_on(cell.work, start, job), job.row_of(link)["bytes_per_second"])
     summary = trained(_variant(settings, cell.settings["variant"]), job.folder)
     config = summary["config"]
     places = seconds_by_position(
@@ -95,11 +101,12 @@ def _findings(data: Data) -> Sequence[Finding]:
         removed = stall_removed(runs) or 0.0
         distance = abs((eval_loss_ratio(runs, "zenflow") or float("inf")) - 1)
         found += [
-            _at_least(f"seed {seed}: share of zero_offload's time stalled", stall,
-                      LEAST_STALL_OF_ZERO_OFFLOAD),
-            _at_least(f"seed {seed}: share of those stall seconds that zenflow is without",
-                      removed, LEAST_STALL_REMOVED),
-            _at_most(f"seed {seed}: held-out loss off on_device's", distance, MOST_LOSS_DISTANCE),
+            aim(f"seed {seed}: share of zero_offload's time stalled",
+                LEAST_STALL_OF_ZERO_OFFLOAD, Tolerance.at_least(), emulated=stall),
+            aim(f"seed {seed}: share of those stall seconds that zenflow is without",
+                LEAST_STALL_REMOVED, Tolerance.at_least(), emulated=removed),
+            aim(f"seed {seed}: held-out loss off on_device's", MOST_LOSS_DISTANCE,
+                Tolerance.at_most(), emulated=distance),
         ]  # fmt: skip
     rolling, aligned = (
         _mean_spread(row for row in rows if row["variant"] == variant)
@@ -108,25 +115,16 @@ def _findings(data: Data) -> Sequence[Finding]:
     text = "slowest over fastest median step by position in the window"
     return [
         *found,
-        _at_most(f"rolling windows: {text}", rolling, MOST_SPREAD_OVER_WINDOW),
-        _at_least("aligned windows: the same, their spike", aligned, MOST_SPREAD_OVER_WINDOW),
-    ]
+        aim(f"rolling windows: {text}", MOST_SPREAD_OVER_WINDOW, Tolerance.at_most(),
+            emulated=rolling),
+        aim("aligned windows: the same, their spike", MOST_SPREAD_OVER_WINDOW,
+            Tolerance.at_least(), emulated=aligned),
+    ]  # fmt: skip
 
 
 def _mean_spread(rows: Iterable[Mapping[str, Any]]) -> float:
     places = [row["seconds_by_position"] for row in rows]
     return fmean(max(seconds) / min(seconds) for seconds in places)
-
-
-def _at_least(claim: str, value: float, bound: float) -> Finding:
-    return Finding(
-        claim=claim, source=_SOURCE, unit="", published=bound, emulated=value,
-        tolerance=Tolerance.at_least(),
-    )  # fmt: skip
-
-
-def _at_most(claim: str, value: float, bound: float) -> Finding:
-    return replace(_at_least(claim, value, bound), tolerance=Tolerance.at_most())
 
 
 def _about(data: Data) -> str:
@@ -158,30 +156,25 @@ def _tables(data: Data) -> Sequence[Table]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    from experiments.output.plots import STRATEGY_COLOURS
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    title = "Stall and loss over an emulated link"
+    figure, (left, right) = panels(10, 4, count=2, title=title)
     variants = list(dict.fromkeys(row["variant"] for row in data["rows"]))
     for place, variant in enumerate(variants):
         own = [row["summary"] for row in data["rows"] if row["variant"] == variant]
         colour = STRATEGY_COLOURS.get(variant, "#999999")
-        step, stall = (fmean(s[name] for s in own) for name in _SHOWN)
+        step, stall = (
+            fmean(summary[name] for summary in own)
+            for name in ("mean_step_seconds", "stall_fraction")
+        )
         left.bar(place, 1e3 * step, color=colour, alpha=0.45)
         left.bar(place, 1e3 * step * stall, color=colour)
         right.plot([place] * len(own), [s["eval_loss"] for s in own], "o", color=colour)
     for axes in (left, right):
         axes.set_xticks(range(len(variants)), variants, rotation=20, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
     left.set_ylabel("ms a step (dark: stalled)")
     right.set_ylabel("held-out loss, by seed")
-    figure.suptitle("Stall and loss over an emulated link", fontsize=12)
     return figure
 
-
-_SHOWN = ("mean_step_seconds", "stall_fraction")
 
 STUDY = Study(
     name="stall_and_loss",

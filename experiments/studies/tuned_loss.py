@@ -8,19 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from autotune.decisions.file import DECISIONS, read_decisions
 from experiments.lab.columns import Table, key
-from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.drawing import panels
+from experiments.lab.finding import Finding, Tolerance, aim
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.studies.links import SMALL, Begun, begin, go_on, link_cell, over, start_cell
-from experiments.studies.trained import trained
+from experiments.output.plots import STRATEGY_COLOURS
+from experiments.studies.trained import (
+    SMALL,
+    begin,
+    go_on,
+    link_cell,
+    over,
+    start_cell,
+    trained,
+)
 from experiments.studies.tuned_goodput.study import LINKS
 from experiments.training.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_EXCESS = 0.01
 """Largest share by which the held-out loss may lie above AdamW's."""
@@ -35,19 +42,17 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     shared = _training(scope)
     needs = (link_cell(shared, copy_share=LINKS["slow"]), start_cell(shared))
     return [
-        Begun(settings={"seed": seed}, needs=needs, training=replace(shared, seed=seed))
+        Cell(settings={"seed": seed}, needs=needs, work=replace(shared, seed=seed))
         for seed in scope.seeds or ()
     ]
 
 
 def _run(cell: Cell, job: Job) -> Row:
-    assert isinstance(cell, Begun)
     if "part" in cell.settings:
         return begin(cell, job)
     link, start = cell.needs
-    assert isinstance(start, Begun)
-    begun = go_on(start.training, start, job)
-    common = replace(begun, schedule="cosine", warmup=0.1, seed=cell.training.seed)
+    begun = go_on(start.work, start, job)
+    common = replace(begun, schedule="cosine", warmup=0.1, seed=cell.work.seed)
     rate = job.row_of(link)["bytes_per_second"]
     tuned = job.folder / "auto"
     alone = trained(replace(common, strategy="on_device"), job.folder / "on_device")["eval_loss"]
@@ -69,20 +74,22 @@ def _summarise(rows: Sequence[Row], config: Data) -> Data:
 
 def _findings(data: Data) -> Sequence[Finding]:
     rows = data["losses"]
-    source = "the aim of this project, set beforehand"
     return [
-        Finding(
-            claim=f"The held-out loss after {data['steps']} tuned steps over the slow link lies "
+        aim(
+            f"The held-out loss after {data['steps']} tuned steps over the slow link lies "
             "no further above AdamW's on the device, for every seed",
-            source=source, unit="", published=MOST_EXCESS, tolerance=Tolerance.at_most(),
+            MOST_EXCESS,
+            Tolerance.at_most(),
             emulated=max(row["excess"] for row in rows),
         ),
-        Finding(
-            claim="Every run was tuned: it has decisions",
-            source=source, unit="decisions", published=1, tolerance=Tolerance.at_least(),
+        aim(
+            "Every run was tuned: it has decisions",
+            1,
+            Tolerance.at_least(),
+            unit="decisions",
             emulated=min(row["num_decisions"] for row in rows),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _tables(data: Data) -> Sequence[Table]:
@@ -98,12 +105,7 @@ def _tables(data: Data) -> Sequence[Table]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    from experiments.output.plots import STRATEGY_COLOURS
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(6, 4)
     seeds = [str(row["seed"]) for row in data["losses"]]
     axes.bar(seeds, [100 * row["excess"] for row in data["losses"]],
              color=STRATEGY_COLOURS["auto"], width=0.5)  # fmt: skip
@@ -112,7 +114,6 @@ def _draw(data: Data) -> Figure:
     axes.set_xlabel("seed")
     axes.set_ylabel("tuned run's loss above AdamW's, %\n(dashed: the most)")
     axes.set_title(f"held-out loss after {data['steps']} steps", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -92,13 +92,12 @@ class AbstractMethod(ABC):
     def next_knobs(self) -> Knobs:
         """Return the setting that the next stretch is measured at."""
 
-    @abstractmethod
-    def record(self, stretch: Stretch) -> None:
+    def record(self, stretch: Stretch) -> None:  # noqa: B027 - some methods learn nothing
         """Take what was measured."""
 
-    @abstractmethod
     def final_knobs(self) -> Knobs:
         """Return the setting to go on with, once the last stretch is recorded."""
+        return self.next_knobs()
 
 
 class Fixed(AbstractMethod):
@@ -109,12 +108,6 @@ class Fixed(AbstractMethod):
         self._knobs = knobs
 
     def next_knobs(self) -> Knobs:
-        return self._knobs
-
-    def record(self, stretch: Stretch) -> None:
-        del stretch
-
-    def final_knobs(self) -> Knobs:
         return self._knobs
 
 
@@ -136,12 +129,6 @@ class UncorrectedSimulator(AbstractMethod):
 
             self._best = max(self._problem.settings, key=goodput)
         return self._best
-
-    def record(self, stretch: Stretch) -> None:
-        del stretch
-
-    def final_knobs(self) -> Knobs:
-        return self.next_knobs()
 
 
 class TwinMethod(AbstractMethod):
@@ -183,19 +170,11 @@ class TwinMethod(AbstractMethod):
         self._tuner.consider(self._adviser.advise(question))
 
 
-class RandomSearch(AbstractMethod):
-    """The default first, then any setting that fits; in the end the best that was measured."""
+class _BestMeasured(AbstractMethod):
+    """Goes on in the end with the best that was measured."""
 
-    def __init__(self, problem: Problem) -> None:
-        """Draw nothing yet."""
-        self._rng = np.random.default_rng([problem.seed, 2])
-        self._settings = problem.settings
+    def __init__(self) -> None:
         self._measured: list[tuple[float, Knobs]] = []
-
-    def next_knobs(self) -> Knobs:
-        if not self._measured:
-            return START
-        return self._settings[self._rng.integers(len(self._settings))]
 
     def record(self, stretch: Stretch) -> None:
         self._measured.append((log_goodput(stretch), stretch.knobs))
@@ -204,7 +183,22 @@ class RandomSearch(AbstractMethod):
         return max(self._measured, key=lambda item: item[0])[1]
 
 
-class SamplerSearch(AbstractMethod):
+class RandomSearch(_BestMeasured):
+    """The default first, then any setting that fits."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Draw nothing yet."""
+        super().__init__()
+        self._rng = np.random.default_rng([problem.seed, 2])
+        self._settings = problem.settings
+
+    def next_knobs(self) -> Knobs:
+        if not self._measured:
+            return START
+        return self._settings[self._rng.integers(len(self._settings))]
+
+
+class SamplerSearch(_BestMeasured):
     """An Optuna sampler on measured goodput: a stretch is a trial, the default's the first.
 
     What a setting needs of memory is known: a suggestion that does not fit costs no stretch. The
@@ -218,6 +212,7 @@ class SamplerSearch(AbstractMethod):
             problem: What is tuned.
             sampler: One of `autotune.offline.samplers.SAMPLERS`.
         """
+        super().__init__()
         self._space, self._settings = problem.space, frozenset(problem.settings)
         self._rng = np.random.default_rng([problem.seed, 3])
         if sampler == "gp":  # it loads them when it needs them, which is no searching
@@ -230,7 +225,6 @@ class SamplerSearch(AbstractMethod):
             )
         self._study.enqueue_trial(self._space.indices_of(START))
         self._trial: optuna.Trial | None = None
-        self._measured: list[tuple[float, Knobs]] = []
 
     def next_knobs(self) -> Knobs:
         with quiet_optuna():
@@ -249,13 +243,9 @@ class SamplerSearch(AbstractMethod):
 
     def record(self, stretch: Stretch) -> None:
         assert self._trial is not None
-        value = log_goodput(stretch)
         with quiet_optuna():
-            self._study.tell(self._trial, value)
-        self._measured.append((value, stretch.knobs))
-
-    def final_knobs(self) -> Knobs:
-        return max(self._measured, key=lambda item: item[0])[1]
+            self._study.tell(self._trial, log_goodput(stretch))
+        super().record(stretch)
 
 
 METHODS: Mapping[str, Callable[[Problem], AbstractMethod]] = {

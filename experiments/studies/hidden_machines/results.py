@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -14,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.lab.columns import Column, Table, key
-from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.drawing import panels
+from experiments.lab.finding import Finding, Tolerance, aim
 from experiments.lab.study import Data
 from experiments.output.plots import STRATEGY_COLOURS
 from experiments.output.provenance import percentile
@@ -42,32 +42,24 @@ _LEAST_SHOWN = 1e-3
 Rows = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodResult:
-    """A method over all seeds: (mean, median, 90th percentile) of shares."""
+def result_of(rows: Rows, method: str) -> dict[str, Any]:
+    """Return what a method's rows without drift say; there must be some.
 
-    num_seeds: int
-    slowdown: tuple[float, float, float]
-    """Slowdown against the best fixed setting: each seed's mean over all stretches."""
-    final_regret: tuple[float, float, float]
-    worst_over_default: tuple[float, float]
-    """Maximum and 90th percentile of each seed's worst stretch: time per unit of progress, the
-    default's being 1."""
-    search_seconds: float
-    """CPU time, mean."""
-
-
-def result_of(rows: Rows, method: str) -> MethodResult:
-    """Return what a method's rows without drift say; there must be some."""
+    ``slowdown`` (against the best fixed setting: each seed's mean over all stretches) and
+    ``final_regret`` are (mean, median, 90th percentile) over the seeds. ``worst_over_default`` is
+    maximum and 90th percentile of each seed's worst stretch: time per unit of progress, the
+    default's being 1. ``search_seconds`` is CPU time, mean.
+    """
     own = [row for row in rows if row["method"] == method and not row["drifts"]]
     worst = [max(row["over_default"]) for row in own]
-    return MethodResult(
-        num_seeds=len(own),
-        slowdown=_spread([fmean(row["regrets"]) for row in own]),
-        final_regret=_spread([row["final_regret"] for row in own]),
-        worst_over_default=(max(worst), percentile(worst, 0.9)),
-        search_seconds=fmean(row["search_seconds"] for row in own),
-    )
+    return {
+        "method": method,
+        "seeds": len(own),
+        "slowdown": _spread([fmean(row["regrets"]) for row in own]),
+        "final_regret": _spread([row["final_regret"] for row in own]),
+        "worst_over_default": (max(worst), percentile(worst, 0.9)),
+        "search_seconds": fmean(row["search_seconds"] for row in own),
+    }
 
 
 def recovery(regrets: Sequence[float], drift_at: int) -> float:
@@ -96,43 +88,41 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
 # ---- findings and tables ----------------------------------------------------------------------
 
 
-def findings(rows: Rows) -> list[Finding]:
+def findings(data: Data) -> Sequence[Finding]:
     """Return the aims of the twin."""
+    rows = data["rows"]
     if "twin" not in methods_of(rows, drifts=False):
         return []
     twin = result_of(rows, "twin")
     aims = (
-        ("mean slowdown while tuning", twin.slowdown[0], MOST_SLOWDOWN),
-        ("mean final regret", twin.final_regret[0], MOST_FINAL_REGRET),
-        ("worst stretch of all seeds, the default's being 1", twin.worst_over_default[0],
+        ("mean slowdown while tuning", "slowdown", MOST_SLOWDOWN),
+        ("mean final regret", "final_regret", MOST_FINAL_REGRET),
+        ("worst stretch of all seeds, the default's being 1", "worst_over_default",
          MOST_OVER_DEFAULT),
     )  # fmt: skip
     return [
-        Finding(
-            claim=f"The twin's {text}", source="the aim of this project, set beforehand", unit="",
-            published=bound, simulated=value, tolerance=Tolerance.at_most(),
-        )
-        for text, value, bound in aims
-    ]  # fmt: skip
+        aim(f"The twin's {text}", bound, Tolerance.at_most(), simulated=twin[name][0])
+        for text, name, bound in aims
+    ]
 
 
-def tables(rows: Rows, drift_at: int) -> list[Table]:
+def tables(data: Data) -> Sequence[Table]:
     """Return every method's figures, and those about the drift."""
-    return [_steady_table(rows), *_drift_table(rows, drift_at)]
+    return [_steady_table(data["rows"]), *_drift_table(data["rows"], data["drift_at"])]
 
 
 def _steady_table(rows: Rows) -> Table:
     def share(head: str, name: str, place: int, form: str = ".1%") -> Column:
-        return Column(head=head, show=lambda row: format(getattr(row["found"], name)[place], form))
+        return Column(head=head, show=lambda row: format(row[name][place], form))
 
     columns = [
         key("method"),
-        Column(head="seeds", show=lambda row: str(row["found"].num_seeds)),
+        key("seeds"),
         *(share(f"slowdown, {text}", "slowdown", place) for place, text in enumerate(_SPREAD)),
         *(share(f"final regret, {text}", "final_regret", p) for p, text in enumerate(_SPREAD)),
         share("worst, max", "worst_over_default", 0, ".2f"),
         share("worst, p90", "worst_over_default", 1, ".2f"),
-        Column(head="search, CPU s", show=lambda row: f"{row['found'].search_seconds:.1f}"),
+        key("search_seconds", ".1f", "search, CPU s"),
     ]
     return Table(
         title="While tuning",
@@ -140,10 +130,7 @@ def _steady_table(rows: Rows) -> Table:
         "over all stretches of a seed. Worst: a seed's worst stretch; the default setting's time "
         "per unit of progress is 1.",
         columns=columns,
-        rows=[
-            {"method": name, "found": result_of(rows, name)}
-            for name in methods_of(rows, drifts=False)
-        ],
+        rows=[result_of(rows, name) for name in methods_of(rows, drifts=False)],
     )
 
 
@@ -219,22 +206,21 @@ def _listed(space: Mapping[str, Sequence[Any]]) -> str:
 # ---- picture ----------------------------------------------------------------------------------
 
 
-def draw_study(rows: Rows, drift_at: int) -> Figure:
+def draw(data: Data) -> Figure:
     """Return regret by stretch, the distribution of final regrets, and regret about the drift."""
-    figure = Figure(figsize=(14, 4.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    rows = data["rows"]
+    seeds = len({row["seed"] for row in rows})
+    title = (
+        f"{seeds} simulated machines that the tuner does not know: time per unit of progress over "
+        "the best fixed setting's"
+    )
+    figure, (left, middle, right) = panels(14, 4.6, count=3, title=title)
     _draw_regrets(left, rows, drifts=False)
     left.set_title("regret while tuning", fontsize=11)
     _draw_finals(middle, rows)
     _draw_regrets(right, rows, drifts=True)
-    right.axvline(drift_at + 0.5, color=STRATEGY_COLOURS["on_device"], linewidth=0.8)
+    right.axvline(data["drift_at"] + 0.5, color=STRATEGY_COLOURS["on_device"], linewidth=0.8)
     right.set_title("the link becomes slower at the line", fontsize=11)
-    seeds = len({row["seed"] for row in rows})
-    figure.suptitle(
-        f"{seeds} simulated machines that the tuner does not know: time per unit of progress over "
-        "the best fixed setting's",
-        fontsize=12,
-    )
     return figure
 
 
@@ -256,7 +242,6 @@ def _draw_regrets(axes: Axes, rows: Rows, *, drifts: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("stretch (line: mean of the seeds, band: 10% to 90%)")
     axes.set_ylabel("regret")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
 
 
@@ -277,7 +262,6 @@ def _draw_finals(axes: Axes, rows: Rows) -> None:
     axes.set_xlabel("final regret (dotted: the aim for the mean)")
     axes.set_ylabel("seeds with at most that")
     axes.set_title("final regrets", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _tick(share: float, _: float) -> str:

@@ -9,21 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 from autotune.offline.samplers import check_sampler
 from autotune.space import SearchSpace
-from experiments.lab.columns import Table
-from experiments.lab.finding import Finding
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.studies.hidden_machines import results
 from experiments.studies.hidden_machines.machine import HiddenMachine, case_of
 from experiments.studies.hidden_machines.methods import METHODS, START, AbstractMethod, Problem
-from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DRIFTING = ("twin", "default")
 """Methods that are also shown a machine that changes; the others have no answer to it."""
@@ -39,7 +32,7 @@ class Contest:
     num_trials: int = 25
     """Number of trials of the twin's search, for each question."""
     drift_at: int = 10
-    """Stretches after which both directions of the link become slower."""
+    """Stretches after which both directions of the link become slower; some come before."""
     drift: float = 4.0
     """Factor by which the link becomes slower."""
     space: SearchSpace = field(
@@ -51,16 +44,9 @@ class Contest:
         )
     )
 
-    def __post_init__(self) -> None:
-        """Check that there is something before the drift and after it."""
-        if not 0 < self.drift_at < self.num_windows:
-            raise ConfigError(
-                f"the drift must come between the first and the last of {self.num_windows} "
-                f"windows, got {self.drift_at}"
-            )
-
 
 def _contest(scope: Scope) -> Contest:
+    """Return the rules of a scope, or of a cell's job."""
     if not scope.smoke:
         return Contest()
     space = SearchSpace(
@@ -78,29 +64,19 @@ def _settings(scope: Scope) -> Data:
     return {"knobs": list(START.to_dict()), **asdict(_contest(scope))}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine(Cell):
-    """A machine that every method tunes."""
-
-    contest: Contest
-    """Rules of the tuning."""
-
-
 def _cells(scope: Scope) -> Sequence[Cell]:
-    contest = _contest(scope)
     return [
-        Machine(labels={"case": str(case_of(seed))}, settings={"seed": seed}, contest=contest)
+        Cell(labels={"case": str(case_of(seed))}, settings={"seed": seed})
         for seed in scope.seeds or ()
     ]
 
 
 def _run(cell: Cell, job: Job) -> Row:
-    assert isinstance(cell, Machine)
     # The Gaussian process of a smoke test would load torch and need more trials than there are.
     methods = [name for name in METHODS if name != "GP" or not job.smoke]
     if "GP" in methods:
         check_sampler("gp", 1)
-    return {"played": rows_of(cell.contest, cell.settings["seed"], methods)}
+    return {"played": rows_of(_contest(job), cell.settings["seed"], methods)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,28 +165,16 @@ def summarise(rows: Sequence[Row], config: Data) -> Data:
     return {**config, "rows": sorted(played, key=lambda one: one["drifts"])}
 
 
-def _findings(data: Data) -> Sequence[Finding]:
-    return results.findings(data["rows"])
-
-
-def _tables(data: Data) -> Sequence[Table]:
-    return results.tables(data["rows"], data["drift_at"])
-
-
-def _draw(data: Data) -> Figure:
-    return results.draw_study(data["rows"], data["drift_at"])
-
-
 STUDY = Study(
     name="hidden_machines",
     title="Tuning against a simulated truth",
     cells=_cells,
     run=_run,
     summarise=summarise,
-    findings=_findings,
+    findings=results.findings,
     about=results.about,
-    tables=_tables,
-    draw=_draw,
+    tables=results.tables,
+    draw=results.draw,
     settings=_settings,
     seeds=tuple(range(30)),
     minutes=90,

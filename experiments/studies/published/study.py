@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from experiments.lab.columns import Column, Table, key
+from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature.measurements import GROUPS, MEASUREMENTS
@@ -22,81 +24,53 @@ from experiments.studies.published.predictions import (
     step_bytes,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 AIM = 0.15
 """Absolute error within which a prediction counts as met."""
 _DRAWS = 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A measurement beside its prediction, seconds."""
-
-    measurement: Measurement
-    predicted: float
-    roofline: float | None
-    """Seconds as if DeepSpeed's CPU step reached the DRAM bandwidth; None without one."""
-    interval: tuple[float, float] | None
-    """Range that holds 0.8 of the predictions with figures drawn by their uncertainty."""
-    elasticities: Mapping[str, float]
-    """Per cent of the prediction for one per cent of a figure; of missed rows."""
-    alternatives: Mapping[str, float]
-    """Predictions with other values of what is unknown; of missed rows."""
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, minus 1."""
-        return self.predicted / self.measurement.seconds - 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every figure by name."""
-        return {
-            "group": self.measurement.group,
-            "label": self.measurement.label,
-            "quantity": self.measurement.quantity,
-            "measured_seconds": self.measurement.seconds,
-            "predicted_seconds": self.predicted,
-            "error": self.error,
-            "interval_seconds": None if self.interval is None else list(self.interval),
-            "roofline_seconds": self.roofline,
-            "elasticities": dict(self.elasticities),
-            "alternatives": dict(self.alternatives),
-            "source": self.measurement.source,
-            "assumption": self.measurement.assumption,
-        }
-
-
 def predict_all(
     measurements: Sequence[Measurement] = MEASUREMENTS, *, draws: int = _DRAWS
-) -> list[Row]:
-    """Return every measurement beside its prediction; 0 draws are no intervals."""
+) -> list[dict[str, Any]]:
+    """Return every measurement beside its prediction, JSON-ready; 0 draws are no intervals.
+
+    ``interval_seconds`` holds 0.8 of the predictions with figures drawn by their uncertainty.
+    ``roofline_seconds`` is as if DeepSpeed's CPU step reached the DRAM bandwidth, None without
+    one. Of missed rows ``elasticities`` has per cent of the prediction for one per cent of a
+    figure, ``alternatives`` predictions with other values of what is unknown.
+    """
     # Several measurements are of one set-up.
     predictions: dict[str, float] = {}
-    bounds: dict[str, tuple[float, float]] = {}
+    bounds: dict[str, list[float]] = {}
     moves: dict[str, Mapping[str, float]] = {}
     rows = []
     for item in measurements:
         setup, quantity = item.setup, item.quantity
-        key = f"{setup} {quantity}"
-        if key not in predictions:
-            predictions[key] = predict(setup, quantity)
+        case = f"{setup} {quantity}"
+        if case not in predictions:
+            predictions[case] = predict(setup, quantity)
             if draws:
                 found = interval(setup, quantity, draws)
-                bounds[key] = found.low, found.high
-        is_met = abs(predictions[key] / item.seconds - 1.0) <= AIM
-        if not is_met and key not in moves:
-            moves[key] = elasticities(setup, quantity)
+                bounds[case] = [found.low, found.high]
+        error = predictions[case] / item.seconds - 1.0
+        is_met = abs(error) <= AIM
+        if not is_met and case not in moves:
+            moves[case] = elasticities(setup, quantity)
         rows.append(
-            Row(
-                measurement=item,
-                predicted=predictions[key],
-                roofline=_roofline(setup, quantity),
-                interval=bounds.get(key),
-                elasticities={} if is_met else moves[key],
-                alternatives={} if is_met else _alternatives(item),
-            )
+            {
+                "group": item.group,
+                "label": item.label,
+                "quantity": quantity,
+                "measured_seconds": item.seconds,
+                "predicted_seconds": predictions[case],
+                "error": error,
+                "interval_seconds": bounds.get(case),
+                "roofline_seconds": _roofline(setup, quantity),
+                "elasticities": {} if is_met else moves[case],
+                "alternatives": {} if is_met else _alternatives(item),
+                "source": item.source,
+                "assumption": item.assumption,
+            }
         )
     return rows
 
@@ -115,12 +89,12 @@ def _alternatives(item: Measurement) -> dict[str, float]:
     return found
 
 
-def record_of(rows: Sequence[Row]) -> Data:
+def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
     """Return the rows with the constant behind them, JSON-ready."""
     return {
         "deepspeed_bytes_per_second": deepspeed_rate(),
         "deepspeed_bytes_per_parameter": step_bytes(),
-        "rows": [row.to_dict() for row in rows],
+        "rows": rows,
     }
 
 
@@ -156,19 +130,22 @@ def _about(data: Data) -> str:
 
 
 def _tables(data: Data) -> Sequence[Table]:
-    columns = [
-        key("label", head="set-up"),
-        Column(head="measured", show=lambda row: milliseconds(row["measured_seconds"])),
-        Column(head="predicted", show=lambda row: milliseconds(row["predicted_seconds"])),
-        key("error", "+.1%"),
-        Column(head="range", show=lambda row: span(row["interval_seconds"])),
-        Column(head="roofline", show=lambda row: milliseconds(row["roofline_seconds"])),
-    ]
     return [
-        Table(title=title, columns=columns, rows=chosen)
+        Table(title=title, columns=COLUMNS, rows=chosen)
         for group, (title, _) in GROUPS.items()
         if (chosen := [row for row in data["rows"] if row["group"] == group])
     ]
+
+
+COLUMNS = (
+    key("label", head="set-up"),
+    Column(head="measured", show=lambda row: milliseconds(row["measured_seconds"])),
+    Column(head="predicted", show=lambda row: milliseconds(row["predicted_seconds"])),
+    key("error", "+.1%"),
+    Column(head="range", show=lambda row: _span(row["interval_seconds"])),
+    Column(head="roofline", show=lambda row: milliseconds(row["roofline_seconds"])),
+)
+"""What a table says of a measurement, times in milliseconds."""
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -176,16 +153,13 @@ def milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.0f}"
 
 
-def span(bounds: Sequence[float] | None) -> str:
+def _span(bounds: Sequence[float] | None) -> str:
     """Return a range as text in milliseconds."""
     return "-" if bounds is None else " to ".join(map(milliseconds, bounds))
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(6.4, 5.4)
     for group, (title, _) in GROUPS.items():
         own = [row for row in data["rows"] if row["group"] == group]
         axes.plot([row["measured_seconds"] for row in own],
@@ -201,7 +175,6 @@ def _draw(data: Data) -> Figure:
     axes.set_xlabel("measured by others, s")
     axes.set_ylabel("predicted, s")
     axes.set_title(f"published measurements (band: {AIM:.0%})", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=7, frameon=False)
     return figure
 

@@ -8,8 +8,9 @@ Does not import torch.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.training.data.hub import hub_dataset
@@ -17,7 +18,7 @@ from experiments.training.data.texts import LabelledTexts
 from zenflow.errors import ConfigError
 
 TRAIN, TEST = "train.tsv", "test.tsv"
-Row = tuple[str, int]
+Sentence = tuple[str, int]
 """A sentence, and 0 (negative) or 1 (positive)."""
 
 _LABELS = ("0", "1")
@@ -26,15 +27,20 @@ _LEAST = 4
 """Sentences of either part: with fewer there is nothing to learn or compare."""
 _SHOWN = 60
 
+_SUBJECTS = ("film", "plot", "cast", "score", "script", "ending", "pace", "camera")
+_WORDS = (("bad", "dull", "weak", "lame"), ("good", "fine", "warm", "sharp"))
+_EXTRAS = ("", " and long", " again", " for two hours", " from start to end")
+"""What the made-up sentences of smoke tests are put together from."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentences:
     """What a study trains on, and what it tests on once a run has ended."""
 
     name: str
-    train: tuple[Row, ...]
+    train: tuple[Sentence, ...]
     """No text twice, and none that is in ``test``."""
-    test: tuple[Row, ...]
+    test: tuple[Sentence, ...]
     num_dropped: int = 0
     """Training sentences left out because they occur twice or in the test."""
 
@@ -81,7 +87,7 @@ def read_hub(name: str) -> Sentences:
     return without_leakage(name, found.train, found.held_out)
 
 
-def without_leakage(name: str, train: Sequence[Row], test: Sequence[Row]) -> Sentences:
+def without_leakage(name: str, train: Sequence[Sentence], test: Sequence[Sentence]) -> Sentences:
     """Return the two parts without training sentences that repeat, or are in the test.
 
     Texts are the same if they differ in letter case or spaces alone.
@@ -106,39 +112,38 @@ def without_leakage(name: str, train: Sequence[Row], test: Sequence[Row]) -> Sen
     )
 
 
-def cut(sentences: Sentences, train: int | None, test: int | None) -> Sentences:
-    """Return so many sentences of each part; None keeps all of it.
+def cut(sentences: Sentences, most: int) -> Sentences:
+    """Return the sentences with so many of training at most.
 
     They are those with the smallest hash, whatever the order of the file: a larger cut holds the
     smaller one.
-
-    Raises:
-        ConfigError: There are fewer.
     """
-    return Sentences(
-        name=sentences.name,
-        train=_smallest("--sentences", sentences.train, train),
-        test=_smallest("--test", sentences.test, test),
-        num_dropped=sentences.num_dropped,
-    )
+    ordered = sorted(sentences.train, key=lambda row: hashlib.sha256(row[0].encode()).digest())
+    return replace(sentences, train=tuple(ordered[:most]))
 
 
-def _smallest(flag: str, rows: tuple[Row, ...], count: int | None) -> tuple[Row, ...]:
-    if count is None:
-        return rows
-    if not _LEAST <= count <= len(rows):
-        raise ConfigError(
-            f"{flag} must lie in {_LEAST} to {len(rows)}, which is all there are, but is {count}"
-        )
-    ordered = sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())
-    return tuple(ordered[:count])
+def made_up(num_train: int, num_test: int) -> Sentences:
+    """Return so many sentences that anything learns, labelled by one word of each.
+
+    They are the same at every call: a smoke test of the study, not a result.
+    """
+    every = [
+        (f"the {subject} and the {other} are {word}{extra}", label)
+        for label, words in enumerate(_WORDS)
+        for word in words
+        for subject in _SUBJECTS
+        for other in _SUBJECTS
+        for extra in _EXTRAS
+    ]
+    drawn = random.Random(0).sample(every, num_train + num_test)
+    return without_leakage("made-up sentences", drawn[num_test:], drawn[:num_test])
 
 
 def _key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _read_rows(path: Path) -> list[Row]:
+def _read_rows(path: Path) -> list[Sentence]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -153,7 +158,7 @@ def _read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _row(path: Path, number: int, line: bytes) -> Row | None:
+def _row(path: Path, number: int, line: bytes) -> Sentence | None:
     """Return a line's sentence and label; None of a header.
 
     Raises:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.lab.drawing import panels
 from experiments.lab.intervals import CONFIDENCE, FAILS, MARGIN, Comparison
 from experiments.lab.variants import BASELINE
 from experiments.output.plots import STRATEGY_COLOURS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _OTHER = "#bbbbbb"
 _ROOM = 0.8
@@ -20,10 +19,8 @@ _PERCENT = 100
 
 def draw_accuracy(comparisons: Sequence[Comparison], title: str) -> Figure:
     """Return the accuracies at the left and the differences at the right, a line per strategy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 1.8 + 0.45 * len(comparisons)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    height = 1.8 + 0.45 * len(comparisons)
+    figure, (left, right) = panels(12, height, count=2, title=title, sharey=True)
     for place, comparison in enumerate(comparisons):
         colour = STRATEGY_COLOURS.get(comparison.variant.split(" ")[0], _OTHER)
         _draw_accuracies(left, place, comparison, colour)
@@ -39,11 +36,10 @@ def draw_accuracy(comparisons: Sequence[Comparison], title: str) -> Figure:
         f"(dashed: a loss of {_PERCENT * MARGIN:g})"
     )
     for axes in (left, right):
-        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color="#eeeeee")
         axes.set_axisbelow(True)
-    figure.suptitle(title, fontsize=12)
     return figure
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.lab.columns import Column, Table
 from experiments.lab.finding import Finding, Tolerance
@@ -22,14 +22,11 @@ from experiments.lab.intervals import (
 from experiments.lab.study import Cell, Data, Job, NeedsInputError, Row, Scope, Study
 from experiments.lab.variants import AUTO, BASELINE, STRATEGIES, Variant, parse_variants
 from experiments.literature import zenflow as paper
-from experiments.studies.sst2.data import Sentences, cut, read_folder, read_hub
+from experiments.studies.sst2.data import Sentences, cut, made_up, read_folder, read_hub
 from experiments.studies.sst2.model import PACKAGED, locate, weights_digest
-from experiments.studies.sst2.smoke import made_up
+from experiments.studies.sst2.picture import draw_accuracy
 from experiments.training.settings import TrainSettings
 from zenflow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NUM_TRAIN = 2560
 """Number of training sentences: all strategies and seeds then take about 50 minutes on two
@@ -100,40 +97,31 @@ class Subject:
             **{name: protocol[name] for name in _SHARED},
         }
 
-    def cells(self, seeds: Sequence[int]) -> list[FineTuning]:
+    def cells(self, seeds: Sequence[int]) -> list[Cell]:
         """Return every run: seed by seed, so that a study cut short compares what it has.
 
-        Tuned runs need an emulated link; the others have none, as what they compute does not
-        depend on it.
+        Each takes its settings, without a link, and the sentences. Tuned runs need an emulated
+        link; the others have none, as what they compute does not depend on it.
         """
         first = replace(self.protocol, seed=seeds[0])
-        link = FineTuning(settings={"part": "link"}, training=first, sentences=self.sentences)
-        return [
-            FineTuning(
-                settings={"variant": variant.name, "seed": seed},
-                needs=(link,) if variant.controller else (),
-                training=replace(
+        link = Cell(settings={"part": "link"}, work=(first, self.sentences))
+        found = []
+        for seed in seeds:
+            for variant in self.variants:
+                training = replace(
                     self.protocol,
                     strategy=variant.strategy,
                     knobs=dict(variant.knobs),
                     controller=variant.controller,
                     seed=seed,
-                ),
-                sentences=self.sentences,
-            )
-            for seed in seeds
-            for variant in self.variants
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuning(Cell):
-    """One run, or the measurement of the link that tuned ones have."""
-
-    training: TrainSettings
-    """Settings of the run, without its link."""
-    sentences: Sentences
-    """Sentences to train and to test on."""
+                )
+                cell = Cell(
+                    settings={"variant": variant.name, "seed": seed},
+                    needs=(link,) if variant.controller else (),
+                    work=(training, self.sentences),
+                )
+                found.append(cell)
+        return found
 
 
 @lru_cache(maxsize=2)
@@ -154,7 +142,7 @@ def subject(scope: Scope) -> Subject:
     model = scope.model or PACKAGED
     location = locate(model)
     return Subject(
-        sentences=cut(found, min(NUM_TRAIN, len(found.train)), None),
+        sentences=cut(found, NUM_TRAIN),
         protocol=replace(PROTOCOL, model=location),
         model=model,
         model_digest=weights_digest(location),
@@ -184,14 +172,13 @@ def _cells(scope: Scope) -> Sequence[Cell]:
 def _run(cell: Cell, job: Job) -> Row:
     from experiments.studies.sst2.run import emulated_link, fine_tune  # they load torch
 
-    assert isinstance(cell, FineTuning)
-    settings = cell.training
+    settings, sentences = cell.work
     if "part" in cell.settings:
-        return {"bytes_per_second": emulated_link(settings, cell.sentences)}
+        return {"bytes_per_second": emulated_link(settings, sentences)}
     for link in cell.needs:
         rate = job.row_of(link)["bytes_per_second"]
         settings = replace(settings, link=(rate, rate) if rate else None)
-    return fine_tune(settings, cell.sentences, job.folder)
+    return fine_tune(settings, sentences, job.folder)
 
 
 def _summarise(rows: Sequence[Row], config: Data) -> Data:
@@ -294,39 +281,28 @@ def _about(data: Data) -> str:
 
 
 def _tables(data: Data) -> Sequence[Table]:
-    def column(head: str, show: Any, *, of_baseline: bool = False) -> Column:
-        def shown(row: Mapping[str, Any]) -> str:
-            comparison = row["comparison"]
-            hidden = comparison.variant == BASELINE and not of_baseline
-            return "" if hidden else str(show(comparison))
-
-        return Column(head=head, show=shown)
+    def beside(head: str, show: Callable[[Comparison], str]) -> Column:
+        """Return a column that says nothing of the baseline itself."""
+        return Column(head=head, show=lambda c: "" if c.variant == BASELINE else show(c))
 
     columns = [
-        column("strategy", lambda c: c.variant, of_baseline=True),
-        column("seeds", lambda c: len(c.seeds), of_baseline=True),
-        column("accuracy", lambda c: f"{c.mean:.2%}", of_baseline=True),
-        column("spread", lambda c: _points(c.spread, ""), of_baseline=True),
-        column("difference", lambda c: _points(c.difference)),
-        column(f"{CONFIDENCE:.0%} interval", lambda c: " to ".join(map(_points, c.interval))),
-        column("p", lambda c: "" if math.isnan(c.p_value) else f"{c.p_value:.3f}"),
-        column(
+        Column(head="strategy", show=lambda c: c.variant),
+        Column(head="seeds", show=lambda c: str(len(c.seeds))),
+        Column(head="accuracy", show=lambda c: f"{c.mean:.2%}"),
+        Column(head="spread", show=lambda c: _points(c.spread, "")),
+        beside("difference", lambda c: _points(c.difference)),
+        beside(f"{CONFIDENCE:.0%} interval", lambda c: " to ".join(map(_points, c.interval))),
+        beside("p", lambda c: "" if math.isnan(c.p_value) else f"{c.p_value:.3f}"),
+        beside(
             f"loses at most {_POINTS * MARGIN:g} point",
             lambda c: c.verdict + (" (equal)" if c.is_equivalent else ""),
         ),
     ]
-    return [Table(columns=columns, rows=[{"comparison": c} for c in _compared(data)])]
+    return [Table(columns=columns, rows=_compared(data))]
 
 
 def _points(value: float, sign: str = "+") -> str:
     return f"{_POINTS * value:{sign}.2f}" if math.isfinite(value) else "unknown"
-
-
-def draw(data: Data) -> Figure:
-    """Return accuracies and differences, a line per strategy."""
-    from experiments.studies.sst2.picture import draw_accuracy
-
-    return draw_accuracy(_compared(data), _title(data["study"]))
 
 
 STUDY = Study(
@@ -338,7 +314,7 @@ STUDY = Study(
     findings=findings,
     about=_about,
     tables=_tables,
-    draw=draw,
+    draw=lambda data: draw_accuracy(_compared(data), _title(data["study"])),
     settings=lambda scope: subject(scope).header(),
     seeds=(0, 1, 2, 3),
     minutes=50,

@@ -26,6 +26,8 @@ from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
+Rows = Sequence[Mapping[str, Any]]
+
 LEAST_FITTED = 0.6
 """Efficiency below which a setting is left out of the fits. Training is near the edge of stability
 there, and costs so steep would bend the formulas where they are of use."""
@@ -110,7 +112,7 @@ class Setting:
         return Measured(interval, lag, self.rho, cost)
 
 
-def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def fit(rows: Rows) -> dict[str, Any]:
     """Return exchange rates, every setting's efficiency, and the formulas' constants, JSON-ready.
 
     ``fits`` has by learning rate both formulas for rolling windows, each with the root mean square
@@ -166,7 +168,7 @@ def _check_complete(rolling: Mapping[float, Sequence[Measured]]) -> None:
             )
 
 
-def exchanges_of(rows: Sequence[Mapping[str, Any]]) -> dict[float, Exchange]:
+def exchanges_of(rows: Rows) -> dict[float, Exchange]:
     """Return the exchange rate of each learning rate, from the device's runs."""
     pairs: dict[float, list[tuple[float, float]]] = {}
     for (rate, share), excesses in shorter_runs(rows).items():
@@ -174,7 +176,7 @@ def exchanges_of(rows: Sequence[Mapping[str, Any]]) -> dict[float, Exchange]:
     return {rate: Exchange.fitted(*zip(*own, strict=True)) for rate, own in pairs.items()}
 
 
-def shorter_runs(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[float, float], list[float]]:
+def shorter_runs(rows: Rows) -> dict[tuple[float, float], list[float]]:
     """Return the excess of the device's shorter runs over the whole one of the same seed.
 
     By learning rate and by steps over the whole run's; one excess for each seed.
@@ -189,9 +191,7 @@ def shorter_runs(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[float, float],
     return found
 
 
-def settings_of(
-    rows: Sequence[Mapping[str, Any]], exchanges: Mapping[float, Exchange]
-) -> list[Setting]:
+def settings_of(rows: Rows, exchanges: Mapping[float, Exchange]) -> list[Setting]:
     """Return what each setting cost, in the order of the rows, all seeds of one together."""
     whole = _whole_runs(rows)
     runs: dict[tuple[float, Knobs], list[Mapping[str, Any]]] = {}
@@ -216,9 +216,7 @@ def settings_of(
     return found
 
 
-def _whole_runs(
-    rows: Sequence[Mapping[str, Any]],
-) -> dict[tuple[float, int], Mapping[str, Any]]:
+def _whole_runs(rows: Rows) -> dict[tuple[float, int], Mapping[str, Any]]:
     """Return the device's longest run of each learning rate and seed."""
     longest: dict[tuple[float, int], Mapping[str, Any]] = {}
     for row in rows:
@@ -232,7 +230,7 @@ def _is_on_device(row: Mapping[str, Any]) -> bool:
     return bool(row["config"]["topk_ratio"] == 1)
 
 
-def _best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
+def _best_rate(rows: Rows) -> float:
     """Return the learning rate at which the device's whole runs end lowest, mean over seeds."""
     losses: dict[float, list[float]] = {}
     for (rate, _), row in _whole_runs(rows).items():

@@ -9,24 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from autotune.efficiency import FITTED
 from experiments.lab.columns import Column, Table, key
+from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Cell, Data, Row, Scope, Study
 from experiments.studies.regimes import BASELINE, FINE_TUNING, cell_of, settings_of, train
 from experiments.studies.staleness.fit import LEAST_FITTED, fit, shorter_runs
+from experiments.studies.staleness.formulas import Power
 from experiments.training.settings import TrainSettings
+from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RATES = (3e-4, 1e-3)
 SHARES = ((1.0, 0.6, 0.8, 0.9), (0.4, 0.85, 0.95))
 """Lengths of the device's runs over the whole one's, by part. Each has a schedule of its own: what
 a longer run has reached by then, at a higher learning rate, says nothing of a shorter one."""
+_COLOURS: Mapping[int, str] = {1: "#1b9e77", 2: "#7570b3", 4: "#d95f02", 8: "#444444"}
+"""Colours of the picture, by lag."""
 _SMOKE = (((1.0, 0.5), [{"update_interval": 1}]), ((0.75,), [{"rolling": False}]))
 
 
@@ -192,9 +197,54 @@ def _settings(data: Data, rate: str) -> Table:
 
 
 def _draw(data: Data) -> Figure:
-    from experiments.studies.staleness.picture import draw_efficiency
+    """Return a panel for each learning rate: runs as points, the shared formula as lines.
 
-    return draw_efficiency(data)
+    Filled points are those that the formula was fitted to.
+    """
+    rates = list(data["exchange"])
+    figure, shown = panels(5.2 * len(rates), 4.2, len(rates), sharey=True)
+    for axes, rate in zip(shown, rates, strict=True):
+        own = [s for s in data["settings"] if f"{s['lr']:g}" == rate and _is_drawn(s)]
+        constants = data["fits"][rate]["shared"]
+        formula = Power(constants["c"], constants["d"], constants["p"])
+        axes.axhline(1, color="#999999", linewidth=0.8)
+        for lag in _COLOURS:
+            _draw_lag(axes, [s for s in own if s["knobs"]["lag"] == lag], formula, lag)
+        intervals = sorted({s["knobs"]["update_interval"] for s in own})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(intervals, [str(interval) for interval in intervals])
+        axes.set_title(f"learning rate {rate}", fontsize=11)
+        axes.set_xlabel("steps in a window, S")
+        axes.set_ylim(0, 1.1)
+    shown[0].set_ylabel("efficiency: share of the steps\nthat the device alone needs")
+    shown[0].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _is_drawn(setting: Mapping[str, Any]) -> bool:
+    """Whether a setting differs from the default in window and lag alone."""
+    knobs, default = Knobs.from_dict(setting["knobs"]), ZenFlowConfig()
+    return (knobs.topk_ratio, knobs.rolling, knobs.select_interval) == (
+        default.topk_ratio, default.rolling, default.select_interval,
+    )  # fmt: skip
+
+
+def _draw_lag(axes: Axes, settings: Sequence[Mapping[str, Any]], formula: Power, lag: int) -> None:
+    """Draw every seed, and the formula at the settings' mean rho from S = lag on."""
+    if not settings:
+        return
+    colour = _COLOURS[lag]
+    for setting in settings:
+        values = setting["efficiencies"]
+        axes.plot(
+            [setting["knobs"]["update_interval"]] * len(values), values, linestyle="none",
+            marker="o", markersize=5, markeredgecolor=colour,
+            markerfacecolor=colour if setting["is_fitted"] else "none",
+        )  # fmt: skip
+    rho = fmean(setting["rho"] for setting in settings)
+    places = range(lag, 1 + max(setting["knobs"]["update_interval"] for setting in settings))
+    told = [1 / (1 + formula.cost(interval, lag, rho)) for interval in places]
+    axes.plot(list(places), told, color=colour, linewidth=1, label=f"lag {lag}")
 
 
 STUDY = Study(

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from experiments.lab.columns import Column, Table, key
-from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.drawing import panels
+from experiments.lab.finding import Finding, Tolerance, aim
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.studies.links import LINK, SMALL, START, Begun, begin, go_on, over, start_cell
+from experiments.output.plots import STRATEGY_COLOURS
+from experiments.studies.trained import LINK, SMALL, START, begin, go_on, over, start_cell
 from experiments.studies.tuned_goodput.contests import (
     DRIFT,
     SHORT,
     WHOLE,
     WITHIN,
     Contest,
+    Lengths,
     contest,
     drift,
 )
@@ -32,9 +37,6 @@ from experiments.training.emulated_link import choose_link
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup
 from zenflow.knobs import Knobs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LINKS: Mapping[str, float] = {"fast": 0.5, "medium": 1.0, "slow": 2.0}
 """Time that a copy of the model takes each way, as a share of forward and backward, which are
@@ -72,22 +74,12 @@ def grid_of(seed: int) -> list[Knobs]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part(Begun):
-    """One part of the study, over one link."""
-
-    smoke: bool
-    """Whether a few turns are enough."""
-
-
 def _cells(scope: Scope) -> Sequence[Cell]:
     training = replace(SMALL, steps=40) if scope.smoke else _FULL
     start = start_cell(training)
 
-    def part(kind: str, *needs: Cell, **more: Any) -> Part:
-        return Part(
-            settings={"part": kind, **more}, needs=needs, training=training, smoke=scope.smoke
-        )
+    def part(kind: str, *needs: Cell, **more: Any) -> Cell:
+        return Cell(settings={"part": kind, **more}, needs=needs, work=training)
 
     # All links are sized by one measurement: they differ by their shares alone.
     alone = part(LINK, start)
@@ -105,11 +97,9 @@ def _cells(scope: Scope) -> Sequence[Cell]:
 
 
 def _run(cell: Cell, job: Job) -> Row:
-    assert isinstance(cell, Part | Begun)
     if cell.settings["part"] == START:
         return begin(cell, job)
-    assert isinstance(cell, Part)
-    settings = go_on(cell.training, cell.needs[0], job)
+    settings = go_on(cell.work, cell.needs[0], job)
     if cell.settings["part"] == LINK:
         chosen = choose_link(build_setup(settings), copy_share=1.0)
         return {"bytes_per_second": chosen.bytes_per_second}
@@ -117,38 +107,32 @@ def _run(cell: Cell, job: Job) -> Row:
     rates = {link: job.row_of(alone)["bytes_per_second"] / LINKS[link] for link in LINKS}
     if cell.settings["part"] == DRIFTING:
         before, after = (Knobs.from_dict(job.row_of(best)["knobs"]) for best in bests)
-        lengths = SHORT if cell.smoke else WHOLE
-        return drift(over(settings, rates["fast"]), before, after, job.folder, lengths)
+        return drift(over(settings, rates["fast"]), before, after, job.folder, _lengths(job))
     return _over_a_link(cell, job, over(settings, rates[cell.settings["link"]]))
 
 
-def _over_a_link(cell: Part, job: Job, settings: TrainSettings) -> Row:
+def _lengths(job: Job) -> Lengths:
+    return SHORT if job.smoke else WHOLE
+
+
+def _over_a_link(cell: Cell, job: Job, settings: TrainSettings) -> Row:
     """Measure a grid, find its best, or hold a contest."""
     assert settings.link is not None
     link, (rate, _) = cell.settings["link"], settings.link
     if cell.settings["part"] == GRID:
-        grid = grid_of(list(LINKS).index(link))[: _SMOKE_SETTINGS if cell.smoke else None]
-        points = [_row(point) for point in measure_grid(settings, grid)]
-        return {"bytes_per_second": rate, "points": points}
+        grid = grid_of(list(LINKS).index(link))[: _SMOKE_SETTINGS if job.smoke else None]
+        measured = [_row(point) for point in measure_grid(settings, grid)]
+        return {"bytes_per_second": rate, "points": measured}
     found = job.row_of(cell.needs[2])
     if cell.settings["part"] == BEST:
-        return _best(settings, found["points"], _SMOKE_ROUNDS if cell.smoke else ROUNDS)
+        points = [
+            GridPoint(Knobs.from_dict(row["knobs"]), row["step_seconds"], row["rho"])
+            for row in found["points"]
+        ]
+        return _row(champion(settings, points, _SMOKE_ROUNDS if job.smoke else ROUNDS))
     seeded = replace(settings, seed=cell.settings["seed"])
-    lengths = SHORT if cell.smoke else WHOLE
     best = Knobs.from_dict(found["knobs"])
-    return asdict(contest(seeded, link, best, job.folder, lengths))
-
-
-def _best(
-    settings: TrainSettings, rows: Sequence[Mapping[str, Any]], rounds: int
-) -> dict[str, Any]:
-    points = [
-        GridPoint(
-            knobs=Knobs.from_dict(row["knobs"]), step_seconds=row["step_seconds"], rho=row["rho"]
-        )
-        for row in rows
-    ]
-    return _row(champion(settings, points, rounds))
+    return asdict(contest(seeded, link, best, job.folder, _lengths(job)))
 
 
 def _row(point: GridPoint) -> dict[str, Any]:
@@ -179,28 +163,21 @@ def _findings(data: Data) -> Sequence[Finding]:
     own = [[c for c in contests if c.link == link] for link in data["links"]]
     number = len(data["grids"]["fast"])
     return [
-        _aim(
+        aim(
             f"Tuned goodput over that of the best of {number} fixed settings, on every link",
-            min(fmean(c.of_best for c in of_link) for of_link in own), LEAST_OF_BEST,
-            Tolerance.at_least(),
+            LEAST_OF_BEST, Tolerance.at_least(),
+            emulated=min(fmean(c.of_best for c in of_link) for of_link in own),
         ),
-        _aim(
+        aim(
             "Tuned goodput over that of the defaults, on every link",
-            min(fmean(c.of_default for c in of_link) for of_link in own), LEAST_OF_DEFAULT,
-            Tolerance.at_least(),
+            LEAST_OF_DEFAULT, Tolerance.at_least(),
+            emulated=min(fmean(c.of_default for c in of_link) for of_link in own),
         ),
-        _aim(
+        aim(
             "Share of its time that a run spends on searching, at most",
-            max(c.searched for c in contests), MOST_SEARCHED, Tolerance.at_most(),
+            MOST_SEARCHED, Tolerance.at_most(), emulated=max(c.searched for c in contests),
         ),
     ]  # fmt: skip
-
-
-def _aim(claim: str, value: float, bound: float, tolerance: Tolerance) -> Finding:
-    return Finding(
-        claim=claim, source="the aim of this project, set beforehand", unit="", published=bound,
-        emulated=value, tolerance=tolerance,
-    )  # fmt: skip
 
 
 def _about(data: Data) -> str:
@@ -246,12 +223,8 @@ def _tables(data: Data) -> Sequence[Table]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    from experiments.output.plots import STRATEGY_COLOURS
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    title = "Tuned runs beside fixed settings, over emulated links"
+    figure, (left, right) = panels(10, 4, count=2, title=title)
     sides = (("of_best", "auto", -0.12), ("of_default", "zenflow", 0.12))
     for place, link in enumerate(data["links"]):
         own = [item for item in _contests(data) if item.link == link]
@@ -269,9 +242,6 @@ def _draw(data: Data) -> Figure:
     right.axhline(100 * WITHIN, color="#d62728", linewidth=1, linestyle="--")
     right.set_xlabel(f"window of {data['drift']['steps_per_window']} steps after the drift")
     right.set_ylabel("behind the new best, %")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Tuned runs beside fixed settings, over emulated links", fontsize=12)
     return figure
 
 

@@ -100,7 +100,7 @@ def side(settings: TrainSettings, controller: AbstractController) -> Iterator[Si
         yield Side(run)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GridPoint:
     """A fixed setting as measured."""
 
@@ -156,9 +156,9 @@ def champion(
         own = [point for point in again if point.knobs == knobs]
         means.append(
             GridPoint(
-                knobs=knobs,
-                step_seconds=fmean(point.step_seconds for point in own),
-                rho=fmean(point.rho for point in own),
+                knobs,
+                fmean(point.step_seconds for point in own),
+                fmean(point.rho for point in own),
             )
         )
     return max(means, key=lambda point: point.progress)

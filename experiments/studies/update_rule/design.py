@@ -40,7 +40,6 @@ def _one(knob: str, value: Any, text: str = "", **others: Any) -> Variant:
     return Variant(name=text or f"{knob} = {value}", knobs={knob: value, **others}, changed=knob)
 
 
-NO_OVERLAP = {"overlap_step": False, "lag": None, "prediction": 0.0}
 WINDOW = {"deferred_moments": "window"}
 
 ONE_KNOB: tuple[Variant, ...] = (

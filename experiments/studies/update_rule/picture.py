@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data
 from experiments.studies.update_rule.design import CENTRE, PUBLISHED
 from experiments.studies.update_rule.summary import model_error
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _SAME = 0.005
 """Excess of the loss that counts as none."""
@@ -35,17 +34,17 @@ def findings(data: Data) -> Sequence[Finding]:
     for group in _groups(data):
         where = f"{group['regime']}, learning rate {group['lr']:g}"
         for name, text in ((PUBLISHED, "the published rule"), (CENTRE, "the default rule")):
-            variant = group["variants"].get(name)
-            if variant is not None:
-                found.append(
-                    Finding(
-                        claim=f"{text.capitalize()} learns as the device alone does ({where})",
-                        source=_LOSS, unit="x the device's loss", published=1.0,
-                        tolerance=Tolerance.at_most(_SAME), measured=1 + variant["excess"],
-                        note=f"{len(variant['seeds'])} seeds, {variant['least']:+.1%} to "
-                        f"{variant['most']:+.1%}; {_SAME:.1%} counts as none.",
-                    )
-                )  # fmt: skip
+            if name not in group["variants"]:
+                continue
+            variant = group["variants"][name]
+            finding = Finding(
+                claim=f"{text.capitalize()} learns as the device alone does ({where})",
+                source=_LOSS, unit="x the device's loss", published=1.0,
+                tolerance=Tolerance.at_most(_SAME), measured=1 + variant["excess"],
+                note=f"{len(variant['seeds'])} seeds, {variant['least']:+.1%} to "
+                f"{variant['most']:+.1%}; {_SAME:.1%} counts as none.",
+            )  # fmt: skip
+            found.append(finding)
         found.append(_default_finding(data, group, where))
     error = model_error(data["efficiency"])
     found.append(
@@ -62,9 +61,7 @@ def findings(data: Data) -> Sequence[Finding]:
 
 def _default_finding(data: Data, group: Mapping[str, Any], where: str) -> Finding:
     """Return whether a change of one knob beats the preset in all seeds."""
-    changes = [
-        c for c in data["defaults"] if (c["regime"], c["lr"]) == (group["regime"], group["lr"])
-    ]
+    changes = _changes_of(group, data)
     better = [c for c in changes if c["verdict"] == "better"]
     names = ", ".join(f"{c['name']} ({c['difference']:+.1%})" for c in better) or "none"
     return Finding(
@@ -77,10 +74,8 @@ def _default_finding(data: Data, group: Mapping[str, Any], where: str) -> Findin
 
 
 def draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
     groups = _groups(data)
-    tallest = max(sum(1 for c in data["defaults"] if _is_of(c, g)) for g in groups)
+    tallest = max(len(_changes_of(group, data)) for group in groups)
     figure = Figure(figsize=(4.6 * len(groups), 4.4 + 0.3 * tallest), layout="constrained")
     top, bottom = figure.subplots(
         2, len(groups), squeeze=False, height_ratios=[3.4, max(1.0, 0.28 * tallest)]
@@ -91,7 +86,7 @@ def draw(data: Data) -> Figure:
         top[place].set_title(
             f"{group['regime']}, lr {group['lr']:g}, {group['steps']} steps", fontsize=11
         )
-        _draw_changes(bottom[place], [c for c in data["defaults"] if _is_of(c, group)])
+        _draw_changes(bottom[place], _changes_of(group, data))
         bottom[place].set_ylim(tallest - 0.4, -0.6)  # bars are as high in every panel
     top[0].set_ylabel("loss above the device's, %")
     figure.suptitle(
@@ -102,8 +97,10 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def _is_of(change: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
-    return (change["regime"], change["lr"]) == (group["regime"], group["lr"])
+def _changes_of(group: Mapping[str, Any], data: Data) -> list[Mapping[str, Any]]:
+    """Return what changing one knob does in a group."""
+    place = group["regime"], group["lr"]
+    return [change for change in data["defaults"] if (change["regime"], change["lr"]) == place]
 
 
 def _draw_ladder(axes: Axes, ladder: Mapping[str, Any]) -> None:

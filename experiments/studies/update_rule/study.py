@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.studies.regimes import BASELINE, Trained, cell_of, settings_of, train
+from experiments.studies.regimes import BASELINE, cell_of, settings_of, train
 from experiments.studies.update_rule.design import CENTRE, GROUPS, VARIANTS, Group, Variant
-from experiments.studies.update_rule.picture import findings
+from experiments.studies.update_rule.picture import draw, findings
 from experiments.studies.update_rule.step_clip import clipped_steps
 from experiments.studies.update_rule.summary import FITTED_LR, NOTICED, model_error, summarise
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SMOKE = (Group(regime="fine-tuning", lr=1e-3, variants=(CENTRE, "host steps clipped at 0.25")),)
 
@@ -42,7 +39,7 @@ def cells_of(seeds: Sequence[int], groups: Sequence[Group], *, smoke: bool = Fal
     return found
 
 
-def _cell(group: Group, variant: Variant, seed: int, smoke: bool, *needs: Cell) -> Trained:
+def _cell(group: Group, variant: Variant, seed: int, smoke: bool, *needs: Cell) -> Cell:
     common = settings_of(group.regime, smoke=smoke)
     training = replace(
         common,
@@ -134,12 +131,6 @@ def _group(group: Mapping[str, Any], ladder: Mapping[str, Any]) -> Table:
     )
 
 
-def _draw(data: Data) -> Figure:
-    from experiments.studies.update_rule.picture import draw
-
-    return draw(data)
-
-
 STUDY = Study(
     name="update_rule",
     title="What each knob of the update rule wins back",
@@ -149,7 +140,7 @@ STUDY = Study(
     findings=findings,
     about=_about,
     tables=_tables,
-    draw=_draw,
+    draw=draw,
     seeds=(0, 1, 2),
     reuses=("staleness", "accuracy"),
     minutes=600,

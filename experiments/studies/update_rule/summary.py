@@ -7,7 +7,8 @@ those of earlier records with theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,18 +21,25 @@ from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 _BASELINE = "on_device"
+Rows = Sequence[Mapping[str, Any]]
+Excesses = Mapping[tuple[str, float, str], Mapping[int, float]]
+"""Excess by seed, by regime, learning rate and variant."""
 NOTICED = 0.002
 """Least difference of excesses that counts: about what a seed moves a loss by in fine-tuning."""
 
 
-def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarise(rows: Rows) -> dict[str, Any]:
     """Return what is compared, by regime and learning rate, JSON-ready.
 
     ``groups`` has every variant's excesses, ``ladder`` the published rule's way to the default,
     ``defaults`` what changing one knob alone does, ``efficiency`` the tuner's model beside the
     runs, ``repeated`` how far runs on the device made twice lie apart.
     """
-    bases = _baselines(rows)
+    bases = {
+        (row["source"] == OWN, row["regime"], row["lr"], row["seed"]): row["eval_loss"]
+        for row in rows
+        if row["variant"] == _BASELINE
+    }
     excess: dict[tuple[str, float, str], dict[int, float]] = {}
     for row in rows:
         base = bases.get((row["source"] == OWN, row["regime"], row["lr"], row["seed"]))
@@ -46,24 +54,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "defaults": [change for place in places for change in _changes(place, excess)],
         "efficiency": _efficiencies(rows, excess),
         "repeated": _repeated(bases),
-        "sources": _counts(row["source"] for row in rows),
-    }
-
-
-def _counts(names: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def _baselines(
-    rows: Sequence[Mapping[str, Any]],
-) -> dict[tuple[bool, str, float, int], float]:
-    return {
-        (row["source"] == OWN, row["regime"], row["lr"], row["seed"]): row["eval_loss"]
-        for row in rows
-        if row["variant"] == _BASELINE
+        "sources": dict(Counter(row["source"] for row in rows)),
     }
 
 
@@ -77,27 +68,23 @@ def _repeated(bases: Mapping[tuple[bool, str, float, int], float]) -> float | No
     return max(apart, default=None)
 
 
-def _group(
-    rows: Sequence[Mapping[str, Any]],
-    place: tuple[str, float],
-    excess: Mapping[tuple[str, float, str], Mapping[int, float]],
-) -> dict[str, Any]:
+def _group(rows: Rows, place: tuple[str, float], excess: Excesses) -> dict[str, Any]:
     regime, lr = place
-    own = [row for row in rows if (row["regime"], row["lr"]) == place]
-    names = [name for name in VARIANTS if (regime, lr, name) in excess]
+    runs = [row for row in rows if (row["regime"], row["lr"]) == place]
     return {
         "regime": regime,
         "lr": lr,
-        "steps": own[0]["steps"],
-        "device_loss": fmean(row["eval_loss"] for row in own if row["variant"] == _BASELINE),
+        "steps": runs[0]["steps"],
+        "device_loss": fmean(row["eval_loss"] for row in runs if row["variant"] == _BASELINE),
         "variants": {
             name: {
-                "excess": fmean(excess[regime, lr, name].values()),
-                "least": min(excess[regime, lr, name].values()),
-                "most": max(excess[regime, lr, name].values()),
-                "seeds": sorted(excess[regime, lr, name]),
+                "excess": fmean(own.values()),
+                "least": min(own.values()),
+                "most": max(own.values()),
+                "seeds": sorted(own),
             }
-            for name in names
+            for name in VARIANTS
+            if (own := excess.get((*place, name)))
         },
     }
 
@@ -116,9 +103,7 @@ def _ladder(group: Mapping[str, Any]) -> dict[str, Any]:
     return {"regime": group["regime"], "lr": group["lr"], "rungs": rungs}
 
 
-def _changes(
-    place: tuple[str, float], excess: Mapping[tuple[str, float, str], Mapping[int, float]]
-) -> list[dict[str, Any]]:
+def _changes(place: tuple[str, float], excess: Excesses) -> list[dict[str, Any]]:
     """Return for each knob changed alone how the loss differs, seed by seed.
 
     ``better`` or ``worse`` needs all seeds on one side and a mean difference of `NOTICED`.
@@ -145,10 +130,7 @@ def _changes(
     return found
 
 
-def _efficiencies(
-    rows: Sequence[Mapping[str, Any]],
-    excess: Mapping[tuple[str, float, str], Mapping[int, float]],
-) -> list[dict[str, Any]]:
+def _efficiencies(rows: Rows, excess: Excesses) -> list[dict[str, Any]]:
     """Return what the tuner's model says of settings that it covers, beside the runs.
 
     That are fine-tuning runs at rates whose exchange of loss for steps the staleness record has,
@@ -193,7 +175,7 @@ def _is_covered(config: ZenFlowConfig, clip: float | None) -> bool:
     )
 
 
-def model_error(settings: Sequence[Mapping[str, Any]]) -> float | None:
+def model_error(settings: Rows) -> float | None:
     """Return the root mean square relative error of the tuner's model at its own rate.
 
     Settings that lost more than any run on the device tells are left out; None without settings.

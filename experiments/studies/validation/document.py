@@ -14,16 +14,16 @@ from typing import Any
 
 import click
 
+from experiments.lab.columns import Column, Table, key, markdown
 from experiments.lab.record import Record, committed
 from experiments.literature.measurements import GROUPS, NOT_PREDICTED
 from experiments.output.files import write_text
 from experiments.output.provenance import RESULTS
 from experiments.studies.published.predictions import RATE_SIGMA
-from experiments.studies.published.study import AIM, milliseconds, span
+from experiments.studies.published.study import AIM, COLUMNS, milliseconds
 from experiments.studies.validation.study import (
     PROFILE,
     RECORD,
-    Validated,
     errors_of,
     read_record,
     validate,
@@ -115,21 +115,16 @@ def _published(found: Record | None) -> list[str]:
 
 
 def _group(rows: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> list[str]:
-    lines = [
-        "| set-up | source | measured | predicted | error | range | roofline |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
-            row["label"],
-            str(sources.index(row["source"]) + 1),
-            milliseconds(row["measured_seconds"]),
-            milliseconds(row["predicted_seconds"]),
-            f"{row['error']:+.1%}" + (" **missed**" if abs(row["error"]) > AIM else ""),
-            span(row["interval_seconds"]),
-            milliseconds(row["roofline_seconds"]),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    def source(row: Mapping[str, Any]) -> str:
+        return str(sources.index(row["source"]) + 1)
+
+    def error(row: Mapping[str, Any]) -> str:
+        return f"{row['error']:+.1%}" + (" **missed**" if abs(row["error"]) > AIM else "")
+
+    set_up, measured, predicted, _, *others = COLUMNS
+    columns = (set_up, Column(head="source", show=source), measured, predicted,
+               Column(head="error", show=error), *others)  # fmt: skip
+    lines = markdown(Table(columns=columns, rows=rows))
     assumptions = "; ".join(dict.fromkeys(row["assumption"] for row in rows))
     return [*lines, "", f"Assumed: {assumptions}."]
 
@@ -161,23 +156,22 @@ def _own(folder: Path | None) -> list[str]:
 
 def _runs(folder: Path) -> list[str]:
     runs = validate(read_profile(folder / PROFILE), read_record(folder))
-    lines = ["| run | measured | spread | predicted | error | stall | predicted |"]
-    lines += ["|---|---|---|---|---|---|---|", *map(_run, runs)]
-    return [*lines, "", *str(errors_of(runs)).splitlines()]
-
-
-def _run(run: Validated) -> str:
-    seen, told = run.observation, run.prediction
-    cells = [
-        seen.label,
-        f"{seen.step_seconds * 1e3:.1f}",
-        f"{run.spread:.1%}",
-        f"{told.step_seconds * 1e3:.1f}",
-        f"{run.error:+.1%}",
-        f"{seen.stall_seconds * 1e3:.1f}",
-        f"{told.stall_seconds * 1e3:.1f}",
+    rows = [
+        {
+            "run": run.observation.label,
+            "measured": 1e3 * run.observation.step_seconds,
+            "spread": run.spread,
+            "predicted": 1e3 * run.prediction.step_seconds,
+            "error": run.error,
+            "stall": 1e3 * run.observation.stall_seconds,
+            "predicted stall": 1e3 * run.prediction.stall_seconds,
+        }
+        for run in runs
     ]
-    return f"| {' | '.join(cells)} |"
+    columns = (key("run"), key("measured", ".1f"), key("spread", ".1%"), key("predicted", ".1f"),
+               key("error", "+.1%"), key("stall", ".1f"),
+               key("predicted stall", ".1f", "predicted"))  # fmt: skip
+    return [*markdown(Table(columns=columns, rows=rows)), "", *str(errors_of(runs)).splitlines()]
 
 
 def _gpu(folder: Path | None) -> list[str]:

@@ -65,18 +65,6 @@ class Errors:
             f"of a step: stall off by {self.stall_median:.1%} (median); busy time {lanes}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return every figure by name."""
-        return {
-            "runs": self.runs,
-            "median": self.median,
-            "p90": self.p90,
-            "worst": self.worst,
-            "rank_correlation": self.rank_correlation,
-            "stall_median": self.stall_median,
-            "lanes": dict(self.lanes),
-        }
-
 
 def validate(
     profile: HardwareProfile, observed: Sequence[tuple[Observation, float]]

@@ -35,7 +35,7 @@ def test_runs_of_a_regime_differ_in_nothing_but_strategy_rate_and_seed():
     cells = STUDY.cells(Scope(seeds=(0, 1)))
     assert len({cell.key for cell in cells}) == len(cells)
     for regime in {cell.settings["regime"] for cell in cells}:
-        own = [c.training.to_dict() for c in cells if c.settings["regime"] == regime]
+        own = [c.work.to_dict() for c in cells if c.settings["regime"] == regime]
         for settings in own:
             for varied in ("strategy", "knobs", "lr", "seed"):
                 del settings[varied]

@@ -204,11 +204,11 @@ def test_figures_by_hand():
         row("twin", [9.0, 9.0], 9.0, (9.0,), drifts=True),
     ]
     found = result_of(rows, "twin")
-    assert found.num_seeds == 2
-    assert found.slowdown == pytest.approx((0.15, 0.15, 0.25))
-    assert found.final_regret == pytest.approx((0.02, 0.02, 0.03))
-    assert found.worst_over_default == pytest.approx((1.4, 1.4))
-    assert found.search_seconds == 1.5
+    assert found["seeds"] == 2
+    assert found["slowdown"] == pytest.approx((0.15, 0.15, 0.25))
+    assert found["final_regret"] == pytest.approx((0.02, 0.02, 0.03))
+    assert found["worst_over_default"] == pytest.approx((1.4, 1.4))
+    assert found["search_seconds"] == 1.5
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_figures_by_hand():
     [(0.05, 0.02, 1.3, 0), (0.051, 0.02, 1.3, 1), (0.05, 0.021, 1.3, 1), (0.05, 0.02, 1.31, 1)],
 )
 def test_an_aim_that_is_missed_is_said_to_be(slowdown, final, worst, failed):
-    found = findings([row("twin", [slowdown], final, (worst,))])
+    found = findings({"rows": [row("twin", [slowdown], final, (worst,))]})
     assert len(found) == 3
     assert sum(finding.verdict is Verdict.FAILS for finding in found) == failed
 
@@ -232,13 +232,13 @@ def test_a_way_back_counts_when_it_lasts(late, needed):
 def test_the_drift_is_told_by_seed():
     rows = [row("twin", [0.0, 0.3, 0.01], seed=0, drifts=True),
             row("twin", [0.0, 0.2, 0.4], seed=1, drifts=True)]  # fmt: skip
-    (line,) = tables(rows, 1)[-1].texts
+    (line,) = tables({"rows": rows, "drift_at": 1})[-1].texts
     assert line == ["twin", "2", "0.0%", "25.0%", "20.5%", "never", "never", "never", "1"]
 
 
 @pytest.mark.slow
 def test_the_twin_reaches_its_aims_on_a_few_machines():
     rows = [row for seed in range(6) for row in rows_of(Contest(), seed, ["twin"], [])]
-    found = findings(rows)
+    found = findings({"rows": rows})
     assert len(found) == 3
     assert all(finding.verdict is Verdict.HOLDS for finding in found)

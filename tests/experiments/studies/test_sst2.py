@@ -14,9 +14,9 @@ from experiments.lab.record import needed
 from experiments.lab.study import Job, NeedsInputError, Scope
 from experiments.lab.variants import BASELINE, STRATEGIES, parse_variants
 from experiments.paper import accuracy
+from experiments.studies.sst2.data import made_up
 from experiments.studies.sst2.model import locate, weights_digest
 from experiments.studies.sst2.run import fine_tune, workbench
-from experiments.studies.sst2.smoke import made_up
 from experiments.studies.sst2.study import SMOKE, Subject
 from zenflow.errors import ConfigError
 
@@ -40,7 +40,7 @@ ALL = tuple(parse_variants(",".join(STRATEGIES)))
 def test_strategies_of_a_seed_share_head_and_batches_and_seeds_do_not():
     cells = small_subject(variants=ALL).cells((0, 1))
     assert len({cell.slug for cell in cells}) == 2 * (len(STRATEGIES) + 1)
-    benches = [(c.training.seed, workbench(c.training, c.sentences)) for c in cells]
+    benches = [(c.settings["seed"], workbench(*c.work)) for c in cells]
     heads = {seed: [b.model.score.weight for s, b in benches if s == seed] for seed in (0, 1)}
     for own in heads.values():
         assert all(torch.equal(own[0], other) for other in own)
@@ -52,8 +52,10 @@ def test_strategies_of_a_seed_share_head_and_batches_and_seeds_do_not():
 
 def test_runs_differ_in_nothing_but_strategy_and_seed_and_only_tuned_ones_need_a_link():
     cells = small_subject(variants=ALL).cells((0, 1))
-    assert {(c.training.controller, len(c.needs)) for c in cells} == {(None, 0), ("twin", 1)}
-    found = [cell.training.to_dict() for cell in cells]
+    trainings = [cell.work[0] for cell in cells]
+    pairs = zip(trainings, cells, strict=True)
+    assert {(t.controller, len(c.needs)) for t, c in pairs} == {(None, 0), ("twin", 1)}
+    found = [training.to_dict() for training in trainings]
     for settings in found:
         for varied in ("strategy", "knobs", "controller", "seed"):
             del settings[varied]
@@ -97,7 +99,7 @@ def test_strategies_are_presets_with_changes_and_the_baseline_comes_first():
 def row_of(cell, folder):
     folder = folder / cell.slug
     folder.mkdir()
-    return fine_tune(cell.training, cell.sentences, folder)
+    return fine_tune(*cell.work, folder)
 
 
 def test_the_same_rule_carried_out_on_the_other_side_is_as_right(tmp_path):
@@ -219,7 +221,7 @@ def test_the_figure_without_data_shows_the_committed_study_or_says_what_it_needs
     assert data["trained_at"] == record.commit
     assert len(data["rows"]) == len(record.rows)
     with pytest.raises(NeedsInputError, match="--data-dir"):
-        accuracy.STUDY.run(cell, Job(folder=tmp_path, seed=1))
+        accuracy.STUDY.run(cell, Job(folder=tmp_path, seeds=(1,)))
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     with pytest.raises(NeedsInputError, match="--data-dir"):
         accuracy.STUDY.run(cell, Job(folder=tmp_path))

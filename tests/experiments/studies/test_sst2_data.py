@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies.sst2.batches import POOL_BATCHES, PooledBatches, TestBatches
 from experiments.studies.sst2.data import cut, read_folder, without_leakage
+from experiments.studies.sst2.run import POOL_BATCHES, PooledBatches, TestBatches
 from experiments.training.data.tokens import ByteTokenizer
 from zenflow.errors import ConfigError
 
@@ -79,12 +79,11 @@ def test_a_cut_does_not_depend_on_the_files_order_and_a_larger_one_holds_it():
     rows = rows_of(range(1, 41))
     found = without_leakage("made up", rows, rows_of([50] * 8))
     turned = without_leakage("made up", rows[::-1], rows_of([50] * 8))
-    small, large = cut(found, 10, 4), cut(turned, 20, 4)
+    small, large = cut(found, 10), cut(turned, 20)
     assert len(small.train) == 10
     assert set(small.train) < set(large.train)
-    assert cut(turned, 10, 4).digest() == small.digest() != large.digest()
-    with pytest.raises(ConfigError, match="--sentences must lie in 4 to 40"):
-        cut(found, 41, None)
+    assert cut(turned, 10).digest() == small.digest() != large.digest()
+    assert len(cut(found, 41).train) == 40, "all there are"
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=150), st.integers(1, 9))

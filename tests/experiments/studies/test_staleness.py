@@ -162,12 +162,12 @@ def test_missing_runs_are_named():
 def test_runs_differ_in_nothing_but_what_is_studied():
     cells = STUDY.cells(Scope(seeds=(0, 1)))
     assert len({cell.key for cell in cells}) == len(cells)
-    left = [cell.training.to_dict() for cell in cells]
+    left = [cell.work.to_dict() for cell in cells]
     for settings in left:
         for varied in ("strategy", "knobs", "lr", "seed", "steps"):
             del settings[varied]
     assert all(settings == left[0] for settings in left)
-    assert {c.training.steps for c in cells if c.training.strategy == "zenflow"} == {400}
+    assert {c.work.steps for c in cells if c.work.strategy == "zenflow"} == {400}
 
 
 def test_the_tuner_counts_delays_as_the_newest_record_has_them():
