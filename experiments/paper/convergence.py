@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
+from experiments.paper.canvas import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,21 +131,20 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, (left, right) = canvas(
+        (13, 4.8),
+        "Convergence: fine-tuning a 0.8 M parameter decoder on a CPU over an emulated link, "
+        f"runs of {len(data['curves']['zenflow'])} seeds",
+        columns=2,
+        title_size=12,
+        sharey=True,
+    )
     _draw_curves(left, data, "steps")
     _draw_curves(right, data, "seconds")
     left.set_xlabel("step (loss is measured)")
     right.set_xlabel("training seconds (emulated link)")
     left.set_ylabel("held-out loss")
     right.legend(fontsize=9, frameon=False)
-    figure.suptitle(
-        f"Convergence: fine-tuning a 0.8 M parameter decoder on a CPU over an emulated link, "
-        f"runs of {len(data['curves']['zenflow'])} seeds",
-        fontsize=12,
-    )
     return figure
 
 
@@ -159,7 +159,6 @@ def _draw_curves(axes: Axes, data: Data, against: str) -> None:
                       if number == 0 else None)  # fmt: skip
             axes.plot(curve[against][-1], curve["eval_loss"][-1], marker="o", markersize=5,
                       color=STRATEGY_COLOURS[name])  # fmt: skip
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 STUDY = computed(

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from experiments.lab.finding import Finding, Range, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from zenflow.errors import ZenFlowError
 
 if TYPE_CHECKING:
@@ -43,9 +46,6 @@ def _make(job: Job) -> Data:
 
 def _model(name: str) -> dict[str, Any]:
     """Return the bytes of gradients and norms of a model's matrices."""
-    from sim.models.table import find_model
-    from sim.models.workload import Workload
-
     workload = Workload.of_config(*find_model(name), batch_size=1, sequence=128)
     shapes = [parameter.shape for parameter in workload.parameters if len(parameter.shape) == 2]
     entries = sum(rows * columns for rows, columns in shapes)
@@ -142,10 +142,8 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[3, 1])
+    title = "What a selection of columns exchanges between devices"
+    figure, (left, right) = canvas((10.5, 4.8), title, columns=2, width_ratios=[3, 1])
     names = [model["model"] for model in data["models"]]
     for shift, key, colour, label in (
         (-0.2, "ratio_float32", "#1b9e77", "norms of 4 bytes, as this engine's"),
@@ -175,9 +173,6 @@ def _draw(data: Data) -> Figure:
     right.set_ylabel("bytes of one selection, each rank")
     right.set_title(f"counted: {counted['ranks']} processes\nover gloo, {counted['width']} wide",
                     loc="left", fontsize=10)  # fmt: skip
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("What a selection of columns exchanges between devices", fontsize=11)
     return figure
 
 

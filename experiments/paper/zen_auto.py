@@ -5,14 +5,15 @@ What it decides follows from gradients alone, so nothing here depends on timing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,12 +59,9 @@ def late(intervals: Sequence[int]) -> float:
 
 def _findings(data: Data) -> Sequence[Finding]:
     return [
-        Finding(
-            claim=f"Zen-auto's windows {when}, {name}: mean S of the {part}",
-            source=published.source,
-            unit=published.unit,
-            tolerance=_WITHIN,
-            published=published.value,
+        published.beside(
+            f"Zen-auto's windows {when}, {name}: mean S of the {part}",
+            _WITHIN,
             measured=mean(run["intervals"]),
             note=f"S from {min(run['intervals'])} to {max(run['intervals'])}; it starts at 1. "
             "How long windows get follows from how far the gradient of an important column "
@@ -80,10 +78,12 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
+    from experiments.output.plots import smoothed
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(data["runs"]), squeeze=False, sharey=True)[0]
+    title = "The window that Zen-auto chooses, measured on a CPU"
+    figure, panels = canvas(
+        (11, 4.2), title, columns=len(data["runs"]), title_size=12, sharey=True
+    )
     highest = max(max(run["intervals"]) for run in data["runs"].values())
     for axes, (name, run) in zip(panels, data["runs"].items(), strict=True):
         steps = range(1, 1 + len(run["intervals"]))
@@ -91,21 +91,12 @@ def _draw(data: Data) -> Figure:
         axes.set_title(f"{name}, {len(run['intervals'])} steps", fontsize=11)
         axes.set_xlabel("step")
         axes.set_ylim(0, highest + 1)
-        axes.spines[["top", "right"]].set_visible(False)
-        _draw_loss(axes, run)
+        beside = axes.twinx()
+        beside.plot(steps, smoothed(run["loss"]), color="#777777", linewidth=1)
+        beside.set_ylabel("training loss, smoothed (thin)", color="#777777")
+        beside.spines["top"].set_visible(False)
     panels[0].set_ylabel("steps in a window, S (thick)")
-    figure.suptitle("The window that Zen-auto chooses, measured on a CPU", fontsize=12)
     return figure
-
-
-def _draw_loss(axes: Any, run: Mapping[str, Any]) -> None:
-    from experiments.output.plots import smoothed
-
-    beside = axes.twinx()
-    beside.plot(range(1, 1 + len(run["loss"])), smoothed(run["loss"]), color="#777777",
-                linewidth=1)  # fmt: skip
-    beside.set_ylabel("training loss, smoothed (thin)", color="#777777")
-    beside.spines["top"].set_visible(False)
 
 
 STUDY = computed(
