@@ -100,17 +100,15 @@ def _workload(heads: int) -> Workload:
 
 def _findings(data: Data) -> Sequence[Finding]:
     at = data["paper"]
-    tenth = Tolerance.relative(0.1)
     return [
         paper.LARGEST_MODEL.beside(
-            "ZenFlow's largest model is about ZeRO-Offload's: this engine's", tenth,
-            simulated=at["zenflow"] / at["zero_offload"], note=_NOTE,
-        ),
-        paper.LARGEST_MODEL.beside(
-            "ZenFlow's largest model is about ZeRO-Offload's: the released code's", tenth,
-            simulated=at["deepspeed_zenflow"] / at["deepspeed_zero_offload"], note=_NOTE,
-        ),
-    ]  # fmt: skip
+            f"ZenFlow's largest model is about ZeRO-Offload's: {whose}",
+            Tolerance.relative(0.1),
+            simulated=at[f"{code}zenflow"] / at[f"{code}zero_offload"],
+            note=_NOTE,
+        )
+        for whose, code in (("this engine's", ""), ("the released code's", "deepspeed_"))
+    ]
 
 
 def _draw(data: Data) -> Figure:

@@ -9,7 +9,7 @@ from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from experiments.paper.canvas import canvas
-from experiments.paper.phases import NOTE, packed, simulated, unpacked
+from experiments.paper.phases import NOTE, packed, simulated, steady, unpacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,14 +28,10 @@ def _make(job: Job) -> Data:
     found: Data = {}
     for strategy in _STRATEGIES:
         prediction = simulated(strategy, num_steps=16)
-        timeline = prediction.timeline
-        # A window later what the steps before have set off is in the picture as well.
-        start = timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
-        shown = timeline.between(start, start + _SHOWN_SECONDS)
         found[strategy] = {
             "step_seconds": prediction.step_seconds,
             "idle_seconds": prediction.stall_seconds,
-            "spans_ms": packed(shown),
+            "spans_ms": packed(steady(prediction, _SHOWN_SECONDS)),
         }
     return found
 

@@ -30,6 +30,15 @@ def simulated(strategy: str, *, num_steps: int | None = None, **knobs: Any) -> P
     return simulate(costs, Strategy.of(strategy, **knobs), num_steps=num_steps)
 
 
+def steady(prediction: Prediction, seconds: float) -> Timeline:
+    """Return so much of a prediction's timeline, from its second window on.
+
+    By then what the steps before have set off is in the picture as well.
+    """
+    start = prediction.timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
+    return prediction.timeline.between(start, start + seconds)
+
+
 def table_costs() -> StepCosts:
     """Return the costs of a step of Llama-2-7B on one A100, from the table of hardware."""
     workload = Workload.of_config(*find_model("llama-2-7b"), batch_size=4, sequence=512)

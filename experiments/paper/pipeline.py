@@ -9,7 +9,7 @@ from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from experiments.paper.canvas import canvas
-from experiments.paper.phases import NOTE, packed, simulated, unpacked
+from experiments.paper.phases import NOTE, packed, simulated, steady, unpacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +35,7 @@ def _make(job: Job) -> Data:
 def _windows(name: str) -> Timeline:
     """Return three windows of the steady state."""
     prediction = simulated(name, num_steps=(_WINDOWS + 1) * paper.UPDATE_INTERVAL)
-    # A window later what the steps before have set off is in the picture as well.
-    start = prediction.timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
-    length = _WINDOWS * paper.UPDATE_INTERVAL * prediction.step_seconds
-    return prediction.timeline.between(start, start + length)
+    return steady(prediction, _WINDOWS * paper.UPDATE_INTERVAL * prediction.step_seconds)
 
 
 def _stall(name: str, interval: int) -> float:

@@ -102,7 +102,6 @@ def _counted(seed: int, width: int, steps: int) -> dict[str, Any]:
 def _findings(data: Data) -> Sequence[Finding]:
     counted, judged = data["counted"], data["models"][paper.MODELS.index(_JUDGED)]
     ratio = counted["gradient_bytes"] / counted["norm_bytes"]
-    within = Tolerance.relative(0.15)
     ran = (
         f"Counted in {counted['ranks']} processes over gloo that exchanged both, with matrices "
         f"{counted['width']} wide: {ratio:.0f} times fewer bytes. Summed norms of ranks' own "
@@ -116,13 +115,12 @@ def _findings(data: Data) -> Sequence[Finding]:
             "the averaged gradient is on every rank already."
         )
     return [
-        paper.SELECTION_RATIO.beside(
-            f"Norms of 4 bytes are 4,000 to 6,000 times less than gradients, {_JUDGED}", within,
-            simulated=judged["ratio_float32"], note=_NOTE,
-        ),
-        paper.SELECTION_RATIO.beside(
-            f"Norms of 2 bytes are 4,000 to 6,000 times less than gradients, {_JUDGED}", within,
-            simulated=judged["ratio_16_bit"], note=_NOTE,
+        *(
+            paper.SELECTION_RATIO.beside(
+                f"Norms of {size} bytes are 4,000 to 6,000 times less than gradients, {_JUDGED}",
+                Tolerance.relative(0.15), simulated=judged[key], note=_NOTE,
+            )
+            for size, key in ((4, "ratio_float32"), (2, "ratio_16_bit"))
         ),
         paper.SELECTION_SHAPE.beside(
             "One norm replaces a column's whole gradient (exchanged bytes over those of the "

@@ -52,24 +52,23 @@ def _stalled(summary: Data) -> float:
 
 
 def _findings(data: Data) -> Sequence[Finding]:
-    shares = [stall_removed(row) for row in judged(data["rows"])]
-    longer = [stall_removed(row) for row in data["rows"] if row not in judged(data["rows"])]
+    at_claims = judged(data["rows"])
+    shares = [stall_removed(row) for row in at_claims]
+    longer = [stall_removed(row) for row in data["rows"] if row not in at_claims]
     published, emulated = paper.STALL_REDUCTION, data["emulated"]
     found = [
         published.beside(
-            "ZenFlow removes more than 85 % of ZeRO-Offload's stall, on the mean over models and "
-            "machines",
-            Tolerance.at_least(), simulated=fmean(shares), note=_NOTE,
-        ),
-        published.beside(
-            "ZenFlow removes more than 85 % of it for every model on every machine",
-            Tolerance.at_least(), simulated=min(shares), note=_NOTE,
-        ),
-        published.beside(
-            "ZenFlow removes more than 85 % of it for every one of them with longer sequences",
-            Tolerance.at_least(), simulated=min(longer), note=_NOTE,
-        ),
-    ]  # fmt: skip
+            f"ZenFlow removes more than 85 % of {what}",
+            Tolerance.at_least(),
+            simulated=share,
+            note=_NOTE,
+        )
+        for what, share in (
+            ("ZeRO-Offload's stall, on the mean over models and machines", fmean(shares)),
+            ("it for every model on every machine", min(shares)),
+            ("it for every one of them with longer sequences", min(longer)),
+        )
+    ]
     if emulated is not None:
         found.append(
             published.beside(
