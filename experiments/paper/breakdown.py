@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
@@ -95,32 +97,28 @@ def _draw(data: Data) -> Figure:
     }  # fmt: skip
     title = "One ZeRO-Offload step of Llama-2-7B, 4x A100 (published and simulated; ms)"
     figure, axes = canvas((11, 4.2), title, title_size=12)
-    labels: dict[str, Any] = {}
-    for place, (forward, backward, d2h, update, h2d, idle) in enumerate(rows.values()):
-        computed = forward + backward
-        # Gradients leave inside backward, so they are drawn below it.
-        bars = [
-            ("forward", 0.0, forward, -0.18), ("backward", forward, backward, -0.18),
-            ("grads", computed - d2h, d2h, 0.18), ("adam", computed, update, 0.18),
-            ("params", computed + update, h2d, 0.18),
-        ]  # fmt: skip
-        for name, start, length, shift in bars:
-            bar = axes.barh(place + shift, length, left=start, height=0.32,
-                            color=SPAN_COLOURS[name])  # fmt: skip
-            labels[name] = bar
-            if length > 0.1:
-                axes.text(start + length / 2, place + shift, f"{length * 1e3:.0f}",
-                          ha="center", va="center", fontsize=9)  # fmt: skip
-        axes.barh(place - 0.18, idle, left=computed, height=0.32, color=STALL_COLOUR, alpha=0.25)
-        axes.text(computed + idle / 2, place - 0.18, f"GPU idle {idle * 1e3:.0f} ms", ha="center",
-                  va="center", fontsize=9, color=STALL_COLOUR)  # fmt: skip
+    forward, backward, d2h, update, h2d, idle = np.array(list(rows.values())).T
+    places, computed = np.arange(len(rows)), forward + backward
+    # Gradients leave inside backward, so they are drawn below it.
+    for name, label, start, length, shift in (
+        ("forward", "forward", 0.0, forward, -0.18),
+        ("backward", "backward", forward, backward, -0.18),
+        ("grads", "gradients d2h", computed - d2h, d2h, 0.18),
+        ("adam", "CPU AdamW", computed, update, 0.18),
+        ("params", "weights h2d", computed + update, h2d, 0.18),
+    ):
+        bars = axes.barh(places + shift, length, left=start, height=0.32,
+                         color=SPAN_COLOURS[name], label=label)  # fmt: skip
+        texts = [f"{seconds * 1e3:.0f}" if seconds > 0.1 else "" for seconds in length]
+        axes.bar_label(bars, texts, label_type="center", fontsize=9)
+    bars = axes.barh(places - 0.18, idle, left=computed, height=0.32, color=STALL_COLOUR,
+                     alpha=0.25)  # fmt: skip
+    texts = [f"GPU idle {seconds * 1e3:.0f} ms" for seconds in idle]
+    axes.bar_label(bars, texts, label_type="center", fontsize=9, color=STALL_COLOUR)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    named = {"forward": "forward", "backward": "backward", "grads": "gradients d2h",
-             "adam": "CPU AdamW", "params": "weights h2d"}  # fmt: skip
-    figure.legend([labels[name] for name in named], list(named.values()), ncols=5, frameon=False,
-                  loc="outside lower center", fontsize=9)  # fmt: skip
+    figure.legend(ncols=5, frameon=False, loc="outside lower center", fontsize=9)
     return figure
 
 

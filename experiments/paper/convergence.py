@@ -7,6 +7,7 @@ machine that gets slower favours none.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -70,16 +71,17 @@ def _curve(run: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def reached(curve: Mapping[str, Any], loss: float, against: str = "seconds") -> float | None:
-    """Return when a curve first has this loss, straight between points; None if never."""
-    places, losses = curve[against], curve["eval_loss"]
-    for number, found in enumerate(losses):
-        if found <= loss:
-            if number == 0:
-                return float(places[0])
-            before = losses[number - 1]
-            share = (before - loss) / (before - found)
-            return float(places[number - 1] + share * (places[number] - places[number - 1]))
+def reached(curve: Mapping[str, Any], loss: float) -> float | None:
+    """Return after how many seconds a curve first has this loss, straight between points.
+
+    None if it never has.
+    """
+    points = list(zip(curve["seconds"], curve["eval_loss"], strict=True))
+    if points[0][1] <= loss:
+        return float(points[0][0])
+    for (earlier, above), (later, below) in itertools.pairwise(points):
+        if below <= loss:
+            return float(earlier + (above - loss) / (above - below) * (later - earlier))
     return None
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from experiments.lab.finding import Finding, Range, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature.measurements import MEASUREMENTS
@@ -257,16 +259,17 @@ def _draw_rungs(
 
 def _draw_released(axes: Axes, released: Mapping[str, float]) -> None:
     """Draw what was measured of the released code beside what is predicted of it."""
-    for place, (name, item) in enumerate(_MEASURED.items()):
-        for shift, milliseconds, colour, label in (
-            (-0.19, 1e3 * item.seconds, "#7f8c99", "measured by others"),
-            (0.19, 1e3 * released[name], "#9fc8b8", "simulated here"),
-        ):
-            axes.barh(place + shift, milliseconds, color=colour, height=0.36,
-                      label=label if place == 0 else None)  # fmt: skip
-            axes.text(milliseconds, place + shift, f" {milliseconds:.0f}", va="center", fontsize=8)
+    places = np.arange(len(_MEASURED))
+    measured = [item.seconds for item in _MEASURED.values()]
+    for shift, seconds, colour, label in (
+        (-0.19, measured, "#7f8c99", "measured by others"),
+        (0.19, [released[name] for name in _MEASURED], "#9fc8b8", "simulated here"),
+    ):
+        bars = axes.barh(places + shift, np.multiply(1e3, seconds), color=colour, height=0.36,
+                         label=label)  # fmt: skip
+        axes.bar_label(bars, fmt=" {:.0f}", fontsize=8)
     texts = [text for _, text in _LABELS.values()]
-    axes.set_yticks(range(len(texts)), texts, fontsize=9)
+    axes.set_yticks(places, texts, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel("ms per step")

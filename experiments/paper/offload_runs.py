@@ -130,17 +130,15 @@ def draw_bars(
     form: str,
 ) -> None:
     """Draw one machine's bars: a colour for each sequence length, values in ``form``."""
-    for place, model in enumerate(paper.MODELS):
-        for shift, (sequence, colour) in enumerate(zip(SEQUENCES, _COLOURS, strict=True)):
-            chosen = [
-                value(row) for row in rows
-                if (row["machine"], row["model"], row["sequence"]) == (machine, model, sequence)
-            ]  # fmt: skip
-            at = place + 0.27 * (shift - 1)
-            for height in chosen:
-                axes.bar(at, height, width=0.25, color=colour,
-                         label=f"{sequence} tokens" if place == 0 else None)  # fmt: skip
-                axes.text(at, height, format(height, form), ha="center", va="bottom", fontsize=7)
+    for shift, (sequence, colour) in enumerate(zip(SEQUENCES, _COLOURS, strict=True)):
+        heights = {
+            paper.MODELS.index(row["model"]) + 0.27 * (shift - 1): value(row)
+            for row in rows
+            if (row["machine"], row["sequence"]) == (machine, sequence)
+        }
+        bars = axes.bar(list(heights), list(heights.values()), width=0.25, color=colour,
+                        label=f"{sequence} tokens")  # fmt: skip
+        axes.bar_label(bars, fmt=f"{{:{form}}}", fontsize=7)
     axes.set_xticks(
         range(len(paper.MODELS)), [_named(model) for model in paper.MODELS], fontsize=8
     )

@@ -149,9 +149,8 @@ def _draw(data: Data) -> Figure:
     ):
         heights = [model[key] for model in data["models"]]
         places = [place + shift for place in range(len(names))]
-        left.bar(places, heights, width=0.38, color=colour, label=label)
-        for place, height in zip(places, heights, strict=True):
-            left.text(place, height, f"{height:,.0f}", ha="center", va="bottom", fontsize=7)
+        bars = left.bar(places, heights, width=0.38, color=colour, label=label)
+        left.bar_label(bars, fmt="{:,.0f}", fontsize=7)
     assert isinstance(paper.SELECTION_RATIO.value, Range)
     left.axhspan(paper.SELECTION_RATIO.value.low, paper.SELECTION_RATIO.value.high,
                  color="#eeeeee", zorder=0, label="published: 4,000 to 6,000")  # fmt: skip
@@ -161,11 +160,9 @@ def _draw(data: Data) -> Figure:
     left.legend(fontsize=8, frameon=False, loc="upper left")
     left.set_title("computed from the models' shapes", loc="left", fontsize=10)
     counted = data["counted"]
-    right.bar(("gradients", "norms"), (counted["gradient_bytes"], counted["norm_bytes"]),
-              color=("#f0a83c", "#1b9e77"), width=0.6)  # fmt: skip
-    for place, key in enumerate(("gradient_bytes", "norm_bytes")):
-        right.text(place, counted[key], f"{counted[key] / 1e3:,.0f} kB", ha="center", va="bottom",
-                   fontsize=8)  # fmt: skip
+    moved = [counted["gradient_bytes"], counted["norm_bytes"]]
+    bars = right.bar(("gradients", "norms"), moved, color=("#f0a83c", "#1b9e77"), width=0.6)
+    right.bar_label(bars, [f"{num_bytes / 1e3:,.0f} kB" for num_bytes in moved], fontsize=8)
     right.set_yscale("log")
     right.set_ylim(top=counted["gradient_bytes"] * 5)
     right.set_ylabel("bytes of one selection, each rank")

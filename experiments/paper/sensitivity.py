@@ -81,10 +81,8 @@ def _times(run: Any) -> dict[str, float]:
 
 def at(data: Data, rule: str, interval: int, ratio: float) -> Mapping[str, Any] | None:
     """Return the point of a setting; None where it was not run."""
-    for point in data["points"]:
-        if (point["rule"], point["interval"], point["ratio"]) == (rule, interval, ratio):
-            return dict(point)
-    return None
+    setting = {"rule": rule, "interval": interval, "ratio": ratio}
+    return next((point for point in data["points"] if setting.items() <= point.items()), None)
 
 
 def _ratio(

@@ -18,7 +18,6 @@ from typing import Any
 
 from experiments.traces.compare import Trace, whole_steps
 from zenflow.errors import ConfigError
-from zenflow.trace.intervals import length, merge
 from zenflow.trace.timeline import Span, Timeline
 
 _GZIP = b"\x1f\x8b"
@@ -168,7 +167,7 @@ def _lane(name: str, spans: Sequence[Span], origin: float) -> Lane:
                 row, span.is_stall, span.end - span.start,
             )
         )  # fmt: skip
-    busy = length(merge((span.start, span.end) for span in spans if not span.is_stall))
+    busy = Timeline(tuple(spans)).busy(spans[0].lane)
     return Lane(name=name, bars=bars, busy_seconds=busy)
 
 
