@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STEPS = {"from scratch": 500, "fine-tuning": 300}
-_EARLY, _LATE = 0.1, 0.5
-"""Shares of a run: what is early, its first tenth, and late, its last half."""
 _WITHIN = Tolerance.absolute(0.5)
 _COLOURS = {"from scratch": "#d95f02", "fine-tuning": "#1b9e77"}
 
@@ -47,14 +45,12 @@ def _make(job: Job) -> Data:
     return {"runs": runs}
 
 
-def early(intervals: Sequence[int]) -> float:
-    """Return the mean S of a run's first tenth."""
-    return fmean(intervals[: max(1, round(_EARLY * len(intervals)))])
+def _first_tenth(intervals: Sequence[int]) -> Sequence[int]:
+    return intervals[: max(1, round(0.1 * len(intervals)))]
 
 
-def late(intervals: Sequence[int]) -> float:
-    """Return the mean S of a run's last half."""
-    return fmean(intervals[-max(1, round(_LATE * len(intervals))) :])
+def _last_half(intervals: Sequence[int]) -> Sequence[int]:
+    return intervals[-max(1, round(0.5 * len(intervals))) :]
 
 
 def _findings(data: Data) -> Sequence[Finding]:
@@ -62,7 +58,7 @@ def _findings(data: Data) -> Sequence[Finding]:
         published.beside(
             f"Zen-auto's windows {when}, {name}: mean S of the {part}",
             _WITHIN,
-            measured=mean(run["intervals"]),
+            measured=fmean(part_of(run["intervals"])),
             note=f"S from {min(run['intervals'])} to {max(run['intervals'])}; it starts at 1. "
             "How long windows get follows from how far the gradient of an important column "
             "exceeds that of a deferred one, and small models concentrate theirs less (see "
@@ -70,9 +66,9 @@ def _findings(data: Data) -> Sequence[Finding]:
             f"{run['eval_loss'] / run['device_eval_loss'] - 1:+.1%} against the device alone.",
         )
         for name, run in data["runs"].items()
-        for when, part, mean, published in (
-            ("are short early on", "first tenth", early, paper.AUTO_EARLY),
-            ("are longer once training is stable", "last half", late, paper.AUTO_LATE),
+        for when, part, part_of, published in (
+            ("are short early on", "first tenth", _first_tenth, paper.AUTO_EARLY),
+            ("are longer once training is stable", "last half", _last_half, paper.AUTO_LATE),
         )
     ]
 
