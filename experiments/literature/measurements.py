@@ -85,15 +85,16 @@ def _flow(setup: Setup, *, binds_cores: bool = True, options: Mapping[str, Any] 
     return replace(setup, strategy="deepspeed_zenflow", binds_cores=binds_cores, options=options)
 
 
+def _pageable(share: float) -> Alternative:
+    return Alternative(
+        text=f"pageable copies at {share:g} of the link", values={"link.pageable": share}
+    )
+
+
 def _qwen(label: str, milliseconds: float, source: str, setup: Setup) -> Measurement:
     alternatives = [Alternative(text="8 sequences a device", setup=replace(setup, batch_size=8))]
     if setup.strategy == "deepspeed_zenflow":
-        alternatives += [
-            Alternative(
-                text="pageable copies at 0.15 of the link", values={"link.pageable": 0.15}
-            ),
-            Alternative(text="pageable copies at 0.5 of the link", values={"link.pageable": 0.5}),
-        ]
+        alternatives += [_pageable(0.15), _pageable(0.5)]
     if setup.strategy.startswith("deepspeed"):
         text = "the measured CPU step is clipping, AdamW and a cast alone, 42 bytes"
         alternatives.append(Alternative(text=text, step_bytes=42.0))
@@ -137,17 +138,16 @@ _LLAMA = Setup(
 
 
 def _llama(label: str, milliseconds: float, quantity: Quantity, setup: Setup) -> Measurement:
-    machines = [
-        ("4 sequences a device", replace(setup, batch_size=4)),
-        (
-            "A100 and one EPYC 7742, 4 sequences a device",
-            replace(setup, batch_size=4, machine="a100-epyc-7742"),
+    fewer = replace(setup, batch_size=4)
+    alternatives = [
+        Alternative(text="4 sequences a device", setup=fewer),
+        Alternative(
+            text="A100 and one EPYC 7742, 4 sequences a device",
+            setup=replace(fewer, machine="a100-epyc-7742"),
         ),
     ]
-    alternatives = [Alternative(text=text, setup=other) for text, other in machines]
     if setup.strategy == "deepspeed_zenflow":
-        text = "pageable copies at 0.5 of the link"
-        alternatives.append(Alternative(text=text, values={"link.pageable": 0.5}))
+        alternatives.append(_pageable(0.5))
     return Measurement(
         label=label,
         seconds=milliseconds / 1e3,

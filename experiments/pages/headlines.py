@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from experiments.lab.columns import Column, Table, key, markdown
 from experiments.lab.intervals import compare
 from experiments.lab.record import needed
-from experiments.output.provenance import newest_record
+from experiments.output.provenance import RESULTS, newest_record
 from experiments.studies.validation.study import PROFILE, errors_of, read_record, validate
 from sim.hardware.file import read_profile
+
+ROOT = RESULTS.parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,7 @@ class Headline:
     kind: str
     """*Measured*, *emulated* or *simulated*."""
     record: Path
-    """Path of the record, from the repository's root."""
+    """Folder of the record, or a file in it."""
 
 
 def headlines() -> list[Headline]:
@@ -31,16 +35,19 @@ def headlines() -> list[Headline]:
     return [_gpu(), _stall(), _sst2(), _validation(), _tuner(), _speedup()]
 
 
-def table(found: list[Headline]) -> Iterator[str]:
-    """Yield the headlines as a table in Markdown, with links from the repository's root."""
-    yield "| what | number | kind | record |"
-    yield "|---|---|---|---|"
-    for line in found:
-        yield f"| {line.what} | {line.number} | {line.kind} | [record]({line.record}) |"
+def table(found: Sequence[Headline], root: str = "") -> list[str]:
+    """Return the headlines as a table in Markdown.
 
+    Args:
+        found: The headlines.
+        root: Way to the repository's root from where the table stands, as in ``../``.
+    """
 
-def _path(folder: Path) -> Path:
-    return Path("experiments", "results", *folder.parts[folder.parts.index("results") + 1 :])
+    def link(row: Mapping[str, Any]) -> str:
+        return f"[record]({root}{row['record'].relative_to(ROOT)})"
+
+    columns = [key("what"), key("number"), key("kind"), Column(head="record", show=link)]
+    return markdown(Table(columns=columns, rows=[asdict(line) for line in found]))
 
 
 def _gpu() -> Headline:
@@ -52,7 +59,7 @@ def _gpu() -> Headline:
         what="Speed of a 1B decoder on one H100, of the speed with all states on the device",
         number=f"{ours:.0%} (`zero_offload`: {theirs:.0%})",
         kind="measured",
-        record=_path(folder.parent),
+        record=folder.parent,
     )
 
 
@@ -67,7 +74,7 @@ def _stall() -> Headline:
         what="Stall seconds of `zero_offload` that are gone, worst of three seeds, two CPU cores",
         number=f"{min(removed):.1%}",
         kind="emulated",
-        record=_path(record.folder),
+        record=record.folder,
     )
 
 
@@ -80,7 +87,7 @@ def _sst2() -> Headline:
         number=f"{means['zenflow']:.2%} (AdamW: {means['on_device']:.2%}, the published rule: "
         f"{means['zenflow_paper']:.2%})",
         kind="measured",
-        record=_path(record.folder),
+        record=record.folder,
     )
 
 
@@ -92,7 +99,7 @@ def _validation() -> Headline:
         "CPU",
         number=f"{errors.median:.1%} (median), {errors.p90:.1%} (90th percentile)",
         kind="emulated",
-        record=_path(folder),
+        record=folder,
     )
 
 
@@ -102,7 +109,7 @@ def _tuner() -> Headline:
         what="Goodput of a tuned run, of the best of 70 fixed settings', worst of three links",
         number=f"{record.findings[0].emulated:.1%}",
         kind="emulated",
-        record=_path(record.folder),
+        record=record.folder,
     )
 
 
@@ -114,5 +121,5 @@ def _speedup() -> Headline:
         number=f"{least.simulated:.1f} to {most.simulated:.1f} times "
         f"(published: {least.published:g} to {most.published:g})",
         kind="simulated",
-        record=_path(record.folder) / "record.json",
+        record=record.folder / "record.json",
     )

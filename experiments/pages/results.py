@@ -19,14 +19,13 @@ from experiments.lab.finding import Verdict
 from experiments.lab.record import README as PAGE
 from experiments.lab.record import committed
 from experiments.output.files import write_text
-from experiments.output.provenance import RESULTS, newest_record
+from experiments.output.provenance import newest_record
 from experiments.pages.commentary import SECTIONS, Section
-from experiments.pages.headlines import headlines, table
+from experiments.pages.headlines import ROOT, headlines, table
 from experiments.pages.links import replaced
 from experiments.training import comparison
 from zenflow.errors import ConfigError
 
-ROOT = RESULTS.parent.parent
 README, DOCUMENT = ROOT / "README.md", ROOT / "docs" / "results.md"
 _INTRODUCTION = """\
 # Results
@@ -51,7 +50,7 @@ def document() -> str:
         _INTRODUCTION,
         "## Six numbers",
         "",
-        *(line.replace("](experiments/", "](../experiments/") for line in table(headlines())),
+        *table(headlines(), "../"),
         "",
         "## The paper's claims",
         "",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
+from experiments.paper.phases import simulated, table_costs
+from sim.simulate import Strategy, simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,25 +29,9 @@ _FROM_TABLE = (
 
 
 def _make(job: Job) -> Data:
-    from sim.hardware.catalog import find_machine
-    from sim.models.table import find_model
-    from sim.models.workload import Workload
-    from sim.simulate import Strategy, simulate
-    from sim.timing.costs import costs_of
-    from sim.timing.phases import costs_of_phases
-
     del job
-    phases = paper.PHASES
-    strategy = Strategy.of("published_zero_offload")
-    costs = costs_of_phases(
-        forward=phases.forward, backward=phases.backward, d2h=phases.d2h, update=phases.update,
-        h2d=phases.h2d, num_params=phases.num_params,
-    )  # fmt: skip
-    from_phases = simulate(costs, strategy)
-    name, config = find_model("llama-2-7b")
-    workload = Workload.of_config(name, config, batch_size=4, sequence=512)
-    machine = find_machine("a100-epyc-7742", 1)
-    from_table = simulate(costs_of(workload, machine), strategy)
+    from_phases = simulated("published_zero_offload")
+    from_table = simulate(table_costs(), Strategy.of("published_zero_offload"))
     busy = from_phases.timeline.by_name()
     steps = round(from_phases.timeline.makespan / from_phases.step_seconds)
     return {
@@ -89,8 +78,6 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
     from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR
 
     ours, table, phases = data["from_phases"], data["from_table"], paper.PHASES
@@ -108,36 +95,30 @@ def _draw(data: Data) -> Figure:
             table["host"] + table["h2d"],
         ),
     }  # fmt: skip
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    axes = figure.subplots()
-    labels: dict[str, Any] = {}
-    for place, (forward, backward, d2h, update, h2d, idle) in enumerate(rows.values()):
-        computed = forward + backward
-        # Gradients leave inside backward, so they are drawn below it.
-        bars = [
-            ("forward", 0.0, forward, -0.18), ("backward", forward, backward, -0.18),
-            ("grads", computed - d2h, d2h, 0.18), ("adam", computed, update, 0.18),
-            ("params", computed + update, h2d, 0.18),
-        ]  # fmt: skip
-        for name, start, length, shift in bars:
-            bar = axes.barh(place + shift, length, left=start, height=0.32,
-                            color=SPAN_COLOURS[name])  # fmt: skip
-            labels[name] = bar
-            if length > 0.1:
-                axes.text(start + length / 2, place + shift, f"{length * 1e3:.0f}",
-                          ha="center", va="center", fontsize=9)  # fmt: skip
-        axes.barh(place - 0.18, idle, left=computed, height=0.32, color=STALL_COLOUR, alpha=0.25)
-        axes.text(computed + idle / 2, place - 0.18, f"GPU idle {idle * 1e3:.0f} ms", ha="center",
-                  va="center", fontsize=9, color=STALL_COLOUR)  # fmt: skip
+    title = "One ZeRO-Offload step of Llama-2-7B, 4x A100 (published and simulated; ms)"
+    figure, axes = canvas((11, 4.2), title, title_size=12)
+    forward, backward, d2h, update, h2d, idle = np.array(list(rows.values())).T
+    places, computed = np.arange(len(rows)), forward + backward
+    # Gradients leave inside backward, so they are drawn below it.
+    for name, label, start, length, shift in (
+        ("forward", "forward", 0.0, forward, -0.18),
+        ("backward", "backward", forward, backward, -0.18),
+        ("grads", "gradients d2h", computed - d2h, d2h, 0.18),
+        ("adam", "CPU AdamW", computed, update, 0.18),
+        ("params", "weights h2d", computed + update, h2d, 0.18),
+    ):
+        bars = axes.barh(places + shift, length, left=start, height=0.32,
+                         color=SPAN_COLOURS[name], label=label)  # fmt: skip
+        texts = [f"{seconds * 1e3:.0f}" if seconds > 0.1 else "" for seconds in length]
+        axes.bar_label(bars, texts, label_type="center", fontsize=9)
+    bars = axes.barh(places - 0.18, idle, left=computed, height=0.32, color=STALL_COLOUR,
+                     alpha=0.25)  # fmt: skip
+    texts = [f"GPU idle {seconds * 1e3:.0f} ms" for seconds in idle]
+    axes.bar_label(bars, texts, label_type="center", fontsize=9, color=STALL_COLOUR)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.spines[["top", "right"]].set_visible(False)
-    named = {"forward": "forward", "backward": "backward", "grads": "gradients d2h",
-             "adam": "CPU AdamW", "params": "weights h2d"}  # fmt: skip
-    figure.legend([labels[name] for name in named], list(named.values()), ncols=5, frameon=False,
-                  loc="outside lower center", fontsize=9)  # fmt: skip
-    figure.suptitle("One ZeRO-Offload step of Llama-2-7B, 4x A100 (published and simulated; ms)")
+    figure.legend(ncols=5, frameon=False, loc="outside lower center", fontsize=9)
     return figure
 
 

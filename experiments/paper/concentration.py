@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -171,18 +172,16 @@ def _finding(claim: str, published: paper.Published, measured: float | None) -> 
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13.5, 4.4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    figure, (left, middle, right) = canvas(
+        (13.5, 4.4),
+        f"Measured on a CPU: squared norm of gradients, {data['training']['steps']} steps of "
+        "fine-tuning a 0.8 M parameter decoder",
+        columns=3,
+        title_size=12,
+    )
     for axes, kind in ((left, "entries"), (middle, "columns")):
         _draw_shares(axes, data, kind)
     _draw_kept(right, data)
-    figure.suptitle(
-        f"Measured on a CPU: squared norm of gradients, {data['training']['steps']} steps of "
-        "fine-tuning a 0.8 M parameter decoder",
-        fontsize=12,
-    )
     return figure
 
 
@@ -200,7 +199,6 @@ def _draw_shares(axes: Axes, data: Data, kind: str) -> None:
     axes.set_xlabel("step of fine-tuning")
     axes.set_ylabel("% of the squared norm")
     axes.set_title(f"Held by the largest {kind}", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="center right")
 
 
@@ -222,7 +220,6 @@ def _draw_kept(axes: Axes, data: Data) -> None:
     axes.set_xlabel("steps later (dotted: columns chosen at random)")
     axes.set_ylabel("% of that step's squared norm")
     axes.set_title("Kept by columns that were chosen before", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="upper right")
 
 

@@ -7,6 +7,7 @@ machine that gets slower favours none.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
+from experiments.paper.canvas import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,16 +71,17 @@ def _curve(run: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def reached(curve: Mapping[str, Any], loss: float, against: str = "seconds") -> float | None:
-    """Return when a curve first has this loss, straight between points; None if never."""
-    places, losses = curve[against], curve["eval_loss"]
-    for number, found in enumerate(losses):
-        if found <= loss:
-            if number == 0:
-                return float(places[0])
-            before = losses[number - 1]
-            share = (before - loss) / (before - found)
-            return float(places[number - 1] + share * (places[number] - places[number - 1]))
+def reached(curve: Mapping[str, Any], loss: float) -> float | None:
+    """Return after how many seconds a curve first has this loss, straight between points.
+
+    None if it never has.
+    """
+    points = list(zip(curve["seconds"], curve["eval_loss"], strict=True))
+    if points[0][1] <= loss:
+        return float(points[0][0])
+    for (earlier, above), (later, below) in itertools.pairwise(points):
+        if below <= loss:
+            return float(earlier + (above - loss) / (above - below) * (later - earlier))
     return None
 
 
@@ -130,21 +133,20 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, (left, right) = canvas(
+        (13, 4.8),
+        "Convergence: fine-tuning a 0.8 M parameter decoder on a CPU over an emulated link, "
+        f"runs of {len(data['curves']['zenflow'])} seeds",
+        columns=2,
+        title_size=12,
+        sharey=True,
+    )
     _draw_curves(left, data, "steps")
     _draw_curves(right, data, "seconds")
     left.set_xlabel("step (loss is measured)")
     right.set_xlabel("training seconds (emulated link)")
     left.set_ylabel("held-out loss")
     right.legend(fontsize=9, frameon=False)
-    figure.suptitle(
-        f"Convergence: fine-tuning a 0.8 M parameter decoder on a CPU over an emulated link, "
-        f"runs of {len(data['curves']['zenflow'])} seeds",
-        fontsize=12,
-    )
     return figure
 
 
@@ -159,7 +161,6 @@ def _draw_curves(axes: Axes, data: Data, against: str) -> None:
                       if number == 0 else None)  # fmt: skip
             axes.plot(curve[against][-1], curve["eval_loss"][-1], marker="o", markersize=5,
                       color=STRATEGY_COLOURS[name])  # fmt: skip
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 STUDY = computed(

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from experiments.lab.finding import Finding, Range, Tolerance
 from experiments.lab.study import Data, Job, computed
+from experiments.literature.measurements import MEASUREMENTS
+from experiments.paper.canvas import canvas
+from experiments.paper.phases import simulated
+from experiments.studies.published.predictions import predict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,8 +27,25 @@ if TYPE_CHECKING:
 _STEPS, _ROUNDS = 72, 3
 _ISSUE = "deepspeedai/DeepSpeed #7478: Qwen2.5-3B on 2 A100, 1564 to 1381 ms and 1344 to 1217 ms"
 _OVERLAP = Range(low=0.09, high=0.12)
-_OFFLOAD_MS, _IN_TURN_MS, _OVERLAPPED_MS = 2887, 1564, 1381
 _AT_ONCE = {"overlap_step": False, "lag": None, "prediction": 0.0}
+
+
+_LABELS = {
+    "offload": ("3B, ZeRO-Offload, cores not bound", "ZeRO-Offload"),
+    "offload, bound": ("3B, ZeRO-Offload, bound", "ZeRO-Offload,\ncores bound"),
+    "in turn": ("3B, ZenFlow, no overlap", "ZenFlow,\nno overlap"),
+    "overlap": ("3B, ZenFlow, overlap", "ZenFlow, overlap"),
+    "in turn, bound": ("3B, ZenFlow, bound, no overlap", "no overlap,\ncores bound"),
+    "overlap, bound": (
+        "3B, ZenFlow, bound, overlap, two cores reserved", "overlap,\ncores bound",
+    ),
+}  # fmt: skip
+"""Label of each measurement of the released code, the first of several, and its name in the
+picture."""
+_MEASURED = {
+    name: next(item for item in MEASUREMENTS if item.label == label)
+    for name, (label, _) in _LABELS.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,39 +85,16 @@ def _make(job: Job) -> Data:
 
 def _simulated() -> dict[str, dict[str, float]]:
     """Return step and stall of each rung on the paper's machine, from its published phases."""
-    from experiments.literature import zenflow as paper
-    from sim.simulate import Strategy, simulate
-    from sim.timing.phases import costs_of_phases
-
-    phases = paper.PHASES
-    costs = costs_of_phases(
-        forward=phases.forward, backward=phases.backward, d2h=phases.d2h, update=phases.update,
-        h2d=phases.h2d, num_params=phases.num_params,
-    )  # fmt: skip
     found = {}
     for rung in RUNGS:
-        told = simulate(costs, Strategy.of(rung.strategy, **rung.knobs), keeps_spans=False)
+        told = simulated(rung.strategy, **rung.knobs)
         found[rung.name] = {"step_seconds": told.step_seconds, "stall_seconds": told.stall_seconds}
     return found
 
 
 def _released() -> dict[str, float]:
     """Return predicted steps of the released code where overlap was measured."""
-    from experiments.literature.measurements import MEASUREMENTS
-    from experiments.studies.published.predictions import predict
-
-    labels = {
-        "offload": "3B, ZeRO-Offload, cores not bound",
-        "offload, bound": "3B, ZeRO-Offload, bound",
-        "in turn": "3B, ZenFlow, no overlap",
-        "overlap": "3B, ZenFlow, overlap",
-        "in turn, bound": "3B, ZenFlow, bound, no overlap",
-        "overlap, bound": "3B, ZenFlow, bound, overlap, two cores reserved",
-    }
-    items = {item.label: item for item in reversed(MEASUREMENTS)}
-    return {
-        name: predict(items[label].setup, items[label].quantity) for name, label in labels.items()
-    }
+    return {name: predict(item.setup, item.quantity) for name, item in _MEASURED.items()}
 
 
 def _emulated(job: Job) -> dict[str, Any]:
@@ -137,46 +137,47 @@ def _cut(rungs: Mapping[str, Mapping[str, float]], before: str, after: str) -> f
 
 
 def _findings(data: Data) -> Sequence[Finding]:
-    released, here, paper = data["released"], data["emulated"]["rungs"], data["paper"]
+    released = data["released"]
+    measured = {name: 1e3 * item.seconds for name, item in _MEASURED.items()}
     note = "Released code as simulated, without what it does in Python."
-    without = (_OFFLOAD_MS - _IN_TURN_MS) / (_OFFLOAD_MS - _OVERLAPPED_MS)
-    saved = released["offload"] - released["overlap"]
-    found = [
-        Finding(
-            claim=f"Overlap alone shortens the released code's step by 9 to 12 % ({text})",
-            source=_ISSUE,
-            unit="of the step",
-            published=_OVERLAP,
-            tolerance=Tolerance.absolute(0.03),
-            note=note,
-            simulated=1 - released[f"overlap{key}"] / released[f"in turn{key}"],
-        )
-        for text, key in (("cores not bound", ""), ("cores bound", ", bound"))
-    ]
-    found.append(
+
+    def in_turn_share(steps: Mapping[str, float]) -> float:
+        """Return how much of the gain on ZeRO-Offload comes without overlap."""
+        return (steps["offload"] - steps["in turn"]) / (steps["offload"] - steps["overlap"])
+
+    return [
+        *(
+            Finding(
+                claim=f"Overlap alone shortens the released code's step by 9 to 12 % ({text})",
+                source=_ISSUE,
+                unit="of the step",
+                published=_OVERLAP,
+                tolerance=Tolerance.absolute(0.03),
+                note=note,
+                simulated=1 - released[f"overlap{key}"] / released[f"in turn{key}"],
+            )
+            for text, key in (("cores not bound", ""), ("cores bound", ", bound"))
+        ),
         Finding(
             claim="Most of the released code's gain comes without overlap",
             source=f"{_ISSUE}; DeepSpeed blog zenflow-corebinding: ZeRO-Offload 2887 ms",
             unit="of the gain",
-            published=without,
+            published=in_turn_share(measured),
             tolerance=Tolerance.absolute(0.1),
-            simulated=(released["offload"] - released["in turn"]) / saved,
+            simulated=in_turn_share(released),
             note=note,
-        )
-    )
-    place = 1 - released["offload, bound"] / released["offload"]
-    found.append(
+        ),
         Finding(
             claim="Binding cores to the nearest memory shortens ZeRO-Offload's step",
             source="DeepSpeed blog zenflow-corebinding: 2887 to 2497 ms, Qwen2.5-3B on 2 A100",
             unit="of the step",
-            published=1 - 2497 / 2887,
+            published=1 - measured["offload, bound"] / measured["offload"],
             tolerance=Tolerance.absolute(0.05),
-            simulated=place,
+            simulated=1 - released["offload, bound"] / released["offload"],
             note="Placement: only where memory lies is simulated.",
-        )
-    )
-    return [*found, *_engine_findings(here, paper)]
+        ),
+        *_engine_findings(data["emulated"]["rungs"], data["paper"]),
+    ]
 
 
 def _engine_findings(
@@ -216,19 +217,18 @@ def _over(rungs: Mapping[str, Mapping[str, float]], one: str, other: str) -> flo
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 4.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=[1.15, 1.15, 0.9])
+    figure, (left, middle, right) = canvas(
+        (15, 4.8),
+        "What each ingredient contributes (red: the device waits; pale: one ingredient alone)",
+        columns=3,
+        title_size=12,
+        width_ratios=[1.15, 1.15, 0.9],
+    )
     _draw_rungs(left, data["paper"], 1.0, "seconds per step")
     left.set_title("Simulated: Llama-2-7B on 4x A100,\nfrom its published phases", fontsize=11)
     _draw_rungs(middle, data["emulated"]["rungs"], 1e3, "ms per step")
     middle.set_title("Emulated link: the engine on a CPU,\n0.8 M parameters", fontsize=11)
     _draw_released(right, data["released"])
-    figure.suptitle(
-        "What each ingredient contributes (red: the device waits; pale: one ingredient alone)",
-        fontsize=12,
-    )
     return figure
 
 
@@ -255,34 +255,26 @@ def _draw_rungs(
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.margins(x=0.12)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_released(axes: Axes, released: Mapping[str, float]) -> None:
     """Draw what was measured of the released code beside what is predicted of it."""
-    measured = {
-        "offload": 2887, "offload, bound": 2497, "in turn": 1564, "overlap": 1381,
-        "in turn, bound": 1344, "overlap, bound": 1217,
-    }  # fmt: skip
-    texts = {
-        "offload": "ZeRO-Offload", "offload, bound": "ZeRO-Offload,\ncores bound",
-        "in turn": "ZenFlow,\nno overlap", "overlap": "ZenFlow, overlap",
-        "in turn, bound": "no overlap,\ncores bound", "overlap, bound": "overlap,\ncores bound",
-    }  # fmt: skip
-    for place, name in enumerate(measured):
-        axes.barh(place - 0.19, measured[name], color="#7f8c99", height=0.36,
-                  label="measured by others" if place == 0 else None)  # fmt: skip
-        axes.barh(place + 0.19, 1e3 * released[name], color="#9fc8b8", height=0.36,
-                  label="simulated here" if place == 0 else None)  # fmt: skip
-        for shift, value in ((-0.19, measured[name]), (0.19, 1e3 * released[name])):
-            axes.text(value, place + shift, f" {value:.0f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(measured)), [texts[name] for name in measured], fontsize=9)
+    places = np.arange(len(_MEASURED))
+    measured = [item.seconds for item in _MEASURED.values()]
+    for shift, seconds, colour, label in (
+        (-0.19, measured, "#7f8c99", "measured by others"),
+        (0.19, [released[name] for name in _MEASURED], "#9fc8b8", "simulated here"),
+    ):
+        bars = axes.barh(places + shift, np.multiply(1e3, seconds), color=colour, height=0.36,
+                         label=label)  # fmt: skip
+        axes.bar_label(bars, fmt=" {:.0f}", fontsize=8)
+    texts = [text for _, text in _LABELS.values()]
+    axes.set_yticks(places, texts, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel("ms per step")
     axes.set_title("The released code:\nQwen2.5-3B on 2x A100", fontsize=11)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 STUDY = computed(

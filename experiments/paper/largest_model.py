@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import HardwareProfile
+from sim.memory.need import memory_of
+from sim.models.workload import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sim.hardware.profile import HardwareProfile
-
 _STRATEGIES = {
-    "on_device": "AdamW on the GPU",
-    "zero_offload": "ZeRO-Offload (this engine)",
-    "deepspeed_zero_offload": "ZeRO-Offload (DeepSpeed)",
-    "zero_infinity": "state on NVMe (ZeRO-Infinity's update)",
-    "deepspeed_zenflow": "ZenFlow (released code)",
-    "zenflow": "ZenFlow (this engine)",
+    "on_device": ("AdamW on the GPU", "on_device", "-"),
+    "zero_offload": ("ZeRO-Offload (this engine)", "zero_offload", "-"),
+    "deepspeed_zero_offload": ("ZeRO-Offload (DeepSpeed)", "zero_offload", "--"),
+    "zero_infinity": ("state on NVMe (ZeRO-Infinity's update)", "delayed", ":"),
+    "deepspeed_zenflow": ("ZenFlow (released code)", "zenflow", "--"),
+    "zenflow": ("ZenFlow (this engine)", "zenflow", "-"),
 }
+"""Of each its name in the picture, the strategy whose colour it has there, and its line."""
 _DEVICES = (16, 24, 32, 48, 80, 141)
 """GiB."""
 _HOSTS = (32, 64, 128, 256, 512, 1024, 2048)
@@ -41,8 +46,6 @@ _NOTE = (
 
 
 def _make(job: Job) -> Data:
-    from sim.hardware.catalog import find_machine
-
     machine = find_machine(_MACHINE, 1)
     devices = _DEVICES[:1] if job.smoke else _DEVICES
     hosts = _HOSTS[:1] if job.smoke else _HOSTS
@@ -69,22 +72,15 @@ def _with_memory(machine: HardwareProfile, device: float, host: float) -> Hardwa
 
 def _largest(strategy: str, machine: HardwareProfile) -> float:
     """Return the parameters of the largest model that fits; 0 if none does."""
-    low, high = 0, _LARGEST + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _fits(strategy, middle, machine) else (low, middle)
-    return float(_workload(low).num_params) if low else 0.0
+
+    def is_short(heads: int) -> bool:
+        return bool(memory_of(_workload(heads), strategy, machine).short_of(machine))
+
+    heads = bisect(range(1, _LARGEST + 1), False, key=is_short)
+    return float(_workload(heads).num_params) if heads else 0.0
 
 
-def _fits(strategy: str, heads: int, machine: HardwareProfile) -> bool:
-    from sim.memory.need import memory_of
-
-    return not memory_of(_workload(heads), strategy, machine).short_of(machine)
-
-
-def _workload(heads: int) -> Any:
-    from sim.models.workload import Workload
-
+def _workload(heads: int) -> Workload:
     hidden = 128 * heads
     config = {
         "model_type": "llama",
@@ -104,47 +100,36 @@ def _workload(heads: int) -> Any:
 
 def _findings(data: Data) -> Sequence[Finding]:
     at = data["paper"]
-    tenth = Tolerance.relative(0.1)
     return [
         paper.LARGEST_MODEL.beside(
-            "ZenFlow's largest model is about ZeRO-Offload's: this engine's", tenth,
-            simulated=at["zenflow"] / at["zero_offload"], note=_NOTE,
-        ),
-        paper.LARGEST_MODEL.beside(
-            "ZenFlow's largest model is about ZeRO-Offload's: the released code's", tenth,
-            simulated=at["deepspeed_zenflow"] / at["deepspeed_zero_offload"], note=_NOTE,
-        ),
-    ]  # fmt: skip
+            f"ZenFlow's largest model is about ZeRO-Offload's: {whose}",
+            Tolerance.relative(0.1),
+            simulated=at[f"{code}zenflow"] / at[f"{code}zero_offload"],
+            note=_NOTE,
+        )
+        for whose, code in (("this engine's", ""), ("the released code's", "deepspeed_"))
+    ]
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
     from experiments.output.plots import STRATEGY_COLOURS
 
-    looks = {
-        "on_device": (STRATEGY_COLOURS["on_device"], "-"),
-        "zero_offload": (STRATEGY_COLOURS["zero_offload"], "-"),
-        "deepspeed_zero_offload": (STRATEGY_COLOURS["zero_offload"], "--"),
-        "zero_infinity": ("#b8860b", ":"),
-        "deepspeed_zenflow": (STRATEGY_COLOURS["zenflow"], "--"),
-        "zenflow": (STRATEGY_COLOURS["zenflow"], "-"),
-    }
-    figure = Figure(figsize=(12, 5.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    title = "Largest model that fits one GPU: computed by the memory model, not measured"
+    figure, panels = canvas((12, 5.2), title, columns=2, sharey=True)
     sides = (
         ("by_device", "GPU memory, GiB", f"host with {_ENOUGH_HOST} GiB"),
         ("by_host", "host memory, GiB", f"GPU with {_ENOUGH_DEVICE} GiB"),
     )
     for axes, (key, label, title) in zip(panels, sides, strict=True):
-        for name, (colour, style) in looks.items():
+        for name, (called, like, style) in _STRATEGIES.items():
             sizes = data[key][name]
             # Where nothing fits there is no point.
             points = [(float(size), count / 1e9) for size, count in sizes.items() if count]
             axes.plot(
-                [x for x, _ in points], [y for _, y in points], color=colour, linestyle=style,
-                marker="o", markersize=4, label=_STRATEGIES[name],
+                [x for x, _ in points], [y for _, y in points], linestyle=style, marker="o",
+                markersize=4, color=STRATEGY_COLOURS[like], label=called,
             )  # fmt: skip
         ticks = [float(size) for size in data[key]["zenflow"]]
         axes.set_xscale("log", base=2)
@@ -156,12 +141,8 @@ def _draw(data: Data) -> Figure:
         axes.set_xlabel(label)
         axes.set_title(title, loc="left", fontsize=10)
         axes.grid(axis="y", color="#eeeeee")
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("largest model, billion parameters")
     panels[0].legend(fontsize=8, frameon=False)
-    figure.suptitle(
-        "Largest model that fits one GPU: computed by the memory model, not measured", fontsize=11
-    )
     return figure
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
-from experiments.paper.phases import NOTE, packed, simulated, unpacked
+from experiments.paper.canvas import canvas
+from experiments.paper.phases import NOTE, packed, simulated, steady, unpacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,14 +28,10 @@ def _make(job: Job) -> Data:
     found: Data = {}
     for strategy in _STRATEGIES:
         prediction = simulated(strategy, num_steps=16)
-        timeline = prediction.timeline
-        # A window later what the steps before have set off is in the picture as well.
-        start = timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
-        shown = timeline.between(start, start + _SHOWN_SECONDS)
         found[strategy] = {
             "step_seconds": prediction.step_seconds,
             "idle_seconds": prediction.stall_seconds,
-            "spans_ms": packed(shown),
+            "spans_ms": packed(steady(prediction, _SHOWN_SECONDS)),
         }
     return found
 
@@ -63,12 +60,10 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
     from experiments.output.plots import draw_lanes, lane_legend
 
-    figure = Figure(figsize=(12, 6.6), layout="constrained")
-    panels = figure.subplots(len(_STRATEGIES), 1, sharex=True)
+    title = "Llama-2-7B on 4x A100, simulated from the published phases (k = 0.1, S = 4)"
+    figure, panels = canvas((12, 6.6), title, len(_STRATEGIES), sharex=True)
     timelines = [unpacked(data[strategy]["spans_ms"]) for strategy in _STRATEGIES]
     for axes, (strategy, title), timeline in zip(
         panels, _STRATEGIES.items(), timelines, strict=True
@@ -82,9 +77,6 @@ def _draw(data: Data) -> Figure:
     panels[-1].set_xlim(0, _SHOWN_SECONDS)
     panels[-1].set_xlabel("seconds")
     lane_legend(figure, timelines)
-    figure.suptitle(
-        "Llama-2-7B on 4x A100, simulated from the published phases (k = 0.1, S = 4)", fontsize=11
-    )
     return figure
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.literature import zenflow as paper
 from experiments.studies.published.predictions import deepspeed_rate, predict_costs
@@ -20,6 +20,9 @@ from sim.models.workload import Workload
 from sim.planning.options import Planner
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SEQUENCES = (128, 512, 2048)
 JUDGED = SEQUENCES[0]
@@ -38,6 +41,8 @@ _ZENFLOW = Strategy.of(
 )
 _BATCH = (1, 64)
 """Devices and global batch of the models whose own is not known."""
+_COLOURS = ("#1b9e77", "#7fc8b2", "#c9e7dd")
+_TITLES = {"a100-epyc-7742": "4x A100, EPYC 7742", "h100-xeon-8462y": "4x H100, Xeon 8462Y"}
 
 
 def simulated(smoke: bool, progress: Callable[[float, str], None]) -> list[dict[str, Any]]:
@@ -115,3 +120,32 @@ def over_infinity(row: dict[str, Any]) -> float:
 def stall_removed(row: dict[str, Any]) -> float:
     """Return the share of ZeRO-Offload's stall that ZenFlow is without."""
     return float(1 - row["zenflow"]["stall_seconds"] / row["zero_offload"]["stall_seconds"])
+
+
+def draw_bars(
+    axes: Axes,
+    rows: Sequence[dict[str, Any]],
+    machine: str,
+    value: Callable[[Any], float],
+    form: str,
+) -> None:
+    """Draw one machine's bars: a colour for each sequence length, values in ``form``."""
+    for shift, (sequence, colour) in enumerate(zip(SEQUENCES, _COLOURS, strict=True)):
+        heights = {
+            paper.MODELS.index(row["model"]) + 0.27 * (shift - 1): value(row)
+            for row in rows
+            if (row["machine"], row["sequence"]) == (machine, sequence)
+        }
+        bars = axes.bar(list(heights), list(heights.values()), width=0.25, color=colour,
+                        label=f"{sequence} tokens")  # fmt: skip
+        axes.bar_label(bars, fmt=f"{{:{form}}}", fontsize=7)
+    axes.set_xticks(
+        range(len(paper.MODELS)), [_named(model) for model in paper.MODELS], fontsize=8
+    )
+    axes.set_title(_TITLES[machine], loc="left", fontsize=10)
+
+
+def _named(model: str) -> str:
+    devices, batch = paper.SET_UPS.get(model, _BATCH)
+    known = "" if model in paper.SET_UPS else "*"
+    return f"{model}\n{devices} GPU{'s' if devices > 1 else ''}, {batch}{known}"

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
+from experiments.paper.phases import table_costs
+from sim.simulate import Strategy, simulate
+from zenflow.config import ZenFlowConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from zenflow.config import ZenFlowConfig
 
 _RATIOS = (0.05, 0.1, 0.3, 0.5)
 _INTERVALS = (1, 2, 4, 8, 16)
@@ -45,8 +47,6 @@ def _make(job: Job) -> Data:
 
 
 def _row(ratio: float, interval: int, seed: int) -> dict[str, Any]:
-    from zenflow.config import ZenFlowConfig
-
     knobs = {"topk_ratio": ratio, "update_interval": interval, "select_interval": 0}
     return {
         "k": ratio,
@@ -58,8 +58,6 @@ def _row(ratio: float, interval: int, seed: int) -> dict[str, Any]:
 
 
 def _offload(seed: int) -> dict[str, float]:
-    from zenflow.config import ZenFlowConfig
-
     return {
         "closed_form": 2.0,
         "simulated": _simulated("zero_offload"),
@@ -68,17 +66,9 @@ def _offload(seed: int) -> dict[str, float]:
 
 
 def _simulated(strategy: str, **knobs: Any) -> float:
-    from sim.hardware.catalog import find_machine
-    from sim.models.table import find_model
-    from sim.models.workload import Workload
-    from sim.simulate import Strategy, simulate
-    from sim.timing.costs import costs_of
-
-    name, config = find_model("llama-2-7b")
-    workload = Workload.of_config(name, config, batch_size=4, sequence=512)
-    costs = costs_of(workload, find_machine("a100-epyc-7742", 1))
+    costs = table_costs()
     found = simulate(costs, Strategy.of(strategy, **knobs), keeps_spans=False)
-    return (found.d2h_bytes + found.h2d_bytes) / workload.model_bytes
+    return (found.d2h_bytes + found.h2d_bytes) / (costs.num_params * costs.dtype_bytes)
 
 
 def _counted(config: ZenFlowConfig, seed: int) -> float:
@@ -136,15 +126,10 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.5, 5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = canvas((8.5, 5), "PCIe bytes per step by k and S")
     colours = ("#1b9e77", "#7570b3", "#d95f02", "#e7298a")
     for ratio, colour in zip(_RATIOS, colours, strict=True):
         rows = [row for row in data["rows"] if row["k"] == ratio]
-        if not rows:
-            continue
         at = [row["S"] for row in rows]
         axes.plot(at, [row["closed_form"] for row in rows], color=colour, label=f"k = {ratio:g}")
         axes.scatter(at, [row["simulated"] for row in rows], marker="s", s=64, facecolor="none",
@@ -164,9 +149,7 @@ def _draw(data: Data) -> Figure:
     axes.set_ylim(0, 2.15)
     axes.set_xlabel("steps of a window, S")
     axes.set_ylabel("bytes of a step over the model's, both ways")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")
-    figure.suptitle("PCIe bytes per step by k and S", fontsize=11)
     return figure
 
 

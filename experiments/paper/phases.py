@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from experiments.literature import zenflow as paper
+from sim.hardware.catalog import find_machine
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
+from sim.timing.costs import StepCosts, costs_of
 from sim.timing.phases import costs_of_phases
 from zenflow.trace.timeline import Span, Timeline
 
@@ -20,12 +25,24 @@ _JOINED = 2e-3
 
 def simulated(strategy: str, *, num_steps: int | None = None, **knobs: Any) -> Prediction:
     """Return a strategy's steady state with the published phases."""
-    phases = paper.PHASES
-    costs = costs_of_phases(
-        forward=phases.forward, backward=phases.backward, d2h=phases.d2h, update=phases.update,
-        h2d=phases.h2d, num_params=phases.num_params,
-    )  # fmt: skip
+    phases = {name: value for name, value in asdict(paper.PHASES).items() if name != "strategy"}
+    costs = costs_of_phases(**phases)
     return simulate(costs, Strategy.of(strategy, **knobs), num_steps=num_steps)
+
+
+def steady(prediction: Prediction, seconds: float) -> Timeline:
+    """Return so much of a prediction's timeline, from its second window on.
+
+    By then what the steps before have set off is in the picture as well.
+    """
+    start = prediction.timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
+    return prediction.timeline.between(start, start + seconds)
+
+
+def table_costs() -> StepCosts:
+    """Return the costs of a step of Llama-2-7B on one A100, from the table of hardware."""
+    workload = Workload.of_config(*find_model("llama-2-7b"), batch_size=4, sequence=512)
+    return costs_of(workload, find_machine("a100-epyc-7742", 1))
 
 
 def packed(timeline: Timeline) -> list[list[Any]]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
-from experiments.paper.phases import NOTE, packed, simulated, unpacked
+from experiments.paper.canvas import canvas
+from experiments.paper.phases import NOTE, packed, simulated, steady, unpacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +35,7 @@ def _make(job: Job) -> Data:
 def _windows(name: str) -> Timeline:
     """Return three windows of the steady state."""
     prediction = simulated(name, num_steps=(_WINDOWS + 1) * paper.UPDATE_INTERVAL)
-    # A window later what the steps before have set off is in the picture as well.
-    start = prediction.timeline.start + paper.UPDATE_INTERVAL * prediction.step_seconds
-    length = _WINDOWS * paper.UPDATE_INTERVAL * prediction.step_seconds
-    return prediction.timeline.between(start, start + length)
+    return steady(prediction, _WINDOWS * paper.UPDATE_INTERVAL * prediction.step_seconds)
 
 
 def _stall(name: str, interval: int) -> float:
@@ -67,37 +65,32 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
     from experiments.output.plots import STRATEGY_COLOURS, draw_lanes, lane_legend, mark_steps
 
-    figure = Figure(figsize=(13, 7.6), layout="constrained")
-    grid = figure.add_gridspec(3, 1, height_ratios=[1, 1, 0.8])
+    figure, (*panels, last) = canvas(
+        (13, 7.6),
+        "ZenFlow's pipeline, Llama-2-7B on 4x A100: simulated from the published phases (k = 0.1, "
+        "S = 4)",
+        rows=3,
+        height_ratios=[1, 1, 0.8],
+    )
     timelines = {name: unpacked(spans) for name, spans in data["spans_ms"].items()}
-    for row, (name, timeline) in enumerate(timelines.items()):
-        axes = figure.add_subplot(grid[row])
+    for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
         draw_lanes(axes, timeline)
         mark_steps(axes, timeline)
         axes.set_xlim(0, timeline.makespan)
         axes.set_xlabel("seconds")
         axes.set_title(_RULES[name], loc="left", fontsize=10, pad=14)
     lane_legend(figure, list(timelines.values()))
-    axes = figure.add_subplot(grid[2])
     for name, stalls in data["stall_share"].items():
-        axes.plot([int(key) for key in stalls], [100 * share for share in stalls.values()],
+        last.plot([int(key) for key in stalls], [100 * share for share in stalls.values()],
                   marker="o", color=STRATEGY_COLOURS[name],
                   label=_RULES[name].partition(":")[0])  # fmt: skip
-    axes.axvline(3, color="#999999", linestyle=":")
-    axes.text(3.05, axes.get_ylim()[1] * 0.8, "S = 3: published minimum", fontsize=8)
-    axes.set_xlabel("steps of a window, S")
-    axes.set_ylabel("GPU idle, % of a step")
-    axes.legend(frameon=False, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        "ZenFlow's pipeline, Llama-2-7B on 4x A100: simulated from the published phases (k = 0.1, "
-        "S = 4)",
-        fontsize=11,
-    )
+    last.axvline(3, color="#999999", linestyle=":")
+    last.text(3.05, last.get_ylim()[1] * 0.8, "S = 3: published minimum", fontsize=8)
+    last.set_xlabel("steps of a window, S")
+    last.set_ylabel("GPU idle, % of a step")
+    last.legend(frameon=False, fontsize=9)
     return figure
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, distributed, nn
@@ -72,32 +74,20 @@ def _engine_collectives(model: nn.Module, x: Tensor, steps: int) -> int:
     from zenflow import ZenFlowAdamW, ZenFlowConfig
 
     parallel = DistributedDataParallel(model)
-    called = 0
     names = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce_scatter")
-    former = {name: getattr(distributed, name) for name in names}
-
-    def counting(name: str) -> Any:
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            nonlocal called
-            called += 1
-            return former[name](*args, **kwargs)
-
-        return collective
-
     config = ZenFlowConfig(update_interval=2, select_interval=2)
     optimizer = ZenFlowAdamW(model.parameters(), config=config)
-    try:
+    with ExitStack() as stack:
+        stack.callback(optimizer.close)
+        watched = []
         for name in names:
-            setattr(distributed, name, counting(name))
+            patch = mock.patch.object(distributed, name, wraps=getattr(distributed, name))
+            watched.append(stack.enter_context(patch))
         for _ in range(steps):
             (parallel(x) - x).float().square().mean().backward()
             optimizer.step()
         optimizer.synchronize()
-    finally:
-        for name, function in former.items():
-            setattr(distributed, name, function)
-        optimizer.close()
-    return called
+    return sum(collective.call_count for collective in watched)
 
 
 def main(arguments: list[str]) -> None:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from experiments.lab.finding import Finding, Range, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
+from sim.models.table import find_model
+from sim.models.workload import Workload
 from zenflow.errors import ZenFlowError
 
 if TYPE_CHECKING:
@@ -43,9 +46,6 @@ def _make(job: Job) -> Data:
 
 def _model(name: str) -> dict[str, Any]:
     """Return the bytes of gradients and norms of a model's matrices."""
-    from sim.models.table import find_model
-    from sim.models.workload import Workload
-
     workload = Workload.of_config(*find_model(name), batch_size=1, sequence=128)
     shapes = [parameter.shape for parameter in workload.parameters if len(parameter.shape) == 2]
     entries = sum(rows * columns for rows, columns in shapes)
@@ -102,7 +102,6 @@ def _counted(seed: int, width: int, steps: int) -> dict[str, Any]:
 def _findings(data: Data) -> Sequence[Finding]:
     counted, judged = data["counted"], data["models"][paper.MODELS.index(_JUDGED)]
     ratio = counted["gradient_bytes"] / counted["norm_bytes"]
-    within = Tolerance.relative(0.15)
     ran = (
         f"Counted in {counted['ranks']} processes over gloo that exchanged both, with matrices "
         f"{counted['width']} wide: {ratio:.0f} times fewer bytes. Summed norms of ranks' own "
@@ -116,13 +115,12 @@ def _findings(data: Data) -> Sequence[Finding]:
             "the averaged gradient is on every rank already."
         )
     return [
-        paper.SELECTION_RATIO.beside(
-            f"Norms of 4 bytes are 4,000 to 6,000 times less than gradients, {_JUDGED}", within,
-            simulated=judged["ratio_float32"], note=_NOTE,
-        ),
-        paper.SELECTION_RATIO.beside(
-            f"Norms of 2 bytes are 4,000 to 6,000 times less than gradients, {_JUDGED}", within,
-            simulated=judged["ratio_16_bit"], note=_NOTE,
+        *(
+            paper.SELECTION_RATIO.beside(
+                f"Norms of {size} bytes are 4,000 to 6,000 times less than gradients, {_JUDGED}",
+                Tolerance.relative(0.15), simulated=judged[key], note=_NOTE,
+            )
+            for size, key in ((4, "ratio_float32"), (2, "ratio_16_bit"))
         ),
         paper.SELECTION_SHAPE.beside(
             "One norm replaces a column's whole gradient (exchanged bytes over those of the "
@@ -142,10 +140,8 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[3, 1])
+    title = "What a selection of columns exchanges between devices"
+    figure, (left, right) = canvas((10.5, 4.8), title, columns=2, width_ratios=[3, 1])
     names = [model["model"] for model in data["models"]]
     for shift, key, colour, label in (
         (-0.2, "ratio_float32", "#1b9e77", "norms of 4 bytes, as this engine's"),
@@ -153,9 +149,8 @@ def _draw(data: Data) -> Figure:
     ):
         heights = [model[key] for model in data["models"]]
         places = [place + shift for place in range(len(names))]
-        left.bar(places, heights, width=0.38, color=colour, label=label)
-        for place, height in zip(places, heights, strict=True):
-            left.text(place, height, f"{height:,.0f}", ha="center", va="bottom", fontsize=7)
+        bars = left.bar(places, heights, width=0.38, color=colour, label=label)
+        left.bar_label(bars, fmt="{:,.0f}", fontsize=7)
     assert isinstance(paper.SELECTION_RATIO.value, Range)
     left.axhspan(paper.SELECTION_RATIO.value.low, paper.SELECTION_RATIO.value.high,
                  color="#eeeeee", zorder=0, label="published: 4,000 to 6,000")  # fmt: skip
@@ -165,19 +160,14 @@ def _draw(data: Data) -> Figure:
     left.legend(fontsize=8, frameon=False, loc="upper left")
     left.set_title("computed from the models' shapes", loc="left", fontsize=10)
     counted = data["counted"]
-    right.bar(("gradients", "norms"), (counted["gradient_bytes"], counted["norm_bytes"]),
-              color=("#f0a83c", "#1b9e77"), width=0.6)  # fmt: skip
-    for place, key in enumerate(("gradient_bytes", "norm_bytes")):
-        right.text(place, counted[key], f"{counted[key] / 1e3:,.0f} kB", ha="center", va="bottom",
-                   fontsize=8)  # fmt: skip
+    moved = [counted["gradient_bytes"], counted["norm_bytes"]]
+    bars = right.bar(("gradients", "norms"), moved, color=("#f0a83c", "#1b9e77"), width=0.6)
+    right.bar_label(bars, [f"{num_bytes / 1e3:,.0f} kB" for num_bytes in moved], fontsize=8)
     right.set_yscale("log")
     right.set_ylim(top=counted["gradient_bytes"] * 5)
     right.set_ylabel("bytes of one selection, each rank")
     right.set_title(f"counted: {counted['ranks']} processes\nover gloo, {counted['width']} wide",
                     loc="left", fontsize=10)  # fmt: skip
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("What a selection of columns exchanges between devices", fontsize=11)
     return figure
 
 

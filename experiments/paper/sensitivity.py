@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
+from experiments.paper.canvas import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,10 +81,8 @@ def _times(run: Any) -> dict[str, float]:
 
 def at(data: Data, rule: str, interval: int, ratio: float) -> Mapping[str, Any] | None:
     """Return the point of a setting; None where it was not run."""
-    for point in data["points"]:
-        if (point["rule"], point["interval"], point["ratio"]) == (rule, interval, ratio):
-            return dict(point)
-    return None
+    setting = {"rule": rule, "interval": interval, "ratio": ratio}
+    return next((point for point in data["points"] if setting.items() <= point.items()), None)
 
 
 def _ratio(
@@ -136,10 +135,14 @@ def _percent(ratio: float | None) -> str:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 7.2), layout="constrained")
-    panels = figure.subplots(2, 3)
+    figure, panels = canvas(
+        (14, 7.2),
+        f"Sensitivity to k and S: {data['training']['steps']} steps of fine-tuning a 0.8 M "
+        "parameter decoder on a CPU, emulated link",
+        rows=2,
+        columns=3,
+        title_size=12,
+    )
     for row, (by, text) in enumerate((("interval", "S, at k = 0.1"), ("ratio", "k, at S = 4"))):
         keys = (
             ("step_seconds", "ms per step (emulated link)", 1e3, True),
@@ -153,15 +156,9 @@ def _draw(data: Data) -> Figure:
                              linestyle="--", label="on_device")  # fmt: skip
             axes.set_xlabel(text)
             axes.set_ylabel(label)
-            axes.spines[["top", "right"]].set_visible(False)
         panels[row][0].set_ylim(bottom=0)
         panels[row][1].set_ylim(bottom=0)
     panels[0][0].legend(fontsize=9, frameon=False)
-    figure.suptitle(
-        f"Sensitivity to k and S: {data['training']['steps']} steps of fine-tuning a 0.8 M "
-        "parameter decoder on a CPU, emulated link",
-        fontsize=12,
-    )
     return figure
 
 

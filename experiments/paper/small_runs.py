@@ -22,7 +22,6 @@ from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup
 from experiments.training.step_log import read_steps
 
-EMULATED = "emulated link on a CPU"
 _START_STEPS = 800
 _START_LR = 2e-3
 _SMOKE_STEPS = 8
@@ -39,16 +38,14 @@ class Run:
     """Rows of steps.jsonl."""
 
 
-def steps_of(job: Job, steps: int) -> int:
-    """Return how many steps a run of so many takes in this job: a few in a smoke test."""
-    return min(steps, _SMOKE_STEPS) if job.smoke else steps
-
-
 def common(job: Job, steps: int) -> TrainSettings:
-    """Return what all runs share: a model with random weights on the default data."""
+    """Return what all runs share: a model with random weights on the default data.
+
+    In a smoke test the model is tiny and the steps are few.
+    """
     return TrainSettings(
         model="own:tiny" if job.smoke else "own:mini",
-        steps=steps_of(job, steps),
+        steps=min(steps, _SMOKE_STEPS) if job.smoke else steps,
         lr=LR,
         eval_batches=2 if job.smoke else 24,
         device_threads=1,
@@ -88,10 +85,10 @@ def run(job: Job, name: str, settings: TrainSettings) -> Run:
     return Run(summary=summary, rows=read_steps(folder / "steps.jsonl"))
 
 
-def settled(run: Run, windows: int = 2) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of whole windows behind the first ones, in which landings settle."""
+def settled(run: Run) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of whole windows behind the first two, in which landings settle."""
     interval = int(run.summary["config"]["update_interval"])
-    rows = run.rows[max(4, windows * interval) :]
+    rows = run.rows[max(4, 2 * interval) :]
     return rows[: len(rows) - len(rows) % interval] or run.rows
 
 

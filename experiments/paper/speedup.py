@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, cast
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.literature.measurements import MEASUREMENTS
 from experiments.paper import offload_runs
-from experiments.paper.offload_runs import judged, over_infinity, speedup
+from experiments.paper.canvas import canvas
+from experiments.paper.offload_runs import draw_bars, judged, over_infinity, speedup
+from experiments.studies.published.predictions import predict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,9 +33,6 @@ _ROWS = ("3B, ZeRO-Offload, bound", "3B, ZenFlow, DeepSpeed's and its new")
 
 
 def _make(job: Job) -> Data:
-    from experiments.literature.measurements import MEASUREMENTS
-    from experiments.studies.published.predictions import predict
-
     found = {item.label: item for item in reversed(MEASUREMENTS) if item.label in _ROWS}
     offload, zenflow = (predict(found[label].setup, "step") for label in _ROWS)
     released = {
@@ -69,12 +69,13 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
-    from experiments.paper.offload_bars import draw_bars
-
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    panels = figure.subplots(len(paper.MACHINES), 1, sharey=True)
+    figure, panels = canvas(
+        (12, 7),
+        "Speed-up over ZeRO-Offload, simulated, by tokens of a sequence (the paper's are not "
+        "known)\nbelow each model: GPUs and sequences of a step (* assumed)",
+        len(paper.MACHINES),
+        sharey=True,
+    )
     published = (paper.SMALLEST_CUT, paper.LARGEST_CUT, paper.MEAN_OVER_OFFLOAD)
     low, high, mean = (cast(float, number.value) for number in published)
     for axes, machine in zip(panels, paper.MACHINES, strict=True):
@@ -90,11 +91,6 @@ def _draw(data: Data) -> Figure:
         fontsize=8, frameon=False, ncols=5, loc="upper right",
     )  # fmt: skip
     panels[0].set_ylim(0, 6)
-    figure.suptitle(
-        "Speed-up over ZeRO-Offload, simulated, by tokens of a sequence (the paper's are not "
-        "known)\nbelow each model: GPUs and sequences of a step (* assumed)",
-        fontsize=11,
-    )
     return figure
 
 

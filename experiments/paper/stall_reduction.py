@@ -11,7 +11,7 @@ from experiments.lab.record import committed
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
 from experiments.paper import offload_runs
-from experiments.paper.offload_runs import judged, stall_removed
+from experiments.paper.offload_runs import draw_bars, judged, stall_removed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,24 +52,23 @@ def _stalled(summary: Data) -> float:
 
 
 def _findings(data: Data) -> Sequence[Finding]:
-    shares = [stall_removed(row) for row in judged(data["rows"])]
-    longer = [stall_removed(row) for row in data["rows"] if row not in judged(data["rows"])]
+    at_claims = judged(data["rows"])
+    shares = [stall_removed(row) for row in at_claims]
+    longer = [stall_removed(row) for row in data["rows"] if row not in at_claims]
     published, emulated = paper.STALL_REDUCTION, data["emulated"]
     found = [
         published.beside(
-            "ZenFlow removes more than 85 % of ZeRO-Offload's stall, on the mean over models and "
-            "machines",
-            Tolerance.at_least(), simulated=fmean(shares), note=_NOTE,
-        ),
-        published.beside(
-            "ZenFlow removes more than 85 % of it for every model on every machine",
-            Tolerance.at_least(), simulated=min(shares), note=_NOTE,
-        ),
-        published.beside(
-            "ZenFlow removes more than 85 % of it for every one of them with longer sequences",
-            Tolerance.at_least(), simulated=min(longer), note=_NOTE,
-        ),
-    ]  # fmt: skip
+            f"ZenFlow removes more than 85 % of {what}",
+            Tolerance.at_least(),
+            simulated=share,
+            note=_NOTE,
+        )
+        for what, share in (
+            ("ZeRO-Offload's stall, on the mean over models and machines", fmean(shares)),
+            ("it for every model on every machine", min(shares)),
+            ("it for every one of them with longer sequences", min(longer)),
+        )
+    ]
     if emulated is not None:
         found.append(
             published.beside(
@@ -86,31 +85,29 @@ def _draw(data: Data) -> Figure:
     from matplotlib.figure import Figure
 
     from experiments.output.plots import STRATEGY_COLOURS
-    from experiments.paper.offload_bars import draw_bars
 
     figure = Figure(figsize=(12.5, 6.6), layout="constrained")
-    grid = figure.add_gridspec(2, 2, width_ratios=[5, 1])
-    for row, machine in enumerate(paper.MACHINES):
-        axes = figure.add_subplot(grid[row, 0])
-        draw_bars(axes, data["rows"], machine, lambda item: 100 * stall_removed(item), ".0f")
+    panels = figure.subplot_mosaic(
+        [[machine, "emulated"] for machine in paper.MACHINES], width_ratios=[5, 1]
+    )
+    for axes in panels.values():
         axes.axhline(
             85, color="#555555", linestyle="--", linewidth=1, label="published: over 85 %"
         )
         axes.set_ylim(0, 128)
         axes.set_yticks(range(0, 101, 20))
+        axes.spines[["top", "right"]].set_visible(False)
+    for machine in paper.MACHINES:
+        axes = panels[machine]
+        draw_bars(axes, data["rows"], machine, lambda item: 100 * stall_removed(item), ".0f")
         axes.set_ylabel("stall removed, %")
-        if row == 0:
-            axes.legend(fontsize=8, frameon=False, ncols=4, loc="upper right")
-    axes = figure.add_subplot(grid[:, 1])
+    panels[paper.MACHINES[0]].legend(fontsize=8, frameon=False, ncols=4, loc="upper right")
+    axes = panels["emulated"]
     removed = data["emulated"]["removed"] if data["emulated"] else {}
     axes.bar(list(removed), [100 * share for share in removed.values()],
              color=STRATEGY_COLOURS["zenflow"], width=0.6)  # fmt: skip
-    axes.axhline(85, color="#555555", linestyle="--", linewidth=1)
-    axes.set_ylim(0, 128)
-    axes.set_yticks(range(0, 101, 20))
     axes.set_xlabel("seed")
     axes.set_title("emulated: the engine\non a CPU", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
         "Share of ZeRO-Offload's stall that ZenFlow is without (k = 0.1, S = 4), simulated by "
         "tokens of a sequence; right: emulated\nbelow each model: GPUs and sequences of a step "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
 from experiments.paper.phases import NOTE, simulated
 
 if TYPE_CHECKING:
@@ -74,12 +75,10 @@ def _findings(data: Data) -> Sequence[Finding]:
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
-
     from experiments.output.plots import STRATEGY_COLOURS
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    panels = figure.subplots(len(_STRATEGIES), 1, sharex=True)
+    title = "GPU utilisation, Llama-2-7B on 4x A100: simulated from the published phases"
+    figure, panels = canvas((11, 4.6), title, len(_STRATEGIES), sharex=True)
     colours = (STRATEGY_COLOURS["zero_offload"], STRATEGY_COLOURS["zenflow_paper"])
     for axes, (strategy, title), colour in zip(panels, _STRATEGIES.items(), colours, strict=True):
         shares = [100 * share for share in data[strategy]["utilisation"]]
@@ -93,12 +92,8 @@ def _draw(data: Data) -> Figure:
         )
         axes.set_ylim(0, 108)
         axes.set_ylabel("GPU busy, %")
-        axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, _SECONDS)
     panels[-1].set_xlabel(f"seconds (shares of {data['bin_seconds']:g} s)")
-    figure.suptitle(
-        "GPU utilisation, Llama-2-7B on 4x A100: simulated from the published phases", fontsize=11
-    )
     return figure
 
 

@@ -5,21 +5,20 @@ What it decides follows from gradients alone, so nothing here depends on timing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature import zenflow as paper
+from experiments.paper.canvas import canvas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STEPS = {"from scratch": 500, "fine-tuning": 300}
-_EARLY, _LATE = 0.1, 0.5
-"""Shares of a run: what is early, its first tenth, and late, its last half."""
 _WITHIN = Tolerance.absolute(0.5)
 _COLOURS = {"from scratch": "#d95f02", "fine-tuning": "#1b9e77"}
 
@@ -46,25 +45,20 @@ def _make(job: Job) -> Data:
     return {"runs": runs}
 
 
-def early(intervals: Sequence[int]) -> float:
-    """Return the mean S of a run's first tenth."""
-    return fmean(intervals[: max(1, round(_EARLY * len(intervals)))])
+def _first_tenth(intervals: Sequence[int]) -> Sequence[int]:
+    return intervals[: max(1, round(0.1 * len(intervals)))]
 
 
-def late(intervals: Sequence[int]) -> float:
-    """Return the mean S of a run's last half."""
-    return fmean(intervals[-max(1, round(_LATE * len(intervals))) :])
+def _last_half(intervals: Sequence[int]) -> Sequence[int]:
+    return intervals[-max(1, round(0.5 * len(intervals))) :]
 
 
 def _findings(data: Data) -> Sequence[Finding]:
     return [
-        Finding(
-            claim=f"Zen-auto's windows {when}, {name}: mean S of the {part}",
-            source=published.source,
-            unit=published.unit,
-            tolerance=_WITHIN,
-            published=published.value,
-            measured=mean(run["intervals"]),
+        published.beside(
+            f"Zen-auto's windows {when}, {name}: mean S of the {part}",
+            _WITHIN,
+            measured=fmean(part_of(run["intervals"])),
             note=f"S from {min(run['intervals'])} to {max(run['intervals'])}; it starts at 1. "
             "How long windows get follows from how far the gradient of an important column "
             "exceeds that of a deferred one, and small models concentrate theirs less (see "
@@ -72,18 +66,20 @@ def _findings(data: Data) -> Sequence[Finding]:
             f"{run['eval_loss'] / run['device_eval_loss'] - 1:+.1%} against the device alone.",
         )
         for name, run in data["runs"].items()
-        for when, part, mean, published in (
-            ("are short early on", "first tenth", early, paper.AUTO_EARLY),
-            ("are longer once training is stable", "last half", late, paper.AUTO_LATE),
+        for when, part, part_of, published in (
+            ("are short early on", "first tenth", _first_tenth, paper.AUTO_EARLY),
+            ("are longer once training is stable", "last half", _last_half, paper.AUTO_LATE),
         )
     ]
 
 
 def _draw(data: Data) -> Figure:
-    from matplotlib.figure import Figure
+    from experiments.output.plots import smoothed
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(data["runs"]), squeeze=False, sharey=True)[0]
+    title = "The window that Zen-auto chooses, measured on a CPU"
+    figure, panels = canvas(
+        (11, 4.2), title, columns=len(data["runs"]), title_size=12, sharey=True
+    )
     highest = max(max(run["intervals"]) for run in data["runs"].values())
     for axes, (name, run) in zip(panels, data["runs"].items(), strict=True):
         steps = range(1, 1 + len(run["intervals"]))
@@ -91,21 +87,12 @@ def _draw(data: Data) -> Figure:
         axes.set_title(f"{name}, {len(run['intervals'])} steps", fontsize=11)
         axes.set_xlabel("step")
         axes.set_ylim(0, highest + 1)
-        axes.spines[["top", "right"]].set_visible(False)
-        _draw_loss(axes, run)
+        beside = axes.twinx()
+        beside.plot(steps, smoothed(run["loss"]), color="#777777", linewidth=1)
+        beside.set_ylabel("training loss, smoothed (thin)", color="#777777")
+        beside.spines["top"].set_visible(False)
     panels[0].set_ylabel("steps in a window, S (thick)")
-    figure.suptitle("The window that Zen-auto chooses, measured on a CPU", fontsize=12)
     return figure
-
-
-def _draw_loss(axes: Any, run: Mapping[str, Any]) -> None:
-    from experiments.output.plots import smoothed
-
-    beside = axes.twinx()
-    beside.plot(range(1, 1 + len(run["loss"])), smoothed(run["loss"]), color="#777777",
-                linewidth=1)  # fmt: skip
-    beside.set_ylabel("training loss, smoothed (thin)", color="#777777")
-    beside.spines["top"].set_visible(False)
 
 
 STUDY = computed(

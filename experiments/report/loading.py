@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.report.runs import Run, read_json, read_run, run_of_summary
+from experiments.report.runs import Run, json_if_there, read_json, read_run, run_of_summary
 from experiments.report.tables import SweepTable, find_table, read_table, record_beside
 from experiments.report.trace_view import TraceView, read_view
 from experiments.traces.compare import TRACE_FILES
@@ -53,7 +53,7 @@ def load(paths: Sequence[Path]) -> Contents:
 
 
 def _load_folder(folder: Path, contents: Contents) -> None:
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = json_if_there(folder / "config.json")
     if "compare" in config:
         _load_comparison(folder, config, contents)
     elif (table := find_table(folder)) is not None:
@@ -84,8 +84,7 @@ def _load_comparison(folder: Path, config: Mapping[str, Any], contents: Contents
     """Add a comparison's runs; of a record that kept no folders, those of compare.json."""
     names = [str(name) for name in config["compare"]]
     here = [name for name in names if _is_run(folder / name)]
-    kept = read_json(folder / "compare.json") if (folder / "compare.json").is_file() else {}
-    summaries = kept.get("runs") or {}
+    summaries = json_if_there(folder / "compare.json").get("runs") or {}
     for name in names:
         if name in here:
             _add_run(read_run(folder / name), contents)
@@ -134,8 +133,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_summary_of_run(folder: Path) -> bool:
-    path = folder / "summary.json"
-    return path.is_file() and "mean_step_seconds" in read_json(path)
+    return "mean_step_seconds" in json_if_there(folder / "summary.json")
 
 
 def _nothing_in(folder: Path) -> str:

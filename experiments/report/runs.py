@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from autotune.decisions.file import DECISIONS, DecisionFile
 from experiments.output.run_types import StepRow
 from experiments.report.trace_view import TraceView, read_view
-from experiments.report.tuning import TuningStory, read_story
+from experiments.report.tuning import read_story
 from experiments.traces.compare import TRACE_FILES
 from experiments.traces.facts import TraceFacts
 from experiments.training.step_log import read_steps
@@ -22,7 +23,6 @@ from zenflow.errors import ConfigError
 
 MOST_POINTS = 1200
 """Most points of a curve; a longer run's are means over as many equal parts."""
-DECISIONS = "decisions.jsonl"
 _TABLES = ("settings", "config", "emulated_link", "tuning", "hardware", "versions")
 """Keys of config.json and summary.json that hold objects."""
 _NUMBERS = (
@@ -43,13 +43,13 @@ class Run:
     path: str
     summary: Mapping[str, Any]
     """Figures as in summary.json, or of the steps so far."""
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]] = ()
     """The lines of steps.jsonl."""
-    trace: TraceView | None
-    story: TuningStory | None
+    trace: TraceView | None = None
+    story: DecisionFile | None = None
     """None of a run that nobody tuned."""
-    settings: Mapping[str, Any]
-    notes: Sequence[str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     """What is missing, in sentences."""
 
     @property
@@ -69,10 +69,11 @@ def read_run(folder: Path) -> Run:
     Raises:
         ConfigError: A file of it can't be read, or neither steps nor a summary are there.
     """
-    config = _record(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _checked(json_if_there(folder / "config.json"), folder / "config.json")
     rows, notes = read_steps(folder / "steps.jsonl"), []
-    if (folder / "summary.json").is_file():
-        summary = _record(folder / "summary.json")
+    summary_path = folder / "summary.json"
+    if summary_path.is_file():
+        summary = _checked(read_json(summary_path), summary_path)
     elif rows:
         summary = _so_far(config, rows)
         planned = summary.get("planned_steps")
@@ -106,16 +107,8 @@ def read_run(folder: Path) -> Run:
 
 def run_of_summary(summary: Mapping[str, Any], path: str) -> Run:
     """Return a run of which a record has kept the summary alone."""
-    return Run(
-        name=str(summary.get("strategy", "run")),
-        path=path,
-        summary=_checked(summary, path),
-        rows=[],
-        trace=None,
-        story=None,
-        settings={},
-        notes=[],
-    )
+    name = str(summary.get("strategy", "run"))
+    return Run(name=name, path=path, summary=_checked(summary, path))
 
 
 def curves(run: Run) -> dict[str, list[Any]]:
@@ -157,8 +150,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _record(path: Path) -> Mapping[str, Any]:
-    return _checked(read_json(path), path)
+def json_if_there(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no file.
+
+    Raises:
+        ConfigError: It can't be read, or holds something else.
+    """
+    return read_json(path) if path.is_file() else {}
 
 
 def _checked(content: Mapping[str, Any], where: object) -> Mapping[str, Any]:

@@ -18,7 +18,6 @@ from typing import Any
 
 from experiments.traces.compare import Trace, whole_steps
 from zenflow.errors import ConfigError
-from zenflow.trace.intervals import length, merge
 from zenflow.trace.timeline import Span, Timeline
 
 _GZIP = b"\x1f\x8b"
@@ -124,17 +123,14 @@ def view_of(timeline: Timeline, path: str) -> TraceView:
     trace = Trace(path=path, timeline=timeline)
     side = whole_steps(trace)
     of_steps, origin = side.timeline, timeline.start
-    lanes = []
-    for lane in timeline.lanes:
-        spans = [span for span in timeline.spans if span.lane == lane]
-        lanes.append(
-            Lane(name=lane, bars=_placed(spans, origin), busy_seconds=timeline.busy(lane))
-        )
     return TraceView(
         path=path,
         source=trace.label,
         seconds=timeline.makespan,
-        lanes=lanes,
+        lanes=[
+            _lane(lane, [span for span in timeline.spans if span.lane == lane], origin)
+            for lane in timeline.lanes
+        ],
         step_starts={step: start - origin for step, start in side.starts.items()},
         step_seconds=side.step_seconds,
         stall_fraction=side.stall_fraction if side.step_seconds else None,
@@ -159,7 +155,7 @@ def _parse(path: Path) -> Any:
         raise ConfigError(f"{path} is not JSON ({error}), so no trace: {HOW_TO_GET}") from error
 
 
-def _placed(spans: Iterable[Span], origin: float) -> list[Bar]:
+def _lane(name: str, spans: Sequence[Span], origin: float) -> Lane:
     """Return bars in rows: overlapping ones apart, waits over the work that they interrupt."""
     free_from: list[float] = []
     bars = []
@@ -171,7 +167,8 @@ def _placed(spans: Iterable[Span], origin: float) -> list[Bar]:
                 row, span.is_stall, span.end - span.start,
             )
         )  # fmt: skip
-    return bars
+    busy = Timeline(tuple(spans)).busy(spans[0].lane)
+    return Lane(name=name, bars=bars, busy_seconds=busy)
 
 
 def _take_row(free_from: list[float], start: float, end: float) -> int:
@@ -222,11 +219,7 @@ def _view_of_events(
             )
         )  # fmt: skip
     lanes = [
-        Lane(
-            name=names.get(key, f"process {key[0]}, thread {key[1]}"),
-            bars=_placed(spans, 0.0),
-            busy_seconds=length(merge((span.start, span.end) for span in spans)),
-        )
+        _lane(names.get(key, f"process {key[0]}, thread {key[1]}"), spans, 0.0)
         for key, spans in sorted(tracks.items(), key=lambda item: tuple(map(str, item[0])))
     ]
     return TraceView(

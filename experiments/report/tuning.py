@@ -6,29 +6,17 @@ The page shows a run as far as it has come: the records are the same, a torn las
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from autotune.decisions.file import DecisionFile
 from autotune.decisions.records import Decision, End, Header, WindowRecord, record_of
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningStory:
-    """Who changed what in a run, and what came of it."""
-
-    header: Header
-    windows: Sequence[WindowRecord]
-    decisions: Sequence[Decision]
-    end: End | None
-    """None of a run that has not finished."""
-
-
-def read_story(path: Path) -> TuningStory:
+def read_story(path: Path) -> DecisionFile:
     """Return what a decisions file says so far.
 
     Raises:
@@ -50,21 +38,21 @@ def read_story(path: Path) -> TuningStory:
             ) from error
     if not records or not isinstance(records[0], Header):
         raise ConfigError(f"{path} does not begin with a header: it is no decisions file")
-    return TuningStory(
+    return DecisionFile(
         header=records[0],
-        windows=[record for record in records if isinstance(record, WindowRecord)],
-        decisions=[record for record in records if isinstance(record, Decision)],
+        windows=tuple(record for record in records if isinstance(record, WindowRecord)),
+        decisions=tuple(record for record in records if isinstance(record, Decision)),
         end=next((record for record in records if isinstance(record, End)), None),
     )
 
 
-def knobs_over_steps(story: TuningStory) -> list[tuple[int, dict[str, Any]]]:
+def knobs_over_steps(story: DecisionFile) -> list[tuple[int, dict[str, Any]]]:
     """Return the knobs at the start, and after the step of each decision."""
     points = [(0, story.header.knobs), *((each.step, each.new) for each in story.decisions)]
     return [(step, {**knobs.to_dict(), "lag": _lag(knobs)}) for step, knobs in points]
 
 
-def measured_after(story: TuningStory, place: int) -> float | None:
+def measured_after(story: DecisionFile, place: int) -> float | None:
     """Return the mean measured step of the windows in which a decision's knobs were in force."""
     decision = story.decisions[place]
     later = story.decisions[place + 1 : place + 2]

@@ -57,7 +57,6 @@ def test_columns_that_stay_persist_and_columns_that_change_do_not():
 def test_a_loss_is_reached_between_evaluations_or_not_at_all():
     curve = {"steps": [10, 20, 30], "seconds": [1.0, 3.0, 5.0], "eval_loss": [3.0, 2.0, 1.0]}
     assert convergence.reached(curve, 2.5) == pytest.approx(2.0)
-    assert convergence.reached(curve, 2.5, "steps") == pytest.approx(15)
     assert convergence.reached(curve, 4.0) == 1.0
     assert convergence.reached(curve, 0.5) is None
 

@@ -294,7 +294,7 @@ def test_a_committed_comparison_without_its_runs_is_shown_from_its_record(tmp_pa
     (tmp_path / "compare.json").write_text(json.dumps({"runs": summaries}))
     data = data_of(tmp_path)
     (side,) = data["runs"]
-    assert (side.step, side.run.rows) == (2.0, [])
+    assert (side.step, side.run.rows) == (2.0, ())
     assert [title for title, _, _ in data["comparison"]] == ["Time of a step"]
 
 

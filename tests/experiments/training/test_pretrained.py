@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.training.data.tokens import ByteTokenizer, PretrainedTokenizer
-from experiments.training.models.pretrained import find_model
+from experiments.training.models.named import find_model
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup
 from tests.experiments.runs import FAST, ended, summary, trained, write_text
