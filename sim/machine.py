@@ -106,7 +106,7 @@ class Machine:
         self.fabric = self._lane("fabric")
         self.nvme_read = self._lane("nvme read")
         self.nvme_write = self._lane("nvme write")
-        self.host = HostLane("host", self.env, self.network, self.recording)
+        self.host = HostLane("host", self.network, self.recording)
         overheads = hardware.overheads
         self.pack_rate = overheads.pack_bandwidth.value
         self.unpack_rate = (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
@@ -114,7 +114,7 @@ class Machine:
         self._make_kinds()
 
     def _lane(self, name: str) -> SerialLane:
-        return SerialLane(name, self.env, self.network, self.recording)
+        return SerialLane(name, self.network, self.recording)
 
     def _make_kinds(self) -> None:
         rates, pack, unpack = self.rates, self.pack_rate, self.unpack_rate

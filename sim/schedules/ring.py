@@ -25,10 +25,6 @@ class Ring:
         self.pressed = 0.0
         self._waiting: list[tuple[float, simpy.Event]] = []
 
-    def packing(self, num_bytes: float) -> float:
-        """Return the seconds in which backward packs so many bytes of gradients."""
-        return num_bytes / self._machine.pack_rate
-
     def send(
         self,
         num_bytes: float,

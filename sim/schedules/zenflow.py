@@ -14,7 +14,7 @@ import simpy
 
 from sim.machine import Machine, Process
 from sim.schedules.ring import Ring
-from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.schedule import AbstractSchedule, Step
 from sim.timing.block_plan import (
     BlockPlan,
     PlannedBlock,
@@ -80,12 +80,7 @@ class EngineSchedule(AbstractSchedule):
         if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
             self._ring = Ring(machine, self.plan.ring)
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
-        for step in range(1, num_steps + 1):
-            yield from self._step(step)
-
-    def _step(self, step: int) -> Process:
+    def _step(self, step: int) -> Step:
         machine, reducing = self.machine, 0.0
         if self._ring:
             self._ring.pressed = 0.0
@@ -95,9 +90,7 @@ class EngineSchedule(AbstractSchedule):
         else:
             reduced = self.compute(step, passes=2.0)
             yield self.computed
-            since = machine.env.now
-            yield from self.wait(reduced, "reduce", step)
-            reducing = machine.env.now - since
+            reducing = yield from self.wait(reduced, "reduce", step)
             stepped = machine.compute("step", self._step_seconds(), step)
             for index in reversed(range(len(self.costs.segments))):
                 self._send(index, step, stepped, stepped)
@@ -119,7 +112,7 @@ class EngineSchedule(AbstractSchedule):
             yield from self._wait_landed(at_once, step)
         for index in range(len(self._states)):
             self._landings.pop((step, index), None)
-        self.end_step(waited)
+        return waited
 
     # ---- the device ---------------------------------------------------------------------------
 
@@ -157,7 +150,7 @@ class EngineSchedule(AbstractSchedule):
 
     def _packing(self, index: int) -> float:
         """Return the seconds in which backward packs a segment's gradients; else a copy does."""
-        return self._ring.packing(self._gradient_bytes(index)) if self._ring else 0.0
+        return self._gradient_bytes(index) / self.machine.pack_rate if self._ring else 0.0
 
     def _gradient_bytes(self, index: int) -> float:
         return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
