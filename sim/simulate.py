@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from sim.machine import Machine
@@ -187,7 +188,7 @@ def simulate(
         machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
         schedule = _steady(strategy, 0).schedule(machine, costs)
         machine.run(schedule.run(settling + measured))
-        lengths = _lengths(schedule.step_ends, settling)
+        lengths = [end - start for start, end in pairwise(schedule.step_ends[settling - 1 :])]
         recording = machine.recording
         busy = {lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes}
         if _is_steady(lengths, period, busy) or settling > longest_settling * period:
@@ -219,13 +220,6 @@ def simulate(
     )
 
 
-def _lengths(ends: Sequence[float], settling: int) -> list[float]:
-    """Return the lengths of the steps after the settling ones."""
-    return [
-        end - start for start, end in zip(ends[settling - 1 : -1], ends[settling:], strict=True)
-    ]
-
-
 def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
     """Whether the first and the last window are as long, and no lane has more to do than time.
 
@@ -234,14 +228,6 @@ def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float])
     first, last = sum(lengths[:period]), sum(lengths[-period:])
     mean = sum(lengths) / len(lengths)
     return abs(last - first) <= _STEADY * last and max(busy.values()) <= mean * (1 + _STEADY)
-
-
-def _select_interval(strategy: Strategy) -> int:
-    """Return the steps between two selections; 0 where none follows the first."""
-    config = strategy.config
-    if config is None or not 0 < config.topk_ratio < 1:
-        return 0
-    return config.select_interval_steps
 
 
 def _steady(strategy: Strategy, select_interval: int) -> Strategy:
@@ -260,12 +246,12 @@ def _selection_seconds(
     The same steps are taken again with one selection as the first is measured: the end of the
     steps that follow moves by what it costs.
     """
-    interval = _select_interval(strategy)
-    if not interval:
+    config = strategy.config
+    if config is None or not 0 < config.topk_ratio < 1 or not config.select_interval_steps:
         return 0.0
     steps = min(len(ends), 2 * settling)  # before another one falls due
     machine = Machine(costs.hardware, pinned=pinned, keeps_spans=False)
     # Selected at the first step after warm-up, and again `settling` steps after the first of all.
     again = _steady(strategy, settling + 1 - max(1, strategy.warm_up)).schedule(machine, costs)
     machine.run(again.run(steps))
-    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / interval
+    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / config.select_interval_steps

@@ -8,7 +8,7 @@ systems' stand in their schedules' files, by papers and measurements. Activation
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
@@ -106,10 +106,6 @@ class MemoryNeed:
         """Bytes on the drives."""
         return self.bytes_at("nvme")
 
-    def per_param(self) -> dict[str, float]:
-        """Return the bytes of each place for each parameter of the model."""
-        return {place: self.bytes_at(place) / self.workload.num_params for place in PLACES}
-
     def short_of(
         self, hardware: HardwareProfile, reserve: float = 0.0
     ) -> dict[Place, tuple[float, float]]:
@@ -185,9 +181,11 @@ class MemoryNeed:
             "host_bytes": self.host_bytes,
             "pinned_bytes": self.pinned_bytes,
             "nvme_bytes": self.nvme_bytes,
-            "bytes_per_param": self.per_param(),
+            "bytes_per_param": {
+                place: self.bytes_at(place) / self.workload.num_params for place in PLACES
+            },
             "fullest_moment": self.moment,
-            "parts": [part.to_dict() for part in self.parts],
+            "parts": [asdict(part) for part in self.parts],
         }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from sim.models.workload import Workload
 
@@ -22,10 +22,6 @@ class Part:
     num_bytes: float
     """Bytes of one device; on the host or its drives bytes of all devices."""
     note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
