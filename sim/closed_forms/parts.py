@@ -155,7 +155,7 @@ class RingJobs:
 
 
 def served(ready: Array, lengths: Array) -> Array:
-    """Return when a lane that serves jobs in turn ends each, (N, L); see `sim.closed_forms.steady`."""
+    """Return when a lane that serves jobs in turn ends each, (N, L): see the closed forms."""
     total = np.cumsum(lengths, axis=1)
     ends: Array = total + np.maximum.accumulate(ready - (total - lengths), axis=1)
     return ends
