@@ -81,15 +81,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        found = {
-            name: None if option is None else option.to_dict()
-            for name, option in (
-                ("recommended", self.recommended),
-                ("exact", self.exact),
-                ("window", self.window),
-                ("tight", self.tight),
-            )
-        }
+        named = {name: getattr(self, name) for name in ("recommended", "exact", "window", "tight")}
         told = self.interval
         return {
             "model": self.workload.name,
@@ -103,7 +95,7 @@ class Plan:
             "reserve": self.reserve,
             "needs_sharding": self.needs_sharding,
             "largest": self.largest,
-            **found,
+            **{name: option and option.to_dict() for name, option in named.items()},
             "tokens_per_second_interval": None
             if told is None
             else {"low": told.low, "high": told.high, "coverage": told.coverage},
@@ -139,8 +131,7 @@ def plan(
     strategies = [Strategy.of(name).name for name in strategies]
     kept = default_reserve(hardware) if reserve is None else reserve
     finder = _Finder(workload, hardware, strategies, checkpointing, kept)
-    chosen, per_devices = finder.chosen()
-    search = finder.search(chosen.need.num_devices, _asked_of(chosen)) if chosen else None
+    chosen, search, per_devices = finder.chosen()
     exact, window = _others(search, chosen)
     return Plan(
         workload=workload,
@@ -152,7 +143,7 @@ def plan(
         exact=exact,
         window=window,
         tight=finder.tight(chosen),
-        interval=interval(chosen, search, draws) if chosen and search else None,
+        interval=_interval(chosen, search, draws) if chosen and search and draws else None,
         improvements=tuple(finder.improvements(chosen, search)),
         largest=finder.largest(),
     )
@@ -187,17 +178,14 @@ class _Finder:
             count: Planner(replace(hardware, num_devices=count), reserve=reserve)
             for count in counts
         }
-        self._is_hopeless = workload.model_bytes > hardware.device.memory.value
+        # Steps to look at, those with most tokens first; none where weights exceed the device.
+        is_hopeless = workload.model_bytes > hardware.device.memory.value
+        self._works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
 
-    def search(self, count: int, workload: Workload) -> Search:
-        """Return the search for as many tokens as a workload has, on so many devices."""
-        sequences = workload.batch_size * workload.accumulation
-        key = (count, sequences, workload.sequence)
+    def _search(self, count: int, workload: Workload) -> Search:
+        """Return the search for a step's tokens on so many devices."""
+        key = (count, workload.batch_size * workload.accumulation, workload.sequence)
         if key not in self._searches:
-            if sequences == self._workload.batch_size * self._workload.accumulation:
-                workload = replace(self._workload, sequence=workload.sequence)
-            else:
-                workload = replace(workload, checkpointing=self._workload.checkpointing)
             self._searches[key] = Search(
                 workload,
                 self._planners[count],
@@ -206,38 +194,36 @@ class _Finder:
             )
         return self._searches[key]
 
-    def chosen(self) -> tuple[Option | None, tuple[Option, ...]]:
-        """Return the fastest option, and the best one for each number of devices.
+    def chosen(self) -> tuple[Option | None, Search | None, tuple[Option, ...]]:
+        """Return the fastest option, its search, and the best one for each number of devices.
 
         Two numbers are compared: the most devices that fit, and one. Fewer tokens to a step are
         tried only where nothing fits with those asked for.
         """
-        if self._is_hopeless:
-            return None, ()
-        for workload in (self._workload, *fewer_tokens(self._workload)):
-            found: list[Option] = []
+        for workload in self._works:
+            found: list[tuple[Option, Search]] = []
             for count in self._planners:
                 if found and count > 1:
                     continue
-                best = self.search(count, workload).best(names=self._presets)
-                found += [] if best is None else [best]
+                search = self._search(count, workload)
+                best = search.best(names=self._presets)
+                found += [] if best is None else [(best, search)]
             if found:
-                return max(found, key=lambda option: option.tokens_per_second), tuple(found)
-        return None, ()
+                chosen, search = max(found, key=lambda pair: pair[0].tokens_per_second)
+                return chosen, search, tuple(option for option, _ in found)
+        return None, None, ()
 
     def tight(self, chosen: Option | None) -> Option | None:
         """Return an option that leaves less than the reserve; None if there is no use for one.
 
         It has more tokens to a step than the chosen one, or any number if none is chosen.
         """
-        if self._is_hopeless:
-            return None
         least = chosen.need.workload.tokens_per_step if chosen else 0
-        for workload in (self._workload, *fewer_tokens(self._workload)):
+        for workload in self._works:
             if workload.tokens_per_step <= least:
                 return None
             for count in dict.fromkeys((self._hardware.num_devices, 1)):
-                best = self.search(count, workload).best(names=self._presets, reserve=0.0)
+                best = self._search(count, workload).best(names=self._presets, reserve=0.0)
                 if best is not None:
                     return best
         return None
@@ -245,7 +231,7 @@ class _Finder:
     def rows(self, search: Search | None) -> Iterable[Option]:
         """Yield the best option of each strategy, on as many devices as the recommended one."""
         if search is None:
-            search = self.search(self._hardware.num_devices, self._workload)
+            search = self._search(self._hardware.num_devices, self._workload)
         for name in self._presets:
             best = search.best(names=(name,)) or search.best(names=(name,), reserve=0.0)
             yield best or search.option(search.nearest(name))
@@ -257,12 +243,12 @@ class _Finder:
         if chosen is not None and search is not None:
             yield from faster_parts(chosen, search)
             return
-        works = [self._workload, *([] if self._is_hopeless else fewer_tokens(self._workload))]
-        yield from more_memory([self.search(1, work) for work in works], self._presets)
+        works = self._works or [self._workload]
+        yield from more_memory([self._search(1, work) for work in works], self._presets)
 
     def largest(self) -> str | None:
         """Return the largest named model that one device trains; None if it trains this one."""
-        if not self._is_hopeless:
+        if self._works:
             return None
         one, asked = self._planners[1], self._workload
         works = [
@@ -278,14 +264,12 @@ class _Finder:
         return None
 
 
-def interval(option: Option, search: Search, draws: int = DRAWS) -> Interval | None:
+def _interval(option: Option, search: Search, draws: int) -> Interval:
     """Return an interval of an option's tokens per second over draws of the machine's figures.
 
     The simulated step is scaled as its estimate moves from draw to draw: simulating each draw
     takes a hundred times as long.
     """
-    if not draws:
-        return None
     usual = search.estimate(option)
 
     def tokens_per_second(drawn: HardwareProfile) -> float:
@@ -303,9 +287,3 @@ def _others(search: Search | None, chosen: Option | None) -> tuple[Option | None
     if window is not None and window.step_seconds * _FASTER > chosen.step_seconds:
         window = None
     return exact, window
-
-
-def _asked_of(option: Option) -> Workload:
-    """Return the step of an option as one micro-batch."""
-    work = option.need.workload
-    return replace(work, batch_size=work.batch_size * work.accumulation, accumulation=1)

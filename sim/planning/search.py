@@ -57,12 +57,7 @@ class PlannedSetting:
 
 
 class Search:
-    """The engine's settings for the tokens of one step, on one machine.
-
-    Attributes:
-        planner: Simulates settings on the machine, and remembers what it has simulated.
-        workload: Model and tokens of a step, as asked for.
-    """
+    """The engine's settings for the tokens of one step, on one machine."""
 
     def __init__(
         self,
@@ -76,7 +71,7 @@ class Search:
 
         Args:
             workload: Model, and tokens of a step on each device.
-            planner: Simulates settings on the machine.
+            planner: Simulates settings on the machine, and remembers what it has simulated.
             names: Presets to look at.
             checkpointing: Whether backward recomputes; None tries both.
         """
@@ -155,17 +150,11 @@ class Search:
         reserve: float | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Iterator[PlannedSetting]:
-        """Yield the settings that fit, those that promise most first.
+        """Yield the settings that fit, those that promise most first; arguments are as in `best`.
 
         A setting is left out unseen where its neighbours tell that it can't fit. More columns on
         the device never need less of its memory, nor more of the host's. `deferred_moments`
         concerns the host's memory alone; micro-batches and checkpointing the device's.
-
-        Args:
-            names: As in `best`.
-            moments: As in `best`.
-            reserve: As in `best`.
-            hardware: As in `best`.
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
