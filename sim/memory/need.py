@@ -14,8 +14,7 @@ from typing import Any, Literal
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory, engine_memory
-from sim.memory.parts import PLACES, DeviceParts, Part, fullest, gib
-from sim.memory.systems import SystemCase
+from sim.memory.parts import PLACES, DeviceParts, Part, SystemCase, fullest, gib
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of

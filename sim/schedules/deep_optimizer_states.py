@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import Part
-from sim.memory.systems import STATE_BYTES, SystemCase, SystemParts
+from sim.memory.parts import STATE_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts, costs_of
 

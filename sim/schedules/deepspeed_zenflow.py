@@ -15,8 +15,7 @@ import simpy
 from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
-from sim.memory.parts import Part
-from sim.memory.systems import FLOAT_BYTES, SystemCase, SystemParts
+from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations

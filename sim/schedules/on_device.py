@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sim.memory.parts import Part
-from sim.memory.systems import FLOAT_BYTES, STATE_BYTES, SystemCase, SystemParts
+from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import Part
-from sim.memory.systems import FLOAT_BYTES, STATE_BYTES, SystemCase, SystemParts
+from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError

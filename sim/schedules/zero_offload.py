@@ -14,10 +14,10 @@ from functools import partial
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import Part
-from sim.memory.systems import (
+from sim.memory.parts import (
     FLOAT_BYTES,
     STATE_BYTES,
+    Part,
     SystemCase,
     SystemParts,
     zero_offload_parts,
