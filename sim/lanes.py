@@ -55,17 +55,14 @@ class Recording:
         """Lanes that did anything, in order of their first work."""
         return tuple(dict.fromkeys(lane for lane, *_ in self.totals))
 
-    def busy_since(self, lane: str, step: int, name: str | None = None) -> float:
-        """Return the seconds that a lane worked for steps after this one, at all or at a name."""
-        return sum(
-            total[0]
+    def since(self, step: int, lane: str, name: str | None = None) -> tuple[float, float]:
+        """Return a lane's seconds and bytes for steps after this one, in all or under a name."""
+        found = [
+            total
             for (on, what, of), total in self.totals.items()
             if on == lane and of > step and name in (None, what)
-        )
-
-    def bytes_since(self, lane: str, step: int) -> float:
-        """Return the bytes that a lane moved for steps after this one."""
-        return sum(t[1] for (on, _, of), t in self.totals.items() if on == lane and of > step)
+        ]
+        return sum(seconds for seconds, _ in found), sum(size for _, size in found)
 
     def timeline(self, metadata: dict[str, Any], after: int = 0) -> Timeline:
         """Return the spans of the steps after this one, in order of start."""

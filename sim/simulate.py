@@ -190,7 +190,7 @@ def simulate(
         machine.run(schedule.run(settling + measured))
         lengths = [end - start for start, end in pairwise(schedule.step_ends[settling - 1 :])]
         recording = machine.recording
-        busy = {lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes}
+        busy = {lane: recording.since(settling, lane)[0] / measured for lane in recording.lanes}
         if _is_steady(lengths, period, busy) or settling > longest_settling * period:
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
@@ -212,10 +212,10 @@ def simulate(
         slowest_step_seconds=max(lengths),
         stall_seconds=sum(schedule.stalls[settling:]) / measured + selection,
         selection_seconds=selection,
-        d2h_bytes=recording.bytes_since("d2h", settling) / measured,
-        h2d_bytes=recording.bytes_since("h2d", settling) / measured,
+        d2h_bytes=recording.since(settling, "d2h")[1] / measured,
+        h2d_bytes=recording.since(settling, "h2d")[1] / measured,
         busy_seconds=busy,
-        update_seconds=recording.busy_since("device", settling, "step") / measured,
+        update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,
     )
 

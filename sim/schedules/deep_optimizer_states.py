@@ -83,7 +83,8 @@ class DeepOptimizerStates(AbstractSchedule):
 
     def _step(self, step: int) -> Step:
         machine = self.machine
-        copied = self._send(step)
+        passed, share = self.compute(step), self._host_share
+        copied = self.send(passed, step, share * self.costs.dtype_bytes) if share > 0 else []
         yield machine.compute("step", self.step_overhead, step)
         since = machine.env.now
         yield from self.wait([*copied, *self._returned], "d2h", step)
@@ -100,11 +101,6 @@ class DeepOptimizerStates(AbstractSchedule):
         last = [*(done for _, done in on_device), *uploaded][-1]
         yield from self.wait([*uploaded, self.gather(step, last)], "h2d", step)
         return since
-
-    def _send(self, step: int) -> list[simpy.Event]:
-        """Queue forward and backward with the copies of the host's part of the gradients."""
-        passed, share = self.compute(step), self._host_share
-        return self.send(passed, step, share * self.costs.dtype_bytes) if share > 0 else []
 
     def _update(
         self, step: int, updated: list[simpy.Event], uploaded: list[simpy.Event]

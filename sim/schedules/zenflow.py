@@ -131,7 +131,9 @@ class EngineSchedule(AbstractSchedule):
                     machine.compute("backward", segment.backward, step)
         # Gradients of a segment are taken to come evenly while its backward runs.
         for index in reversed(range(len(segments))):
-            seconds = segments[index].backward + self._intake(index) + self._packing(index)
+            seconds = segments[index].backward + self._intake(index)
+            if self._ring:  # where there is none a copy packs
+                seconds += self._gradient_bytes(index) / machine.pack_rate
             passed = machine.compute("backward", seconds, step, room)
             room = self._send(index, step, passed, begun)
             begun = passed
@@ -147,10 +149,6 @@ class EngineSchedule(AbstractSchedule):
         if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
             seconds += share.matrices * overheads.bucket.value
         return seconds
-
-    def _packing(self, index: int) -> float:
-        """Return the seconds in which backward packs a segment's gradients; else a copy does."""
-        return self._gradient_bytes(index) / self.machine.pack_rate if self._ring else 0.0
 
     def _gradient_bytes(self, index: int) -> float:
         return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)

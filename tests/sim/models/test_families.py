@@ -7,47 +7,35 @@ from sim.models.table import find_model, model_names
 from zenflow.errors import ConfigError
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100}
+LLAMA = {"model_type": "llama", **SMALL, "intermediate_size": 96}
+GROUPED = {**LLAMA, "num_key_value_heads": 2}
+OPT = {"model_type": "opt", **SMALL, "ffn_dim": 96, "max_position_embeddings": 64}
 CONFIGS = {
-    "llama": {"model_type": "llama", **SMALL, "intermediate_size": 96},
+    "llama": LLAMA,
     "llama, grouped, tied": {
-        "model_type": "llama", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
-        "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+        **GROUPED, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
     },
-    "llama, wide heads": {
-        "model_type": "llama", **SMALL, "intermediate_size": 96, "head_dim": 32,
+    "llama, wide heads": {**LLAMA, "head_dim": 32},
+    "mistral": {**GROUPED, "model_type": "mistral"},
+    "qwen2": {**GROUPED, "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {**GROUPED, "model_type": "qwen3", "head_dim": 16},
+    "gemma, tied where nothing is said": {**GROUPED, "model_type": "gemma", "head_dim": 16},
+    "gemma2": {**GROUPED, "model_type": "gemma2", "head_dim": 16},
+    "gemma3": {**GROUPED, "model_type": "gemma3_text", "head_dim": 16},
+    "phi3": {**GROUPED, "model_type": "phi3", "pad_token_id": 0},
+    "mixtral": {
+        **GROUPED, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
     },
-    "mistral": {"model_type": "mistral", **SMALL, "intermediate_size": 96,
-                "num_key_value_heads": 2},
-    "qwen2": {"model_type": "qwen2", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
-              "tie_word_embeddings": True},
-    "qwen3": {"model_type": "qwen3", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
-              "head_dim": 16},
-    "gemma, tied where nothing is said": {
-        "model_type": "gemma", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
-        "head_dim": 16,
-    },
-    "gemma2": {"model_type": "gemma2", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
-               "head_dim": 16},
-    "gemma3": {"model_type": "gemma3_text", **SMALL, "intermediate_size": 96,
-               "num_key_value_heads": 2, "head_dim": 16},
-    "phi3": {"model_type": "phi3", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
-             "pad_token_id": 0},
-    "mixtral": {"model_type": "mixtral", **SMALL, "intermediate_size": 96,
-                "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {
-        "model_type": "qwen2_moe", **SMALL, "intermediate_size": 96, "num_key_value_heads": 2,
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1,
+        **GROUPED, "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+        "decoder_sparse_step": 1,
     },
     "gpt2": {"model_type": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 100,
              "n_positions": 64},
-    "opt": {"model_type": "opt", **SMALL, "ffn_dim": 96, "max_position_embeddings": 64},
-    "opt, as the 350M one": {
-        "model_type": "opt", **SMALL, "ffn_dim": 96, "max_position_embeddings": 64,
-        "word_embed_proj_dim": 24, "do_layer_norm_before": False,
-    },
-    "bert": {"model_type": "bert", **SMALL, "intermediate_size": 96,
-             "max_position_embeddings": 64},
+    "opt": OPT,
+    "opt, as the 350M one": {**OPT, "word_embed_proj_dim": 24, "do_layer_norm_before": False},
+    "bert": {**LLAMA, "model_type": "bert", "max_position_embeddings": 64},
 }  # fmt: skip
 
 
