@@ -69,10 +69,8 @@ class Ring:
 
     def _press(self, passed: simpy.Event, copied: simpy.Event, step: int) -> Process:
         """Record the time that backward waits for room."""
-        if not passed.processed:
-            yield passed
+        yield passed
         since = self._machine.env.now
-        if not copied.processed:
-            yield copied
+        yield copied
         self.pressed += self._machine.env.now - since
         self._machine.stall("d2h", since, step)
