@@ -11,7 +11,7 @@ import heapq
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,17 +55,14 @@ class Recording:
         """Lanes that did anything, in order of their first work."""
         return tuple(dict.fromkeys(lane for lane, *_ in self.totals))
 
-    def busy_since(self, lane: str, step: int, name: str | None = None) -> float:
-        """Return the seconds that a lane worked for steps after this one, at all or at a name."""
-        return sum(
-            total[0]
+    def since(self, step: int, lane: str, name: str | None = None) -> tuple[float, float]:
+        """Return a lane's seconds and bytes for steps after this one, in all or under a name."""
+        found = [
+            total
             for (on, what, of), total in self.totals.items()
             if on == lane and of > step and name in (None, what)
-        )
-
-    def bytes_since(self, lane: str, step: int) -> float:
-        """Return the bytes that a lane moved for steps after this one."""
-        return sum(t[1] for (on, _, of), t in self.totals.items() if on == lane and of > step)
+        ]
+        return sum(seconds for seconds, _ in found), sum(size for _, size in found)
 
     def timeline(self, metadata: dict[str, Any], after: int = 0) -> Timeline:
         """Return the spans of the steps after this one, in order of start."""
@@ -107,21 +104,19 @@ class _LaneJob:
     """Whether its own seconds are over or running, so that only bytes are left."""
 
 
+@dataclass(eq=False)
 class AbstractLane(ABC):
     """One job at a time: its own seconds first, then its flow."""
 
-    def __init__(
-        self, name: str, env: simpy.Environment, network: FluidNetwork, recording: Recording
-    ) -> None:
-        """Start idle."""
-        self.name = name
-        self._env = env
-        self._network = network
-        self._recording = recording
-        self._order = itertools.count()
-        self._running: _LaneJob | None = None
-        self._flow: Flow | None = None
-        self._started = 0.0
+    name: str
+    network: FluidNetwork
+    """Flows of the machine, on whose clock the lane works."""
+    recording: Recording
+    """Spans of the machine."""
+    _order: Iterator[int] = field(default_factory=itertools.count)
+    _running: _LaneJob | None = None
+    _flow: Flow | None = None
+    _started: float = 0.0
 
     def submit(
         self,
@@ -142,7 +137,7 @@ class AbstractLane(ABC):
             deadline: How urgent it is in a lane that goes by that: the step that waits for it.
         """
         waits = [event for event in after if not event.processed]
-        done = simpy.Event(self._env)
+        done = simpy.Event(self.network.env)
         order = next(self._order)
         self._queue(_LaneJob(name, step, work, done, waits, deadline, order, work.num_bytes))
         return done
@@ -157,11 +152,11 @@ class AbstractLane(ABC):
 
     def _start(self, job: _LaneJob) -> None:
         self._running = job
-        self._started = self._env.now
+        self._started = self.network.env.now
         work = job.work
         if not job.has_begun and (work.seconds > 0 or work.kind is None):
             job.has_begun = True
-            simpy.Timeout(self._env, work.seconds).callbacks.append(self._begin_flow)
+            simpy.Timeout(self.network.env, work.seconds).callbacks.append(self._begin_flow)
         else:
             self._begin_flow()
 
@@ -172,7 +167,7 @@ class AbstractLane(ABC):
         if job.work.kind is None or job.remaining <= 0:
             self._end()
         else:
-            self._flow = self._network.send(job.work.kind, job.remaining, self._end)
+            self._flow = self.network.send(job.work.kind, job.remaining, self._end)
 
     def _end(self) -> None:
         job, self._running, self._flow = self._running, None, None
@@ -185,19 +180,15 @@ class AbstractLane(ABC):
         """Record the job's span, in which so many bytes of its flow moved."""
         work = job.work
         share = moved / work.num_bytes if work.num_bytes else 1.0
-        now, counted = self._env.now, work.counted * share
-        self._recording.add(self.name, job.name, self._started, now, job.step, counted)
+        now, counted = self.network.env.now, work.counted * share
+        self.recording.add(self.name, job.name, self._started, now, job.step, counted)
 
 
+@dataclass(eq=False)
 class SerialLane(AbstractLane):
     """First in, first out."""
 
-    def __init__(
-        self, name: str, env: simpy.Environment, network: FluidNetwork, recording: Recording
-    ) -> None:
-        """Start idle."""
-        super().__init__(name, env, network, recording)
-        self._jobs: deque[_LaneJob] = deque()
+    _jobs: deque[_LaneJob] = field(default_factory=deque)
 
     def _queue(self, job: _LaneJob) -> None:
         self._jobs.append(job)
@@ -218,6 +209,7 @@ class SerialLane(AbstractLane):
         self._start(self._jobs.popleft())
 
 
+@dataclass(eq=False)
 class HostLane(AbstractLane):
     """Earliest deadline first among the jobs that are ready; a more urgent one interrupts.
 
@@ -225,12 +217,7 @@ class HostLane(AbstractLane):
     is nothing: here a flow is stopped, and goes on later with the bytes it had left.
     """
 
-    def __init__(
-        self, name: str, env: simpy.Environment, network: FluidNetwork, recording: Recording
-    ) -> None:
-        """Start idle."""
-        super().__init__(name, env, network, recording)
-        self._ready: list[tuple[int, int, _LaneJob]] = []
+    _ready: list[tuple[int, int, _LaneJob]] = field(default_factory=list)
 
     def _queue(self, job: _LaneJob) -> None:
         waits = len(job.after)
@@ -257,7 +244,7 @@ class HostLane(AbstractLane):
     def _interrupt(self, running: _LaneJob, flow: Flow) -> None:
         """Stop the running job's flow, and start the most urgent job."""
         self._running = self._flow = None
-        running.remaining = self._network.stop(flow)
+        running.remaining = self.network.stop(flow)
         self._record(running, flow.num_bytes - running.remaining)
         if running.remaining > 0:
             heapq.heappush(self._ready, (running.deadline, running.order, running))

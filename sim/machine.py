@@ -106,7 +106,7 @@ class Machine:
         self.fabric = self._lane("fabric")
         self.nvme_read = self._lane("nvme read")
         self.nvme_write = self._lane("nvme write")
-        self.host = HostLane("host", self.env, self.network, self.recording)
+        self.host = HostLane("host", self.network, self.recording)
         overheads = hardware.overheads
         self.pack_rate = overheads.pack_bandwidth.value
         self.unpack_rate = (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
@@ -114,56 +114,39 @@ class Machine:
         self._make_kinds()
 
     def _lane(self, name: str) -> SerialLane:
-        return SerialLane(name, self.env, self.network, self.recording)
+        return SerialLane(name, self.network, self.recording)
 
     def _make_kinds(self) -> None:
-        rates, pack, unpack = self.rates, self.pack_rate, self.unpack_rate
+        hardware, rates, pack, unpack = self.hardware, self.rates, self.pack_rate, self.unpack_rate
         down, up = Resource("d2h", rates.d2h), Resource("h2d", rates.h2d)
         both = Resource("duplex", rates.duplex)
-        self.links = (down, up, both)
-        self._make_fabric_kind()
-        self._make_nvme_kinds()
-        if self.hardware.device.is_cpu:
-            # A copy is a lane thread's work and then a wait for the link, so it costs cores; a
-            # thread's share of them is in proportion to what it would do alone.
-            self.cores = Resource("cores", rates.cores)
-            self.compute_kind: FlowKind | None = FlowKind("compute", {self.cores: 1.0}, 1.0)
-            self.host_kind = FlowKind(
-                "host", {self.cores: 1.0 / rates.core}, rates.host, weight=rates.core
-            )
-            self.d2h_kind = FlowKind(
-                "d2h", {down: 1.0, both: 1.0, self.cores: 1.0 / pack}, pack, weight=pack
-            )
-            self.h2d_kind = FlowKind(
-                "h2d", {up: 1.0, both: 1.0, self.cores: 1.0 / unpack}, unpack, weight=unpack
-            )
-            return
         dram = {self.dram: float(rates.sharing)}
-        self.compute_kind = None
-        self.host_kind = FlowKind("host", dram, rates.host)
-        self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **dram})
-        self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
-
-    def _make_fabric_kind(self) -> None:
-        fabric = self.hardware.fabric
-        if fabric is None:
+        if hardware.fabric is not None:
+            uses = {Resource("fabric", hardware.fabric.bandwidth.value): 1.0}
+            if "pcie" in hardware.fabric.name.lower():
+                # What one device sends goes up and down the same links.
+                uses |= {down: 1.0, up: 1.0, both: 2.0}
+            self.fabric_kind = FlowKind("fabric", uses)
+        if hardware.nvme is not None:
+            # The drives are the whole host's, and what they move passes through its DRAM.
+            count = float(hardware.num_devices)
+            reads = Resource("nvme read", hardware.nvme.read.value)
+            writes = Resource("nvme write", hardware.nvme.write.value)
+            self.nvme_read_kind = FlowKind("nvme read", {reads: count, **dram})
+            self.nvme_write_kind = FlowKind("nvme write", {writes: count, **dram})
+        self.compute_kind: FlowKind | None = None
+        if not hardware.device.is_cpu:
+            self.host_kind = FlowKind("host", dram, rates.host)
+            self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **dram})
+            self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
             return
-        down, up, both = self.links
-        uses = {Resource("fabric", fabric.bandwidth.value): 1.0}
-        if "pcie" in fabric.name.lower():  # what one device sends goes up and down the same links
-            uses |= {down: 1.0, up: 1.0, both: 2.0}
-        self.fabric_kind = FlowKind("fabric", uses)
-
-    def _make_nvme_kinds(self) -> None:
-        nvme = self.hardware.nvme
-        if nvme is None:
-            return
-        # The drives are the whole host's, and what they move passes through its DRAM.
-        count, dram = float(self.hardware.num_devices), {self.dram: float(self.rates.sharing)}
-        reads = Resource("nvme read", nvme.read.value)
-        writes = Resource("nvme write", nvme.write.value)
-        self.nvme_read_kind = FlowKind("nvme read", {reads: count, **dram})
-        self.nvme_write_kind = FlowKind("nvme write", {writes: count, **dram})
+        # A copy is a lane thread's work and then a wait for the link, so it costs cores; a
+        # thread's share of them is in proportion to what it would do alone.
+        cores = Resource("cores", rates.cores)
+        self.compute_kind = FlowKind("compute", {cores: 1.0}, 1.0)
+        self.host_kind = FlowKind("host", {cores: 1.0 / rates.core}, rates.host, rates.core)
+        self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, cores: 1.0 / pack}, pack, pack)
+        self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, cores: 1.0 / unpack}, unpack, unpack)
 
     def compute(
         self, name: str, seconds: float, step: int, after: Iterable[simpy.Event] = ()
@@ -206,12 +189,8 @@ class Machine:
         count = self.hardware.num_devices
         if count == 1 or self.hardware.fabric is None or num_bytes == 0:
             return after
-        work = Work(
-            seconds=self.hardware.fabric.latency.value,
-            kind=self.fabric_kind,
-            num_bytes=num_bytes * (count - 1) / count,
-            counted=num_bytes * (count - 1) / count,
-        )
+        seconds, moved = self.hardware.fabric.latency.value, num_bytes * (count - 1) / count
+        work = Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
         return self.fabric.submit(name, step, work, [after])
 
     def _copy_seconds(self, num_bytes: float, packing: float | None) -> float:
@@ -226,11 +205,8 @@ class Machine:
 
     def host_work(self, num_bytes: float) -> Work:
         """Return a host task that moves so many bytes of DRAM as work."""
-        return Work(
-            seconds=self.hardware.overheads.host_task.value,
-            kind=self.host_kind,
-            num_bytes=num_bytes,
-        )
+        task = self.hardware.overheads.host_task.value
+        return Work(seconds=task, kind=self.host_kind, num_bytes=num_bytes)
 
     def stall(self, cause: str, since: float, step: int) -> None:
         """Record that the device has waited from then until now."""

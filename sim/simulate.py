@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from sim.machine import Machine
 from sim.schedules.deep_optimizer_states import DEEP_OPTIMIZER_STATES
 from sim.schedules.deepspeed_zenflow import DEEPSPEED_ZENFLOW
-from sim.schedules.delayed import PUBLISHED_DELAYED
 from sim.schedules.layer_overlapped import LAYER_OVERLAPPED
 from sim.schedules.on_device import PUBLISHED_ON_DEVICE
-from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.schedule import AbstractSchedule, System
 from sim.schedules.superoffload import SUPEROFFLOAD
-from sim.schedules.system import System
 from sim.schedules.zenflow import EngineSchedule
 from sim.schedules.zero_infinity import ZERO_INFINITY
-from sim.schedules.zero_offload import DEEPSPEED_ZERO_OFFLOAD, PUBLISHED_ZERO_OFFLOAD
+from sim.schedules.zero_offload import (
+    DEEPSPEED_ZERO_OFFLOAD,
+    PUBLISHED_DELAYED,
+    PUBLISHED_ZERO_OFFLOAD,
+)
 from sim.timing.costs import StepCosts
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
@@ -185,9 +188,9 @@ def simulate(
         machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
         schedule = _steady(strategy, 0).schedule(machine, costs)
         machine.run(schedule.run(settling + measured))
-        lengths = _lengths(schedule.step_ends, settling)
+        lengths = [end - start for start, end in pairwise(schedule.step_ends[settling - 1 :])]
         recording = machine.recording
-        busy = {lane: recording.busy_since(lane, settling) / measured for lane in recording.lanes}
+        busy = {lane: recording.since(settling, lane)[0] / measured for lane in recording.lanes}
         if _is_steady(lengths, period, busy) or settling > longest_settling * period:
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
@@ -209,19 +212,12 @@ def simulate(
         slowest_step_seconds=max(lengths),
         stall_seconds=sum(schedule.stalls[settling:]) / measured + selection,
         selection_seconds=selection,
-        d2h_bytes=recording.bytes_since("d2h", settling) / measured,
-        h2d_bytes=recording.bytes_since("h2d", settling) / measured,
+        d2h_bytes=recording.since(settling, "d2h")[1] / measured,
+        h2d_bytes=recording.since(settling, "h2d")[1] / measured,
         busy_seconds=busy,
-        update_seconds=recording.busy_since("device", settling, "step") / measured,
+        update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,
     )
-
-
-def _lengths(ends: Sequence[float], settling: int) -> list[float]:
-    """Return the lengths of the steps after the settling ones."""
-    return [
-        end - start for start, end in zip(ends[settling - 1 : -1], ends[settling:], strict=True)
-    ]
 
 
 def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
@@ -232,14 +228,6 @@ def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float])
     first, last = sum(lengths[:period]), sum(lengths[-period:])
     mean = sum(lengths) / len(lengths)
     return abs(last - first) <= _STEADY * last and max(busy.values()) <= mean * (1 + _STEADY)
-
-
-def _select_interval(strategy: Strategy) -> int:
-    """Return the steps between two selections; 0 where none follows the first."""
-    config = strategy.config
-    if config is None or not 0 < config.topk_ratio < 1:
-        return 0
-    return config.select_interval_steps
 
 
 def _steady(strategy: Strategy, select_interval: int) -> Strategy:
@@ -258,12 +246,12 @@ def _selection_seconds(
     The same steps are taken again with one selection as the first is measured: the end of the
     steps that follow moves by what it costs.
     """
-    interval = _select_interval(strategy)
-    if not interval:
+    config = strategy.config
+    if config is None or not 0 < config.topk_ratio < 1 or not config.select_interval_steps:
         return 0.0
     steps = min(len(ends), 2 * settling)  # before another one falls due
     machine = Machine(costs.hardware, pinned=pinned, keeps_spans=False)
     # Selected at the first step after warm-up, and again `settling` steps after the first of all.
     again = _steady(strategy, settling + 1 - max(1, strategy.warm_up)).schedule(machine, costs)
     machine.run(again.run(steps))
-    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / interval
+    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / config.select_interval_steps

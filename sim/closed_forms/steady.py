@@ -18,16 +18,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.closed_forms.ring_jobs import Released, RingJobs, served
-from sim.closed_forms.window_phases import WindowPhase, window_phases
+from sim.closed_forms.parts import (
+    Array,
+    Jobs,
+    Released,
+    RingJobs,
+    WindowPhase,
+    served,
+    window_phases,
+)
 from sim.machine import Rates
 from sim.simulate import Strategy
 from sim.timing.block_plan import BlockPlan, takes_last_in
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
-
-Array = NDArray[np.float64]
 
 AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host")
 """What may differ from machine to machine: seconds of one micro-batch, and bytes/s."""
@@ -48,34 +53,6 @@ class Steady:
     """Seconds of a step in which the device waits."""
     applies: NDArray[np.bool_]
     """Whether the formula holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Jobs:
-    """What a lane serves in turn: the segments with bytes, and what is left from each on."""
-
-    columns: NDArray[np.intp]
-    """Places of the segments with bytes."""
-    bytes_left: Array
-    """Bytes from each of them on."""
-    seconds_left: Array
-    """Seconds from each of them on, beside bytes over a rate."""
-
-    @classmethod
-    def of(cls, num_bytes: Array, fixed: float, packing: float = np.inf) -> _Jobs:
-        """Return the jobs of so many bytes for each segment; none where there are no bytes."""
-        columns = np.flatnonzero(num_bytes)
-        sizes = num_bytes[columns]
-        seconds = fixed + sizes / packing
-        return cls(columns, np.cumsum(sizes[::-1])[::-1], np.cumsum(seconds[::-1])[::-1])
-
-    def ended(self, ready: Array, rate: Array) -> Array:
-        """Return when a lane of this rate has served the last one, (N,); -inf without jobs."""
-        if not len(self.columns):
-            return np.full(len(rate), -np.inf)
-        left = self.bytes_left / rate[:, None] + self.seconds_left
-        ends: Array = (ready[:, self.columns] + left).max(axis=1)
-        return ends
 
 
 class ClosedForm:
@@ -107,7 +84,7 @@ class ClosedForm:
             overheads = costs.hardware.overheads
             copy = overheads.copy.value + costs.hardware.link.latency.value
             self._ring = RingJobs.of(self._grads, copy, self._plan.ring)
-            self._uploads = [_Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
+            self._uploads = [Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
         """Return the steady state of every machine.

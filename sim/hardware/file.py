@@ -133,7 +133,7 @@ class _Reader:
 
     def _record(self, value: Any, wanted: type, key: str) -> Any:
         if not isinstance(value, Mapping):
-            return self._refuse(key, value, "an object: " + _keys_of(wanted))
+            return self._refuse(key, value, "an object: " + ", ".join(get_type_hints(wanted)))
         before = len(self.violations)
         found = self.fields_of(value, wanted, f"{key}.")
         # With a violation noted it is never used, and making it would only fail once more.
@@ -160,7 +160,3 @@ class _Reader:
 
     def _refuse(self, key: str, value: Any, rule: str) -> None:
         self.violations.append(f"{key}, which is {value!r:.60}, must be {rule}")
-
-
-def _keys_of(record: type) -> str:
-    return ", ".join(get_type_hints(record))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from zenflow.config import raise_violations
 from zenflow.errors import ConfigError
@@ -32,8 +32,6 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "host.core_sharing": (1.0, 2.0),
 }
 """Least and largest value of quantities that are bounded; none may be 0."""
-
-_Record = TypeVar("_Record")
 
 
 def bounded(name: str, value: float) -> float:
@@ -272,7 +270,16 @@ class HardwareProfile:
 
     def quantities(self) -> dict[str, Quantity]:
         """Return every figure by its dotted name, such as ``link.d2h``."""
-        return dict(_quantities_of(self, ""))
+        found: dict[str, Quantity] = {}
+        for part in fields(self):
+            record = getattr(self, part.name)
+            for item in fields(record) if is_dataclass(record) else ():
+                name, value = f"{part.name}.{item.name}", getattr(record, item.name)
+                if isinstance(value, Quantity):
+                    found[name] = value
+                elif isinstance(value, Mapping):  # peaks by dtype
+                    found |= {f"{name}.{key}": figure for key, figure in value.items()}
+        return found
 
     def with_values(self, values: Mapping[str, float]) -> HardwareProfile:
         """Return the profile with other values at these dotted names; kind and source stay.
@@ -280,42 +287,19 @@ class HardwareProfile:
         Raises:
             ConfigError: There is no such figure, or a value breaks a rule.
         """
-        unknown = sorted(values.keys() - self.quantities().keys())
+        figures = self.quantities()
+        unknown = sorted(values.keys() - figures.keys())
         if unknown:
-            known = ", ".join(self.quantities())
+            known = ", ".join(figures)
             raise ConfigError(f"{self.name} has no figure {', '.join(unknown)}; it has {known}")
-        return _with_values(self, "", values)
-
-
-def _quantities_of(record: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
-    for item in fields(record):
-        value = getattr(record, item.name)
-        name = f"{prefix}{item.name}"
-        if isinstance(value, Quantity):
-            yield name, value
-        elif is_dataclass(value):
-            yield from _quantities_of(value, f"{name}.")
-        elif isinstance(value, Mapping):
-            for key, entry in value.items():
-                if isinstance(entry, Quantity):
-                    yield f"{name}.{key}", entry
-
-
-def _with_values(record: _Record, prefix: str, values: Mapping[str, float]) -> _Record:
-    changes: dict[str, Any] = {}
-    for item in fields(record):  # type: ignore[arg-type]
-        value = getattr(record, item.name)
-        name = f"{prefix}{item.name}"
-        if isinstance(value, Quantity):
-            if name in values:
-                changes[item.name] = replace(value, value=values[name])
-        elif is_dataclass(value) and not isinstance(value, type):
-            changes[item.name] = _with_values(value, f"{name}.", values)
-        elif isinstance(value, Mapping):
-            changes[item.name] = {
-                key: replace(entry, value=values[f"{name}.{key}"])
-                if f"{name}.{key}" in values
-                else entry
-                for key, entry in value.items()
-            }
-    return replace(record, **changes)  # type: ignore[type-var]
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            part, item, *dtype = name.split(".")
+            changed, figure = changes.setdefault(part, {}), replace(figures[name], value=value)
+            if dtype:
+                peaks = getattr(getattr(self, part), item)
+                changed[item] = {**changed.get(item, peaks), dtype[0]: figure}
+            else:
+                changed[item] = figure
+        parts = {part: replace(getattr(self, part), **new) for part, new in changes.items()}
+        return replace(self, **parts)

@@ -49,7 +49,7 @@ UNITS: Mapping[str, tuple[str, float, float]] = {
 
 Two numbers, because a division by 1e6 rounds once where a product with 1e-6 rounds twice."""
 
-_FIELDS: Mapping[str, str] = {
+_FIELDS = {
     "bytes": "memory bytes memory_per_socket capacity",
     "bytes/s": "bandwidth d2h h2d dram read write limit",
     "FLOP/s": "flops",
@@ -59,9 +59,7 @@ _FIELDS: Mapping[str, str] = {
     "bytes/parameter": "update_bytes",
     "parameters/s": "device_update",
 }
-_DIMENSIONS: Mapping[str, str] = {
-    name: dimension for dimension, names in _FIELDS.items() for name in names.split()
-}
+_DIMENSIONS = {name: dimension for dimension, names in _FIELDS.items() for name in names.split()}
 
 _REQUIRED = ("value", "unit", "kind", "source")
 

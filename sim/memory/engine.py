@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sim.memory.parts import rounded
@@ -157,7 +158,7 @@ def _engine_memory(
         deferred=deferred,
         important=num_split - deferred,
         resident=resident,
-        bucket=_largest_bucket(blocks),
+        bucket=_largest((b.bucket, b.num_columns * b.num_rows) for b in blocks),
         bank=_largest_bank(split, columns),
         dtype_bytes=dtype_bytes,
     )
@@ -179,28 +180,25 @@ def _upload_buffer(blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_by
     """Return the bytes of the largest boundary step whose updates land later."""
     if not config.overlap_step:
         return 0
-    filled: dict[int, int] = {}
-    for block, phase in zip(blocks, WindowCalendar(config, blocks).phases(), strict=True):
-        num_bytes = _aligned(block.deferred_elements * dtype_bytes)
-        filled[phase] = filled.get(phase, 0) + num_bytes
-    return max(filled.values(), default=0)
+    sizes = [_aligned(block.deferred_elements * dtype_bytes) for block in blocks]
+    return _largest(zip(WindowCalendar(config, blocks).phases(), sizes, strict=True))
 
 
-def _largest_bucket(blocks: Sequence[BlockShape]) -> int:
-    sizes: dict[int, int] = {}
-    for block in blocks:
-        elements = block.num_columns * block.num_rows
-        sizes[block.bucket] = sizes.get(block.bucket, 0) + elements
-    return max(sizes.values(), default=0)
+def _largest(sizes: Iterable[tuple[int, int]]) -> int:
+    """Return the largest sum of sizes with the same key; 0 if there are none."""
+    sums: Counter[int] = Counter()
+    for key, size in sizes:
+        sums[key] += size
+    return max(sums.values(), default=0)
 
 
 def _largest_bank(split: Sequence[tuple[int, int]], deferred: Sequence[int]) -> int:
     """Return the elements of the largest bank, of columns of one length."""
-    open_banks: dict[int, int] = {}
+    open_banks: Counter[int] = Counter()
     largest = 0
     for (rows, width), own in zip(split, deferred, strict=True):
         more = (width - own) * rows
-        filled = open_banks.get(rows, 0)
+        filled = open_banks[rows]
         open_banks[rows] = more if filled + more > _BANK_ELEMENTS else filled + more
         largest = max(largest, open_banks[rows])
     return largest

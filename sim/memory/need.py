@@ -8,14 +8,13 @@ systems' stand in their schedules' files, by papers and measurements. Activation
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory, engine_memory
-from sim.memory.parts import PLACES, DeviceParts, Part, fullest, gib
-from sim.memory.systems import SystemCase
+from sim.memory.parts import PLACES, DeviceParts, Part, SystemCase, fullest, gib
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
@@ -106,10 +105,6 @@ class MemoryNeed:
         """Bytes on the drives."""
         return self.bytes_at("nvme")
 
-    def per_param(self) -> dict[str, float]:
-        """Return the bytes of each place for each parameter of the model."""
-        return {place: self.bytes_at(place) / self.workload.num_params for place in PLACES}
-
     def short_of(
         self, hardware: HardwareProfile, reserve: float = 0.0
     ) -> dict[Place, tuple[float, float]]:
@@ -185,9 +180,11 @@ class MemoryNeed:
             "host_bytes": self.host_bytes,
             "pinned_bytes": self.pinned_bytes,
             "nvme_bytes": self.nvme_bytes,
-            "bytes_per_param": self.per_param(),
+            "bytes_per_param": {
+                place: self.bytes_at(place) / self.workload.num_params for place in PLACES
+            },
             "fullest_moment": self.moment,
-            "parts": [part.to_dict() for part in self.parts],
+            "parts": [asdict(part) for part in self.parts],
         }
 
 

@@ -81,13 +81,38 @@ def _field(config: Config, *names: str) -> Any:
     )
 
 
-def _linear(name: str, out: int, into: int, *, bias: bool = False) -> list[Parameter]:
+def _layers(
+    first: Iterable[Parameter],
+    name: str,
+    count: int,
+    own: Iterable[Parameter],
+    attention_width: int,
+    last: Iterable[Parameter],
+) -> list[Layer]:
+    """Return an embedding, so many layers with the same tensors of their own, and a head."""
+    same = tuple(own)  # the same object, which lets others count it once
+    return [
+        Layer(name="embedding", parameters=tuple(first)),
+        *(
+            Layer(name=f"{name}.{index}", parameters=same, attention_width=attention_width)
+            for index in range(count)
+        ),
+        Layer(name="head", parameters=tuple(last)),
+    ]
+
+
+def _matrix(name: str, out: int, into: int, *, bias: bool = False) -> list[Parameter]:
     found = [Parameter(name=f"{name}.weight", shape=(out, into))]
-    return [*found, Parameter(name=f"{name}.bias", shape=(out,))] if bias else found
+    return [*found, _vector(f"{name}.bias", out)] if bias else found
 
 
-def _linears(names: Iterable[str], out: int, into: int, *, bias: bool = False) -> list[Parameter]:
-    return [parameter for name in names for parameter in _linear(name, out, into, bias=bias)]
+def _matrices(names: Iterable[str], out: int, into: int, *, bias: bool = False) -> list[Parameter]:
+    return [parameter for name in names for parameter in _matrix(name, out, into, bias=bias)]
+
+
+def _conv1d(name: str, into: int, out: int) -> list[Parameter]:
+    """Return GPT-2's own linear layer: it holds (I, O), so its rows are the input channels."""
+    return [*_matrix(name, into, out), _vector(f"{name}.bias", out)]
 
 
 def _vector(name: str, width: int) -> Parameter:
@@ -104,20 +129,17 @@ def _llama(config: Config) -> list[Layer]:
     vocabulary = _field(config, "vocab_size")
     head = config.get("head_dim") or width // heads
     groups = config.get("num_key_value_heads") or heads
-    embedding = Parameter(name="embed_tokens.weight", shape=(vocabulary, width))
-    layers = [Layer(name="embedding", parameters=(embedding,))]
-    own = (  # the same of every layer, which lets others count it once
+    own = [
         _vector("input_layernorm.weight", width),
         *_attention(config, width, heads * head, groups * head, head),
         *(_vector(f"{name}_layernorm.weight", width) for name in _more_norms(kind)),
         *_feed_forward(config, width),
-    )
-    for index in range(_field(config, "num_hidden_layers")):
-        layers.append(Layer(name=f"layers.{index}", parameters=own, attention_width=heads * head))
+    ]
     last = [_vector("norm.weight", width)]
     if not config.get("tie_word_embeddings", kind.startswith("gemma")):
-        last += _linear("lm_head", vocabulary, width)
-    return [*layers, Layer(name="head", parameters=tuple(last))]
+        last += _matrix("lm_head", vocabulary, width)
+    first, count = _matrix("embed_tokens", vocabulary, width), _field(config, "num_hidden_layers")
+    return _layers(first, "layers", count, own, heads * head, last)
 
 
 def _more_norms(kind: str) -> tuple[str, ...]:
@@ -134,14 +156,14 @@ def _attention(config: Config, width: int, queries: int, keys: int, head: int) -
     bias = is_qwen2 or bool(config.get("attention_bias"))
     if kind == "phi3":
         return [
-            *_linear("qkv_proj", queries + 2 * keys, width),
-            *_linear("o_proj", width, queries),
+            *_matrix("qkv_proj", queries + 2 * keys, width),
+            *_matrix("o_proj", width, queries),
         ]
     norms = ("q_norm", "k_norm") if kind in ("qwen3", "gemma3_text") else ()
     return [
-        *_linear("q_proj", queries, width, bias=bias),
-        *_linears(("k_proj", "v_proj"), keys, width, bias=bias),
-        *_linear("o_proj", width, queries, bias=bias and not is_qwen2),
+        *_matrix("q_proj", queries, width, bias=bias),
+        *_matrices(("k_proj", "v_proj"), keys, width, bias=bias),
+        *_matrix("o_proj", width, queries, bias=bias and not is_qwen2),
         *(_vector(f"{name}.weight", head) for name in norms),
     ]
 
@@ -153,8 +175,8 @@ def _feed_forward(config: Config, width: int) -> list[Parameter]:
     if kind == "phi3":  # both factors in one matrix
         inner = _field(config, "intermediate_size")
         return [
-            *_linear("mlp.gate_up_proj", 2 * inner, width),
-            *_linear("mlp.down_proj", width, inner),
+            *_matrix("mlp.gate_up_proj", 2 * inner, width),
+            *_matrix("mlp.down_proj", width, inner),
         ]
     if kind not in ("mixtral", "qwen2_moe"):
         return _gated("mlp", width, _field(config, "intermediate_size"), bias=bias)
@@ -162,12 +184,12 @@ def _feed_forward(config: Config, width: int) -> list[Parameter]:
     share = _field(config, "num_experts_per_tok") / experts
     inner = config["moe_intermediate_size"] if kind == "qwen2_moe" else None
     inner = inner or _field(config, "intermediate_size")
-    found = _linear("router", experts, width)
+    found = _matrix("router", experts, width)
     for index in range(experts):
         found += _gated(f"experts.{index}", width, inner, active=share)
     if kind == "qwen2_moe":
         found += _gated("shared_expert", width, _field(config, "shared_expert_intermediate_size"))
-        found += _linear("shared_expert_gate", 1, width)
+        found += _matrix("shared_expert_gate", 1, width)
     return found
 
 
@@ -175,9 +197,9 @@ def _gated(
     name: str, width: int, inner: int, *, bias: bool = False, active: float = 1.0
 ) -> list[Parameter]:
     made = [
-        *_linear(f"{name}.gate_proj", inner, width, bias=bias),
-        *_linear(f"{name}.up_proj", inner, width, bias=bias),
-        *_linear(f"{name}.down_proj", width, inner, bias=bias),
+        *_matrix(f"{name}.gate_proj", inner, width, bias=bias),
+        *_matrix(f"{name}.up_proj", inner, width, bias=bias),
+        *_matrix(f"{name}.down_proj", width, inner, bias=bias),
     ]
     return [Parameter(name=p.name, shape=p.shape, active=active) for p in made]
 
@@ -185,29 +207,22 @@ def _gated(
 def _gpt2(config: Config) -> list[Layer]:
     width, vocabulary = _field(config, "n_embd"), _field(config, "vocab_size")
     inner = config.get("n_inner") or 4 * width
-    embeddings = (
-        Parameter(name="wte.weight", shape=(vocabulary, width)),
-        Parameter(name="wpe.weight", shape=(_field(config, "n_positions"), width)),
-    )
-    layers = [Layer(name="embedding", parameters=embeddings)]
-    for index in range(_field(config, "n_layer")):
-        own = [
-            *_norm("ln_1", width),
-            # Conv1D holds (I, O): its rows are the input channels.
-            Parameter(name="c_attn.weight", shape=(width, 3 * width)),
-            _vector("c_attn.bias", 3 * width),
-            *_linear("c_proj", width, width, bias=True),
-            *_norm("ln_2", width),
-            Parameter(name="c_fc.weight", shape=(width, inner)),
-            _vector("c_fc.bias", inner),
-            Parameter(name="mlp.c_proj.weight", shape=(inner, width)),
-            _vector("mlp.c_proj.bias", width),
-        ]
-        layers.append(Layer(name=f"h.{index}", parameters=tuple(own), attention_width=width))
+    first = [
+        *_matrix("wte", vocabulary, width),
+        *_matrix("wpe", _field(config, "n_positions"), width),
+    ]
+    own = [
+        *_norm("ln_1", width),
+        *_conv1d("c_attn", width, 3 * width),
+        *_conv1d("c_proj", width, width),
+        *_norm("ln_2", width),
+        *_conv1d("c_fc", width, inner),
+        *_conv1d("mlp.c_proj", inner, width),
+    ]
     last = _norm("ln_f", width)
     if config.get("tie_word_embeddings") is False:
-        last += _linear("lm_head", vocabulary, width)
-    return [*layers, Layer(name="head", parameters=tuple(last))]
+        last += _matrix("lm_head", vocabulary, width)
+    return _layers(first, "h", _field(config, "n_layer"), own, width, last)
 
 
 def _opt(config: Config) -> list[Layer]:
@@ -218,65 +233,53 @@ def _opt(config: Config) -> list[Layer]:
     is_affine = config.get("layer_norm_elementwise_affine", True)
     norm = _norm if is_affine else lambda name, width: []
     first = [
-        Parameter(name="embed_tokens.weight", shape=(vocabulary, outer)),
+        *_matrix("embed_tokens", vocabulary, outer),
         # Positions are counted from 2, a habit of fairseq's padding.
-        Parameter(
-            name="embed_positions.weight",
-            shape=(_field(config, "max_position_embeddings") + 2, width),
-        ),
+        *_matrix("embed_positions", _field(config, "max_position_embeddings") + 2, width),
     ]
     last: list[Parameter] = []
     if config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm"):
         last += norm("final_layer_norm", width)
     if outer != width:
-        first += _linear("project_in", width, outer)
-        last += _linear("project_out", outer, width)
+        first += _matrix("project_in", width, outer)
+        last += _matrix("project_out", outer, width)
     if config.get("tie_word_embeddings") is False:
-        last += _linear("lm_head", vocabulary, outer)
-    layers = [Layer(name="embedding", parameters=tuple(first))]
-    for index in range(_field(config, "num_hidden_layers")):
-        own = [
-            *norm("self_attn_layer_norm", width),
-            *_linears(("q_proj", "k_proj", "v_proj", "out_proj"), width, width, bias=bias),
-            *norm("final_layer_norm", width),
-            *_linear("fc1", inner, width, bias=bias),
-            *_linear("fc2", width, inner, bias=bias),
-        ]
-        layers.append(Layer(name=f"layers.{index}", parameters=tuple(own), attention_width=width))
-    return [*layers, Layer(name="head", parameters=tuple(last))]
+        last += _matrix("lm_head", vocabulary, outer)
+    own = [
+        *norm("self_attn_layer_norm", width),
+        *_matrices(("q_proj", "k_proj", "v_proj", "out_proj"), width, width, bias=bias),
+        *norm("final_layer_norm", width),
+        *_matrix("fc1", inner, width, bias=bias),
+        *_matrix("fc2", width, inner, bias=bias),
+    ]
+    return _layers(first, "layers", _field(config, "num_hidden_layers"), own, width, last)
 
 
 def _bert(config: Config) -> list[Layer]:
     """Return BERT as a masked language model, without a pooler."""
     width, vocabulary = _field(config, "hidden_size"), _field(config, "vocab_size")
     inner = _field(config, "intermediate_size")
-    positions = _field(config, "max_position_embeddings")
-    first = (
-        Parameter(name="word_embeddings.weight", shape=(vocabulary, width)),
-        Parameter(name="position_embeddings.weight", shape=(positions, width)),
-        Parameter(
-            name="token_type_embeddings.weight", shape=(config.get("type_vocab_size", 2), width)
-        ),
+    first = [
+        *_matrix("word_embeddings", vocabulary, width),
+        *_matrix("position_embeddings", _field(config, "max_position_embeddings"), width),
+        *_matrix("token_type_embeddings", config.get("type_vocab_size", 2), width),
         *_norm("LayerNorm", width),
-    )
-    layers = [Layer(name="embedding", parameters=first)]
-    for index in range(_field(config, "num_hidden_layers")):
-        own = [
-            *_linears(("query", "key", "value", "attention.output"), width, width, bias=True),
-            *_norm("attention.output.LayerNorm", width),
-            *_linear("intermediate", inner, width, bias=True),
-            *_linear("output", width, inner, bias=True),
-            *_norm("output.LayerNorm", width),
-        ]
-        layers.append(Layer(name=f"layer.{index}", parameters=tuple(own), attention_width=width))
+    ]
+    own = [
+        *_matrices(("query", "key", "value", "attention.output"), width, width, bias=True),
+        *_norm("attention.output.LayerNorm", width),
+        *_matrix("intermediate", inner, width, bias=True),
+        *_matrix("output", width, inner, bias=True),
+        *_norm("output.LayerNorm", width),
+    ]
     last = [
-        *_linear("transform", width, width, bias=True),
+        *_matrix("transform", width, width, bias=True),
         *_norm("transform.LayerNorm", width),
         _vector("decoder.bias", vocabulary),
     ]
     if config.get("tie_word_embeddings") is False:
-        last += _linear("decoder", vocabulary, width)
-    return [*layers, Layer(name="head", parameters=tuple(last))]
+        last += _matrix("decoder", vocabulary, width)
+    return _layers(first, "layer", _field(config, "num_hidden_layers"), own, width, last)
 
 
 FAMILIES: Mapping[str, Callable[[Config], list[Layer]]] = {

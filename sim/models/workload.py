@@ -148,7 +148,7 @@ class Workload:
 
     def _work(self, layer: Layer, *, is_first: bool, is_last: bool) -> LayerWork:
         tokens, size = self.tokens, self.dtype_bytes
-        matrices = [] if is_first else [p for p in layer.parameters if len(p.shape) > 1]
+        matrices = [p for p in layer.parameters if len(p.shape) > 1]
         if is_first:  # tables are looked up, only projections are multiplied by
             matrices = [p for p in layer.parameters if "project" in p.name]
         products = [(p, p.active) for p in matrices]
@@ -159,8 +159,7 @@ class Workload:
         touched = sum(tokens * share * (p.shape[0] + p.shape[1]) for p, share in products)
         width = layer.attention_width
         pairs = self.batch_size * self.sequence**2 * (0.5 if self.is_causal else 1.0)
-        vocabulary = self.layers[0].parameters[0].shape[0]
-        logits = tokens * vocabulary if is_last else 0
+        logits = tokens * self._vocabulary if is_last else 0
         passes, kernels = self._elementwise(layer)
         return LayerWork(
             matmul_flop=flop,

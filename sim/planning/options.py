@@ -115,12 +115,7 @@ class Planner:
     """
 
     def __init__(self, hardware: HardwareProfile, *, reserve: float = 0.0) -> None:
-        """Start with no predictions.
-
-        Args:
-            hardware: The machine.
-            reserve: Bytes that have to stay free on the device and on the host.
-        """
+        """Start with no predictions."""
         self.hardware = hardware
         self.reserve = reserve
         self._costs: dict[tuple[Any, ...], StepCosts] = {}

@@ -6,19 +6,21 @@ times are `sim.simulate`'s, memory is `sim.memory.need`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.fitting.uncertainty import Interval, interval_of
 from sim.hardware.profile import HardwareProfile
+from sim.memory.need import memory_of
+from sim.models.table import find_model, model_names
 from sim.models.workload import Workload
-from sim.planning.finder import Finder
-from sim.planning.improvements import Improvement
-from sim.planning.options import Option, default_reserve
+from sim.planning.improvements import Improvement, faster_parts, more_memory
+from sim.planning.options import Option, Planner, default_reserve
 from sim.planning.rules import EXACT
-from sim.planning.search import Search
+from sim.planning.search import Search, fewer_tokens
 from sim.simulate import STRATEGIES, Strategy
+from zenflow.config import PRESETS
 
 DRAWS = 100
 """Number of draws of the machine's uncertain figures for an interval."""
@@ -79,15 +81,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        found = {
-            name: None if option is None else option.to_dict()
-            for name, option in (
-                ("recommended", self.recommended),
-                ("exact", self.exact),
-                ("window", self.window),
-                ("tight", self.tight),
-            )
-        }
+        named = {name: getattr(self, name) for name in ("recommended", "exact", "window", "tight")}
         told = self.interval
         return {
             "model": self.workload.name,
@@ -101,7 +95,7 @@ class Plan:
             "reserve": self.reserve,
             "needs_sharding": self.needs_sharding,
             "largest": self.largest,
-            **found,
+            **{name: option and option.to_dict() for name, option in named.items()},
             "tokens_per_second_interval": None
             if told is None
             else {"low": told.low, "high": told.high, "coverage": told.coverage},
@@ -136,9 +130,8 @@ def plan(
     """
     strategies = [Strategy.of(name).name for name in strategies]
     kept = default_reserve(hardware) if reserve is None else reserve
-    finder = Finder(workload, hardware, strategies, checkpointing, kept)
-    chosen, per_devices = finder.chosen()
-    search = finder.search(chosen.need.num_devices, _asked_of(chosen)) if chosen else None
+    finder = _Finder(workload, hardware, strategies, checkpointing, kept)
+    chosen, search, per_devices = finder.chosen()
     exact, window = _others(search, chosen)
     return Plan(
         workload=workload,
@@ -150,20 +143,133 @@ def plan(
         exact=exact,
         window=window,
         tight=finder.tight(chosen),
-        interval=interval(chosen, search, draws) if chosen and search else None,
+        interval=_interval(chosen, search, draws) if chosen and search and draws else None,
         improvements=tuple(finder.improvements(chosen, search)),
         largest=finder.largest(),
     )
 
 
-def interval(option: Option, search: Search, draws: int = DRAWS) -> Interval | None:
+class _Finder:
+    """Searches for one workload, on any number of the machine's devices and with fewer tokens.
+
+    It remembers each search.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: HardwareProfile,
+        strategies: Sequence[str],
+        checkpointing: bool | None,
+        reserve: float,
+    ) -> None:
+        """Start with nothing searched; arguments are those of `plan`."""
+        self._workload = workload
+        self._hardware = hardware
+        self._presets = [name for name in strategies if name in PRESETS]
+        self._systems = [name for name in strategies if name not in PRESETS]
+        self._checkpointing = checkpointing
+        self._searches: dict[tuple[int, int, int], Search] = {}
+        # Numbers of devices to look at: all, half of them, half of these, down to one.
+        counts = [hardware.num_devices]
+        while counts[-1] > 1:
+            counts.append(counts[-1] // 2)
+        self._planners = {
+            count: Planner(replace(hardware, num_devices=count), reserve=reserve)
+            for count in counts
+        }
+        # Steps to look at, those with most tokens first; none where weights exceed the device.
+        is_hopeless = workload.model_bytes > hardware.device.memory.value
+        self._works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
+
+    def _search(self, count: int, workload: Workload) -> Search:
+        """Return the search for a step's tokens on so many devices."""
+        key = (count, workload.batch_size * workload.accumulation, workload.sequence)
+        if key not in self._searches:
+            self._searches[key] = Search(
+                workload,
+                self._planners[count],
+                names=self._presets,
+                checkpointing=self._checkpointing,
+            )
+        return self._searches[key]
+
+    def chosen(self) -> tuple[Option | None, Search | None, tuple[Option, ...]]:
+        """Return the fastest option, its search, and the best one for each number of devices.
+
+        Two numbers are compared: the most devices that fit, and one. Fewer tokens to a step are
+        tried only where nothing fits with those asked for.
+        """
+        for workload in self._works:
+            found: list[tuple[Option, Search]] = []
+            for count in self._planners:
+                if found and count > 1:
+                    continue
+                search = self._search(count, workload)
+                best = search.best(names=self._presets)
+                found += [] if best is None else [(best, search)]
+            if found:
+                chosen, search = max(found, key=lambda pair: pair[0].tokens_per_second)
+                return chosen, search, tuple(option for option, _ in found)
+        return None, None, ()
+
+    def tight(self, chosen: Option | None) -> Option | None:
+        """Return an option that leaves less than the reserve; None if there is no use for one.
+
+        It has more tokens to a step than the chosen one, or any number if none is chosen.
+        """
+        least = chosen.need.workload.tokens_per_step if chosen else 0
+        for workload in self._works:
+            if workload.tokens_per_step <= least:
+                return None
+            for count in dict.fromkeys((self._hardware.num_devices, 1)):
+                best = self._search(count, workload).best(names=self._presets, reserve=0.0)
+                if best is not None:
+                    return best
+        return None
+
+    def rows(self, search: Search | None) -> Iterable[Option]:
+        """Yield the best option of each strategy, on as many devices as the recommended one."""
+        if search is None:
+            search = self._search(self._hardware.num_devices, self._workload)
+        for name in self._presets:
+            best = search.best(names=(name,)) or search.best(names=(name,), reserve=0.0)
+            yield best or search.option(search.nearest(name))
+        for name in self._systems:
+            yield search.planner.fitted(search.workload, Strategy.of(name))
+
+    def improvements(self, chosen: Option | None, search: Search | None) -> Iterable[Improvement]:
+        """Yield changes of the machine that would help, those to make first at the front."""
+        if chosen is not None and search is not None:
+            yield from faster_parts(chosen, search)
+            return
+        works = self._works or [self._workload]
+        yield from more_memory([self._search(1, work) for work in works], self._presets)
+
+    def largest(self) -> str | None:
+        """Return the largest named model that one device trains; None if it trains this one."""
+        if self._works:
+            return None
+        one, asked = self._planners[1], self._workload
+        works = [
+            Workload.of_config(
+                *find_model(name), dtype=asked.dtype, sequence=asked.sequence, checkpointing=True
+            )
+            for name in model_names()
+        ]
+        for work in sorted(works, key=lambda work: -work.num_params):
+            need = memory_of(work, "zero_offload", one.hardware)
+            if not need.short_of(one.hardware, one.reserve):
+                return work.name
+        return None
+
+
+def _interval(option: Option, search: Search, draws: int) -> Interval:
     """Return an interval of an option's tokens per second over draws of the machine's figures.
 
     The simulated step is scaled as its estimate moves from draw to draw: simulating each draw
     takes a hundred times as long.
     """
-    if not draws:
-        return None
     usual = search.estimate(option)
 
     def tokens_per_second(drawn: HardwareProfile) -> float:
@@ -181,9 +287,3 @@ def _others(search: Search | None, chosen: Option | None) -> tuple[Option | None
     if window is not None and window.step_seconds * _FASTER > chosen.step_seconds:
         window = None
     return exact, window
-
-
-def _asked_of(option: Option) -> Workload:
-    """Return the step of an option as one micro-batch."""
-    work = option.need.workload
-    return replace(work, batch_size=work.batch_size * work.accumulation, accumulation=1)

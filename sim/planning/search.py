@@ -7,6 +7,7 @@ best of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,12 +57,7 @@ class PlannedSetting:
 
 
 class Search:
-    """The engine's settings for the tokens of one step, on one machine.
-
-    Attributes:
-        planner: Simulates settings on the machine, and remembers what it has simulated.
-        workload: Model and tokens of a step, as asked for.
-    """
+    """The engine's settings for the tokens of one step, on one machine."""
 
     def __init__(
         self,
@@ -75,7 +71,7 @@ class Search:
 
         Args:
             workload: Model, and tokens of a step on each device.
-            planner: Simulates settings on the machine.
+            planner: Simulates settings on the machine, and remembers what it has simulated.
             names: Presets to look at.
             checkpointing: Whether backward recomputes; None tries both.
         """
@@ -86,22 +82,17 @@ class Search:
         recomputes = (False, True) if checkpointing is None else (checkpointing,)
         strategies = list(_strategies(names, releases=workload.dtype != "float16"))
         made = [
-            self._candidate(work, planner.costs(work), strategy, changes)
+            PlannedSetting(
+                workload=work,
+                strategy=strategy,
+                changes=(*changes, *_changes_of(work, workload)),
+                seconds=self._seconds(planner.costs(work), strategy),
+                distance=distance(strategy),
+            )
             for work in _splits(workload, recomputes)
             for strategy, changes in strategies
         ]
         self._ordered = sorted(made, key=lambda item: item.score)
-
-    def _candidate(
-        self, work: Workload, costs: StepCosts, strategy: Strategy, changes: tuple[str, ...]
-    ) -> PlannedSetting:
-        return PlannedSetting(
-            workload=work,
-            strategy=strategy,
-            changes=(*changes, *_changes_of(work, self.workload)),
-            seconds=self._seconds(costs, strategy),
-            distance=distance(strategy),
-        )
 
     def best(
         self,
@@ -131,18 +122,17 @@ class Search:
         return None
 
     def _best(self, fitting: Iterator[PlannedSetting]) -> PlannedSetting | None:
-        simulated: list[tuple[float, PlannedSetting]] = []
+        scores: dict[PlannedSetting, float] = {}
         for item in fitting:
-            if simulated:
-                best = min(simulated, key=_score)[0]
-                if len(simulated) == _MOST or item.score >= best * (1 - _AS_GOOD):
-                    break
+            best = min(scores.values(), default=math.inf)
+            if len(scores) == _MOST or item.score >= best * (1 - _AS_GOOD):
+                break
             taken = self.planner.predict(item.workload, item.strategy).step_seconds
-            simulated.append((taken * WORTH**item.distance, item))
-        if not simulated:
+            scores[item] = taken * WORTH**item.distance
+        if not scores:
             return None
-        most = min(simulated, key=_score)[0] * (1 + _AS_GOOD)
-        good = [item for score, item in simulated if score <= most]
+        most = min(scores.values()) * (1 + _AS_GOOD)
+        good = [item for item, score in scores.items() if score <= most]
         return min(
             good,
             key=lambda item: (len(item.changes), item.distance, self.need(item).device_bytes),
@@ -160,17 +150,11 @@ class Search:
         reserve: float | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Iterator[PlannedSetting]:
-        """Yield the settings that fit, those that promise most first.
+        """Yield the settings that fit, those that promise most first; arguments are as in `best`.
 
         A setting is left out unseen where its neighbours tell that it can't fit. More columns on
         the device never need less of its memory, nor more of the host's. `deferred_moments`
         concerns the host's memory alone; micro-batches and checkpointing the device's.
-
-        Args:
-            names: As in `best`.
-            moments: As in `best`.
-            reserve: As in `best`.
-            hardware: As in `best`.
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
@@ -295,7 +279,3 @@ def _changes_of(work: Workload, asked: Workload) -> tuple[str, ...]:
         count, size = work.accumulation, work.batch_size
         changes.append(f"{count} micro-batch{'es' if count > 1 else ''} of {size}")
     return tuple(changes)
-
-
-def _score(item: tuple[float, PlannedSetting]) -> float:
-    return item[0]

@@ -10,11 +10,9 @@ from collections.abc import Iterator
 
 import simpy
 
-from sim.machine import Machine, Process
-from sim.memory.parts import Part
-from sim.memory.systems import STATE_BYTES, SystemCase, SystemParts
-from sim.schedules.schedule import AbstractSchedule, refuse_below_1
-from sim.schedules.system import System
+from sim.machine import Machine
+from sim.memory.parts import STATE_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts, costs_of
 
 _DEVICE_BUFFERS = 2
@@ -83,32 +81,26 @@ class DeepOptimizerStates(AbstractSchedule):
         )
         return max(self.costs.compute_seconds + update, (up + on_host * size) / rates.d2h)
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
+    def _step(self, step: int) -> Step:
         machine = self.machine
-        for step in range(1, num_steps + 1):
-            copied = self._send(step)
-            yield machine.compute("step", self.step_overhead, step)
-            since = machine.env.now
-            yield from self.wait([*copied, *self._returned], "d2h", step)
-            self._returned = []
-            updated: list[simpy.Event] = []
-            uploaded: list[simpy.Event] = []
-            on_device = list(self._update(step, updated, uploaded))
-            for arrived, done in on_device:
-                yield from self.wait([arrived], "h2d", step)
-                began = machine.env.now
-                yield done
-                since += machine.env.now - began  # it works meanwhile
-            yield from self.wait(updated, "host", step)
-            last = [*(done for _, done in on_device), *uploaded][-1]
-            yield from self.wait([*uploaded, self.gather(step, last)], "h2d", step)
-            self.end_step(since)
-
-    def _send(self, step: int) -> list[simpy.Event]:
-        """Queue forward and backward with the copies of the host's part of the gradients."""
         passed, share = self.compute(step), self._host_share
-        return self.send(passed, step, share * self.costs.dtype_bytes) if share > 0 else []
+        copied = self.send(passed, step, share * self.costs.dtype_bytes) if share > 0 else []
+        yield machine.compute("step", self.step_overhead, step)
+        since = machine.env.now
+        yield from self.wait([*copied, *self._returned], "d2h", step)
+        self._returned = []
+        updated: list[simpy.Event] = []
+        uploaded: list[simpy.Event] = []
+        on_device = list(self._update(step, updated, uploaded))
+        for arrived, done in on_device:
+            yield from self.wait([arrived], "h2d", step)
+            began = machine.env.now
+            yield done
+            since += machine.env.now - began  # it works meanwhile
+        yield from self.wait(updated, "host", step)
+        last = [*(done for _, done in on_device), *uploaded][-1]
+        yield from self.wait([*uploaded, self.gather(step, last)], "h2d", step)
+        return since
 
     def _update(
         self, step: int, updated: list[simpy.Event], uploaded: list[simpy.Event]

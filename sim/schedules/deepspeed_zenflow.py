@@ -15,10 +15,8 @@ import simpy
 from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
-from sim.memory.parts import Part
-from sim.memory.systems import FLOAT_BYTES, SystemCase, SystemParts
-from sim.schedules.schedule import AbstractSchedule
-from sim.schedules.system import System
+from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
 
@@ -79,7 +77,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
         if overlap:
             self._worker_kind = _slower(machine.host_kind, 1 - reserved_cores)
             self._main_kind = _slower(machine.host_kind, reserved_cores)
-            self._main = HostLane("main", machine.env, machine.network, machine.recording)
+            self._main = HostLane("main", machine.network, machine.recording)
         share = machine.hardware.link.pageable.value
         self._fetch_kind = _pageable(machine.h2d_kind, share * machine.rates.h2d)
         self._float_kind = machine.d2h_kind
@@ -88,21 +86,18 @@ class DeepSpeedZenFlow(AbstractSchedule):
         self._in_flight: list[simpy.Event] = []
         self._stalled = 0.0
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
-        machine, micro_step = self.machine, 0
-        for step in range(1, num_steps + 1):
-            self._stalled = 0.0
-            for _ in range(self.costs.accumulation):
-                is_first = micro_step % self._interval == 0
-                micro_step += 1
-                is_boundary = micro_step % self._interval == 0
-                self.forward(step)
-                yield from self._backward(step, is_first=is_first, is_boundary=is_boundary)
-                yield machine.compute("step", self.step_overhead, step)
-                if is_boundary:
-                    yield from self._end_window(step)
-            self.end_step(machine.env.now - self._stalled)
+    def _step(self, step: int) -> Step:
+        machine, count = self.machine, self.costs.accumulation
+        self._stalled = 0.0
+        for micro_step in range((step - 1) * count, step * count):
+            is_first = micro_step % self._interval == 0
+            is_boundary = (micro_step + 1) % self._interval == 0
+            self.forward(step)
+            yield from self._backward(step, is_first=is_first, is_boundary=is_boundary)
+            yield machine.compute("step", self.step_overhead, step)
+            if is_boundary:
+                yield from self._end_window(step)
+        return machine.env.now - self._stalled
 
     def _backward(self, step: int, *, is_first: bool, is_boundary: bool) -> Process:
         """Run one backward: behind each segment all that happens to its gradients, in turn."""
@@ -173,9 +168,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
         return replace(self.machine.host_work(self._share * bytes_each), kind=kind)
 
     def _idle(self, events: list[simpy.Event], cause: str, step: int) -> Process:
-        since = self.machine.env.now
-        yield from self.wait(events, cause, step)
-        self._stalled += self.machine.env.now - since
+        self._stalled += yield from self.wait(events, cause, step)
 
 
 def _pageable(kind: FlowKind, rate: float) -> FlowKind:

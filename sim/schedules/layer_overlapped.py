@@ -10,9 +10,8 @@ from __future__ import annotations
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.systems import zero_offload_parts
-from sim.schedules.schedule import AbstractSchedule
-from sim.schedules.system import System
+from sim.memory.parts import zero_offload_parts
+from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 
 
@@ -30,24 +29,22 @@ class LayerOverlapped(AbstractSchedule):
         self._updated: list[list[simpy.Event]] = [[] for _ in costs.segments]
         self._landed: list[list[simpy.Event]] = [[] for _ in costs.segments]
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
+    def _step(self, step: int) -> Step:
         machine, costs = self.machine, self.costs
         segments = list(enumerate(costs.segments))
-        for step in range(1, num_steps + 1):
-            waited = 0.0
-            for index, segment in segments:
-                since = machine.env.now
-                yield from self.wait(self._updated[index], "host", step)
-                yield from self.wait(self._landed[index], "h2d", step)
-                waited += machine.env.now - since
-                yield machine.compute("forward", segment.forward, step)
-            self._backward(step, is_last=costs.accumulation == 1)
-            for micro in range(1, costs.accumulation):
-                self.forward(step)
-                self._backward(step, is_last=micro == costs.accumulation - 1)
-            yield machine.compute("step", self.step_overhead, step)
-            self.end_step(machine.env.now - waited)
+        waited = 0.0
+        for index, segment in segments:
+            since = machine.env.now
+            yield from self.wait(self._updated[index], "host", step)
+            yield from self.wait(self._landed[index], "h2d", step)
+            waited += machine.env.now - since
+            yield machine.compute("forward", segment.forward, step)
+        self._backward(step, is_last=costs.accumulation == 1)
+        for micro in range(1, costs.accumulation):
+            self.forward(step)
+            self._backward(step, is_last=micro == costs.accumulation - 1)
+        yield machine.compute("step", self.step_overhead, step)
+        return machine.env.now - waited
 
     def _backward(self, step: int, *, is_last: bool) -> None:
         """Queue one micro-batch's backward, and in the last one what each layer's end sets off."""

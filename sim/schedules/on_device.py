@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from sim.machine import Process
-from sim.memory.parts import Part
-from sim.memory.systems import FLOAT_BYTES, STATE_BYTES, SystemCase, SystemParts
-from sim.schedules.schedule import AbstractSchedule
-from sim.schedules.system import System
+from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, Step, System
 
 
 class OnDevice(AbstractSchedule):
@@ -16,21 +13,19 @@ class OnDevice(AbstractSchedule):
     brings the others' weights.
     """
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
+    def _step(self, step: int) -> Step:
         machine = self.machine
         seconds = self.step_overhead + self.update_seconds(self.costs.num_params / self.devices)
-        for step in range(1, num_steps + 1):
-            reduced = self.compute(step)
-            yield self.computed
-            since = machine.env.now
-            yield from self.wait(reduced, "reduce", step)
-            began = machine.env.now
-            updated = machine.compute("step", seconds, step)
-            yield updated
-            since += machine.env.now - began  # it works meanwhile
-            yield from self.wait([self.gather(step, updated)], "gather", step)
-            self.end_step(since)
+        reduced = self.compute(step)
+        yield self.computed
+        since = machine.env.now
+        yield from self.wait(reduced, "reduce", step)
+        began = machine.env.now
+        updated = machine.compute("step", seconds, step)
+        yield updated
+        since += machine.env.now - began  # it works meanwhile
+        yield from self.wait([self.gather(step, updated)], "gather", step)
+        return since
 
 
 def _memory(case: SystemCase) -> SystemParts:

@@ -25,10 +25,6 @@ class Ring:
         self.pressed = 0.0
         self._waiting: list[tuple[float, simpy.Event]] = []
 
-    def packing(self, num_bytes: float) -> float:
-        """Return the seconds in which backward packs so many bytes of gradients."""
-        return num_bytes / self._machine.pack_rate
-
     def send(
         self,
         num_bytes: float,
@@ -73,10 +69,8 @@ class Ring:
 
     def _press(self, passed: simpy.Event, copied: simpy.Event, step: int) -> Process:
         """Record the time that backward waits for room."""
-        if not passed.processed:
-            yield passed
+        yield passed
         since = self._machine.env.now
-        if not copied.processed:
-            yield copied
+        yield copied
         self.pressed += self._machine.env.now - since
         self._machine.stall("d2h", since, step)

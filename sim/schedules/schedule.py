@@ -1,16 +1,23 @@
-"""What all schedules share: a machine, a model's costs, and when each step ended."""
+"""What all schedules share, and the record of a system that is not the engine."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import simpy
 
 from sim.machine import Machine, Process
+from sim.memory.parts import SystemCase, SystemParts
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
+
+Step = Generator[simpy.Event, Any, float]
+"""A process, a step or a wait within one, that results in a time or in seconds."""
 
 
 class AbstractSchedule(ABC):
@@ -31,9 +38,17 @@ class AbstractSchedule(ABC):
         self.stalls: list[float] = []
         self.computed = simpy.Event(machine.env)
 
-    @abstractmethod
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
+        for step in range(1, num_steps + 1):
+            since = yield from self._step(step)
+            now = self.machine.env.now
+            self.step_ends.append(now)
+            self.stalls.append(now - since)
+
+    @abstractmethod
+    def _step(self, step: int) -> Step:
+        """Take one step, and return the time since which the device has only waited."""
 
     @property
     def devices(self) -> int:
@@ -114,19 +129,44 @@ class AbstractSchedule(ABC):
         size = self.costs.num_params * self.costs.dtype_bytes
         return self.machine.collective("all-gather", size, step, after)
 
-    def wait(self, events: Iterable[simpy.Event], cause: str, step: int) -> Process:
-        """Let the device wait; what it waits for is stall of this cause."""
+    def wait(self, events: Iterable[simpy.Event], cause: str, step: int) -> Step:
+        """Let the device wait, which is stall of this cause; the result is the seconds of it."""
         since = self.machine.env.now
         for event in events:
             if not event.processed:
                 yield event
         self.machine.stall(cause, since, step)
+        return self.machine.env.now - since
 
-    def end_step(self, since: float) -> None:
-        """Note that a step has ended, in which the device has only waited since then."""
-        now = self.machine.env.now
-        self.step_ends.append(now)
-        self.stalls.append(now - since)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Another system, by its papers, its code and measurements of it."""
+
+    name: str
+    """Name of the strategy."""
+    rule: str
+    """Update rule in words; it decides accuracy, of which predictions say nothing."""
+    schedule: Callable[..., AbstractSchedule]
+    """Maker of its schedule from a machine, a step's costs, and options by keyword."""
+    memory: Callable[[SystemCase], SystemParts]
+    """Function that returns its parts of memory."""
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return every option of the schedule: as given, or its default.
+
+        Raises:
+            ConfigError: The schedule has no such option.
+        """
+        parameters = inspect.signature(self.schedule).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        unknown = [name for name in given if name not in defaults]
+        if unknown:
+            raise ConfigError(
+                f"{self.name} does not take {', '.join(unknown)}: its options are "
+                f"{', '.join(defaults) or 'none'}"
+            )
+        return {**defaults, **given}
 
 
 def refuse_below_1(name: str, value: int) -> None:

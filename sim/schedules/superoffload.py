@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import simpy
 
-from sim.machine import Machine, Process
-from sim.memory.parts import Part
-from sim.memory.systems import FLOAT_BYTES, STATE_BYTES, SystemCase, SystemParts
-from sim.schedules.schedule import AbstractSchedule
-from sim.schedules.system import System
+from sim.machine import Machine
+from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
 
@@ -61,27 +59,25 @@ class SuperOffload(AbstractSchedule):
             left -= min(left, segment.numel)
         self._on_device = costs.num_params / self.devices - sum(self._on_host)
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
+    def _step(self, step: int) -> Step:
         machine = self.machine
         seconds = self.step_overhead + self.update_seconds(self._on_device)
-        for step in range(1, num_steps + 1):
-            passed = self.compute(step)
-            copied = self._send(step, passed)
-            updates = [] if self._clipping else self._update(step, copied)
-            yield self.computed
-            since = machine.env.now
-            yield from self.wait(passed, "reduce", step)
-            if self._clipping:
-                updates = self._update(step, copied)
-            began = machine.env.now
-            on_device = machine.compute("step", seconds, step)
-            yield on_device
-            since += machine.env.now - began
-            yield from self.wait([updated for updated, _ in updates], "host", step)
-            last = updates[-1][1] if updates else on_device
-            yield from self.wait([self.gather(step, last)], "h2d", step)
-            self.end_step(since)
+        passed = self.compute(step)
+        copied = self._send(step, passed)
+        updates = [] if self._clipping else self._update(step, copied)
+        yield self.computed
+        since = machine.env.now
+        yield from self.wait(passed, "reduce", step)
+        if self._clipping:
+            updates = self._update(step, copied)
+        began = machine.env.now
+        on_device = machine.compute("step", seconds, step)
+        yield on_device
+        since += machine.env.now - began
+        yield from self.wait([updated for updated, _ in updates], "host", step)
+        last = updates[-1][1] if updates else on_device
+        yield from self.wait([self.gather(step, last)], "h2d", step)
+        return since
 
     def _send(self, step: int, passed: list[simpy.Event]) -> list[_Copied]:
         """Queue the copies of the host's part of each gradient, in backward order."""

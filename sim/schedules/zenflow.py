@@ -8,13 +8,15 @@ release mode backward itself packs gradients into a ring, and waits where the li
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import simpy
 
 from sim.machine import Machine, Process
 from sim.schedules.ring import Ring
-from sim.schedules.schedule import AbstractSchedule
+from sim.schedules.schedule import AbstractSchedule, Step
 from sim.timing.block_plan import (
     BlockPlan,
     PlannedBlock,
@@ -40,6 +42,8 @@ class _Landing:
 class _SegmentState:
     """What later work on a segment waits for."""
 
+    copied: list[simpy.Event] = field(default_factory=list)
+    """Copy of its last gradient."""
     staging_free: list[simpy.Event] = field(default_factory=list)
     """Host tasks that read its staged gradient."""
     last_update: list[simpy.Event] = field(default_factory=list)
@@ -70,22 +74,15 @@ class EngineSchedule(AbstractSchedule):
         self._releases = releases and self.devices == 1
         self.plan = BlockPlan(costs, config)
         self._calendar = self.plan.calendar()
-        count = len(costs.segments)
-        self._states = [_SegmentState() for _ in range(count)]
+        self._states = [_SegmentState() for _ in costs.segments]
         self._counts = [0] * len(self.plan.blocks)
         self._wants_selection = [False] * len(self.plan.blocks)
-        self._landings: dict[tuple[int, int], list[_Landing]] = {}
-        self._copied: list[list[simpy.Event]] = [[] for _ in range(count)]
+        self._landings: defaultdict[int, list[_Landing]] = defaultdict(list)
         self._ring: Ring | None = None
         if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
             self._ring = Ring(machine, self.plan.ring)
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
-        for step in range(1, num_steps + 1):
-            yield from self._step(step)
-
-    def _step(self, step: int) -> Process:
+    def _step(self, step: int) -> Step:
         machine, reducing = self.machine, 0.0
         if self._ring:
             self._ring.pressed = 0.0
@@ -95,9 +92,7 @@ class EngineSchedule(AbstractSchedule):
         else:
             reduced = self.compute(step, passes=2.0)
             yield self.computed
-            since = machine.env.now
-            yield from self.wait(reduced, "reduce", step)
-            reducing = machine.env.now - since
+            reducing = yield from self.wait(reduced, "reduce", step)
             stepped = machine.compute("step", self._step_seconds(), step)
             for index in reversed(range(len(self.costs.segments))):
                 self._send(index, step, stepped, stepped)
@@ -117,9 +112,8 @@ class EngineSchedule(AbstractSchedule):
             at_once = self._landing(step)
             self._upload(at_once, step, after=[])  # as one copy, behind the last update
             yield from self._wait_landed(at_once, step)
-        for index in range(len(self._states)):
-            self._landings.pop((step, index), None)
-        self.end_step(waited)
+        self._landings.pop(step, None)
+        return waited
 
     # ---- the device ---------------------------------------------------------------------------
 
@@ -138,7 +132,9 @@ class EngineSchedule(AbstractSchedule):
                     machine.compute("backward", segment.backward, step)
         # Gradients of a segment are taken to come evenly while its backward runs.
         for index in reversed(range(len(segments))):
-            seconds = segments[index].backward + self._intake(index) + self._packing(index)
+            seconds = segments[index].backward + self._intake(index)
+            if self._ring:  # where there is none a copy packs
+                seconds += self._gradient_bytes(index) / machine.pack_rate
             passed = machine.compute("backward", seconds, step, room)
             room = self._send(index, step, passed, begun)
             begun = passed
@@ -154,10 +150,6 @@ class EngineSchedule(AbstractSchedule):
         if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
             seconds += share.matrices * overheads.bucket.value
         return seconds
-
-    def _packing(self, index: int) -> float:
-        """Return the seconds in which backward packs a segment's gradients; else a copy does."""
-        return self._ring.packing(self._gradient_bytes(index)) if self._ring else 0.0
 
     def _gradient_bytes(self, index: int) -> float:
         return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
@@ -184,9 +176,9 @@ class EngineSchedule(AbstractSchedule):
         Returns:
             What backward has to wait for before it goes on: room in the ring.
         """
-        self._upload(self._landings.get((step, index), []), step, after=[passed])
+        landings = [item for item in self._landings[step] if item.segment == index]
+        self._upload(landings, step, after=[passed])
         state, num_bytes = self._states[index], self._gradient_bytes(index)
-        self._copied[index] = []
         if not num_bytes:
             return []
         if self._ring:
@@ -194,13 +186,12 @@ class EngineSchedule(AbstractSchedule):
         else:
             work, room = self.machine.down(num_bytes, packs=True), []
             copied = self.machine.d2h.submit("grads", step, work, [passed, *state.staging_free])
-        self._copied[index] = [copied]
+        state.copied = [copied]
         return room
 
     def _landing(self, step: int) -> list[_Landing]:
-        """Return what lands in a step."""
-        places = [(step, index) for index in range(len(self._states))]
-        return [item for place in places for item in self._landings.get(place, [])]
+        """Return what lands in a step, in the order of forward."""
+        return sorted(self._landings[step], key=lambda item: item.segment)
 
     def _upload(self, landings: list[_Landing], step: int, after: list[simpy.Event]) -> None:
         """Queue one copy of all these updates: what the engine releases together goes together."""
@@ -217,7 +208,7 @@ class EngineSchedule(AbstractSchedule):
         if not landings:
             return
         if self._calendar.lag(step) == 0:
-            copied = [e for item in landings for e in self._copied[item.segment]]
+            copied = [e for item in landings for e in self._states[item.segment].copied]
             yield from self.wait(copied, "d2h", step)
         yield from self.wait([item.computed for item in landings], "host", step)
         uploads = [item.uploaded for item in landings if item.uploaded is not None]
@@ -240,19 +231,17 @@ class EngineSchedule(AbstractSchedule):
         A segment's staging is so free in the order in which backward brings the next gradients.
         """
         work = self._intake_work(step)
-        members: list[list[PlannedBlock]] = [[] for _ in work]
-        for block in updating:
-            members[block.segment].append(block)
+        members = _by_segment(updating)
         for index in reversed(range(len(work))):
             state = self._states[index]
-            before = [*self._copied[index], *state.staging_free]
+            before = [*state.copied, *state.staging_free]
             state.staging_free = []
             if work[index]:
                 taken = self.machine.host_work(work[index] * self.costs.intake_factor)
                 state.staging_free = [
                     self.machine.host.submit("accumulate", step, taken, before, deadline=step + 1)
                 ]
-            self._update(members[index], step)
+            self._update(index, [block for block in members[index] if block.elements], step)
 
     def _intake_work(self, step: int) -> list[int]:
         """Return the bytes of DRAM that each segment's intake moves."""
@@ -270,36 +259,27 @@ class EngineSchedule(AbstractSchedule):
         """Whether a window's update takes its last gradient in itself."""
         return takes_last_in(self._config, self._calendar.lag(step))
 
-    def _update(self, due: list[PlannedBlock], step: int) -> None:
-        """Queue the updates of windows that end, segment by segment in backward order."""
+    def _update(self, index: int, due: list[PlannedBlock], step: int) -> None:
+        """Queue the update of a segment's blocks whose windows end, if there are any."""
+        if not due:
+            return
         lag, is_fused = self._calendar.lag(step), self._is_fused(step)
-        deadline = step + (min(lag, 1) if is_fused else lag)
-        size = self.costs.dtype_bytes
-        by_segment: dict[int, list[PlannedBlock]] = {}
+        size, state = self.costs.dtype_bytes, self._states[index]
+        num_bytes = 0
         for block in due:
-            if block.elements:
-                by_segment.setdefault(block.segment, []).append(block)
-        for index, members in by_segment.items():
-            num_bytes = sum(
-                block.elements
-                * update_bytes(
-                    self._config, size, count=self._counts[block.index], is_fused=is_fused
-                )
-                for block in members
-            )
-            state = self._states[index]
-            after = [*self._copied[index], *state.last_update]
-            if not is_fused:
-                after += state.staging_free
-            done = self.machine.host.submit(
-                "adam", step, self.machine.host_work(num_bytes), after, deadline=deadline
-            )
-            state.last_update = [done]
-            if is_fused:
-                state.staging_free.append(done)
-            elements = sum(block.elements for block in members)
-            landing = _Landing(index, elements * size, done)
-            self._landings.setdefault((step + lag, index), []).append(landing)
+            count = self._counts[block.index]
+            cost = update_bytes(self._config, size, count=count, is_fused=is_fused)
+            num_bytes += block.elements * cost
+        after = [*state.copied, *state.last_update]
+        if not is_fused:
+            after += state.staging_free
+        work, deadline = self.machine.host_work(num_bytes), min(lag, 1) if is_fused else lag
+        done = self.machine.host.submit("adam", step, work, after, deadline=step + deadline)
+        state.last_update = [done]
+        if is_fused:
+            state.staging_free.append(done)
+        elements = sum(block.elements for block in due)
+        self._landings[step + lag].append(_Landing(index, elements * size, done))
 
     def _close(self, due: list[PlannedBlock], step: int) -> None:
         for block in due:
@@ -315,12 +295,21 @@ class EngineSchedule(AbstractSchedule):
         """Wait for the blocks' host work, hand columns over, and start their updates."""
         machine = self.machine
         since = machine.env.now
-        for index in dict.fromkeys(block.segment for block in blocks):
+        members = _by_segment(blocks)
+        for index in members:
             state = self._states[index]
-            for event in [*self._copied[index], *state.staging_free, *state.last_update]:
+            for event in [*state.copied, *state.staging_free, *state.last_update]:
                 if not event.processed:
                     yield event
         yield machine.env.timeout(len(blocks) * machine.hardware.overheads.select.value)
         machine.stall("select", since, step)
-        self._update(blocks, step)
+        for index, due in members.items():
+            self._update(index, due, step)
         self._close(blocks, step)
+
+
+def _by_segment(blocks: Iterable[PlannedBlock]) -> defaultdict[int, list[PlannedBlock]]:
+    found: defaultdict[int, list[PlannedBlock]] = defaultdict(list)
+    for block in blocks:
+        found[block.segment].append(block)
+    return found

@@ -9,26 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import simpy
 
-from sim.machine import Machine, Process
-from sim.memory.parts import Part
-from sim.memory.systems import STATE_BYTES, SystemCase, SystemParts
-from sim.schedules.schedule import AbstractSchedule, refuse_below_1
-from sim.schedules.system import System
+from sim.machine import Machine
+from sim.memory.parts import STATE_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """What one tile sets off."""
-
-    read: simpy.Event
-    updated: simpy.Event
-    uploaded: simpy.Event
 
 
 class ZeroInfinity(AbstractSchedule):
@@ -66,23 +54,22 @@ class ZeroInfinity(AbstractSchedule):
         self._waits_for = sorted({len(self._sizes), buffer_count})
         self._written: deque[simpy.Event] = deque(maxlen=self._waits_for[-1])
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
+    def _step(self, step: int) -> Step:
         machine = self.machine
-        for step in range(1, num_steps + 1):
-            copied = self.send(self.compute(step), step, self.costs.dtype_bytes)
-            yield machine.compute("step", self.step_overhead, step)
-            since = machine.env.now
-            yield from self.wait(copied, "d2h", step)
-            tiles = list(self._update(step))
-            for tile in tiles:
-                yield from self.wait([tile.read], "nvme", step)
-                yield from self.wait([tile.updated], "host", step)
-            yield from self.wait([self.gather(step, tiles[-1].uploaded)], "h2d", step)
-            self.end_step(since)
+        copied = self.send(self.compute(step), step, self.costs.dtype_bytes)
+        yield machine.compute("step", self.step_overhead, step)
+        since = machine.env.now
+        yield from self.wait(copied, "d2h", step)
+        tiles = list(self._update(step))
+        for read, updated, _ in tiles:
+            yield from self.wait([read], "nvme", step)
+            yield from self.wait([updated], "host", step)
+        *_, last_uploaded = tiles[-1]
+        yield from self.wait([self.gather(step, last_uploaded)], "h2d", step)
+        return since
 
-    def _update(self, step: int) -> Iterator[_Tile]:
-        """Queue every tile's way from the drives, through the update, and back."""
+    def _update(self, step: int) -> Iterator[tuple[simpy.Event, simpy.Event, simpy.Event]]:
+        """Queue every tile's way through the update; yield when it is read, updated, uploaded."""
         machine, size = self.machine, self.costs.dtype_bytes
         for elements in self._sizes:
             state, written = elements * STATE_BYTES, self._written
@@ -93,7 +80,7 @@ class ZeroInfinity(AbstractSchedule):
             write = machine.to_drives(state)
             written.append(machine.nvme_write.submit("state", step, write, [updated]))
             uploaded = machine.h2d.submit("params", step, machine.up(elements * size), [updated])
-            yield _Tile(read, updated, uploaded)
+            yield read, updated, uploaded
 
 
 def _memory(case: SystemCase) -> SystemParts:

@@ -1,26 +1,28 @@
-"""ZeRO-Offload as published and as DeepSpeed runs it (Ren et al. 2021): all phases in turn.
+"""ZeRO-Offload as published and as DeepSpeed runs it, and its one-step delayed update.
 
-Gradients leave inside backward, then the CPU updates the whole model, then all weights go up. The
-engine's own preset `zero_offload` starts its update as the copies arrive, and is simulated with
-the engine's schedule.
+By Ren et al. 2021. Gradients leave inside backward, then the CPU updates the whole model, then all
+weights go up. The engine's own presets `zero_offload`, which starts its update as the copies
+arrive, and `delayed` are simulated with the engine's schedule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import simpy
+
 from sim.machine import Machine, Process
-from sim.memory.parts import Part
-from sim.memory.systems import (
+from sim.memory.parts import (
     FLOAT_BYTES,
     STATE_BYTES,
+    Part,
     SystemCase,
     SystemParts,
     zero_offload_parts,
 )
-from sim.schedules.schedule import AbstractSchedule
-from sim.schedules.system import System
+from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 
 
@@ -64,15 +66,13 @@ class ZeroOffload(AbstractSchedule):
         super().__init__(machine, costs)
         self._traffic = traffic
 
-    def run(self, num_steps: int) -> Process:
-        """Take steps 1 to ``num_steps``."""
-        for step in range(1, num_steps + 1):
-            copied = self.send(self.compute(step), step, self._traffic.down)
-            yield self.machine.compute("step", self.step_overhead, step)
-            since = self.machine.env.now
-            yield from self.wait(copied, "d2h", step)
-            yield from self._update(step)
-            self.end_step(since)
+    def _step(self, step: int) -> Step:
+        copied = self.send(self.compute(step), step, self._traffic.down)
+        yield self.machine.compute("step", self.step_overhead, step)
+        since = self.machine.env.now
+        yield from self.wait(copied, "d2h", step)
+        yield from self._update(step)
+        return since
 
     def _update(self, step: int) -> Process:
         machine, traffic = self.machine, self._traffic
@@ -86,6 +86,36 @@ class ZeroOffload(AbstractSchedule):
         yield from self.wait(updated, "host", step)
         uploaded = machine.h2d.submit("params", step, machine.up(share * traffic.up))
         yield from self.wait([self.gather(step, uploaded)], "h2d", step)
+
+
+class Delayed(AbstractSchedule):
+    """Updates of the whole model, each behind the next step (Ren et al. 2021, section 5.2).
+
+    The device waits only where the CPU takes longer than a step of the device does.
+    """
+
+    _updated: Sequence[simpy.Event] = ()
+    """What the last step's update set off."""
+
+    def _step(self, step: int) -> Step:
+        machine = self.machine
+        copied = self.send(self.compute(step), step, self.costs.dtype_bytes)
+        yield machine.compute("step", self.step_overhead, step)
+        since = machine.env.now
+        yield from self.wait(self._updated, "host", step)
+        self._updated = self._update(step, copied)
+        return since
+
+    def _update(self, step: int, copied: list[simpy.Event]) -> list[simpy.Event]:
+        """Queue this step's update behind its copies, and the upload behind that, in pieces."""
+        machine, size = self.machine, self.costs.dtype_bytes
+        uploaded = []
+        for segment, copy in zip(reversed(self.costs.segments), copied, strict=True):
+            share = segment.numel / self.devices
+            work = machine.host_work(share * (24 + 2 * size))
+            done = machine.host.submit("adam", step, work, [copy], deadline=step + 1)
+            uploaded.append(machine.h2d.submit("params", step, machine.up(share * size), [done]))
+        return [*uploaded, self.gather(step, uploaded[-1])]
 
 
 def _released_memory(case: SystemCase) -> SystemParts:
@@ -105,11 +135,22 @@ def _released_memory(case: SystemCase) -> SystemParts:
     return case.deepspeed_device(), host
 
 
+def _delayed_memory(case: SystemCase) -> SystemParts:
+    """Return a second gradient buffer too: new ones come while the last are still read."""
+    return case.device(), case.offloaded(gradient_buffers=2)
+
+
 PUBLISHED_ZERO_OFFLOAD = System(
     name="published_zero_offload",
     rule="AdamW exactly",
     schedule=ZeroOffload,
     memory=zero_offload_parts,
+)
+PUBLISHED_DELAYED = System(
+    name="published_delayed",
+    rule="AdamW with every update one step late",
+    schedule=Delayed,
+    memory=_delayed_memory,
 )
 DEEPSPEED_ZERO_OFFLOAD = System(
     name="deepspeed_zero_offload",

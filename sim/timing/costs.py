@@ -6,7 +6,8 @@ its seconds on the device and its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.hardware.profile import Device, HardwareProfile
@@ -118,7 +119,7 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
                 name=layer.name,
                 forward=forward,
                 backward=backward,
-                matrices=tuple((s[0], _product(s[1:])) for s in shapes if len(s) > 1),
+                matrices=tuple((s[0], math.prod(s[1:])) for s in shapes if len(s) > 1),
                 vectors=sum(s[0] for s in shapes if len(s) == 1),
             )
         )
@@ -212,10 +213,3 @@ def _cut(segment: Segment, enough: int) -> list[Segment]:
         )
         for index, (run, size) in enumerate(zip(runs, elements, strict=True))
     ]
-
-
-def _product(sizes: Iterable[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
-from sim.hardware.profile import (
-    Device,
-    EngineOverheads,
-    HardwareProfile,
-    Host,
-    Link,
-    Quantity,
-)
+from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Host, Link, Quantity
+from sim.hardware.quantities import dimension_of
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
 
-_NOTHING = 1e-12
-"""Seconds that stand for none: figures must be positive."""
-_ENDLESS = 1e18
-"""Bytes/s, FLOP/s and bytes that bound nothing."""
+_Record = TypeVar("_Record")
+
+_NEUTRAL = {
+    dimension: Quantity(value=value, source="not part of the phases")
+    for dimension, value in {
+        "seconds": 1e-12,  # figures must be positive
+        "ratio": 1.0,
+        "bytes": 1e18,
+        "bytes/s": 1e18,
+        "FLOP/s": 1e18,
+        "parameters/s": 1e18,
+    }.items()
+}
+"""Figure that costs nothing and bounds nothing, by what it measures."""
 _UPDATE_BYTES = 28
 """Bytes of DRAM per parameter that the given update stands for."""
 
@@ -97,53 +103,24 @@ def _violations(
 
 
 def _hardware(name: str, d2h: float, h2d: float, host: float) -> HardwareProfile:
-    source = "not part of the phases"
-    unbounded = Quantity(value=_ENDLESS, source=source)
-    nothing, one = Quantity(value=_NOTHING, source=source), Quantity(value=1.0, source=source)
+    """Return a machine that these rates, bytes/s, alone bound."""
 
     def measured(value: float) -> Quantity:
         return Quantity(value=value, kind="measured", source=name)
 
     return HardwareProfile(
         name=name,
-        device=Device(
-            name=name,
-            memory=unbounded,
-            flops={"bfloat16": unbounded},
-            matmul_efficiency=one,
-            matmul_latency=nothing,
-            attention_efficiency=one,
-            bandwidth=unbounded,
-            bandwidth_efficiency=one,
-            launch=nothing,
-        ),
-        link=Link(
-            name=name,
-            d2h=measured(d2h),
-            h2d=measured(h2d),
-            duplex=one,
-            pageable=one,
-            latency=nothing,
-        ),
-        host=Host(
-            name=name,
-            sockets=1,
-            cores=1,
-            dram=unbounded,
-            dram_bytes=unbounded,
-            core_bandwidth=measured(host),
-            numa_hop=one,
-            core_sharing=one,
-        ),
-        overheads=EngineOverheads(
-            host_task=nothing,
-            copy=nothing,
-            bucket=nothing,
-            step=nothing,
-            select=nothing,
-            intake_bandwidth=unbounded,
-            pack_bandwidth=unbounded,
-            device_update=unbounded,
-        ),
+        device=_free(Device, name=name, flops={"bfloat16": _NEUTRAL["FLOP/s"]}),
+        link=_free(Link, name=name, d2h=measured(d2h), h2d=measured(h2d)),
+        host=_free(Host, name=name, sockets=1, cores=1, core_bandwidth=measured(host)),
+        overheads=_free(EngineOverheads),
         host_threads=1,
     )
+
+
+def _free(make: type[_Record], **given: Any) -> _Record:
+    """Return a record of the machine whose other figures cost nothing and bound nothing."""
+    for item in fields(make):  # type: ignore[arg-type]
+        if item.name not in given and item.default is MISSING:
+            given[item.name] = _NEUTRAL[dimension_of(item.name)]
+    return make(**given)

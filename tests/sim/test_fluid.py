@@ -120,7 +120,7 @@ def test_a_flow_that_has_ended_has_nothing_left_to_stop():
 def test_urgent_work_that_comes_as_a_task_ends_follows_it(is_first):
     env = simpy.Environment()
     recording = Recording()
-    lane = HostLane("host", env, FluidNetwork(env), recording)
+    lane = HostLane("host", FluidNetwork(env), recording)
     kind = FlowKind("host", {Resource("dram", 1.0): 1})
 
     def submit(_):
@@ -141,7 +141,7 @@ def test_urgent_work_that_comes_as_a_task_ends_follows_it(is_first):
 def test_a_more_urgent_task_comes_in_between_and_the_work_stays_the_same(arrives):
     env = simpy.Environment()
     recording = Recording()
-    lane = HostLane("host", env, FluidNetwork(env), recording)
+    lane = HostLane("host", FluidNetwork(env), recording)
     kind = FlowKind("host", {Resource("dram", 1.0): 1})
     lane.submit("patient", 1, Work(kind=kind, num_bytes=4.0, counted=8.0), deadline=5)
     env.timeout(arrives).callbacks.append(

@@ -1,5 +1,7 @@
 """What a prediction says: steady states, selections, names."""
 
+from dataclasses import replace
+
 import pytest
 
 from sim.simulate import STRATEGIES, Strategy, simulate
@@ -57,17 +59,12 @@ def test_without_spans_the_figures_are_the_same():
 
 
 def test_pageable_buffers_slow_copies():
+    made = costs()
+    slow = replace(made, hardware=made.hardware.with_values({"link.pageable": 0.25}))
     pinned, pageable = (
-        simulate(slow_paging(), Strategy.of("zero_offload"), pinned=p) for p in (True, False)
+        simulate(slow, Strategy.of("zero_offload"), pinned=p) for p in (True, False)
     )
     assert pageable.busy_seconds["h2d"] == pytest.approx(4 * pinned.busy_seconds["h2d"], rel=0.01)
-
-
-def slow_paging():
-    from dataclasses import replace
-
-    made = costs()
-    return replace(made, hardware=made.hardware.with_values({"link.pageable": 0.25}))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

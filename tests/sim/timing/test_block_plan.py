@@ -75,10 +75,7 @@ def test_bytes_a_step_are_what_the_engine_counts(preset):
                 up.append(optimizer.report.h2d_bytes)
     finally:
         optimizer.close()
-    predicted = simulate(costs(), Strategy.of(preset, min_split_elements=0, **_once(preset)))
+    once = {"select_interval": 0} if preset.startswith("zenflow") else {}
+    predicted = simulate(costs(), Strategy.of(preset, min_split_elements=0, **once))
     assert predicted.d2h_bytes == pytest.approx(sum(down) / len(down))
     assert predicted.h2d_bytes == pytest.approx(sum(up) / len(up))
-
-
-def _once(preset):
-    return {"select_interval": 0} if preset.startswith("zenflow") else {}

@@ -1,0 +1,161 @@
+"""Parts of a step by formula, for many machines: jobs of a lane, and a window's steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.timing.block_plan import BlockPlan, intake_bytes, takes_last_in, update_bytes
+from sim.timing.costs import StepCosts
+from zenflow.config import ZenFlowConfig
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPhase:
+    """One step of a window; each an array over segments in backward order."""
+
+    uploads: Array
+    """Bytes that land on the device."""
+    intake: Array
+    """Bytes of DRAM for gradients taken in."""
+    update: Array
+    """Bytes of DRAM for windows that end."""
+
+
+def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
+    """Return what falls to each step of a window in the steady state, by the engine's calendar."""
+    calendar = plan.calendar()
+    count, size = len(costs.segments), costs.dtype_bytes
+    window, lag = config.update_interval, config.effective_lag()
+    is_fused = takes_last_in(config, lag)
+    steps = config.full_warm_up_rounds + 3 * window + lag
+    counts = [0] * len(plan.blocks)
+    uploads = np.zeros((steps + lag + 1, count))
+    phases = []
+    for step in range(1, steps + 1):
+        intake, update = np.zeros(count), np.zeros(count)
+        for block in plan.blocks:
+            place = count - 1 - block.segment
+            counts[block.index] += 1
+            n = counts[block.index]
+            is_due = calendar.is_due(block.index, step)
+            if not (is_fused and is_due):
+                cost = intake_bytes(config, size, is_first=n == 1)
+                intake[place] += block.elements * cost
+            if is_due:
+                cost = update_bytes(config, size, count=n, is_fused=is_fused)
+                update[place] += block.elements * cost
+                uploads[step + calendar.lag(step), place] += block.elements * size
+                counts[block.index] = 0
+                calendar.close(block.index, step)
+        phases.append(WindowPhase(uploads[step], intake * costs.intake_factor, update))
+    return phases[-window:]
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """What a lane serves in turn: the segments with bytes, and what is left from each on."""
+
+    columns: NDArray[np.intp]
+    """Places of the segments with bytes."""
+    bytes_left: Array
+    """Bytes from each of them on."""
+    seconds_left: Array
+    """Seconds from each of them on, beside bytes over a rate."""
+
+    @classmethod
+    def of(cls, num_bytes: Array, fixed: float, packing: float = np.inf) -> Jobs:
+        """Return the jobs of so many bytes for each segment; none where there are no bytes."""
+        columns = np.flatnonzero(num_bytes)
+        sizes = num_bytes[columns]
+        seconds = fixed + sizes / packing
+        return cls(columns, np.cumsum(sizes[::-1])[::-1], np.cumsum(seconds[::-1])[::-1])
+
+    def ended(self, ready: Array, rate: Array) -> Array:
+        """Return when a lane of this rate has served the last one, (N,); -inf without jobs."""
+        if not len(self.columns):
+            return np.full(len(rate), -np.inf)
+        left = self.bytes_left / rate[:, None] + self.seconds_left
+        ends: Array = (ready[:, self.columns] + left).max(axis=1)
+        return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Seconds since the begin of a step in release mode, on N machines.
+
+    What each of L segments has is (N, L), in the order of backward; the rest is (N,).
+    """
+
+    begun: Array
+    """Begin of each segment's backward."""
+    passed: Array
+    """End of each segment's backward."""
+    stepped: Array
+    """End of the device's own update."""
+    copied: Array
+    """Time by which the gradients of each segment, and of all before, are on the host."""
+    pressed: Array
+    """Length of the wait for room in the ring when backward ends."""
+    is_free: NDArray[np.bool_]
+    """Whether backward waits for room at its end alone, if at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingJobs:
+    """Copies out of the ring of `sim.schedules.ring`: two of each of L segments.
+
+    A segment's tail is what the ring may still hold when backward goes on; its head is the rest,
+    which is copied while the segment's backward runs.
+    """
+
+    num_bytes: Array
+    """Bytes of each copy, (2 L,): a segment's head, its tail, the next segment's head, and so on.
+    No bytes are no copy."""
+    fixed: Array
+    """Seconds of each copy beside those of its bytes, (2 L,)."""
+    room: NDArray[np.intp]
+    """Index of the copy that must end before backward goes on behind each segment, (L,); -1 is
+    none."""
+
+    @classmethod
+    def of(cls, grads: Array, fixed: float, ring: float) -> RingJobs:
+        """Return the copies of a step.
+
+        Args:
+            grads: Bytes of each segment's gradients, (L,), in the order of backward.
+            fixed: Seconds of a copy beside those of its bytes.
+            ring: Bytes that the ring holds.
+        """
+        tails = np.minimum(grads, ring)
+        sizes = np.stack([grads - tails, tails], axis=1).ravel()
+        room = [cls._room(sizes, 2 * index + 1, ring) for index in range(len(grads))]
+        return cls(sizes, np.where(sizes > 0, fixed, 0.0), np.array(room))
+
+    @staticmethod
+    def _room(sizes: Array, place: int, ring: float) -> int:
+        if not sizes[place]:
+            return -1  # nothing is sent, so nothing is waited for
+        filled = 0.0
+        for job in range(place, -1, -1):
+            filled += sizes[job]
+            if sizes[job] and filled > ring:
+                return job
+        return -1
+
+    def ended(self, begun: Array, passed: Array, rate: Array) -> Array:
+        """Return when each job ends, (N, 2 L), if heads wait for begins and tails for ends."""
+        ready = np.stack([begun, passed], axis=2).reshape(len(rate), -1)
+        ready = np.where(self.num_bytes > 0, ready, -np.inf)
+        return served(ready, self.fixed + self.num_bytes / rate[:, None])
+
+
+def served(ready: Array, lengths: Array) -> Array:
+    """Return when a lane that serves jobs in turn ends each, (N, L): see the closed forms."""
+    total = np.cumsum(lengths, axis=1)
+    ends: Array = total + np.maximum.accumulate(ready - (total - lengths), axis=1)
+    return ends
