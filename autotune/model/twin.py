@@ -67,7 +67,6 @@ class Twin:
         config: ZenFlowConfig,
         *,
         releases: bool = True,
-        windows: int = 2,
     ) -> None:
         """Prepare the costs.
 
@@ -76,13 +75,11 @@ class Twin:
             profile: The machine, as far as it is known.
             config: What no knob changes.
             releases: Whether gradients leave during backward.
-            windows: Windows to simulate once they repeat; fewer are quicker.
         """
         self.workload = workload
         self.profile = profile
         self.config = replace(config, full_warm_up_rounds=0)
         self._releases = releases
-        self._windows = windows
         self._costs = costs_of(workload, profile)
         self._known: dict[tuple[Knobs, tuple[float, ...]], Forecast] = {}
 
@@ -132,7 +129,7 @@ class Twin:
             self._corrected(constants),
             self.strategy(knobs),
             keeps_spans=False,
-            num_steps=self._windows * knobs.update_interval,
+            num_steps=knobs.update_interval,
             settling_windows=_SETTLING,
             longest_settling=_LONGEST_SETTLING,
         )

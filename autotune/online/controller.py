@@ -16,13 +16,11 @@ from typing import Any
 
 from autotune.adviser.adviser import Advice, Adviser
 from autotune.adviser.process import AbstractAdviserHandle, BackgroundAdviser, Ready
+from autotune.decisions.file import DecisionLog
 from autotune.decisions.records import Deciders
-from autotune.efficiency import EnergyCurve
-from autotune.model.refit import Prior
-from autotune.model.twin import NEUTRAL
 from autotune.online.budget import FEWEST_TRIALS, SearchBudget
 from autotune.online.energy_guard import EnergyGuard
-from autotune.online.log_writer import DecisionWriter, RecordSink
+from autotune.online.log_writer import DecisionWriter
 from autotune.online.stretches import StretchGatherer, settling_steps, stretch_steps
 from autotune.online.trial_rules import KnobChange, TrialRules
 from autotune.online.zen_auto import ZenAuto
@@ -93,7 +91,7 @@ class TwinController(AbstractController):
         *,
         config: ZenFlowConfig,
         total_steps: int,
-        log: RecordSink,
+        log: DecisionLog,
         sigma: float = SIGMAS["table"],
         zen_auto: ZenAuto | None = None,
         budget: float = 0.01,
@@ -123,15 +121,10 @@ class TwinController(AbstractController):
         self.least_topk_ratio = min(*space.topk_ratios, config.topk_ratio)
         self.largest_interval = max(*space.update_intervals, config.update_interval)
         self.timeline_steps = 3 * self.largest_interval
-        self.rules = TrialRules(
-            start=start,
-            prior=Prior(NEUTRAL, sigma),
-            curve=EnergyCurve.default(),
-            efficiency=adviser.cost.of,
-        )
+        self.rules = TrialRules(start, sigma)
         self.budget = SearchBudget(budget, total_steps)
         self._total_steps = total_steps
-        self._writer = DecisionWriter(log, adviser.cost, adviser.twin.workload.tokens_per_step)
+        self._writer = DecisionWriter(log, adviser.twin.workload.tokens_per_step)
         self._zen = zen_auto
         self._seed = seed
         self._advice: Advice | None = None

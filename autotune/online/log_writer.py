@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
+from autotune.decisions.file import DecisionLog
 from autotune.decisions.records import Deciders, Decision, WindowRecord
-from autotune.efficiency import DelayCost
+from autotune.efficiency import FITTED
 from autotune.model.stretch import Stretch
 from autotune.online.trial_rules import KnobChange
 from zenflow.knobs import Knobs
-
-
-class RecordSink(Protocol):
-    """Where decisions are written."""
-
-    def append(self, record: WindowRecord | Decision) -> None:
-        """Write a record."""
 
 
 class DecisionWriter:
@@ -26,17 +19,15 @@ class DecisionWriter:
         predicted: Step seconds foretold for the knobs in force; None where nothing was.
     """
 
-    def __init__(self, log: RecordSink, cost: DelayCost, tokens_per_step: int) -> None:
+    def __init__(self, log: DecisionLog, tokens_per_step: int) -> None:
         """Write to a log.
 
         Args:
             log: Takes the records.
-            cost: How a delay counts in goodput.
             tokens_per_step: Of each device.
         """
         self.predicted: float | None = None
         self._log = log
-        self._cost = cost
         self._tokens = tokens_per_step
 
     def window(
@@ -49,7 +40,7 @@ class DecisionWriter:
             constants: The twin's, as last refitted.
             search_seconds: CPU time of searching so far.
         """
-        worth = self._cost.of(stretch.knobs, stretch.rho)
+        worth = FITTED.of(stretch.knobs, stretch.rho)
         self._log.append(
             WindowRecord(
                 step=stretch.last_step,

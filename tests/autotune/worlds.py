@@ -43,7 +43,7 @@ def machine(d2h=20e6, h2d=6e6):
 
 
 def twin(config=CONFIG):
-    return Twin(workload(), machine(), config, windows=1)
+    return Twin(workload(), machine(), config)
 
 
 class Truth:

@@ -7,8 +7,6 @@ from itertools import pairwise
 import pytest
 
 from autotune.adviser.adviser import Advice, ForecastedSetting
-from autotune.efficiency import FITTED, EnergyCurve
-from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL
 from autotune.online.trial_rules import TrialRules
@@ -22,9 +20,7 @@ MOVED = {**NEUTRAL, "d2h": 1.7}
 
 
 def a_tuner():
-    prior = Prior(NEUTRAL, 0.35)
-    curve = EnergyCurve.default()
-    return TrialRules(start=START, prior=prior, curve=curve, efficiency=FITTED.of)
+    return TrialRules(START, 0.35)
 
 
 def setting(knobs, gain=0.0, error=0.01, step=1.0):
