@@ -20,8 +20,6 @@ from autotune.model.twin import Twin
 from autotune.space import SearchSpace, effective_lag
 from zenflow.knobs import Knobs
 
-__all__ = ["Advice", "Adviser", "ForecastedSetting", "Question"]
-
 _RISK = 2.0
 """Number of errors by which the worst case of a candidate is worse than its prediction."""
 _WORST = 1.25
@@ -72,11 +70,7 @@ class Adviser:
         return min(allowed, key=lambda knobs: (_distance(knobs, wanted), str(knobs)))
 
     def feasibility(self, curve: EnergyCurve | None) -> Feasibility:
-        """Return which settings keep the constraints.
-
-        Args:
-            curve: Energy by ratio of columns; None while it is unknown.
-        """
+        """Return which settings keep the constraints; without a curve energy keeps nothing out."""
         if self._need is None:  # memory is known once for all questions, energy is not
             self._need = needs_of(self.twin.workload, self.twin.profile, base=self.twin.config)
         memory = self._need

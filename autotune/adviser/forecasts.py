@@ -46,13 +46,7 @@ class Forecasts:
 
     @classmethod
     def of(cls, question: Question, twin: Twin, select_intervals: Sequence[int]) -> Forecasts:
-        """Refit the twin to a question's evidence.
-
-        Args:
-            question: What is known.
-            twin: Of the workload and machine.
-            select_intervals: Those to choose from.
-        """
+        """Refit the twin to a question's evidence."""
         constants = refit(twin, question.stretches, question.prior)
         seconds = question.select_seconds
         if seconds is None:

@@ -34,13 +34,7 @@ class Residual:
     def __init__(
         self, stretches: Sequence[Stretch], log_ratios: Sequence[float], speed_noise: SpeedNoise
     ) -> None:
-        """Condition on what was measured.
-
-        Args:
-            stretches: All that is known.
-            log_ratios: Log of measured over predicted step time of each.
-            speed_noise: How the machine's speed moves.
-        """
+        """Condition on stretches, with the log of measured over predicted step time of each."""
         self._knobs = [stretch.knobs for stretch in stretches]
         self._structure = _structure(self._knobs, log_ratios, speed_noise.seen)
         if stretches:

@@ -89,11 +89,8 @@ def paired_gain(
 ) -> tuple[float, float]:
     """Return by how much the worth of one setting exceeds another's, and its standard error.
 
-    Args:
-        stretches: In which both settings were measured; the others tell what wandered.
-        worth: Log of what is compared; as noisy as the log of a step's time.
-        one: Setting.
-        other: Another one.
+    ``worth`` is the log of what is compared, as noisy as the log of a step's time. Stretches of
+    other settings tell what wandered.
     """
     shared, own = SpeedNoise.of(stretches).covariances(stretches)
     settings = list(dict.fromkeys(stretch.knobs for stretch in stretches))

@@ -88,12 +88,6 @@ class Twin:
         """Simulations so far."""
         return len(self._known)
 
-    def strategy(self, knobs: Knobs) -> Strategy:
-        """Return the engine's strategy with these knobs."""
-        return Strategy(
-            name="zenflow", config=knobs.applied_to(self.config), releases=self._releases
-        )
-
     def forecast(self, knobs: Knobs, constants: Constants = NEUTRAL) -> Forecast:
         """Return a steady-state step, selections aside.
 
@@ -125,9 +119,10 @@ class Twin:
         return Forecast(step, stall, busy)
 
     def _simulate(self, knobs: Knobs, constants: Constants) -> Prediction:
+        config = knobs.applied_to(self.config)
         return simulate(
             self._corrected(constants),
-            self.strategy(knobs),
+            Strategy(name="zenflow", config=config, releases=self._releases),
             keeps_spans=False,
             num_steps=knobs.update_interval,
             settling_windows=_SETTLING,

@@ -20,12 +20,7 @@ class DecisionWriter:
     """
 
     def __init__(self, log: DecisionLog, tokens_per_step: int) -> None:
-        """Write to a log.
-
-        Args:
-            log: Takes the records.
-            tokens_per_step: Of each device.
-        """
+        """Write to a log; ``tokens_per_step`` are each device's."""
         self.predicted: float | None = None
         self._log = log
         self._tokens = tokens_per_step
@@ -33,13 +28,7 @@ class DecisionWriter:
     def window(
         self, stretch: Stretch, constants: Mapping[str, float], search_seconds: float
     ) -> None:
-        """Write a measured stretch down.
-
-        Args:
-            stretch: The newest.
-            constants: The twin's, as last refitted.
-            search_seconds: CPU time of searching so far.
-        """
+        """Write a measured stretch down, with the twin's constants as last refitted."""
         worth = FITTED.of(stretch.knobs, stretch.rho)
         self._log.append(
             WindowRecord(
@@ -66,16 +55,7 @@ class DecisionWriter:
         *,
         by: Deciders,
     ) -> None:
-        """Write a change of knobs down.
-
-        Args:
-            step: After which the new knobs hold.
-            window: Stretches measured so far.
-            old: Knobs until now.
-            change: What follows, and why.
-            stretches: What is known.
-            by: Who decided.
-        """
+        """Write a change of knobs down, after ``window`` stretches; ``stretches`` are known."""
         measured = [s.step_seconds for s in stretches if s.knobs == old]
         self._log.append(
             Decision(

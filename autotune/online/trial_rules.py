@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from autotune.adviser.adviser import Advice, ForecastedSetting, Question
-from autotune.adviser.messages import SIGMAS_TO_BELIEVE
+from autotune.adviser.messages import SIGMAS_TO_BELIEVE, Advice, ForecastedSetting, Question
 from autotune.efficiency import FITTED, EnergyCurve
 from autotune.model.refit import Prior
 from autotune.model.speed_noise import LEAST_NOISE, paired_gain
@@ -63,7 +62,7 @@ class TrialRules:
     """Decides after every stretch of measured steps.
 
     Attributes:
-        here: Knobs in force.
+        here: Knobs in force; another hand may change S, within what is as good.
         home: Knobs to go back to, where the ones in force are on trial; else None.
         stretches: What is known since the last drift.
         drifts: How often the machine or the work was seen to change.
@@ -243,10 +242,6 @@ class TrialRules:
         """Whether a stretch there would say which is better; selections are left out of both."""
         differs = replace(new, select_interval=self.here.select_interval) != self.here
         return differs and any(s.knobs == self.here for s in self.stretches)
-
-    def shift(self, knobs: Knobs) -> None:
-        """Note that S was changed by another hand, within what is as good."""
-        self.here = knobs
 
     def _move(self, change: KnobChange) -> KnobChange:
         self.here = change.new
