@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.adviser.adviser import Adviser, Question, _value
+from autotune.adviser.adviser import Adviser, _value
 from autotune.adviser.forecasts import Forecasts
 from autotune.constraints import Constraints
 from autotune.model.refit import Prior
 from autotune.model.twin import NEUTRAL
-from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, knobs_at, twin
+from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, a_question, knobs_at, twin
 from zenflow.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
-TABLE = Prior(NEUTRAL, 0.35)
 TRUTHS = {
     "as told": {},
     "slow uploads": {"h2d": 2.5},
@@ -29,9 +28,8 @@ def adviser(space=SPACE, **limits):
 
 
 def question(stretches=(), here=HERE, **changes):
-    settings = {"start": HERE, "curve": CURVE, "prior": TABLE, "select_seconds": 0.0}
-    settings |= {"num_trials": 20, "has_curve": bool(stretches)}
-    return Question(stretches=tuple(stretches), here=here, **{**settings, **changes})
+    settings = {"select_seconds": 0.0, "num_trials": 20, "has_curve": bool(stretches)}
+    return a_question(stretches, here, **{**settings, **changes})
 
 
 def follow(truth, advises, *, start=HERE, seed=0, most=12):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autotune.model.residual import Residual
 from autotune.model.speed_noise import SpeedNoise
-from autotune.model.stretch import Stretch
+from tests.autotune.worlds import a_stretch
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
@@ -31,18 +31,7 @@ class Evidence:
 
 
 def residual_of(evidence, speed_noise=None):
-    stretches = [
-        Stretch(
-            index=item.time,
-            last_step=20 * (item.time + 1),
-            knobs=item.knobs,
-            step_seconds=1.0,
-            noise=item.noise,
-            stall_seconds=0.0,
-            rho=0.8,
-        )
-        for item in evidence
-    ]
+    stretches = [a_stretch(item.time, item.knobs, noise=item.noise) for item in evidence]
     ratios = [item.log_ratio for item in evidence]
     return Residual(stretches, ratios, speed_noise or SpeedNoise())
 
