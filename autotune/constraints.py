@@ -160,13 +160,7 @@ class Feasibility:
     def __init__(
         self, constraints: Constraints, need: Callable[[Knobs], Need], space: SearchSpace
     ) -> None:
-        """Work nothing out yet.
-
-        Args:
-            constraints: Limits to keep.
-            need: What a setting needs.
-            space: Where a setting is looked for.
-        """
+        """Work nothing out yet; ``need`` says what a setting needs."""
         self.constraints = constraints
         self._need = need
         self._space = space
@@ -181,7 +175,7 @@ class Feasibility:
 
     def allows(self, knobs: Knobs) -> bool:
         """Return whether a setting meets every constraint."""
-        return all(limit.missed_by(self.need(knobs)) <= 0 for limit in self._limits)
+        return _meets(self.need(knobs), self._limits)
 
     def misses(self, knobs: Knobs) -> Mapping[str, float]:
         """Return by which share of its limit a setting misses each constraint."""
@@ -246,7 +240,7 @@ def _limits(constraints: Constraints) -> Iterator[_Limit]:
         ("device_bytes", lambda need: need.device_bytes, _size, "device memory"),
         ("host_bytes", lambda need: need.host_bytes, _size, "host memory"),
         ("largest_staleness", lambda need: need.staleness, _steps, "staleness"),
-        ("smallest_captured", lambda need: need.captured, _share, "captured energy"),
+        ("smallest_captured", lambda need: need.captured, "{:.3g}".format, "captured energy"),
     )
     for name, value, shown, what in made:
         bound = getattr(constraints, name)
@@ -303,7 +297,3 @@ def _size(num_bytes: float) -> str:
 
 def _steps(steps: float) -> str:
     return f"{steps:g} step{'' if steps == 1 else 's'}"
-
-
-def _share(share: float) -> str:
-    return f"{share:.3g}"

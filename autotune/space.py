@@ -100,7 +100,7 @@ class SearchSpace:
         What is stored is then what a person reads: ``topk_ratio=0.1``. Optuna takes the values
         for categories, so that a sampler does not know their order.
         """
-        return self.knobs_of(
+        return _setting_of(
             {name: trial.suggest_categorical(name, values) for name, values in self.values.items()}
         )
 
@@ -114,16 +114,7 @@ class SearchSpace:
             name: values[trial.suggest_int(f"{name}{INDEX_SUFFIX}", 0, len(values) - 1)]
             for name, values in self.values.items()
         }
-        return self.knobs_of(chosen)
-
-    def knobs_of(self, params: Mapping[str, Any]) -> Knobs:
-        """Return the setting with these values, its lag at most S.
-
-        Raises:
-            ConfigError: A knob is missing or unknown, or breaks its rule.
-        """
-        knobs = Knobs.from_dict(params)
-        return replace(knobs, lag=effective_lag(knobs))
+        return _setting_of(chosen)
 
     def params_of(self, knobs: Knobs) -> dict[str, Any]:
         """Return the parameters with which ``suggest`` gives this setting, for enqueue_trial.
@@ -153,6 +144,12 @@ class SearchSpace:
 
 INDEX_SUFFIX = "_index"
 """Ending of a knob's name where its parameter is a place in the order of its values."""
+
+
+def _setting_of(values: Mapping[str, Any]) -> Knobs:
+    """Return the setting with these values, its lag at most S."""
+    knobs = Knobs.from_dict(values)
+    return replace(knobs, lag=effective_lag(knobs))
 
 
 def _knob_of(field_name: str) -> str:

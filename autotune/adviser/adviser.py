@@ -14,13 +14,11 @@ from autotune.adviser.forecasts import Forecasts
 from autotune.adviser.messages import SIGMAS_TO_BELIEVE, Advice, ForecastedSetting, Question
 from autotune.adviser.search import search, update_share
 from autotune.constraints import Constraints, Feasibility, Need, needs_of
-from autotune.efficiency import FITTED, DelayCost, EnergyCurve
+from autotune.efficiency import EnergyCurve
 from autotune.model.residual import distance
 from autotune.model.twin import Twin
 from autotune.space import SearchSpace, effective_lag
 from zenflow.knobs import Knobs
-
-__all__ = ["Advice", "Adviser", "ForecastedSetting", "Question"]
 
 _RISK = 2.0
 """Number of errors by which the worst case of a candidate is worse than its prediction."""
@@ -49,14 +47,13 @@ class Adviser:
     twin: Twin
     space: SearchSpace = field(default_factory=SearchSpace)
     constraints: Constraints = field(default_factory=Constraints)
-    cost: DelayCost = FITTED
     _need: Callable[[Knobs], Need] | None = None
     _seen: tuple[Forecasts, tuple[Knobs, ...]] | None = None
     """Forecasts of the last search, and the settings that it looked at."""
 
     def __reduce__(self) -> tuple[type[Adviser], tuple[object, ...]]:
         """Pickle what it was made of; what it has worked out is worked out again."""
-        return Adviser, (self.twin, self.space, self.constraints, self.cost)
+        return Adviser, (self.twin, self.space, self.constraints)
 
     def start(self, wanted: Knobs) -> Knobs:
         """Return the setting to start from: the wanted one, or the nearest that is allowed.
@@ -73,11 +70,7 @@ class Adviser:
         return min(allowed, key=lambda knobs: (_distance(knobs, wanted), str(knobs)))
 
     def feasibility(self, curve: EnergyCurve | None) -> Feasibility:
-        """Return which settings keep the constraints.
-
-        Args:
-            curve: Energy by ratio of columns; None while it is unknown.
-        """
+        """Return which settings keep the constraints; without a curve energy keeps nothing out."""
         if self._need is None:  # memory is known once for all questions, energy is not
             self._need = needs_of(self.twin.workload, self.twin.profile, base=self.twin.config)
         memory = self._need
@@ -112,8 +105,7 @@ class Adviser:
         feasibility.check()
         until = started + question.most_seconds
         forecasts, found = self._looked_at(question, feasibility, until)
-        must_move = not feasibility.allows(question.here)
-        advice = _Scales(forecasts).weigh(found, must_move=must_move)
+        advice = _weigh(forecasts, found, must_move=not feasibility.allows(question.here))
         return replace(
             advice,
             num_simulated=self.twin.num_simulated - before,
@@ -125,14 +117,14 @@ class Adviser:
     ) -> tuple[Forecasts, list[ForecastedSetting]]:
         """Search, or take what the last search saw; what was measured is always looked at."""
         if question.num_trials:
-            forecasts = Forecasts.of(question, self.twin, self.cost, self.space.select_intervals)
+            forecasts = Forecasts.of(question, self.twin, self.space.select_intervals)
             found = search(forecasts, self.space, feasibility, until)
             self._seen = (forecasts, tuple(setting.knobs for setting in found))
         elif self._seen is None:
             raise ValueError("there is nothing to weigh anew: the first question needs trials")
         else:
             former, settings = self._seen
-            forecasts = former.weighed_anew(question)
+            forecasts = replace(former, question=question)
             found = [forecasts.setting(k) for k in settings if feasibility.allows(k)]
         if feasibility.allows(question.here):  # selecting less often may be all that pays
             found.append(forecasts.setting(question.here))
@@ -144,124 +136,117 @@ class Adviser:
         return forecasts, found
 
 
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """Weighs what a search has found."""
+def _weigh(forecasts: Forecasts, found: Sequence[ForecastedSetting], *, must_move: bool) -> Advice:
+    """Return the advice that follows from the settings looked at."""
+    question = forecasts.question
+    # As they are: another ``select_interval`` would be another setting.
+    here, start = forecasts.as_it_is(question.here), forecasts.as_it_is(question.start)
+    if not question.stretches:
+        found = _with_full_errors(forecasts, found)
+    floor = start.progress / _WORST
+    safe = [o for o in found if o.progress * math.exp(-_RISK * o.error) > floor]
+    worth = {o: value for o in safe if (value := _value(forecasts, o)) > 0}
+    stretches = [s for s in question.stretches if s.knobs == question.here]
+    forecast = forecasts.forecast(question.here)
+    last = stretches[-1].step_seconds if stretches else forecast.step_seconds
+    best = max(worth, key=worth.__getitem__, default=None)
+    if must_move and best is None:
+        best = max(found, key=lambda o: o.gain, default=None)
+    return Advice(
+        constants=forecasts.constants,
+        here=here,
+        best=best,
+        must_move=must_move,
+        peak=max([*found, here], key=lambda o: o.gain),
+        intervals=_intervals(forecasts, here, found),
+        error=math.log(forecast.step_seconds / last),
+    )
 
-    forecasts: Forecasts
 
-    @property
-    def _question(self) -> Question:
-        return self.forecasts.question
+def _value(forecasts: Forecasts, setting: ForecastedSetting) -> float:
+    """Return what trying a setting for a stretch, and keeping it if it is better, promises.
 
-    def weigh(self, found: Sequence[ForecastedSetting], *, must_move: bool) -> Advice:
-        """Return the advice that follows from the settings looked at."""
-        # As they are: another ``select_interval`` would be another setting.
-        here, start = (
-            self.forecasts.as_it_is(self._question.here),
-            self.forecasts.as_it_is(self._question.start),
-        )
-        if not self._question.stretches:
-            found = self._with_full_errors(found)
-        floor = start.progress / _WORST
-        safe = [o for o in found if o.progress * math.exp(-_RISK * o.error) > floor]
-        worth = {o: value for o in safe if (value := self._value(o)) > 0}
-        stretches = [s for s in self._question.stretches if s.knobs == self._question.here]
-        forecast = self.forecasts.forecast(self._question.here)
-        last = stretches[-1].step_seconds if stretches else forecast.step_seconds
-        best = max(worth, key=worth.__getitem__, default=None)
-        if must_move and best is None:
-            best = max(found, key=lambda o: o.gain, default=None)
-        return Advice(
-            constants=self.forecasts.constants,
-            here=here,
-            best=best,
-            must_move=must_move,
-            peak=max([*found, here], key=lambda o: o.gain),
-            intervals=self._intervals(here, found),
-            error=math.log(forecast.step_seconds / last),
-            num_simulated=0,
-            seconds=0.0,
-        )
-
-    def _value(self, setting: ForecastedSetting) -> float:
-        """Return what trying a setting for a stretch, and keeping it if it is better, promises.
-
-        In stretches' worth of goodput; 0 or less if it is not to be tried.
-        """
-        question, least, may_probe = self._question, _LEAST_GAIN, self._question.may_probe
-        if replace(setting.knobs, select_interval=question.here.select_interval) == question.here:
-            if not question.stretches or setting.gain <= _LEAST_SELECT_GAIN:
-                return 0.0
-            return setting.gain * (question.stretches_left - 1.0)
-        if question.leaves_interval and _differ_in_interval(setting.knobs, question.here):
-            least, may_probe = _AS_GOOD, False
-        # By one error alone it would go back and forth to what has just not shown to be better.
-        is_barred = any(distance(setting.knobs, lost) < _ALIKE for lost in question.barred)
-        sigmas = SIGMAS_TO_BELIEVE if is_barred else 1.0
-        is_adopted = setting.gain > max(sigmas * setting.error, least)
-        may_probe = may_probe and not is_barred
-        if not is_adopted and not (may_probe and question.stretches):
+    In stretches' worth of goodput; 0 or less if it is not to be tried.
+    """
+    question = forecasts.question
+    least, may_probe = _LEAST_GAIN, question.may_probe
+    if replace(setting.knobs, select_interval=question.here.select_interval) == question.here:
+        if not question.stretches or setting.gain <= _LEAST_SELECT_GAIN:
             return 0.0
-        improvement = _expected_improvement(setting.gain, self._posterior_sigma(setting.error))
-        if improvement < _LEAST_PROMISE:
-            return 0.0
-        loss = improvement - setting.gain
-        left = min(self._question.stretches_left, 1e6) - 1.0
-        return improvement * left - loss - self._change(setting, comes_back=not is_adopted)
+        return setting.gain * (question.stretches_left - 1.0)
+    if question.leaves_interval and _differ_in_interval(setting.knobs, question.here):
+        least, may_probe = _AS_GOOD, False
+    # By one error alone it would go back and forth to what has just not shown to be better.
+    is_barred = any(distance(setting.knobs, lost) < _ALIKE for lost in question.barred)
+    sigmas = SIGMAS_TO_BELIEVE if is_barred else 1.0
+    is_adopted = setting.gain > max(sigmas * setting.error, least)
+    may_probe = may_probe and not is_barred
+    if not is_adopted and not (may_probe and question.stretches):
+        return 0.0
+    improvement = _expected_improvement(setting.gain, _posterior_sigma(forecasts, setting.error))
+    if improvement < _LEAST_PROMISE:
+        return 0.0
+    loss = improvement - setting.gain
+    left = min(question.stretches_left, 1e6) - 1.0
+    return improvement * left - loss - _change(forecasts, setting, comes_back=not is_adopted)
 
-    def _posterior_sigma(self, error: float) -> float:
-        """Return the standard deviation of a gain's mean after one more stretch was measured.
 
-        This is the knowledge gradient's sigma (Frazier et al. 2008). A measurement without noise
-        would make it the error itself.
-        """
-        if not self._question.stretches or error <= 0:
-            return error
-        return error**2 / math.hypot(error, self.forecasts.speed_noise.between_neighbours)
+def _posterior_sigma(forecasts: Forecasts, error: float) -> float:
+    """Return the standard deviation of a gain's mean after one more stretch was measured.
 
-    def _change(self, setting: ForecastedSetting, *, comes_back: bool) -> float:
-        """Return what going to a setting costs by itself, in stretches: a change of k stalls."""
-        question = self._question
-        if setting.knobs.topk_ratio == question.here.topk_ratio:
-            return 0.0
-        forecast = self.forecasts.forecast(question.here)
-        seconds = question.resize_seconds
-        if seconds is None:  # every block's update at once, and its upload
-            busy, interval = forecast.busy_seconds, question.here.update_interval
-            share = update_share(question.here, self.forecasts.twin)
-            seconds = interval * (share * busy.get("host", 0.0) + busy.get("h2d", 0.0))
-        stretch = question.steps_per_stretch * forecast.step_seconds
-        return (2 if comes_back else 1) * seconds / stretch
+    This is the knowledge gradient's sigma (Frazier et al. 2008). A measurement without noise
+    would make it the error itself.
+    """
+    if not forecasts.question.stretches or error <= 0:
+        return error
+    return error**2 / math.hypot(error, forecasts.speed_noise.between_neighbours)
 
-    def _with_full_errors(self, found: Sequence[ForecastedSetting]) -> list[ForecastedSetting]:
-        """Return the best candidates with what the prior's spread makes of their gains.
 
-        Measured spans fix the constants; before there are any, a gain is as uncertain as they are.
-        """
-        best = sorted(found, key=lambda o: -o.gain)[:_CHECKED]
-        return [replace(o, error=math.hypot(o.error, self.forecasts.spread(o))) for o in best]
+def _change(forecasts: Forecasts, setting: ForecastedSetting, *, comes_back: bool) -> float:
+    """Return what going to a setting costs by itself, in stretches: a change of k stalls."""
+    question = forecasts.question
+    if setting.knobs.topk_ratio == question.here.topk_ratio:
+        return 0.0
+    forecast = forecasts.forecast(question.here)
+    seconds = question.resize_seconds
+    if seconds is None:  # every block's update at once, and its upload
+        busy, interval = forecast.busy_seconds, question.here.update_interval
+        share = update_share(question.here, forecasts.twin)
+        seconds = interval * (share * busy.get("host", 0.0) + busy.get("h2d", 0.0))
+    stretch = question.steps_per_stretch * forecast.step_seconds
+    return (2 if comes_back else 1) * seconds / stretch
 
-    def _intervals(
-        self, here: ForecastedSetting, found: Sequence[ForecastedSetting]
-    ) -> tuple[int, int]:
-        """Return the range of S that costs next to nothing beside the best seen, about here."""
-        every = here.knobs.select_interval  # S moves alone
-        looked_at = {replace(o.knobs, select_interval=every) for o in found}
-        same = {
-            knobs.update_interval: self.forecasts.as_it_is(knobs).gain
-            for knobs in looked_at
-            if replace(knobs, update_interval=1) == replace(here.knobs, update_interval=1)
-        }
-        same[here.knobs.update_interval] = here.gain
-        known = sorted(same)
-        at = known.index(here.knobs.update_interval)
-        low = high = at
-        while low > 0 and same[known[low - 1]] >= here.gain - _AS_GOOD:
-            low -= 1
-        while high + 1 < len(known) and same[known[high + 1]] >= here.gain - _AS_GOOD:
-            high += 1
-        return known[low], known[high]
+
+def _with_full_errors(
+    forecasts: Forecasts, found: Sequence[ForecastedSetting]
+) -> list[ForecastedSetting]:
+    """Return the best candidates with what the prior's spread makes of their gains.
+
+    Measured spans fix the constants; before there are any, a gain is as uncertain as they are.
+    """
+    best = sorted(found, key=lambda o: -o.gain)[:_CHECKED]
+    return [replace(o, error=math.hypot(o.error, forecasts.spread(o))) for o in best]
+
+
+def _intervals(
+    forecasts: Forecasts, here: ForecastedSetting, found: Sequence[ForecastedSetting]
+) -> tuple[int, int]:
+    """Return the range of S that costs next to nothing beside the best seen, about here."""
+    every = here.knobs.select_interval  # S moves alone
+    looked_at = {replace(o.knobs, select_interval=every) for o in found}
+    same = {
+        knobs.update_interval: forecasts.as_it_is(knobs).gain
+        for knobs in looked_at
+        if replace(knobs, update_interval=1) == replace(here.knobs, update_interval=1)
+    }
+    same[here.knobs.update_interval] = here.gain
+    known = sorted(same)
+    low = high = known.index(here.knobs.update_interval)
+    while low > 0 and same[known[low - 1]] >= here.gain - _AS_GOOD:
+        low -= 1
+    while high + 1 < len(known) and same[known[high + 1]] >= here.gain - _AS_GOOD:
+        high += 1
+    return known[low], known[high]
 
 
 def _differ_in_interval(one: Knobs, other: Knobs) -> bool:

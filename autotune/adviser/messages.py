@@ -103,7 +103,7 @@ class Advice:
     """Range of S about ``here``'s in which expected goodput is as good as equal."""
     error: float
     """Log of predicted over measured step time at the knobs in force, before the residual."""
-    num_simulated: int
+    num_simulated: int = 0
     """Number of simulations that it took."""
-    seconds: float
+    seconds: float = 0.0
     """CPU seconds that it took."""

@@ -19,7 +19,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import IO, Any
 
-from autotune.adviser.adviser import Advice, Adviser, Question
+from autotune.adviser.adviser import Adviser
+from autotune.adviser.messages import Advice, Question
 from autotune.interrupts import deaf_children
 from zenflow.errors import ConfigError, WorkerError
 

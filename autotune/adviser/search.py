@@ -84,14 +84,12 @@ def promising(
     ranked = sorted(settings, key=lambda knobs: (-bound(knobs), str(knobs)))
     first = next((knobs for knobs in ranked if feasibility.allows(knobs)), None)
     if first is not None:
-        others = [_of_other_kind(knobs, every) for knobs in (here, first)]
-        known = set(settings)
-        ranked = list(dict.fromkeys([first, *(o for o in others if o in known), *ranked]))
+        others = [
+            replace(knobs, rolling=not knobs.rolling, select_interval=every)
+            for knobs in (here, first)
+        ]
+        ranked = list(dict.fromkeys([first, *(o for o in others if o in settings), *ranked]))
     return list(islice((knobs for knobs in ranked if feasibility.allows(knobs)), count))
-
-
-def _of_other_kind(knobs: Knobs, select_interval: int) -> Knobs:
-    return replace(knobs, rolling=not knobs.rolling, select_interval=select_interval)
 
 
 def _canonical(knobs: Knobs, select_interval: int, space: SearchSpace) -> Knobs:

@@ -60,14 +60,12 @@ def read_decisions(path: Path) -> DecisionFile:
         ConfigError: The file can't be read, its run did not finish, or a line (the message says
             which) is not what was written.
     """
-    sequence = _DecisionSequence()
-    for number, line in enumerate(_lines(path), start=1):
-        _take(sequence, path, number, line)
-    found = sequence.file(path)
+    lines = _lines(path)
+    found = _read(path, lines).file(path)
     if found.end is None:
         raise ConfigError(
-            f"{path} ends at line {sequence.num_lines} without its end record: the run was cut "
-            "off; " + _resume_hint(path)
+            f"{path} ends at line {len(lines)} without its end record: the run was cut off; "
+            + _resume_hint(path)
         )
     return found
 
@@ -78,10 +76,7 @@ def read_header(path: Path) -> Header:
     Raises:
         ConfigError: The file can't be read, or its first line is not a header.
     """
-    sequence = _DecisionSequence()
-    for line in _lines(path)[:1]:
-        _take(sequence, path, 1, line)
-    return sequence.file(path).header
+    return _read(path, _lines(path)[:1]).file(path).header
 
 
 class DecisionLog:
@@ -100,7 +95,7 @@ class DecisionLog:
     @property
     def num_lines(self) -> int:
         """Lines written: what a checkpoint keeps for ``resume``."""
-        return self._sequence.num_lines
+        return len(self._sequence.records)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -132,9 +127,7 @@ class DecisionLog:
                 f"{self.path} has {len(lines)} lines, but had {num_lines} when the checkpoint was "
                 f"written: {_RESTORE}"
             )
-        sequence = _DecisionSequence()
-        for number, line in enumerate(lines[:num_lines], start=1):
-            _take(sequence, self.path, number, line)
+        sequence = _read(self.path, lines[:num_lines])
         if sequence.header is None or sequence.header.knobs != header.knobs:
             raise ConfigError(
                 f"{self.path}, line 1: the run began with other knobs than {header.knobs}: leave "
@@ -142,14 +135,19 @@ class DecisionLog:
             )
         self._rewrite([header, *sequence.records[1:]])
 
-    def append(self, record: WindowRecord | Decision) -> None:
+    def append(self, record: Record) -> None:
         """Write a record behind the others.
 
         Raises:
             ConfigError: It does not follow from the lines before: a decision's old knobs are not
                 those in force, or steps don't ascend. Nothing is written then.
         """
-        self._write(record)
+        if self._file is None:
+            raise ConfigError(f"{self.path} is not open: call start() or resume() first")
+        line = line_of(self.num_lines, record)
+        self._sequence.take(record)
+        self._file.write(line)
+        self._file.flush()
 
     def end(self, *, step: int, search_seconds: float, run_seconds: float) -> None:
         """Write the last line.
@@ -162,7 +160,7 @@ class DecisionLog:
         Raises:
             ConfigError: A line is of a later step.
         """
-        self._write(
+        self.append(
             End(
                 step=step,
                 num_decisions=len(self._sequence.decisions),
@@ -182,21 +180,14 @@ class DecisionLog:
             self._file.close()
             self._file = None
 
-    def _write(self, record: Record) -> None:
-        if self._file is None:
-            raise ConfigError(f"{self.path} is not open: call start() or resume() first")
-        line = line_of(self.num_lines, record)
-        self._sequence.take(record)
-        self._file.write(line)
-        self._file.flush()
-
     def _rewrite(self, records: Iterable[Record]) -> None:
         """Replace the file by these records, whole or not at all, and go on behind them."""
         self.close()
         self._sequence = _DecisionSequence()
-        for record in records:
+        text = ""
+        for n, record in enumerate(records):
             self._sequence.take(record)
-        text = "".join(line_of(n, record) for n, record in enumerate(self._sequence.records))
+            text += line_of(n, record)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             with open(temporary, "w", encoding="utf-8") as file:
@@ -218,10 +209,6 @@ class _DecisionSequence:
         self.decisions: list[Decision] = []
         self.windows: list[WindowRecord] = []
         self.end: End | None = None
-
-    @property
-    def num_lines(self) -> int:
-        return len(self.records)
 
     def take(self, record: Record) -> None:
         """Add a record, or raise a ``ConfigError`` that says why it can't stand here."""
@@ -264,10 +251,8 @@ class _DecisionSequence:
             raise ConfigError(f"new and old are both {decision.new}: it decides nothing")
 
     def _check_end(self, end: End) -> None:
-        last = max(
-            (item.step for items in (self.decisions, self.windows) for item in items[-1:]),
-            default=0,
-        )
+        lines: list[Decision | WindowRecord] = [*self.decisions, *self.windows]
+        last = max((line.step for line in lines), default=0)
         if end.step < last:
             raise ConfigError(f"the run ended at step {end.step}, but has a line of step {last}")
         if end.num_decisions != len(self.decisions):
@@ -283,14 +268,17 @@ def _check_ascends(step: int, before: Sequence[Decision | WindowRecord]) -> None
         raise ConfigError(f"step must be at least {least}, but is {step}: steps ascend")
 
 
-def _take(sequence: _DecisionSequence, path: Path, number: int, line: str) -> None:
-    """Read a line and check it against those before; an error names the line."""
-    try:
-        sequence.take(record_of(number - 1, line))
-    except ConfigError as error:
-        cut = f"the line is cut off: the run was killed; {_resume_hint(path)}"
-        remedy = _RESTORE if line.endswith("\n") else cut
-        raise ConfigError(f"{path}, line {number}: {error}; {remedy}") from error
+def _read(path: Path, lines: Sequence[str]) -> _DecisionSequence:
+    """Read lines and check each against those before; an error names the line."""
+    sequence = _DecisionSequence()
+    for n, line in enumerate(lines):
+        try:
+            sequence.take(record_of(n, line))
+        except ConfigError as error:
+            cut = f"the line is cut off: the run was killed; {_resume_hint(path)}"
+            remedy = _RESTORE if line.endswith("\n") else cut
+            raise ConfigError(f"{path}, line {n + 1}: {error}; {remedy}") from error
+    return sequence
 
 
 def _resume_hint(path: Path) -> str:
@@ -299,10 +287,9 @@ def _resume_hint(path: Path) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            return file.readlines()
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror}): check the path") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not UTF-8 ({error}): {_RESTORE}") from error
-    *complete, rest = text.split("\n")
-    return [line + "\n" for line in complete] + ([rest] if rest else [])

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from autotune.model.stretch import Stretch
 from autotune.model.twin import PARTS, Constants, Twin
-from zenflow.knobs import Knobs
 
 _STEPS = 3
 _CLOSE = 0.005
@@ -50,22 +49,17 @@ def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, f
         prior: Where there is no evidence, its centre stands.
     """
     evidence = _recent([s for s in stretches if s.busy_seconds])
-    found = {part: math.log(prior.centre[part]) for part in PARTS}
-    if not evidence:
-        return {part: math.exp(value) for part, value in found.items()}
-    newest = evidence[-1].index
+    centre = {part: math.log(prior.centre[part]) for part in PARTS}
+    found = centre
     for _ in range(_STEPS):
-        former = dict(found)
-        constants = {part: math.exp(value) for part, value in found.items()}
+        former = found
+        constants = {part: math.exp(value) for part, value in former.items()}
         ratios = _log_ratios(twin, evidence, constants)
+        found = {}
         for part in PARTS:
-            wanted = [
-                (found[part] + ratio, math.exp(-(newest - stretch.index) / _MEMORY))
-                for stretch, ratio in ratios[part]
-            ]
-            centre = math.log(prior.centre[part])
-            moved = _mode(wanted, centre, prior.sigma)
-            found[part] = min(centre + _BOUND, max(centre - _BOUND, moved))
+            wanted = [(former[part] + ratio, weight) for ratio, weight in ratios[part]]
+            moved = _mode(wanted, centre[part], prior.sigma)
+            found[part] = min(centre[part] + _BOUND, max(centre[part] - _BOUND, moved))
         if max(abs(found[part] - former[part]) for part in PARTS) < _CLOSE:
             break
     return {part: math.exp(value) for part, value in found.items()}
@@ -73,36 +67,30 @@ def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, f
 
 def _recent(stretches: Sequence[Stretch]) -> list[Stretch]:
     """Return the stretches of the settings measured last, in order."""
-    settings: list[Knobs] = []
-    for stretch in reversed(stretches):
-        if stretch.knobs not in settings:
-            settings.append(stretch.knobs)
-    kept = settings[:_SETTINGS]
-    return [stretch for stretch in stretches if stretch.knobs in kept]
+    settings = list(dict.fromkeys(stretch.knobs for stretch in reversed(stretches)))
+    return [stretch for stretch in stretches if stretch.knobs in settings[:_SETTINGS]]
 
 
 def _log_ratios(
     twin: Twin, evidence: Sequence[Stretch], constants: Constants
-) -> Mapping[str, list[tuple[Stretch, float]]]:
-    """Return by part each stretch with the log of measured over predicted busy seconds."""
-    found: dict[str, list[tuple[Stretch, float]]] = {part: [] for part in PARTS}
+) -> Mapping[str, list[tuple[float, float]]]:
+    """Return by part the log of measured over predicted busy seconds and its weight, of each."""
+    found: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS}
     for stretch in evidence:
         predicted = twin.forecast(stretch.knobs, constants).busy_seconds
         floor = _LEAST_SHARE * stretch.step_seconds
+        weight = math.exp(-(evidence[-1].index - stretch.index) / _MEMORY)
         for part in PARTS:
             measured = stretch.busy_seconds.get(part, 0.0)
             if measured > floor and predicted.get(part, 0.0) > 0:
-                found[part].append((stretch, math.log(measured / predicted[part])))
+                found[part].append((math.log(measured / predicted[part]), weight))
     return found
 
 
 def _mode(wanted: Sequence[tuple[float, float]], centre: float, sigma: float) -> float:
     """Return the most probable value: Gaussian about ``centre``, Student t about each wanted one.
 
-    Args:
-        wanted: (value, weight) of each piece of evidence.
-        centre: Of the prior.
-        sigma: Of the prior.
+    Each wanted one is a (value, weight).
     """
     if not wanted:
         return centre

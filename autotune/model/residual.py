@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.model.speed_noise import LEAST_NOISE, SpeedNoise
+from autotune.model.speed_noise import Array, SpeedNoise
+from autotune.model.stretch import Stretch
 from autotune.space import effective_lag
 from zenflow.knobs import Knobs
 
@@ -28,46 +27,23 @@ _STRUCTURE_WEIGHT = 4.0
 _OFFSET = 0.3
 """Standard deviation of an error that all settings share: it never decides between two."""
 
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """One measured stretch beside its prediction."""
-
-    knobs: Knobs
-    """The setting."""
-    log_ratio: float
-    """Log of measured over predicted step time."""
-    noise: float
-    """Standard error of that, beside what the machine's speed does meanwhile."""
-    time: int
-    """Time in stretches."""
-
 
 class Residual:
     """The posterior over log errors."""
 
     def __init__(
-        self, evidence: Sequence[Evidence], speed_noise: SpeedNoise | None = None
+        self, stretches: Sequence[Stretch], log_ratios: Sequence[float], speed_noise: SpeedNoise
     ) -> None:
-        """Condition on what was measured.
-
-        Args:
-            evidence: All that is known.
-            speed_noise: How the machine's speed moves; None is what is believed of any.
-        """
-        speed_noise = speed_noise or SpeedNoise()
-        self._knobs = [item.knobs for item in evidence]
-        values = np.array([item.log_ratio for item in evidence])
-        self._structure = _structure(evidence, speed_noise.seen)
-        self._mean = float(np.median(values)) if len(values) else 0.0
-        if evidence:
-            noise = np.array([max(item.noise, LEAST_NOISE) ** 2 for item in evidence])
-            shared = speed_noise.covariance(np.array([item.time for item in evidence], float))
-            gram = self._covariance(self._knobs, self._knobs) + shared + np.diag(noise)
+        """Condition on stretches, with the log of measured over predicted step time of each."""
+        self._knobs = [stretch.knobs for stretch in stretches]
+        self._structure = _structure(self._knobs, log_ratios, speed_noise.seen)
+        if stretches:
+            self._mean = float(np.median(log_ratios))
+            shared, own = speed_noise.covariances(stretches)
+            gram = self._covariance(self._knobs, self._knobs) + shared + own
             self._factor: Array = np.linalg.cholesky(gram).astype(float)
-            self._solved = _solve(self._factor, values - self._mean)
+            half = np.linalg.solve(self._factor, np.array(log_ratios) - self._mean)
+            self._solved: Array = np.linalg.solve(self._factor.T, half)
 
     def mean(self, knobs: Knobs) -> float:
         """Return the expected log error at a setting."""
@@ -99,14 +75,14 @@ def distance(one: Knobs, other: Knobs) -> float:
     return float(np.linalg.norm(here - there))
 
 
-def _structure(evidence: Sequence[Evidence], seen: float) -> float:
+def _structure(settings: Sequence[Knobs], log_ratios: Sequence[float], seen: float) -> float:
     """Return the standard deviation that the settings measured so far suggest.
 
     Some of what they differ by is the machine's, which was faster for one than for another.
     """
     by_setting: dict[Knobs, list[float]] = {}
-    for item in evidence:
-        by_setting.setdefault(item.knobs, []).append(item.log_ratio)
+    for knobs, ratio in zip(settings, log_ratios, strict=True):
+        by_setting.setdefault(knobs, []).append(ratio)
     centres = [float(np.median(values)) for values in by_setting.values()]
     if len(centres) < 2:
         return _STRUCTURE
@@ -117,19 +93,13 @@ def _structure(evidence: Sequence[Evidence], seen: float) -> float:
 
 def _features(knobs: Sequence[Knobs]) -> Array:
     """Return coordinates in which settings at a distance of 1 have errors of their own, (N, 4)."""
-    rows = []
-    for item in knobs:
-        rows.append(
-            (
-                math.log2(item.update_interval) / 2.0,
-                math.log2(max(effective_lag(item), 1)) / 1.5,
-                math.log(max(item.topk_ratio, 1e-3)) / 1.5,
-                1.0 * item.rolling,
-            )
+    rows = [
+        (
+            math.log2(item.update_interval) / 2.0,
+            math.log2(max(effective_lag(item), 1)) / 1.5,
+            math.log(max(item.topk_ratio, 1e-3)) / 1.5,
+            1.0 * item.rolling,
         )
+        for item in knobs
+    ]
     return np.array(rows, float).reshape(len(rows), 4)
-
-
-def _solve(factor: Array, values: Array) -> Array:
-    found: Array = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
-    return found

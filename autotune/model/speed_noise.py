@@ -69,10 +69,6 @@ class SpeedNoise:
         white = fmean(step * step for step in steps) / 2 if steps else 0.0
         return cls(math.sqrt(max(0.0, total - white)), math.sqrt(white), num_repeats)
 
-    def noise_of(self, stretch: Stretch) -> float:
-        """Return the standard error of a stretch's log step time beside what wanders."""
-        return max(stretch.noise, self.white, LEAST_NOISE)
-
     @property
     def between_neighbours(self) -> float:
         """Standard error of the difference between two stretches, one right after the other."""
@@ -80,11 +76,12 @@ class SpeedNoise:
         white = max(self.white, LEAST_NOISE)
         return math.sqrt(2.0 * (white**2 + self.deviation**2 * (1.0 - shared)))
 
-    def covariance(self, times: Array) -> Array:
-        """Return that of what wanders between times in stretches, (N,) to (N, N)."""
+    def covariances(self, stretches: Sequence[Stretch]) -> tuple[Array, Array]:
+        """Return those of log step times, (N, N): of what wanders, and of each one's own noise."""
+        times = np.array([stretch.index for stretch in stretches], float)
         apart = np.abs(times[:, None] - times[None, :])
-        found: Array = self.deviation**2 * np.exp(-apart / _CORRELATION_STRETCHES)
-        return found
+        own = [max(stretch.noise, self.white, LEAST_NOISE) ** 2 for stretch in stretches]
+        return self.deviation**2 * np.exp(-apart / _CORRELATION_STRETCHES), np.diag(own)
 
 
 def paired_gain(
@@ -92,18 +89,13 @@ def paired_gain(
 ) -> tuple[float, float]:
     """Return by how much the worth of one setting exceeds another's, and its standard error.
 
-    Args:
-        stretches: In which both settings were measured; the others tell what wandered.
-        worth: Log of what is compared; as noisy as the log of a step's time.
-        one: Setting.
-        other: Another one.
+    ``worth`` is the log of what is compared, as noisy as the log of a step's time. Stretches of
+    other settings tell what wandered.
     """
-    speed_noise = SpeedNoise.of(stretches)
+    shared, own = SpeedNoise.of(stretches).covariances(stretches)
     settings = list(dict.fromkeys(stretch.knobs for stretch in stretches))
     design = np.array([[s.knobs == knobs for knobs in settings] for s in stretches], float)
-    noise = np.array([speed_noise.noise_of(stretch) ** 2 for stretch in stretches])
-    times = np.array([stretch.index for stretch in stretches], float)
-    weighted = np.linalg.solve(speed_noise.covariance(times) + np.diag(noise), design)
+    weighted = np.linalg.solve(shared + own, design)
     sides = np.array([(knobs == one) - float(knobs == other) for knobs in settings])
     spread = np.linalg.solve(design.T @ weighted, sides)
     values = np.array([worth(stretch) for stretch in stretches])

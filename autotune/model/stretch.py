@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median, median_low
 from typing import Any
 
@@ -38,10 +38,7 @@ class Stretch:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return values | {
-            "knobs": self.knobs.to_dict(), "busy_seconds": dict(self.busy_seconds),
-        }  # fmt: skip
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Stretch:

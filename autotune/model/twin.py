@@ -67,7 +67,6 @@ class Twin:
         config: ZenFlowConfig,
         *,
         releases: bool = True,
-        windows: int = 2,
     ) -> None:
         """Prepare the costs.
 
@@ -76,13 +75,11 @@ class Twin:
             profile: The machine, as far as it is known.
             config: What no knob changes.
             releases: Whether gradients leave during backward.
-            windows: Windows to simulate once they repeat; fewer are quicker.
         """
         self.workload = workload
         self.profile = profile
         self.config = replace(config, full_warm_up_rounds=0)
         self._releases = releases
-        self._windows = windows
         self._costs = costs_of(workload, profile)
         self._known: dict[tuple[Knobs, tuple[float, ...]], Forecast] = {}
 
@@ -90,12 +87,6 @@ class Twin:
     def num_simulated(self) -> int:
         """Simulations so far."""
         return len(self._known)
-
-    def strategy(self, knobs: Knobs) -> Strategy:
-        """Return the engine's strategy with these knobs."""
-        return Strategy(
-            name="zenflow", config=knobs.applied_to(self.config), releases=self._releases
-        )
 
     def forecast(self, knobs: Knobs, constants: Constants = NEUTRAL) -> Forecast:
         """Return a steady-state step, selections aside.
@@ -128,11 +119,12 @@ class Twin:
         return Forecast(step, stall, busy)
 
     def _simulate(self, knobs: Knobs, constants: Constants) -> Prediction:
+        config = knobs.applied_to(self.config)
         return simulate(
             self._corrected(constants),
-            self.strategy(knobs),
+            Strategy(name="zenflow", config=config, releases=self._releases),
             keeps_spans=False,
-            num_steps=self._windows * knobs.update_interval,
+            num_steps=knobs.update_interval,
             settling_windows=_SETTLING,
             longest_settling=_LONGEST_SETTLING,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -113,16 +114,11 @@ class SimulatedBackend(AbstractBackend):
             name="zenflow", config=knobs.applied_to(self._base), releases=self._releases
         )
         done = simulate(self._costs, strategy, keeps_spans=False)
-        need = self.need(knobs)
-        assert need.captured is not None
         return TrialFigures(
             step_seconds=done.step_seconds,
             stall_seconds=done.stall_seconds,
-            device_bytes=need.device_bytes,
-            host_bytes=need.host_bytes,
-            staleness=need.staleness,
-            captured=need.captured,
             tokens_per_step=self.workload.tokens_per_step * self.hardware.num_devices,
+            **asdict(self.need(knobs)),
         )
 
     def describe(self) -> dict[str, Any]:

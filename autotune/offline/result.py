@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import optuna
@@ -35,13 +36,7 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "number": self.number,
-            "knobs": self.knobs.to_dict(),
-            "values": dict(self.values),
-            "measurement": self.measurement.to_dict(),
-            "allowed": self.allowed,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +69,12 @@ def result_of(study: optuna.Study, task: TuningTask, *, interrupted: bool = Fals
     """Return what a study has found so far."""
     trials = study.get_trials(deepcopy=False)
     found = [_candidate(t, task) for t in trials if t.state is TrialState.COMPLETE]
-    default = next((c for c in found if c.knobs == task.default), None)
-    counts: dict[str, int] = {}
-    for trial in trials:
-        counts[outcome_of(trial)] = counts.get(outcome_of(trial), 0) + 1
     return TuneResult(
         task=task,
         best=_best(found, task),
-        default=default,
+        default=next((c for c in found if c.knobs == task.default), None),
         candidates=tuple(found),
-        num_trials=counts,
+        num_trials=Counter(map(outcome_of, trials)),
         importance=_importance(study, task) if len(found) >= _FEWEST else {},
         interrupted=interrupted,
     )
@@ -128,14 +119,11 @@ def _candidate(trial: FrozenTrial, task: TuningTask) -> Candidate:
 
 def _best(found: Sequence[Candidate], task: TuningTask) -> tuple[Candidate, ...]:
     """Return the allowed candidates that no other one dominates; of equal ones the first."""
-    goals = task.goals
-    values = {c.number: [c.values[name] for name in task.objectives] for c in found if c.allowed}
-    front: list[Candidate] = []
-    for candidate in found:
-        own = values.get(candidate.number)
-        if own is None or any(dominates(other, own, goals) for other in values.values()):
-            continue
-        if own not in [values[other.number] for other in front]:
-            front.append(candidate)
-    sign = -1 if goals[0].is_maximised else 1
-    return tuple(sorted(front, key=lambda c: sign * c.values[goals[0].name]))
+    allowed = [(c, tuple(c.values[name] for name in task.objectives)) for c in found if c.allowed]
+    front: dict[tuple[float, ...], Candidate] = {}
+    for candidate, own in allowed:
+        if not any(dominates(other, own, task.goals) for _, other in allowed):
+            front.setdefault(own, candidate)
+    first = task.goals[0]
+    sign = -1 if first.is_maximised else 1
+    return tuple(sorted(front.values(), key=lambda c: sign * c.values[first.name]))

@@ -119,15 +119,14 @@ def signature() -> dict[str, Any]:
     }
 
 
-def fail_lost_trials(study: optuna.Study, trials: Iterable[FrozenTrial]) -> int:
-    """Fail the running trials whose worker on this machine is dead; return how many.
+def fail_lost_trials(study: optuna.Study, trials: Iterable[FrozenTrial]) -> None:
+    """Fail the running trials whose worker on this machine is dead.
 
     Heartbeats of databases do so for other machines' workers.
     """
-    lost = [trial for trial in trials if trial.state is TrialState.RUNNING and not _lives(trial)]
-    for trial in lost:
-        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-    return len(lost)
+    for trial in trials:
+        if trial.state is TrialState.RUNNING and not _lives(trial):
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _lives(trial: FrozenTrial) -> bool:

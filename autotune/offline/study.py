@@ -7,22 +7,28 @@ trial it was at and nothing else.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 from optuna.trial import FrozenTrial
 
 from autotune.constraints import Feasibility
-from autotune.interrupts import Interrupts
+from autotune.interrupts import Interrupts, start_deaf
 from autotune.offline.result import TuneResult, result_of
 from autotune.offline.samplers import check_sampler
 from autotune.offline.storage import fail_lost_trials, quiet_optuna
 from autotune.offline.trial_loop import TrialLoop, TuningTask, open_study
-from autotune.offline.workers import work_apart
 from zenflow.errors import ConfigError
 
-OnProgress = Callable[[Sequence[FrozenTrial]], None]
-"""Hears of all trials, each time that some have changed."""
+_POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 20.0
+"""Seconds that a worker has to end once it has been asked to."""
 
 
 def tune(
@@ -30,7 +36,7 @@ def tune(
     *,
     num_workers: int = 1,
     timeout: float | None = None,
-    on_progress: OnProgress = lambda trials: None,
+    on_progress: Callable[[Sequence[FrozenTrial]], None] = lambda trials: None,
 ) -> TuneResult:
     """Return the best settings, after as many trials as are missing.
 
@@ -38,7 +44,7 @@ def tune(
         task: What is tuned, and how.
         num_workers: Processes that take trials; 1 is this one.
         timeout: Seconds after which no trial is begun; None is no limit.
-        on_progress: Called with all trials as they come.
+        on_progress: Called with all trials, each time that some have changed.
 
     Raises:
         ConfigError: Nothing in the space meets the constraints, a name is unknown, the storage
@@ -70,8 +76,89 @@ def tune(
                 loop = TrialLoop(study, task, interrupts, num_before=num_before)
                 loop.run(timeout, report)
             else:
-                work_apart(task, num_workers, num_before, timeout, report)
+                _work_apart(task, num_workers, num_before, timeout, report)
         except KeyboardInterrupt:
             interrupted = True
         fail_lost_trials(study, study.get_trials(deepcopy=False))
         return result_of(study, task, interrupted=interrupted)
+
+
+def _work_apart(
+    task: TuningTask,
+    num_workers: int,
+    num_before: int,
+    timeout: float | None,
+    on_poll: Callable[[], None],
+) -> None:
+    """Let processes work until all have ended; ``on_poll`` is called a few times a second.
+
+    They are spawned: a fork would share the storage's connections and torch's threads.
+
+    Raises:
+        ConfigError: A worker raised it.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers: list[tuple[BaseProcess, Connection]] = []
+    try:
+        for index in range(num_workers):
+            receiver, sender = context.Pipe(duplex=False)
+            worker = context.Process(
+                target=_work, args=(task, index, num_before, timeout, sender), daemon=True
+            )
+            start_deaf(worker)  # Ctrl-C is ours, and we ask them to end
+            sender.close()
+            workers.append((worker, receiver))
+        while any(worker.is_alive() for worker, _ in workers):
+            time.sleep(_POLL_SECONDS)
+            on_poll()
+    finally:
+        _end([worker for worker, _ in workers])
+    for _, receiver in workers:
+        message = _received(receiver)
+        if message is not None:
+            raise ConfigError(message)
+
+
+def _received(receiver: Connection) -> str | None:
+    try:
+        return str(receiver.recv()) if receiver.poll() else None
+    except EOFError:  # it had nothing to say
+        return None
+
+
+def _end(workers: Sequence[BaseProcess]) -> None:
+    """Ask workers to end, wait for them, and end them where that doesn't help."""
+    for worker in workers:
+        if worker.is_alive():
+            worker.terminate()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+def _work(
+    task: TuningTask, index: int, num_before: int, timeout: float | None, sender: Connection
+) -> None:
+    """Take trials in a process of its own; the one that started it says when to stop early."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with quiet_optuna(), Interrupts(signal.SIGTERM) as interrupts:
+        try:
+            loop = TrialLoop(
+                open_study(task), task, interrupts, index=index, num_before=num_before
+            )
+            loop.run(timeout, lambda: None)
+        except ConfigError as error:
+            sender.send(str(error))
+        except KeyboardInterrupt:
+            pass  # as asked: its trial has been failed
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process once nobody waits for it any more."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -113,15 +113,7 @@ class TrialLoop:
         index: int = 0,
         num_before: int = 0,
     ) -> None:
-        """Make the sampler.
-
-        Args:
-            study: Open in this process.
-            task: What is tuned.
-            interrupts: When a signal may raise.
-            index: Of this worker; each has choices of its own.
-            num_before: Trials of the study before this call of `tune`.
-        """
+        """Make the sampler; ``num_before`` trials were there before this call of `tune`."""
         self._study = study
         self._task = task
         self._interrupts = interrupts
@@ -203,7 +195,9 @@ class TrialLoop:
         """
         if given is None:
             return self._sampler
-        return optuna.samplers.PartialFixedSampler(self._params(given), self._sampler)
+        space, ordered = self._task.space, self._task.sampler in ORDERED
+        params = space.indices_of(given) if ordered else space.params_of(given)
+        return optuna.samplers.PartialFixedSampler(params, self._sampler)
 
     def _shuffled(self) -> list[Knobs]:
         """Return the allowed settings in an order by the seed; each worker starts elsewhere."""
@@ -223,11 +217,6 @@ class TrialLoop:
                 or trial.user_attrs.get("outcome") in ("infeasible", "error")
             )
         }
-
-    def _params(self, knobs: Knobs) -> dict[str, Any]:
-        space = self._task.space
-        ordered = self._task.sampler in ORDERED
-        return space.indices_of(knobs) if ordered else space.params_of(knobs)
 
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)

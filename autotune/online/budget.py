@@ -37,12 +37,7 @@ class SearchBudget:
     """
 
     def __init__(self, share: float, total_steps: int) -> None:
-        """Start with nothing spent.
-
-        Args:
-            share: Of the run's time.
-            total_steps: Of the run.
-        """
+        """Start with nothing spent of a share of the run's time."""
         self.share = share
         self._total_steps = total_steps
         self._run_seconds = 0.0
@@ -92,8 +87,7 @@ class SearchBudget:
     def num_trials(self, num_settings: int) -> int:
         """Return how many trials may be paid for now; 0 if too few to be worth asking.
 
-        Args:
-            num_settings: That have been measured.
+        ``num_settings`` have been measured.
         """
         room = self.seconds_left
         if self.seconds_per_trial is None:
@@ -108,17 +102,12 @@ class SearchBudget:
     def is_too_small(self, num_settings: int) -> bool:
         """Return whether not even the whole run's share pays for a search, as far as one knows.
 
-        Args:
-            num_settings: That have been measured.
+        ``num_settings`` have been measured.
         """
         if self.seconds_per_trial is None or not self._counted:
             return False
         least = (_beside(num_settings) + FEWEST_TRIALS) * self.seconds_per_trial
         return self.spent + least > self.share * self._seconds_in_all()
-
-    def allows(self, seconds: float) -> bool:
-        """Return whether so much CPU time may be spent now."""
-        return self.seconds_left >= seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been counted, JSON-ready."""

@@ -14,15 +14,14 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
-from autotune.adviser.adviser import Advice, Adviser
+from autotune.adviser.adviser import Adviser
+from autotune.adviser.messages import Advice
 from autotune.adviser.process import AbstractAdviserHandle, BackgroundAdviser, Ready
+from autotune.decisions.file import DecisionLog
 from autotune.decisions.records import Deciders
-from autotune.efficiency import EnergyCurve
-from autotune.model.refit import Prior
-from autotune.model.twin import NEUTRAL
 from autotune.online.budget import FEWEST_TRIALS, SearchBudget
 from autotune.online.energy_guard import EnergyGuard
-from autotune.online.log_writer import DecisionWriter, RecordSink
+from autotune.online.log_writer import DecisionWriter
 from autotune.online.stretches import StretchGatherer, settling_steps, stretch_steps
 from autotune.online.trial_rules import KnobChange, TrialRules
 from autotune.online.zen_auto import ZenAuto
@@ -38,7 +37,6 @@ _log = logging.getLogger(__name__)
 SIGMAS: Mapping[str, float] = {"calibrated": 0.1, "table": 0.35, "generic": 1.0}
 """Log-normal spread of a profile's constants by where it comes from."""
 
-_CURVE_INTERVAL = 20
 _LOOK_EVERY, _LOOK_WINDOWS, _LOOK_STEPS = 8, 4, 32
 """Number of spans of steps of which one has windows' norms measured; least windows and steps of a
 span. Norms take a few per cent of a small model's step, and S follows slow changes."""
@@ -46,8 +44,6 @@ _WEIGHING_SECONDS = 0.01
 """CPU seconds of weighing settings anew, before they are known."""
 _LEAST_LEFT = 2.0
 """Number of stretches that must be left for a change to pay."""
-
-MakeHandle = Callable[[Adviser], AbstractAdviserHandle]
 
 
 class Searching(Enum):
@@ -84,7 +80,7 @@ class TwinController(AbstractController):
         budget: Of searching.
     """
 
-    curve_interval = _CURVE_INTERVAL
+    curve_interval = 20
     follows_clock = True
 
     def __init__(
@@ -93,12 +89,12 @@ class TwinController(AbstractController):
         *,
         config: ZenFlowConfig,
         total_steps: int,
-        log: RecordSink,
+        log: DecisionLog,
         sigma: float = SIGMAS["table"],
         zen_auto: ZenAuto | None = None,
         budget: float = 0.01,
         seed: int = 0,
-        make_handle: MakeHandle = BackgroundAdviser,
+        make_handle: Callable[[Adviser], AbstractAdviserHandle] = BackgroundAdviser,
     ) -> None:
         """Check the constraints and start what searches.
 
@@ -123,15 +119,10 @@ class TwinController(AbstractController):
         self.least_topk_ratio = min(*space.topk_ratios, config.topk_ratio)
         self.largest_interval = max(*space.update_intervals, config.update_interval)
         self.timeline_steps = 3 * self.largest_interval
-        self.rules = TrialRules(
-            start=start,
-            prior=Prior(NEUTRAL, sigma),
-            curve=EnergyCurve.default(),
-            efficiency=adviser.cost.of,
-        )
+        self.rules = TrialRules(start, sigma)
         self.budget = SearchBudget(budget, total_steps)
         self._total_steps = total_steps
-        self._writer = DecisionWriter(log, adviser.cost, adviser.twin.workload.tokens_per_step)
+        self._writer = DecisionWriter(log, adviser.twin.workload.tokens_per_step)
         self._zen = zen_auto
         self._seed = seed
         self._advice: Advice | None = None
@@ -198,12 +189,7 @@ class TwinController(AbstractController):
             return False
         if self._is_urgent:
             return True
-        return self._left(step) >= _LEAST_LEFT and self._num_trials > 0
-
-    @property
-    def _num_trials(self) -> int:
-        """Trials that a question may have now."""
-        return self.budget.num_trials(self._num_settings)
+        return self._left(step) >= _LEAST_LEFT and self.budget.num_trials(self._num_settings) > 0
 
     @property
     def _num_settings(self) -> int:
@@ -217,17 +203,12 @@ class TwinController(AbstractController):
             self._searching.can_be_asked
             and is_about_now
             and self._left(step) >= _LEAST_LEFT
-            and self.budget.allows(self._weighing_seconds)
+            and self.budget.seconds_left >= self._weighing_seconds
         )
 
     @property
     def _is_urgent(self) -> bool:
         return self._guard.is_urgent and self.rules.has_curve
-
-    @property
-    def _has_news(self) -> bool:
-        """Whether there is something to ask about."""
-        return self.rules.wants_advice or self._is_urgent
 
     def _left(self, step: int) -> float:
         """Return for how many stretches a change could still pay."""
@@ -246,9 +227,10 @@ class TwinController(AbstractController):
                 self.budget.seconds_per_trial = answer.seconds_per_forecast
             elif answer is not None:
                 return self._consider(answer)
-            if self.rules.stretches and self._has_news:
+            if self.rules.stretches and (self.rules.wants_advice or self._is_urgent):
                 if self._may_search(step):
-                    self._ask(step, max(FEWEST_TRIALS, self._num_trials))
+                    num_trials = self.budget.num_trials(self._num_settings)
+                    self._ask(step, max(FEWEST_TRIALS, num_trials))
                 elif self._may_weigh(step):
                     self._ask(step, 0)
                 elif self._advice is None and self._searching is Searching.READY:
@@ -301,11 +283,11 @@ class TwinController(AbstractController):
             self.budget.seconds_per_trial = advice.seconds / advice.num_simulated
         else:
             self._weighing_seconds = advice.seconds
-        if advice.here.knobs == self.rules.here:
+        is_about_here = advice.here.knobs == self.rules.here
+        if is_about_here:
             self._writer.predicted = advice.here.step_seconds
         if self.rules.drifts != self._asked_after:
             return None  # it is about a machine that is no more
-        is_about_here = advice.here.knobs == self.rules.here
         change = self.rules.consider(advice)
         self._bounds = advice.intervals if change is None and is_about_here else None
         return change
@@ -329,7 +311,7 @@ class TwinController(AbstractController):
         if interval == now:
             return knobs
         new = replace(knobs, update_interval=interval, lag=min(effective_lag(knobs), interval))
-        self.rules.shift(new)
+        self.rules.here = new
         reason = "the gradient that accumulates over this S has become comparable"
         return self._carry_out(step, knobs, KnobChange(new=new, reason=reason), by="zen-auto")
 

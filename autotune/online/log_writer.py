@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
+from autotune.decisions.file import DecisionLog
 from autotune.decisions.records import Deciders, Decision, WindowRecord
-from autotune.efficiency import DelayCost
+from autotune.efficiency import FITTED
 from autotune.model.stretch import Stretch
 from autotune.online.trial_rules import KnobChange
 from zenflow.knobs import Knobs
-
-
-class RecordSink(Protocol):
-    """Where decisions are written."""
-
-    def append(self, record: WindowRecord | Decision) -> None:
-        """Write a record."""
 
 
 class DecisionWriter:
@@ -26,30 +19,17 @@ class DecisionWriter:
         predicted: Step seconds foretold for the knobs in force; None where nothing was.
     """
 
-    def __init__(self, log: RecordSink, cost: DelayCost, tokens_per_step: int) -> None:
-        """Write to a log.
-
-        Args:
-            log: Takes the records.
-            cost: How a delay counts in goodput.
-            tokens_per_step: Of each device.
-        """
+    def __init__(self, log: DecisionLog, tokens_per_step: int) -> None:
+        """Write to a log; ``tokens_per_step`` are each device's."""
         self.predicted: float | None = None
         self._log = log
-        self._cost = cost
         self._tokens = tokens_per_step
 
     def window(
         self, stretch: Stretch, constants: Mapping[str, float], search_seconds: float
     ) -> None:
-        """Write a measured stretch down.
-
-        Args:
-            stretch: The newest.
-            constants: The twin's, as last refitted.
-            search_seconds: CPU time of searching so far.
-        """
-        worth = self._cost.of(stretch.knobs, stretch.rho)
+        """Write a measured stretch down, with the twin's constants as last refitted."""
+        worth = FITTED.of(stretch.knobs, stretch.rho)
         self._log.append(
             WindowRecord(
                 step=stretch.last_step,
@@ -75,16 +55,7 @@ class DecisionWriter:
         *,
         by: Deciders,
     ) -> None:
-        """Write a change of knobs down.
-
-        Args:
-            step: After which the new knobs hold.
-            window: Stretches measured so far.
-            old: Knobs until now.
-            change: What follows, and why.
-            stretches: What is known.
-            by: Who decided.
-        """
+        """Write a change of knobs down, after ``window`` stretches; ``stretches`` are known."""
         measured = [s.step_seconds for s in stretches if s.knobs == old]
         self._log.append(
             Decision(

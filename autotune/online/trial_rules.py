@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from autotune.adviser.adviser import Advice, ForecastedSetting, Question
-from autotune.adviser.messages import SIGMAS_TO_BELIEVE
-from autotune.efficiency import EnergyCurve
+from autotune.adviser.messages import SIGMAS_TO_BELIEVE, Advice, ForecastedSetting, Question
+from autotune.efficiency import FITTED, EnergyCurve
 from autotune.model.refit import Prior
 from autotune.model.speed_noise import LEAST_NOISE, paired_gain
 from autotune.model.stretch import Stretch
+from autotune.model.twin import NEUTRAL, Constants
 from zenflow.knobs import Knobs
 
 _DRIFT_SIGMAS = 4.0
@@ -41,8 +41,6 @@ _KEPT = 24
 The oldest of the setting that has most of them goes first: a long rest at one setting must not
 make the others strange."""
 
-Efficiency = Callable[[Knobs, float], float]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobChange:
@@ -64,23 +62,19 @@ class TrialRules:
     """Decides after every stretch of measured steps.
 
     Attributes:
-        here: Knobs in force.
+        here: Knobs in force; another hand may change S, within what is as good.
         home: Knobs to go back to, where the ones in force are on trial; else None.
         stretches: What is known since the last drift.
         drifts: How often the machine or the work was seen to change.
         has_curve: Whether energy by ratio of columns has been measured.
     """
 
-    def __init__(
-        self, *, start: Knobs, prior: Prior, curve: EnergyCurve, efficiency: Efficiency
-    ) -> None:
+    def __init__(self, start: Knobs, sigma: float) -> None:
         """Begin at ``start``.
 
         Args:
             start: The default, in force now.
-            prior: What is believed of the machine.
-            curve: Energy by ratio of columns, before any is measured.
-            efficiency: Of knobs and a share of deferred energy.
+            sigma: Log-normal spread of the twin's constants.
         """
         self.start = start
         self.here = start
@@ -88,10 +82,9 @@ class TrialRules:
         self.stretches: list[Stretch] = []
         self.drifts = 0
         self.has_curve = False
-        self._prior = prior
-        self._curve = curve
-        self._efficiency = efficiency
-        self._constants: Mapping[str, float] = prior.centre
+        self._prior = Prior(NEUTRAL, sigma)
+        self._curve = EnergyCurve.default()
+        self._constants: Constants = NEUTRAL
         self._asked_at = -2
         """Index of the newest stretch that the last question knew."""
         self._next_check = -1
@@ -165,7 +158,7 @@ class TrialRules:
 
     def _worth(self, stretch: Stretch) -> float:
         """Return the log of goodput over the tokens of a step."""
-        efficiency = self._efficiency(stretch.knobs, min(1.0, max(0.0, stretch.rho)))
+        efficiency = FITTED.of(stretch.knobs, min(1.0, max(0.0, stretch.rho)))
         return math.log(efficiency / stretch.step_seconds)
 
     def _has_drifted(self, stretch: Stretch, former: list[Stretch]) -> bool:
@@ -249,10 +242,6 @@ class TrialRules:
         """Whether a stretch there would say which is better; selections are left out of both."""
         differs = replace(new, select_interval=self.here.select_interval) != self.here
         return differs and any(s.knobs == self.here for s in self.stretches)
-
-    def shift(self, knobs: Knobs) -> None:
-        """Note that S was changed by another hand, within what is as good."""
-        self.here = knobs
 
     def _move(self, change: KnobChange) -> KnobChange:
         self.here = change.new

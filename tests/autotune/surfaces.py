@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from autotune.constraints import Need, staleness_of
@@ -60,18 +61,14 @@ class Surface(AbstractBackend):
                 file.write(f"{os.getpid()} {knobs}\n")
             self._hang_once(len(evaluated(self._log)))
         time.sleep(self._seconds)
-        need = self.need(knobs)
         step = (
             1 + (math.log(knobs.topk_ratio / 0.2)) ** 2 + math.log2(knobs.update_interval / 4) ** 2
         )
         return TrialFigures(
             step_seconds=step + 0.1 * knobs.lag + 0.3 * (not knobs.rolling),
             stall_seconds=0.1 * knobs.lag,
-            device_bytes=need.device_bytes,
-            host_bytes=need.host_bytes,
-            staleness=need.staleness,
-            captured=need.captured,
             tokens_per_step=1000,
+            **asdict(self.need(knobs)),
         )
 
     def _hang_once(self, num_evaluated):

@@ -6,7 +6,7 @@ import subprocess
 import time
 from dataclasses import replace
 
-from autotune.adviser.adviser import Advice, ForecastedSetting, Question
+from autotune.adviser.messages import Advice, ForecastedSetting, Question
 from autotune.efficiency import FITTED, EnergyCurve
 from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
@@ -43,7 +43,13 @@ def machine(d2h=20e6, h2d=6e6):
 
 
 def twin(config=CONFIG):
-    return Twin(workload(), machine(), config, windows=1)
+    return Twin(workload(), machine(), config)
+
+
+def a_stretch(index=0, knobs=HERE, step_seconds=1.0, **changes):
+    settings = {"last_step": 20 * (index + 1), "noise": 0.002, "stall_seconds": 0.0, "rho": 0.8}
+    settings |= changes
+    return Stretch(index=index, knobs=knobs, step_seconds=step_seconds, **settings)
 
 
 class Truth:
@@ -63,11 +69,10 @@ class Truth:
     def stretch(self, index, knobs, *, slower=1.0, noise=0.001):
         """Return what measuring a setting gives, ``slower`` being a factor on the step."""
         found = self.forecast(knobs)
-        return Stretch(
-            index=index,
-            last_step=20 * (index + 1),
-            knobs=knobs,
-            step_seconds=found.step_seconds * slower,
+        return a_stretch(
+            index,
+            knobs,
+            found.step_seconds * slower,
             noise=noise,
             stall_seconds=found.stall_seconds,
             rho=self.rho(knobs),

@@ -142,7 +142,7 @@ class HiddenMachine:
             if name in figures
         }
         profile = case.profile.with_values(values)
-        self._simulated = Twin(case.workload, profile, CONFIG, windows=1)
+        self._simulated = Twin(case.workload, profile, CONFIG)
         self._contention = rng.uniform(*_CONTENTION)
         power = rng.uniform(*_CURVE_POWER)
         self.curve = EnergyCurve.of({ratio: ratio**power for ratio in _CURVE_RATIOS})

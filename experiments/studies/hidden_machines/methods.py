@@ -17,9 +17,8 @@ import optuna
 from autotune.adviser.adviser import Adviser
 from autotune.constraints import Constraints, Feasibility, needs_of
 from autotune.efficiency import FITTED, EnergyCurve
-from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
-from autotune.model.twin import NEUTRAL, Twin
+from autotune.model.twin import Twin
 from autotune.offline.samplers import make_sampler
 from autotune.offline.storage import quiet_optuna
 from autotune.online.trial_rules import TrialRules
@@ -82,7 +81,7 @@ class Problem:
     @property
     def twin(self) -> Twin:
         """A simulator by the table."""
-        return Twin(self.workload, self.profile, CONFIG, windows=1)
+        return Twin(self.workload, self.profile, CONFIG)
 
 
 class AbstractMethod(ABC):
@@ -138,12 +137,7 @@ class TwinMethod(AbstractMethod):
         """Start in the default setting."""
         self._problem = problem
         self._adviser = Adviser(problem.twin, problem.space, problem.constraints)
-        self._tuner = TrialRules(
-            start=START,
-            prior=Prior(NEUTRAL, SIGMA),
-            curve=EnergyCurve.default(),
-            efficiency=FITTED.of,
-        )
+        self._tuner = TrialRules(START, SIGMA)
         self._num_left = problem.num_windows
 
     def next_knobs(self) -> Knobs:

@@ -68,7 +68,7 @@ def make_adviser(setup: RunSetup) -> Adviser:
     settings = setup.settings
     profile = machine_of(settings, is_cpu=setup.device.type == "cpu")
     releases = settings.gradients == "release"
-    twin = Twin(workload_of(setup), profile, setup.config, releases=releases, windows=1)
+    twin = Twin(workload_of(setup), profile, setup.config, releases=releases)
     return Adviser(twin, constraints=_constraints(setup))
 
 

@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.adviser.adviser import Adviser, Question, _Scales
+from autotune.adviser.adviser import Adviser, _value
 from autotune.adviser.forecasts import Forecasts
 from autotune.constraints import Constraints
-from autotune.efficiency import FITTED
 from autotune.model.refit import Prior
 from autotune.model.twin import NEUTRAL
-from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, knobs_at, twin
+from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, a_question, knobs_at, twin
 from zenflow.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
-TABLE = Prior(NEUTRAL, 0.35)
 TRUTHS = {
     "as told": {},
     "slow uploads": {"h2d": 2.5},
@@ -30,9 +28,8 @@ def adviser(space=SPACE, **limits):
 
 
 def question(stretches=(), here=HERE, **changes):
-    settings = {"start": HERE, "curve": CURVE, "prior": TABLE, "select_seconds": 0.0}
-    settings |= {"num_trials": 20, "has_curve": bool(stretches)}
-    return Question(stretches=tuple(stretches), here=here, **{**settings, **changes})
+    settings = {"select_seconds": 0.0, "num_trials": 20, "has_curve": bool(stretches)}
+    return a_question(stretches, here, **{**settings, **changes})
 
 
 def follow(truth, advises, *, start=HERE, seed=0, most=12):
@@ -177,7 +174,7 @@ def test_a_machine_whose_speed_wanders_makes_what_was_measured_long_ago_uncertai
     def error(factors):
         stretches = [truth.stretch(0, other)]
         stretches += [truth.stretch(i, HERE, slower=f) for i, f in enumerate(factors, start=1)]
-        forecasts = Forecasts.of(question(stretches), twin(), FITTED, SPACE.select_intervals)
+        forecasts = Forecasts.of(question(stretches), twin(), SPACE.select_intervals)
         return forecasts.as_it_is(other).error
 
     waves = [math.exp(0.2 * math.sin(i / 6)) for i in range(20)]
@@ -266,9 +263,9 @@ def test_what_is_barred_must_promise_as_many_errors_as_a_trial_must_show():
 
     def value(gain, barred):
         asked = question([truth.stretch(0, HERE)], barred=frozenset(barred), stretches_left=50)
-        forecasts = Forecasts.of(asked, twin(), FITTED, SPACE.select_intervals)
+        forecasts = Forecasts.of(asked, twin(), SPACE.select_intervals)
         setting = replace(forecasts.as_it_is(other), gain=gain, error=0.02)
-        return _Scales(forecasts)._value(setting)
+        return _value(forecasts, setting)
 
     lost = [replace(other, select_interval=0)]
     alike = [replace(lost[0], topk_ratio=1.5 * other.topk_ratio)]

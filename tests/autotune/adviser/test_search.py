@@ -9,7 +9,6 @@ import pytest
 from autotune.adviser.adviser import Adviser
 from autotune.adviser.forecasts import Forecasts
 from autotune.adviser.search import lane_loads, promising, update_share
-from autotune.efficiency import FITTED
 from autotune.model.twin import Twin
 from tests.autotune.adviser.test_adviser import question
 from tests.autotune.worlds import CONFIG, HERE, SPACE, Truth, machine, twin, workload
@@ -49,7 +48,7 @@ def test_windows_of_the_other_kind_are_looked_at_first(rolling):
     here = replace(HERE, rolling=rolling)
     truth = Truth(h2d=2.0)
     asked = question([truth.stretch(0, here)], here, num_trials=6)
-    forecasts = Forecasts.of(asked, twin(), FITTED, (100,))
+    forecasts = Forecasts.of(asked, twin(), (100,))
     feasibility = Adviser(twin(), SPACE).feasibility(None)
     first, *others = promising(forecasts, SPACE, feasibility, 4)
     assert others[0] == replace(here, rolling=not rolling)

@@ -10,22 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.model.speed_noise import SpeedNoise, paired_gain
-from autotune.model.stretch import Stretch
-from tests.autotune.worlds import HERE, knobs_at
+from tests.autotune.worlds import HERE, a_stretch, knobs_at
 
 OTHER, THIRD = knobs_at(update_interval=8), knobs_at(topk_ratio=0.3)
-
-
-def stretch(index, knobs, seconds, noise=0.002):
-    return Stretch(
-        index=index,
-        last_step=20 * (index + 1),
-        knobs=knobs,
-        step_seconds=seconds,
-        noise=noise,
-        stall_seconds=0.0,
-        rho=0.8,
-    )
 
 
 def worth(item):
@@ -33,7 +20,7 @@ def worth(item):
 
 
 def test_on_a_steady_machine_the_contrast_is_the_difference_of_the_means():
-    measured = [stretch(0, HERE, 1.0), stretch(1, OTHER, 0.8), stretch(2, THIRD, 0.5)]
+    measured = [a_stretch(0, HERE, 1.0), a_stretch(1, OTHER, 0.8), a_stretch(2, THIRD, 0.5)]
     gain, error = paired_gain(measured, worth, OTHER, HERE)
     assert gain == pytest.approx(math.log(1.0 / 0.8))
     assert error == pytest.approx(SpeedNoise().between_neighbours, rel=1e-6)
@@ -50,7 +37,7 @@ pieces = st.lists(
 def test_the_contrast_is_the_textbooks_generalised_least_squares(rest):
     """By the normal equations with the inverse written out, in the variance of a weighted sum."""
     rest = [(HERE, 1.0, 0.01), (OTHER, 1.1, 0.01), *rest]
-    measured = [stretch(i, knobs, s, noise) for i, (knobs, s, noise) in enumerate(rest)]
+    measured = [a_stretch(i, knobs, s, noise=noise) for i, (knobs, s, noise) in enumerate(rest)]
     speed_noise = SpeedNoise.of(measured)
     names = sorted({s.knobs for s in measured}, key=str)
     design = np.array([[s.knobs == k for k in names] for s in measured], float)
@@ -72,7 +59,7 @@ def a_machine_that_becomes_faster():
     order = [HERE] * 6 + [OTHER, HERE, OTHER, HERE, OTHER] + [OTHER] * 6
     speeds = [0.12 * math.tanh((i - 8) / 6) for i in range(len(order))]
     return [
-        stretch(i, knobs, math.exp((knobs == OTHER) * 0.02 - speed))
+        a_stretch(i, knobs, math.exp((knobs == OTHER) * 0.02 - speed))
         for i, (knobs, speed) in enumerate(zip(order, speeds, strict=True))
     ]
 
@@ -91,11 +78,11 @@ def test_a_setting_that_was_measured_in_a_fast_minute_is_not_taken_for_a_fast_on
 
 def test_what_wanders_is_told_from_noise():
     rng = random.Random(0)
-    white = [stretch(i, HERE, math.exp(rng.gauss(0, 0.05))) for i in range(200)]
+    white = [a_stretch(i, HERE, math.exp(rng.gauss(0, 0.05))) for i in range(200)]
     seen = SpeedNoise.of(white)
     assert seen.white == pytest.approx(0.05, rel=0.2)
     assert seen.seen < 0.02
-    slow = [stretch(i, HERE, math.exp(0.1 * math.sin(i / 15))) for i in range(200)]
+    slow = [a_stretch(i, HERE, math.exp(0.1 * math.sin(i / 15))) for i in range(200)]
     seen = SpeedNoise.of(slow)
     assert seen.seen == pytest.approx(0.1 / math.sqrt(2), rel=0.15)
     assert seen.white < 0.01
@@ -104,20 +91,20 @@ def test_what_wanders_is_told_from_noise():
 def test_without_repeats_the_machine_is_any_machine():
     assert (
         SpeedNoise.of([])
-        == SpeedNoise.of([stretch(0, HERE, 1.0), stretch(1, OTHER, 2.0)])
+        == SpeedNoise.of([a_stretch(0, HERE, 1.0), a_stretch(1, OTHER, 2.0)])
         == SpeedNoise()
     )
 
 
 def test_a_machine_that_is_steady_for_long_is_believed_to_be():
     def deviation(count):
-        return SpeedNoise.of([stretch(i, HERE, 1.0) for i in range(count)]).deviation
+        return SpeedNoise.of([a_stretch(i, HERE, 1.0) for i in range(count)]).deviation
 
     assert deviation(2) == pytest.approx(0.03 * math.sqrt(2 / 3))
     assert deviation(24) < 0.01
 
 
 def test_neighbours_tell_more_than_stretches_far_apart():
-    near = [stretch(0, HERE, 1.0), stretch(1, OTHER, 1.0)]
+    near = [a_stretch(0, HERE, 1.0), a_stretch(1, OTHER, 1.0)]
     far = [near[0], replace(near[1], index=40)]
     assert paired_gain(near, worth, HERE, OTHER)[1] < 0.6 * paired_gain(far, worth, HERE, OTHER)[1]

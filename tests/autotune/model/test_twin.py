@@ -69,7 +69,7 @@ def test_knobs_that_break_a_rule_are_refused():
 
 
 def test_what_no_knob_changes_is_the_configurations():
-    published = Twin(workload(), machine(), replace(CONFIG, deferred_moments="window"), windows=1)
+    published = Twin(workload(), machine(), replace(CONFIG, deferred_moments="window"))
     mine, its = twin().forecast(HERE), published.forecast(HERE)
     assert its.busy_seconds["host"] < 0.8 * mine.busy_seconds["host"]
     assert ZenFlowConfig().deferred_moments == "step"

@@ -415,7 +415,7 @@ def test_a_tuned_training_changes_something_and_replays_bit_for_bit():
     config = SLOW.applied_to(CONFIG)
     machine = generic_cpu(2, 8e9).with_values(rates)
     controller = TwinController(
-        Adviser(Twin(workload(), machine, config, windows=1), SMALL),
+        Adviser(Twin(workload(), machine, config), SMALL),
         config=config,
         total_steps=10 * STEPS,
         log=notes,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from autotune.online.selections import SelectionWatch
+from autotune.online.stretches import SelectionWatch
 from tests.zenflow.step.test_reporter import a_report
 
 

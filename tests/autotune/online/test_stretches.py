@@ -7,32 +7,21 @@ from dataclasses import replace
 import pytest
 
 from autotune.online.stretches import StretchGatherer, settling_steps, stretch_steps
+from tests.zenflow.step.test_reporter import a_report
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
-from zenflow.report import StepReport
 from zenflow.trace.timeline import Span, Timeline
 
 KNOBS = Knobs.of(ZenFlowConfig())
 
 
 def report(step, seconds=1.0, *, select=0.0, captured=0.25, curve=None):
-    return StepReport(
+    return a_report(
         step=step,
         seconds=seconds + select,
         stall_seconds=0.1 + select,
         stalls={"host": 0.1, "select": select},
-        d2h_bytes=0,
-        h2d_bytes=0,
-        staleness=0,
         captured_energy=captured,
-        grad_norm=1.0,
-        clip_factor=1.0,
-        update_interval=4,
-        lag=1,
-        topk_ratio=0.1,
-        rolling=True,
-        select_interval=100,
-        learning_rates=(1e-3,),
         energy_curve=curve,
     )
 

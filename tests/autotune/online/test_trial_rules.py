@@ -6,12 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.adviser.adviser import Advice, ForecastedSetting
-from autotune.efficiency import FITTED, EnergyCurve
-from autotune.model.refit import Prior
-from autotune.model.stretch import Stretch
+from autotune.adviser.messages import Advice, ForecastedSetting
 from autotune.model.twin import NEUTRAL
 from autotune.online.trial_rules import TrialRules
+from tests.autotune.worlds import a_stretch
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
@@ -22,9 +20,7 @@ MOVED = {**NEUTRAL, "d2h": 1.7}
 
 
 def a_tuner():
-    prior = Prior(NEUTRAL, 0.35)
-    curve = EnergyCurve.default()
-    return TrialRules(start=START, prior=prior, curve=curve, efficiency=FITTED.of)
+    return TrialRules(START, 0.35)
 
 
 def setting(knobs, gain=0.0, error=0.01, step=1.0):
@@ -48,6 +44,12 @@ def advice(here, best=None, gain=0.1, error=0.01, must_move=False, constants=MOV
     )
 
 
+def resumed_from(tuner):
+    resumed = a_tuner()
+    resumed.load_state_dict(json.loads(json.dumps(tuner.state_dict())))
+    return resumed
+
+
 class Script:
     """Feeds a tuner, and counts the stretches."""
 
@@ -56,18 +58,14 @@ class Script:
         self.index = 0
 
     def measure(self, seconds=1.0, *, noise=0.002):
-        stretch = Stretch(
-            index=self.index,
-            last_step=20 * (self.index + 1),
-            knobs=self.tuner.here,
-            step_seconds=seconds,
-            noise=noise,
-            stall_seconds=0.0,
-            rho=0.8,
-            busy_seconds={"device": 0.5 * seconds},
-        )
+        busy = {"device": 0.5 * seconds}
+        stretch = a_stretch(self.index, self.tuner.here, seconds, noise=noise, busy_seconds=busy)
         self.index += 1
         return self.tuner.record(stretch)
+
+    def advise(self, *args, **kwargs):
+        self.tuner.question()
+        return self.answer(*args, **kwargs)
 
     def answer(self, *args, **kwargs):
         return self.tuner.consider(advice(self.tuner.here, *args, **kwargs))
@@ -92,8 +90,7 @@ def test_what_is_advised_is_tried_and_kept_if_it_is_better():
 def test_what_turns_out_worse_is_undone_at_once_with_the_measured_loss():
     script = Script()
     script.measure()
-    script.tuner.question()
-    script.answer(OTHER)
+    script.advise(OTHER)
     move = script.measure(1.2)
     assert (move.new, script.tuner.here, script.tuner.home) == (START, START, None)
     assert "worse" in move.reason
@@ -114,12 +111,9 @@ def test_a_state_that_lacks_a_constant_of_today_has_it_as_it_was_believed():
 def test_in_a_tie_what_was_predicted_stays_and_what_was_only_tried_goes(error, stays):
     script = Script()
     script.measure(1.0, noise=0.05)
-    script.tuner.question()
-    script.answer(OTHER, gain=0.1, error=error)
+    script.advise(OTHER, gain=0.1, error=error)
     assert script.measure(0.9, noise=0.05) is None
-    resumed = a_tuner()
-    resumed.load_state_dict(json.loads(json.dumps(script.tuner.state_dict())))
-    script.tuner = resumed
+    script.tuner = resumed_from(script.tuner)
     moves = [script.measure(0.9, noise=0.05) for _ in range(2)]
     assert script.tuner.home is None, "after three looks it is judged whatever the noise"
     if stays:
@@ -135,8 +129,7 @@ def test_one_lucky_look_does_not_make_a_setting_stay():
     script = Script()
     for seconds in (1.0, 1.04, 0.96, 1.02, 0.98):
         script.measure(seconds)
-    script.tuner.question()
-    script.answer(OTHER, gain=0.01, error=0.04)
+    script.advise(OTHER, gain=0.01, error=0.04)
     assert script.measure(0.84) is None
     assert script.tuner.home == START, "it is still on trial"
     assert script.measure(1.0).new == START
@@ -147,8 +140,7 @@ def test_a_trial_in_a_fast_minute_is_not_a_fast_setting():
     script = Script()
     for seconds in (1.1, 1.1, 1.1, 1.08, 1.04, 1.0):
         script.measure(seconds)
-    script.tuner.question()
-    script.answer(OTHER, gain=0.01, error=0.04)
+    script.advise(OTHER, gain=0.01, error=0.04)
     moves = [script.measure(1.0) for _ in range(3)]
     assert moves[-1] is not None or moves[0] is not None
     assert script.tuner.here == START
@@ -159,15 +151,13 @@ def test_a_faster_step_that_is_worth_less_is_undone():
     stale = replace(START, update_interval=32, lag=8)
     script = Script()
     script.measure()
-    script.tuner.question()
-    script.answer(stale)
+    script.advise(stale)
     assert script.measure(0.99).new == START
 
 
 def test_without_a_measurement_here_there_is_nothing_to_go_back_to():
     script = Script()
-    script.tuner.question()
-    assert script.answer(OTHER).new == OTHER
+    assert script.advise(OTHER).new == OTHER
     assert script.tuner.home is None
     assert script.measure(5.0) is None
 
@@ -175,8 +165,7 @@ def test_without_a_measurement_here_there_is_nothing_to_go_back_to():
 def test_a_broken_constraint_is_no_trial():
     script = Script()
     script.measure()
-    script.tuner.question()
-    move = script.answer(OTHER, gain=-0.5, must_move=True)
+    move = script.advise(OTHER, gain=-0.5, must_move=True)
     assert (move.new, script.tuner.home) == (OTHER, None)
     assert "constraint" in move.reason
     assert script.measure(3.0) is None, "worse, and there is no way back"
@@ -204,8 +193,7 @@ def test_an_answer_about_other_knobs_is_dropped():
 def test_an_answer_during_a_trial_waits_for_its_end():
     script = Script()
     script.measure()
-    script.tuner.question()
-    script.answer(OTHER)
+    script.advise(OTHER)
     assert script.answer(THIRD) is None
     assert script.tuner.here == OTHER
 
@@ -249,8 +237,7 @@ def settle(script, most=20):
     for _ in range(most):
         script.measure()
         if script.tuner.wants_advice:
-            script.tuner.question()
-            script.answer()
+            script.advise()
         if script.tuner.is_settled:
             return
     raise AssertionError("it goes on asking")
@@ -274,8 +261,7 @@ def test_one_who_has_settled_asks_ever_less_often():
         script.measure()
         if script.tuner.wants_advice:
             asked.append(script.index)
-            script.tuner.question()
-            script.answer()
+            script.advise()
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert gaps == [2, 4, 8, 16]
 
@@ -283,8 +269,7 @@ def test_one_who_has_settled_asks_ever_less_often():
 def fail(script, times):
     for _ in range(times):
         script.measure(1.0)
-        script.tuner.question()
-        script.answer(OTHER, gain=0.02, error=0.05)
+        script.advise(OTHER, gain=0.02, error=0.05)
         assert script.measure(1.2).new == START
 
 
@@ -302,9 +287,7 @@ def test_six_failed_trials_end_probing_and_a_success_begins_it_again():
 def test_failed_trials_are_not_forgotten_over_a_resume():
     script = Script()
     fail(script, 6)
-    resumed = a_tuner()
-    resumed.load_state_dict(json.loads(json.dumps(script.tuner.state_dict())))
-    assert not resumed.question().may_probe
+    assert not resumed_from(script.tuner).question().may_probe
 
 
 def test_drift_forgives_failed_trials():
@@ -334,8 +317,7 @@ def test_what_is_remembered_is_bounded():
 def test_a_long_rest_at_one_setting_does_not_make_the_others_strange():
     script = Script()
     script.measure(1.0)
-    script.tuner.question()
-    script.answer(OTHER)
+    script.advise(OTHER)
     for _ in range(60):
         script.measure(0.8)
     assert [s.index for s in script.tuner.stretches if s.knobs == START] == [0]
@@ -354,9 +336,7 @@ def test_what_has_lost_is_left_alone_for_longer_each_time():
             script.measure(1.0)
             count += 1
         waited.append(count)
-        resumed = a_tuner()
-        resumed.load_state_dict(json.loads(json.dumps(script.tuner.state_dict())))
-        assert resumed.state_dict() == script.tuner.state_dict()
+        assert resumed_from(script.tuner).state_dict() == script.tuner.state_dict()
     assert waited == [8, 16, 32]
 
 
@@ -398,9 +378,8 @@ def a_life(script, from_step, to_step):
 def test_one_that_was_saved_goes_on_identically(cut):
     whole = Script()
     a_life(whole, 0, cut)
-    state = json.loads(json.dumps(whole.tuner.state_dict()))
     resumed = Script()
-    resumed.tuner.load_state_dict(state)
+    resumed.tuner = resumed_from(whole.tuner)
     resumed.index = whole.index
     assert resumed.tuner.state_dict() == whole.tuner.state_dict()
     assert a_life(resumed, cut, 16) == a_life(whole, cut, 16)
@@ -410,7 +389,6 @@ def test_one_that_was_saved_goes_on_identically(cut):
 def test_s_that_another_hand_moved_is_where_it_is():
     script = Script()
     settle(script)
-    script.tuner.shift(OTHER)
-    assert script.tuner.here == OTHER
+    script.tuner.here = OTHER
     assert script.measure(1.02) is None
     assert script.tuner.question().here == OTHER

@@ -10,7 +10,6 @@ import pytest
 
 from autotune.adviser.adviser import Adviser
 from autotune.constraints import needs_of
-from autotune.model.stretch import Stretch
 from autotune.online.trial_rules import TrialRules
 from autotune.space import SearchSpace
 from experiments.lab.finding import Verdict
@@ -19,6 +18,7 @@ from experiments.studies.hidden_machines.machine import CASES, CONFIG, HiddenMac
 from experiments.studies.hidden_machines.methods import METHODS, START, Fixed, Problem
 from experiments.studies.hidden_machines.results import findings, recovery, result_of, tables
 from experiments.studies.hidden_machines.study import Contest, play, rows_of
+from tests.autotune.worlds import a_stretch
 from zenflow.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
@@ -132,15 +132,8 @@ class Replayed:
 
     def measure(self, knobs):
         self.count += 1
-        return Stretch(
-            index=self.count - 1,
-            last_step=12 * self.count,
-            knobs=knobs,
-            step_seconds=self.seconds(knobs, self.count),
-            noise=0.001,
-            stall_seconds=0.0,
-            rho=0.0,
-        )
+        seconds = self.seconds(knobs, self.count)
+        return a_stretch(self.count - 1, knobs, seconds, noise=0.001, rho=0.0)
 
 
 def gp_where_it_can_be(names):
