@@ -72,7 +72,10 @@ class Adviser:
     def feasibility(self, curve: EnergyCurve | None) -> Feasibility:
         """Return which settings keep the constraints; without a curve energy keeps nothing out."""
         if self._need is None:  # memory is known once for all questions, energy is not
-            self._need = needs_of(self.twin.workload, self.twin.profile, base=self.twin.config)
+            twin = self.twin
+            self._need = needs_of(
+                twin.workload, twin.profile, releases=twin.releases, base=twin.config
+            )
         memory = self._need
 
         def need(knobs: Knobs) -> Need:

@@ -79,7 +79,7 @@ class Twin:
         self.workload = workload
         self.profile = profile
         self.config = replace(config, full_warm_up_rounds=0)
-        self._releases = releases
+        self.releases = releases
         self._costs = costs_of(workload, profile)
         self._known: dict[tuple[Knobs, tuple[float, ...]], Forecast] = {}
 
@@ -122,7 +122,7 @@ class Twin:
         config = knobs.applied_to(self.config)
         return simulate(
             self._corrected(constants),
-            Strategy(name="zenflow", config=config, releases=self._releases),
+            Strategy(name="zenflow", config=config, releases=self.releases),
             keeps_spans=False,
             num_steps=knobs.update_interval,
             settling_windows=_SETTLING,

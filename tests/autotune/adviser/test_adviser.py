@@ -8,10 +8,21 @@ import pytest
 
 from autotune.adviser.adviser import Adviser, _value
 from autotune.adviser.forecasts import Forecasts
-from autotune.constraints import Constraints
+from autotune.constraints import Constraints, needs_of
 from autotune.model.refit import Prior
-from autotune.model.twin import NEUTRAL
-from tests.autotune.worlds import CURVE, HERE, SPACE, Truth, a_question, knobs_at, twin
+from autotune.model.twin import NEUTRAL, Twin
+from sim.hardware.catalog import find_machine
+from tests.autotune.worlds import (
+    CONFIG,
+    CURVE,
+    HERE,
+    SPACE,
+    Truth,
+    a_question,
+    knobs_at,
+    twin,
+    workload,
+)
 from zenflow.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
@@ -47,6 +58,17 @@ def follow(truth, advises, *, start=HERE, seed=0, most=12):
             break
         here = advice.best.knobs
     return here, said
+
+
+def test_memory_is_judged_in_the_gradient_mode_of_the_run():
+    gpu = find_machine("rtx4090-desktop")
+    found = Adviser(Twin(workload(), gpu, CONFIG, releases=False), SPACE).feasibility(None)
+    kept, released = (
+        needs_of(workload(), gpu, releases=releases, base=CONFIG)(HERE)
+        for releases in (False, True)
+    )
+    assert found.need(HERE) == kept
+    assert kept.device_bytes != released.device_bytes
 
 
 @pytest.mark.parametrize("name", TRUTHS)
