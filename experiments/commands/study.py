@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.flag_types import FlagType
+from experiments.commands.command import Command, with_flags
+from experiments.commands.flag_types import FOLDER, PATH, FlagType
 from zenflow.errors import ConfigError, ZenFlowError
 
 if TYPE_CHECKING:
@@ -44,35 +45,29 @@ class _Seeds(FlagType):
         return tuple(dict.fromkeys(map(int, parts)))
 
 
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags that both commands have."""
-    flags = (
-        click.option("--smoke", is_flag=True, help="Seconds: that it works, not what it shows."),
-        click.option("--force", is_flag=True, help="Make again what is done already."),
-        click.option(
-            "--check", "checks", is_flag=True, help="Compare with the committed records."
-        ),
-        click.option("--list", "lists", is_flag=True, help="Say what there is."),
-        click.option("--workers", type=click.IntRange(1), default=1, show_default=True,
-                     help="Cells at a time, where none is timed."),
-        click.option("--data-dir", type=click.Path(path_type=Path),
-                     help="Folder of train.tsv and test.tsv: sentences, tab, 0 or 1."),
-        click.option("--model", help="Pretrained encoder: a directory, a hub name, package:NAME."),
-    )  # fmt: skip
-    for flag in reversed(flags):
-        command = flag(command)
-    return command
+_common = with_flags(
+    click.option("--smoke", is_flag=True, help="Seconds: that it works, not what it shows."),
+    click.option("--force", is_flag=True, help="Make again what is done already."),
+    click.option("--check", "checks", is_flag=True, help="Compare with the committed records."),
+    click.option("--list", "lists", is_flag=True, help="Say what there is."),
+    click.option("--workers", type=click.IntRange(1), default=1, show_default=True,
+                 help="Cells at a time, where none is timed."),
+    click.option("--data-dir", type=PATH,
+                 help="Folder of train.tsv and test.tsv: sentences, tab, 0 or 1."),
+    click.option("--model", help="Pretrained encoder: a directory, a hub name, package:NAME."),
+)  # fmt: skip
+"""Flags that both commands have."""
 
 
-@click.command(name="study")
+@click.command(cls=Command, name="study")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--seeds", type=_Seeds(), help="Seeds, as in 0,1,2; default: the study's own.")
 @click.option(
-    "--record", type=click.Path(path_type=Path, file_okay=False), default=OUT, show_default=True,
+    "--record", type=FOLDER, default=OUT, show_default=True,
     help="One folder a study goes here: its record.",
 )  # fmt: skip
 @click.option(
-    "--keep", type=click.Path(path_type=Path, file_okay=False),
+    "--keep", type=FOLDER,
     help="Where cells are kept until the record is there; default: beside the records.",
 )  # fmt: skip
 @click.option("--dataset", help="In place of --data-dir a data set of the hub.")
@@ -88,17 +83,16 @@ def study_command(
     no measurement is made for it.
     """
     if not names and not lists and not flags["checks"]:
-        raise click.UsageError("name studies, or say all: --list shows what there is")
+        raise ConfigError("name studies, or say all: --list shows what there is")
     _carry_out(names, record, keep, lists=lists, **flags)
 
 
-@click.command(name="figures")
+@click.command(cls=Command, name="figures")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=FIGURES,
-    show_default=True, help="One folder a figure goes here.",
-)  # fmt: skip
+    "--out", type=FOLDER, default=FIGURES, show_default=True, help="One folder a figure goes here."
+)
 @_common
 def figures_command(names: tuple[str, ...], seed: int, out: Path, **flags: Any) -> None:
     """Make figures of the ZenFlow paper again: all of them, or those that are named.
@@ -134,14 +128,11 @@ def _carry_out(
     from experiments.lab import catalogue
     from experiments.lab.study import Scope
 
-    try:
-        studies = [catalogue.load(name) for name in catalogue.chosen(names, group)]
-        if checks and smoke:
-            raise ConfigError("--check compares whole studies: leave out --smoke")
-        if data_dir is not None and not data_dir.is_dir():
-            raise ConfigError(f"--data-dir {data_dir} is no directory: check the path")
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+    studies = [catalogue.load(name) for name in catalogue.chosen(names, group)]
+    if checks and smoke:
+        raise ConfigError("--check compares whole studies: leave out --smoke")
+    if data_dir is not None and not data_dir.is_dir():
+        raise ConfigError(f"--data-dir {data_dir} is no directory: check the path")
     console = Console(highlight=False, soft_wrap=True)
     scope = Scope(smoke=smoke, seeds=seeds, data_dir=data_dir, dataset=dataset, model=model)
     session = _Session(
@@ -167,7 +158,7 @@ def _refuse_unused(studies: Sequence[Study], names: Sequence[str], scope: Scope)
     for option in ("data_dir", "dataset", "model"):
         if getattr(scope, option) is not None and not any(option in s.uses for s in studies):
             flag = "--" + option.replace("_", "-")
-            raise click.UsageError(f"{flag} is of no use to {', '.join(names)}: leave it out")
+            raise ConfigError(f"{flag} is of no use to {', '.join(names)}: leave it out")
 
 
 @dataclass(slots=True, kw_only=True)
