@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.output.files import write_json, write_text
+from experiments.output.files import replacing, write_json, write_text
 from experiments.sweeps.axes import Axis
 from experiments.sweeps.grid import Sweep, notes_of
 from experiments.sweeps.points import RESULTS, Row
@@ -78,12 +77,8 @@ def write_frame(frame: pd.DataFrame, folder: Path) -> list[Path]:
     write_text(folder / CSV, frame.to_csv(index=False, lineterminator="\n"))
     if importlib.util.find_spec("pyarrow") is None:
         return [folder / CSV]
-    draft = folder / f".{PARQUET}.{os.getpid()}"
-    try:
+    with replacing(folder / PARQUET) as draft:
         frame.to_parquet(draft, engine="pyarrow", index=False)
-        draft.replace(folder / PARQUET)
-    finally:
-        draft.unlink(missing_ok=True)
     return [folder / CSV, folder / PARQUET]
 
 
