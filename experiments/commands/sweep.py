@@ -155,7 +155,7 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
 
     sweep = _sweep(context, flags)
     prices = parse_prices(flags["prices"])
-    check_value(flags["value"], sweep)
+    check_value(flags["value"])
     folder = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep"
     outcome = run_sweep(sweep, folder, engine)
     files = outcome.files

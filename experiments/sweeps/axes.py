@@ -21,12 +21,12 @@ from zenflow.errors import ConfigError
 Value = str | int | float | bool | None
 Place = Literal["flag", "strategy", "knob", "figure", "machine"]
 
-GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
-MOST_VALUES = 100_000
+_GIGA, _TERA, GIB = 1e9, 1e12, float(1 << 30)
+_MOST_VALUES = 100_000
 """Most values of one axis."""
 _ROUNDING = 1e-9
 """Share of a step by which a range's end may be missed and still be its last value."""
-_UNLIMITED = "S"
+WHOLE_WINDOW = "S"
 """What stands for a lag of S, whatever S is."""
 
 
@@ -156,17 +156,17 @@ def _knob(name: str) -> Callable[[str], Value]:
         if kind is bool:
             return _switch(word)
         value: Value = None
-        if name != "lag" or word != _UNLIMITED:
+        if name != "lag" or word != WHOLE_WINDOW:
             try:
                 value = kind(word)
             except ValueError:
                 what = {int: "whole numbers", float: "numbers"}[kind]
-                other = f" or {_UNLIMITED}" if name == "lag" else ""
+                other = f" or {WHOLE_WINDOW}" if name == "lag" else ""
                 raise ConfigError(f"values must be {what}{other}, got {word!r}") from None
         # Beside a value that suits it: what two axes are together is for the points to say.
         beside = {"update_interval": value} if name == "lag" and value is not None else {}
         ZenFlowConfig.preset("zenflow", **{**beside, name: value})
-        return _UNLIMITED if value is None else value
+        return WHOLE_WINDOW if value is None else value
 
     return parse
 
@@ -230,15 +230,15 @@ KINDS: Mapping[str, AxisKind] = {
         AxisKind(name="host_threads", place="machine", target="host_threads", parse=_count,
                  help="threads of the host's update for each device"),
         AxisKind(name="link_rate", place="machine", target="link_rate", parse=_number,
-                 scale=GIGA, unit="GB/s", help="of the link, each way"),
-        _figure("d2h", "link.d2h", GIGA, "GB/s", "of copies to the host"),
-        _figure("h2d", "link.h2d", GIGA, "GB/s", "of copies to the device"),
+                 scale=_GIGA, unit="GB/s", help="of the link, each way"),
+        _figure("d2h", "link.d2h", _GIGA, "GB/s", "of copies to the host"),
+        _figure("h2d", "link.h2d", _GIGA, "GB/s", "of copies to the device"),
         _figure("duplex", "link.duplex", 1.0, "", "both ways together over their sum, to 1"),
-        _figure("dram", "host.dram", GIGA, "GB/s", "of one socket's memory"),
-        _figure("core_rate", "host.core_bandwidth", GIGA, "GB/s", "that one core moves"),
+        _figure("dram", "host.dram", _GIGA, "GB/s", "of one socket's memory"),
+        _figure("core_rate", "host.core_bandwidth", _GIGA, "GB/s", "that one core moves"),
         _figure("device_memory", "device.memory", GIB, "GiB", "of one device"),
-        _figure("device_rate", "device.bandwidth", GIGA, "GB/s", "of device memory"),
-        AxisKind(name="tflops", place="machine", target="tflops", parse=_number, scale=TERA,
+        _figure("device_rate", "device.bandwidth", _GIGA, "GB/s", "of device memory"),
+        AxisKind(name="tflops", place="machine", target="tflops", parse=_number, scale=_TERA,
                  unit="TFLOP/s", help="dense peak of one device in the workload's dtype"),
     )
 }  # fmt: skip
@@ -302,8 +302,8 @@ def parse_axis(text: str) -> Axis:
             found += _range(word, kind) if _is_range(word) else [kind.parse(word)]
         except ConfigError as error:
             raise ConfigError(f"--vary {text}: {error}") from None
-        if len(found) > MOST_VALUES:
-            raise ConfigError(f"--vary {text}: more than {MOST_VALUES} values")
+        if len(found) > _MOST_VALUES:
+            raise ConfigError(f"--vary {text}: more than {_MOST_VALUES} values")
     return Axis(name=name, values=tuple(dict.fromkeys(found)))
 
 
@@ -344,8 +344,8 @@ def _range(word: str, kind: AxisKind) -> list[Value]:
             "positive, or a factor above 1 on a positive lo"
         )
     steps = math.log(high / low) / math.log(by) if is_factor else (high - low) / by
-    if steps > MOST_VALUES:
-        raise ConfigError(f"range {word!r} has more than {MOST_VALUES} values")
+    if steps > _MOST_VALUES:
+        raise ConfigError(f"range {word!r} has more than {_MOST_VALUES} values")
     numbers = [
         low * by**step if is_factor else low + by * step
         for step in range(int(steps * (1 + _ROUNDING) + _ROUNDING) + 1)

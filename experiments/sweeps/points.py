@@ -8,21 +8,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.sweeps.grid import Case, Sweep
 from sim.closed_forms.steady import ClosedForm, has_closed_form
-from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.need import memory_of
-from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.timing.costs import StepCosts, costs_of
+from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sim.closed_forms.steady import Steady
-    from sim.memory.need import MemoryNeed
 
 Row = dict[str, Any]
 
@@ -113,7 +107,7 @@ def _facts(case: Case) -> Row:
 
 def _shortfalls(case: Case, row: Row) -> str:
     """Return why a point doesn't fit, empty if it does; its memory goes into the row."""
-    need: MemoryNeed = memory_of(case.workload, case.strategy, case.hardware)
+    need = memory_of(case.workload, case.strategy, case.hardware)
     row["device_bytes"], row["host_bytes"] = _rounded(need.device_bytes), _rounded(need.host_bytes)
     return "; ".join(
         f"{short.place} memory: needs {short.needed / 2**30:.1f} GiB, has "
@@ -151,7 +145,7 @@ def _has_formula(case: Case, sweep: Sweep) -> bool:
     """Whether a formula may be tried: it knows nothing of selections that recur."""
     if sweep.method == "simulate" or _selects(case.strategy):
         return False
-    return has_closed_form(_costs(case.workload, case.hardware), case.strategy)
+    return has_closed_form(costs_of(case.workload, case.hardware), case.strategy)
 
 
 def _selects(strategy: Strategy) -> bool:
@@ -183,8 +177,8 @@ def _solved(cases: Sequence[Case], tolerance: float) -> Iterator[Row | None]:
     first = cases[0]
     rates = [Rates.of(case.hardware) for case in cases]
     axes = {name: np.array([getattr(rate, name) for rate in rates]) for name in _RATES}
-    form = ClosedForm(_costs(first.workload, first.hardware), first.strategy)
-    steady: Steady = form.solve(tolerance=tolerance, **axes)
+    form = ClosedForm(costs_of(first.workload, first.hardware), first.strategy)
+    steady = form.solve(tolerance=tolerance, **axes)
     for case, step, stall, holds in zip(
         cases, steady.step_seconds, steady.stall_seconds, steady.applies, strict=True
     ):
@@ -195,7 +189,7 @@ def _solved(cases: Sequence[Case], tolerance: float) -> Iterator[Row | None]:
 
 
 def _by_events(case: Case) -> Row:
-    found = simulate(_costs(case.workload, case.hardware), case.strategy, keeps_spans=False)
+    found = simulate(costs_of(case.workload, case.hardware), case.strategy, keeps_spans=False)
     row = _times(case, EVENTS, found.step_seconds, found.stall_seconds, found.selection_seconds)
     return {**row, "d2h_bytes": _rounded(found.d2h_bytes), "h2d_bytes": _rounded(found.h2d_bytes)}
 
@@ -215,7 +209,3 @@ def _times(case: Case, method: str, step: float, stall: float, selection: float)
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else value
-
-
-def _costs(workload: Workload, hardware: HardwareProfile) -> StepCosts:
-    return costs_of(workload, hardware)
