@@ -70,20 +70,25 @@ def save_figure(figure: Figure, path: Path, *, note: str | None = None) -> None:
 
 
 def draw_timeline(timeline: Timeline, summary: TimedSummary) -> Figure:
-    """Return the four lanes over the last few windows of one run, measured or simulated."""
+    """Return the four lanes over the last few windows of one run."""
     stalled = summary["stall_fraction"] or 0.0
     title = (
         f"{summary['strategy']}: {summary['mean_step_seconds'] * 1e3:.0f} ms per step, "
         f"{stalled:.0%} of the run stalled"
     )
-    shown = last_steps(timeline, _window_steps(summary))
+    return draw_steps(timeline, title + _link_note(summary), _window_steps(summary))
+
+
+def draw_steps(timeline: Timeline, title: str, num_steps: int = 8) -> Figure:
+    """Return the four lanes over the last steps of any timeline, measured or simulated."""
+    shown = last_steps(timeline, num_steps)
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots()
     draw_lanes(axes, shown)
     mark_steps(axes, shown)
     axes.set_xlim(0, shown.makespan)
     axes.set_xlabel("seconds")
-    figure.suptitle(title + _link_note(summary), fontsize=12)
+    figure.suptitle(title, fontsize=12)
     lane_legend(figure, [shown])
     return figure
 

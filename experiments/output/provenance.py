@@ -16,6 +16,7 @@ import psutil
 
 from experiments.output.commit import commit
 from experiments.output.run_types import Provenance
+from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -40,6 +41,21 @@ def results_folder(name: str) -> Path:
 def newest(results: Path, name: str, file: str) -> Path | None:
     """Return the newest record of this name that holds a file; None if there is none."""
     return max((path.parent for path in results.glob(f"*_{name}_*/{file}")), default=None)
+
+
+def newest_record(name: str, file: str) -> Path:
+    """Return the folder of the newest committed record of this name that holds a file.
+
+    Raises:
+        ConfigError: This installation has none, since records come with a clone only.
+    """
+    found = newest(RESULTS, name, file)
+    if found is None:
+        raise ConfigError(
+            f"{RESULTS} must have a record *_{name}_*/{file}, and has none: install from a clone "
+            'of the repository, with pip install -e "."'
+        )
+    return found
 
 
 def hardware() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from experiments.cli import main
 from experiments.output import bar as bar_module
 from experiments.output import stages
 from experiments.output.outlook import PlannedRun
-from experiments.output.provenance import RESULTS, newest
+from experiments.output.provenance import newest_record
 from experiments.studies.validation.study import PROFILE
 from sim.fitting.fit import Fit
 from sim.hardware.file import read_profile
@@ -100,7 +100,7 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
 
 
 def test_a_plans_link_follows_from_the_predicted_compute():
-    profile = read_profile(newest(RESULTS, "validation", PROFILE) / PROFILE)
+    profile = read_profile(newest_record("validation", PROFILE) / PROFILE)
     plan = plans.RunPlan(
         strategy="zenflow", model="mini", batch=2, sequence=64, copy_share=0.5, up_share=2.0
     )
