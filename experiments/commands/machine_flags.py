@@ -51,12 +51,12 @@ run_flags = with_flags(
         default=False,
         help="Whether backward recomputes a layer's activations.",
     ),
+    knob_flags,
     click.option(
         "--gradients",
         type=click.Choice(("release", "keep")),
         default="release",
         help="When gradients leave: in backward, or step().",
     ),
-    knob_flags,
 )
 """Flags of how a simulated run goes: its knobs, and what it keeps."""

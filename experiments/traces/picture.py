@@ -29,7 +29,7 @@ def draw_overlay(a: Side, b: Side) -> Figure:
     Both show as many steps, ``MOST_STEPS`` at most.
     """
     num_steps = min(a.num_steps, b.num_steps, MOST_STEPS)
-    sides = {"A": a.first(num_steps), "B": b.first(num_steps)}
+    sides = {mark: side.only(list(side.starts)[:num_steps]) for mark, side in (("A", a), ("B", b))}
     lines = {mark: side.window for mark, side in sides.items()}
     spans = [span for line in lines.values() for span in line.spans]
     lanes = Timeline(tuple(spans)).lanes
