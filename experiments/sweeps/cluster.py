@@ -104,7 +104,7 @@ def _gathered(
 ) -> Iterator[tuple[int, Row]]:
     import distributed
 
-    wait: Any = distributed.wait
+    dask: Any = distributed  # which has no annotations
     [shared] = client.scatter([sweep], broadcast=True)
     left = list(reversed(tasks))
     under_way: dict[Any, Sequence[int]] = {}
@@ -113,24 +113,21 @@ def _gathered(
             task = left.pop()
             under_way[client.submit(_answer, shared, task, pure=False)] = task
         try:
-            done = wait(list(under_way), timeout=_PATIENCE, return_when="FIRST_COMPLETED").done
+            done = dask.wait(
+                list(under_way), timeout=_PATIENCE, return_when="FIRST_COMPLETED"
+            ).done
         except TimeoutError:
             continue
         for future in done:
-            yield from _result(future, under_way.pop(future))
+            points = under_way.pop(future)
+            try:
+                yield from future.result()
+            except dask.KilledWorker as error:
+                failed = {"status": FAILED, "reason": f"its workers were killed: {error}"}
+                yield from ((index, failed) for index in points)
     client.cancel(list(under_way))
 
 
 def _answer(sweep: Sweep, points: Sequence[int]) -> list[tuple[int, Row]]:
     """Return the rows of some points; runs on a worker."""
     return list(rows_of(sweep, points))
-
-
-def _result(future: Any, points: Sequence[int]) -> Iterator[tuple[int, Row]]:
-    from distributed import KilledWorker
-
-    try:
-        yield from future.result()
-    except KilledWorker as error:
-        for index in points:
-            yield index, {"status": FAILED, "reason": f"its workers were killed: {error}"}

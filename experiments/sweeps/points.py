@@ -71,15 +71,11 @@ def rows_of(sweep: Sweep, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
             yield index, {**row, "status": NO_ROOM, "reason": short}
         else:
             open_.append((index, case, row))
-    left = []
-    for index, case, row, found in _by_formula(open_, sweep):
-        if found is None:
-            left.append((index, case, row))
-        else:
-            yield index, {**row, **found}
-    for index, case, row in left:
+    solved = _by_formula({index: case for index, case, _ in open_}, sweep)
+    # Those of formulas come first, as they take no time.
+    for index, case, row in sorted(open_, key=lambda point: point[0] not in solved):
         try:
-            found = _by_events(case)
+            found = solved[index] if index in solved else _by_events(case)
         except ConfigError as error:
             found = {"status": INVALID, "reason": _in_one_line(error)}
         yield index, {**row, **found}
@@ -118,27 +114,23 @@ def _shortfalls(case: Case, row: Row) -> str:
 
 # ---- by formula -------------------------------------------------------------------------------
 
-_Open = tuple[int, Case, Row]
 
-
-def _by_formula(
-    points: Sequence[_Open], sweep: Sweep
-) -> Iterator[tuple[int, Case, Row, Row | None]]:
-    """Yield every point with what a formula says, or None where it is to be simulated."""
-    groups: dict[str, list[_Open]] = defaultdict(list)
-    for point in points:
-        groups[_group(point[1]) if _has_formula(point[1], sweep) else ""].append(point)
-    for key, members in groups.items():
-        found: list[Row | None] = [None] * len(members)
-        if key:
-            cases = [case for _, case, _ in members]
-            found = list(_solved(cases, sweep.tolerance))
-        for (index, case, row), solved in zip(members, found, strict=True):
-            if solved is None and sweep.method == "closed-form":
-                missing = {"status": NO_FORMULA, "reason": _why_not(case, bool(key))}
-                yield index, case, row, missing
-            else:
-                yield index, case, row, solved
+def _by_formula(cases: Mapping[int, Case], sweep: Sweep) -> dict[int, Row]:
+    """Return what formulas say of points, by index; those that are missing are to be simulated."""
+    found: dict[int, Row] = {}
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, case in cases.items():
+        if _has_formula(case, sweep):
+            groups[_group(case)].append(index)
+    for members in groups.values():
+        solved = _solved([cases[index] for index in members], sweep.tolerance)
+        found |= {index: row for index, row in zip(members, solved, strict=True) if row}
+    if sweep.method == "closed-form":
+        tried = {index for members in groups.values() for index in members}
+        for index, case in cases.items():
+            missing = {"status": NO_FORMULA, "reason": _why_not(case, index in tried)}
+            found.setdefault(index, missing)
+    return found
 
 
 def _has_formula(case: Case, sweep: Sweep) -> bool:
@@ -172,6 +164,7 @@ def _group(case: Case) -> str:
 
 
 def _solved(cases: Sequence[Case], tolerance: float) -> Iterator[Row | None]:
+    """Yield what one formula says of each case; None where it does not hold."""
     import numpy as np
 
     first = cases[0]
