@@ -7,6 +7,7 @@ table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller ma
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,6 @@ from experiments.training.settings import DEFAULT_STEPS, TrainSettings
 from experiments.training.tuning_settings import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _KEYS = {item.key: item for item in written_settings(TrainSettings)}
 _FILE_NAMES = (*_KEYS, "zenflow", "tuned_for")
@@ -103,7 +99,7 @@ def settle_auto(
 def _parse(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        content = json.loads(text) if path.suffix == ".json" else _toml(path, text)
     except OSError as error:
         raise ConfigError(
             f"--config {path} can't be read ({error.strerror}): check the path"
@@ -114,6 +110,20 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold a table of settings, but holds {content!r}")
     return content
+
+
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    # By name: each Python has one of the two, and a type checker sees one Python.
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    try:
+        parser = importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"--config {path}: Python 3.10 reads TOML with tomli (pip install tomli); or write "
+            "the same settings as JSON"
+        ) from error
+    parsed: dict[str, Any] = parser.loads(text)
+    return parsed
 
 
 def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
