@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.flag_types import LinkRates
-from zenflow.errors import ConfigError, ZenFlowError
+from experiments.commands.command import Command
+from experiments.commands.flag_types import FILE, FOLDER, KNOWN_FILE, KNOWN_FOLDER, PATH, LinkRates
+from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from experiments.calibration.calibrate import Calibration, CalibrationOptions
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "bfloat16")
 
 
-@click.command()
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True,
-    help="Where the profile goes, a JSON file.",
-)  # fmt: skip
+@click.command(cls=Command)
+@click.option("--out", type=FILE, required=True, help="Where the profile goes, a JSON file.")
 @click.option("--device", default="auto", help="auto, cpu or cuda.")
 @click.option(
     "--dtype", type=click.Choice(_DTYPES), help="Default: float32 on a CPU, else bfloat16."
@@ -39,30 +37,21 @@ _DTYPES = ("float32", "bfloat16")
     multiple=True,
     help="Refine on this run's directory in place of short runs; may be given several times.",
 )
-@click.option(
-    "--start",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="With --from-trace: the profile to refine.",
-)
-@click.pass_context
-def calibrate(context: click.Context, /, **flags: Any) -> None:
+@click.option("--start", type=KNOWN_FILE, help="With --from-trace: the profile to refine.")
+def calibrate(**flags: Any) -> None:
     """Measure this machine in minutes and write its hardware profile."""
-    try:
-        _check_folder(flags["out"])
-        if flags["traces"]:
-            profile = _from_traces(flags)
-            click.echo(f"refined on {len(flags['traces'])} runs")
-        else:
-            from experiments.calibration.findings import findings
-
-            done = _calibrate(flags)
-            profile = done.profile
-            click.echo(findings(done))
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
     from sim.hardware.file import write_profile
+
+    _check_folder(flags["out"])
+    if flags["traces"]:
+        profile = _from_traces(flags)
+        click.echo(f"refined on {len(flags['traces'])} runs")
+    else:
+        from experiments.calibration.findings import findings
+
+        done = _calibrate(flags)
+        profile = done.profile
+        click.echo(findings(done))
 
     write_profile(profile, flags["out"])
     click.echo(
@@ -115,10 +104,10 @@ def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
     return refine(profile, [observation_of(folder) for folder in flags["traces"]]).profile
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--profile",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=KNOWN_FILE,
     help="What zenflow calibrate wrote; without it this calibrates first.",
 )
 @click.option("--device", default="auto", help="auto, cpu or cuda.")
@@ -126,27 +115,17 @@ def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
 @click.option(
     "--turns", type=click.IntRange(min=1), default=8, show_default=True, help="Of each run."
 )
+@click.option("--out", type=FOLDER, help="The record's folder.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="The record's folder."
+    "--record", type=KNOWN_FOLDER, help="Measure nothing: predict a record's runs again."
 )
-@click.option(
-    "--record",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Measure nothing: predict a record's runs again.",
-)
-@click.option("--plot", type=click.Path(path_type=Path), help="With --record: draw it here.")
-@click.pass_context
-def validate(context: click.Context, /, **flags: Any) -> None:
+@click.option("--plot", type=PATH, help="With --record: draw it here.")
+def validate(**flags: Any) -> None:
     """Predict runs that calibrated nothing, and show how far off the predictions are."""
-    try:
-        if flags["record"] is not None:
-            click.echo(_again(flags["record"], flags["plot"]))
-        else:
-            click.echo(_validate(flags))
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
+    if flags["record"] is not None:
+        click.echo(_again(flags["record"], flags["plot"]))
+    else:
+        click.echo(_validate(flags))
 
 
 def _again(folder: Path, picture: Path | None) -> str:

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.traces.compare import (
-    Row,
-    Side,
-    align,
-    compare_sides,
-    load,
-    to_json,
-    warnings,
-)
-from zenflow.errors import ConfigError
+from experiments.commands.command import Command
+from experiments.commands.flag_types import PATH
+from experiments.traces.compare import Row, Side, align, compare_sides, load, to_json, warnings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,10 +51,10 @@ def _step_range(
     return steps
 
 
-@click.command()
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw both into this picture.")
+@click.command(cls=Command)
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--plot", type=PATH, help="Draw both into this picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
 @click.option(
     "--steps",
@@ -69,16 +62,8 @@ def _step_range(
     callback=_step_range,
     help="Compare these steps, the last included; default: all whole ones.",
 )
-@click.pass_context
 def compare(
-    context: click.Context,
-    /,
-    *,
-    a: Path,
-    b: Path,
-    plot: Path | None,
-    as_json: bool,
-    steps: tuple[int, int] | None,
+    a: Path, b: Path, plot: Path | None, as_json: bool, steps: tuple[int, int] | None
 ) -> None:
     """Compare two traces: what each lane did per step, and how much of it was waiting.
 
@@ -86,10 +71,7 @@ def compare(
     steps that both have are compared; where they share none, the means over all of each. Where
     the host updates once in several steps, let --steps span whole such windows.
     """
-    try:
-        left, right = align(load(a), load(b), steps)
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
+    left, right = align(load(a), load(b), steps)
     rows = compare_sides(left, right)
     if as_json:
         click.echo(json.dumps(to_json(left, right, rows), indent=2, allow_nan=False))

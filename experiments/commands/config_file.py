@@ -13,16 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.training.setting import written_settings
 from experiments.training.settings import DEFAULT_STEPS, TrainSettings
 from experiments.training.tuning_settings import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from zenflow.deepspeed.schedule import DeepSpeedSchedule
 
 _KEYS = {item.key: item for item in written_settings(TrainSettings)}
 _FILE_NAMES = (*_KEYS, "zenflow", "tuned_for")
@@ -142,32 +139,28 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     knobs |= dict.fromkeys(found.auto_knobs, "auto")
     settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}
     if found.schedule is not None:
-        settings |= _schedule(found.schedule)
+        settings |= _known(
+            schedule=found.schedule.shape,
+            lr=found.schedule.max_lr,
+            steps=found.schedule.total_steps,
+            warmup_steps=found.schedule.warmup_steps,
+        )
     if "gradient_clipping" not in found.auto:
         settings["max_grad_norm"] = found.max_grad_norm
     accumulation = found.gradient_accumulation_steps
     batch = found.train_micro_batch_size_per_gpu
     if batch is None and found.train_batch_size is not None:
         batch = found.train_batch_size // (accumulation or 1)
-    optional = {
-        "grad_accum": accumulation,
-        "batch_size": batch,
-        "dtype": _DEEPSPEED_DTYPES.get(found.dtype or ""),
-    }
-    settings |= {name: value for name, value in optional.items() if value is not None}
+    settings |= _known(
+        grad_accum=accumulation, batch_size=batch, dtype=_DEEPSPEED_DTYPES.get(found.dtype or "")
+    )
     if found.dtype == "fp16":
         settings |= {"gradients": "keep", "grad_scaler": dict(found.grad_scaler or {})}
     return settings, knobs
 
 
-def _schedule(schedule: DeepSpeedSchedule) -> dict[str, Any]:
-    named = {
-        "schedule": schedule.shape,
-        "lr": schedule.max_lr,
-        "steps": schedule.total_steps,
-        "warmup_steps": schedule.warmup_steps,
-    }
-    return {name: value for name, value in named.items() if value is not None}
+def _known(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def settle_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
     FlagType = click.ParamType[Any]
 else:
     FlagType = click.ParamType  # click below 8.4 has no parameter to give
+
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+KNOWN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+KNOWN_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+"""Paths of commands; those that are known have to exist."""
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _GIGA = 1e9

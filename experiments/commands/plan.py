@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.commands.command import Command
 from experiments.commands.flag_types import Count, Memory
 from experiments.commands.machine_flags import simulation_flags
 from experiments.output.files import strict
 from experiments.sweeps.requests import Request, hardware_of, workload_of
-from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from sim.planning.plan import Plan
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FILE_WIDTH = 120
 
 
-@click.command(name="plan")
+@click.command(cls=Command, name="plan")
 @simulation_flags
 @click.option(
     "--checkpointing/--no-checkpointing", default=None,
@@ -38,8 +38,7 @@ _FILE_WIDTH = 120
               help="Draws of uncertain figures; 0: no interval.")  # fmt: skip
 @click.option("--systems", is_flag=True, help="Show other systems too, which don't run here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no text.")
-@click.pass_context
-def plan_command(context: click.Context, /, **flags: Any) -> None:
+def plan_command(**flags: Any) -> None:
     """Say which setting to use on a machine, how fast it would be, and the command that runs it.
 
     --batch-size times --grad-accum is what a step takes on each device; how it is cut into
@@ -52,20 +51,17 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
 
-    try:
-        request = Request.of(flags)
-        hardware, notes = hardware_of(request)
-        workload = workload_of(request, hardware)
-        found = plan(
-            workload,
-            hardware,
-            strategies=STRATEGIES if flags["systems"] else PRESETS,
-            checkpointing=flags["checkpointing"],
-            reserve=flags["reserve"],
-            draws=flags["draws"],
-        )
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
+    request = Request.of(flags)
+    hardware, notes = hardware_of(request)
+    workload = workload_of(request, hardware)
+    found = plan(
+        workload,
+        hardware,
+        strategies=STRATEGIES if flags["systems"] else PRESETS,
+        checkpointing=flags["checkpointing"],
+        reserve=flags["reserve"],
+        draws=flags["draws"],
+    )
     wishes = Wishes(
         model=flags["model"],
         data=flags["data"],

@@ -12,7 +12,6 @@ from experiments.training.settings import MODEL_SIZES
 from sim.models.table import hub_name
 
 if TYPE_CHECKING:
-    from sim.planning.options import Option
     from sim.planning.plan import Plan
 
 DATA = "my_texts/"
@@ -37,21 +36,11 @@ class Wishes:
 
 def train_command(plan: Plan, wishes: Wishes) -> str | None:
     """Return the `zenflow train` command of the best setting on one device; None if none fits."""
-    option = _on_one(plan)
-    return None if option is None else shlex.join(train_arguments(option, wishes))
-
-
-def _on_one(plan: Plan) -> Option | None:
-    """Return the best setting on one device, which is what `zenflow train` runs."""
     options = [*plan.per_devices, *([plan.tight] if plan.tight else [])]
-    return next((option for option in options if option.need.num_devices == 1), None)
-
-
-def train_arguments(option: Option, wishes: Wishes) -> list[str]:
-    """Return the words of the command that trains with an option's settings."""
-    work, config = option.need.workload, option.strategy.config
-    assert config is not None
-    is_scratch = wishes.model in MODEL_SIZES
+    option = next((option for option in options if option.need.num_devices == 1), None)
+    if option is None:
+        return None
+    work = option.need.workload
     words = ["zenflow", "train", "--model", hub_name(wishes.model)]
     words += ["--data", wishes.data or DATA, "--strategy", option.strategy.name]
     for change in option.changes:
@@ -61,14 +50,14 @@ def train_arguments(option: Option, wishes: Wishes) -> list[str]:
     words += [] if option.strategy.releases else ["--gradients", "keep"]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
-    if not is_scratch:
+    if wishes.model not in MODEL_SIZES:  # a size trains from scratch, at its own rate
         words += ["--lr", _LARGE_LR if work.num_params >= _LARGE else _SMALL_LR]
     if wishes.tokens is None:
         words += ["--epochs", "1"]
     else:
         words += ["--steps", str(math.ceil(wishes.tokens / work.tokens_per_step))]
     words += ["--save-every", str(_round_steps(_SAVE_SECONDS / option.step_seconds))]
-    return [*words, "--out", f"runs/{work.name}"]
+    return shlex.join([*words, "--out", f"runs/{work.name}"])
 
 
 def _round_steps(count: float) -> int:

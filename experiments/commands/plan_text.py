@@ -82,9 +82,17 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
     if plan.recommended is None:
         return _nothing(plan, wishes)
     chosen = plan.recommended
-    lines = [_headline(plan, chosen), *_devices(plan), *_costs(plan, chosen, wishes)]
-    lines += [_memory(plan, chosen), *_fewer(plan), *_accuracy(plan, chosen), *_helps(plan)]
-    return [*lines, *what_to_run(plan, wishes)]
+    return [
+        _headline(plan, chosen),
+        *_devices(plan, chosen),
+        *_costs(plan, chosen, wishes),
+        f"Memory: {_used(plan, chosen)}; {gib(plan.reserve)} of each is held in reserve.",
+        *_fewer(plan),
+        *_accumulation(plan, chosen),
+        *_accuracy(plan, chosen),
+        *_helps(plan),
+        *what_to_run(plan, wishes),
+    ]
 
 
 def _sharding(plan: Plan) -> list[str]:
@@ -151,18 +159,17 @@ def _speed(option: Option) -> str:
     return f"{option.tokens_per_second:,.0f} tokens/s"
 
 
-def _devices(plan: Plan) -> Iterator[str]:
+def _devices(plan: Plan, chosen: Option) -> Iterator[str]:
     """Yield how all devices compare with fewer."""
-    count, chosen = plan.hardware.num_devices, plan.recommended
-    assert chosen is not None
+    count, used = plan.hardware.num_devices, chosen.need.num_devices
     if count == 1:
         return
-    used = chosen.need.num_devices
     by_count = {option.need.num_devices: option for option in plan.per_devices}
     if count not in by_count:
         yield (
             f"{count} devices do not fit: under data parallelism each holds all weights, all "
-            f"gradients twice and all of the host's state. {_as_many(used)}."
+            f"gradients twice and all of the host's state. "
+            f"{'Use one' if used == 1 else f'{used} do'}."
         )
     if used > 1 and 1 in by_count:
         factor = chosen.tokens_per_second / by_count[1].tokens_per_second
@@ -173,10 +180,6 @@ def _devices(plan: Plan) -> Iterator[str]:
         )
     elif used == 1 and count in by_count:
         yield f"{count} devices make no more ({_speed(by_count[count])}): they share the host."
-
-
-def _as_many(count: int) -> str:
-    return "Use one" if count == 1 else f"{count} do"
 
 
 def _costs(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
@@ -202,12 +205,11 @@ def _duration(seconds: float) -> str:
     >>> [_duration(s) for s in (42, 5400, 200_000)]
     ['42 s', '1.5 hours', '2.3 days']
     """
-    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 1.5 * length or (unit == "hours" and seconds >= length):
-            return f"{seconds / length:.3g} {unit}" if length < 86400 else (
-                f"{seconds / length:,.1f} {unit}"
-            )  # fmt: skip
-    return f"{seconds:.3g} s"
+    if seconds >= 1.5 * 86400:
+        return f"{seconds / 86400:,.1f} days"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.3g} hours"
+    return f"{seconds / 60:.3g} minutes" if seconds >= 90 else f"{seconds:.3g} s"
 
 
 def _used(plan: Plan, option: Option) -> str:
@@ -218,33 +220,27 @@ def _used(plan: Plan, option: Option) -> str:
     return f"{gib(need.device_bytes)} of {gib(hardware.device.memory.value)} on the device, {host}"
 
 
-def _memory(plan: Plan, chosen: Option) -> str:
-    return f"Memory: {_used(plan, chosen)}; {gib(plan.reserve)} of each is held in reserve."
-
-
 def _fewer(plan: Plan) -> Iterator[str]:
     """Yield what more tokens to a step would take, where they do not surely fit."""
-    if plan.tight is not None and plan.recommended is not None:
+    if plan.tight is not None:
         yield (
             f"{_tokens(plan.tight.need.workload)} to a step may fit: {plan.tight.label}, "
             f"{gib(plan.tight.need.device_bytes)} on the device, {_speed(plan.tight)}."
         )
-    yield from _accumulation(plan)
 
 
-def _accumulation(plan: Plan) -> Iterator[str]:
+def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
     """Yield what accumulation costs and why, where it is used or would seem to help."""
-    chosen, work = plan.recommended, plan.workload
-    several = work.batch_size * work.accumulation > 1
+    work = plan.workload
     gradient = gib(work.model_bytes)
-    if chosen is not None and chosen.need.workload.accumulation > 1:
+    if chosen.need.workload.accumulation > 1:
         if chosen.need.num_devices > 1:
             return  # gradients stay until all devices' are averaged anyway
         yield (
             f"Its micro-batches cost a whole gradient, {gradient} on the device: autograd adds "
             "each to .grad, so that none leaves before the last one."
         )
-    elif several and plan.has_fewer_tokens:
+    elif work.batch_size * work.accumulation > 1 and plan.has_fewer_tokens:
         yield (
             "Smaller micro-batches would not do: accumulation keeps a whole gradient, "
             f"{gradient}, on the device, since autograd adds each to .grad and none leaves before "
@@ -295,22 +291,17 @@ def _evidence(option: Option) -> str:
 def _helps(plan: Plan) -> Iterator[str]:
     """Yield what would make the recommended setting faster."""
     useful = [item for item in plan.improvements if item.helps][:_MOST_HELPS]
-    if useful:
-        yield (
-            "What would help: "
-            + "; ".join(
-                f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
-                for item in useful
-            )
-            + "."
-        )
+    changes = [
+        f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
+        for item in useful
+    ]
+    if changes:
+        yield f"What would help: {'; '.join(changes)}."
 
 
 def _offer(plan: Plan, item: Improvement) -> str:
     one = " on one device" if plan.hardware.num_devices > 1 else ""
-    fewer = (
-        f", with {item.tokens:,} tokens to a step"
-        if item.tokens < plan.workload.tokens_per_step
-        else ""
-    )
-    return f"{item.setting} fits{one}: {item.tokens_per_second:,.0f} tokens/s{fewer}"
+    offer = f"{item.setting} fits{one}: {item.tokens_per_second:,.0f} tokens/s"
+    if item.tokens < plan.workload.tokens_per_step:
+        offer += f", with {item.tokens:,} tokens to a step"
+    return offer

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from experiments.commands.command import Command
+from experiments.commands.flag_types import PATH
 from zenflow.errors import ConfigError
 
 _PAGES = (".html", ".htm")
@@ -15,20 +17,11 @@ _LARGE = 5_000_000
 """Bytes above which the command says what makes the page large."""
 
 
-@click.command(name="report")
-@click.argument("out", type=click.Path(path_type=Path), metavar="OUT.html")
-@click.argument(
-    "inputs",
-    type=click.Path(path_type=Path),
-    nargs=-1,
-    required=True,
-    metavar="RUN|TRACE|SWEEP...",
-)
+@click.command(cls=Command, name="report")
+@click.argument("out", type=PATH, metavar="OUT.html")
+@click.argument("inputs", type=PATH, nargs=-1, required=True, metavar="RUN|TRACE|SWEEP...")
 @click.option("--title", default="zenflow report", show_default=True, help="Above the page.")
-@click.pass_context
-def report_command(
-    context: click.Context, /, *, out: Path, inputs: tuple[Path, ...], title: str
-) -> None:
+def report_command(out: Path, inputs: tuple[Path, ...], title: str) -> None:
     """Write one page that shows runs, traces and sweeps, and opens offline.
 
     RUN is a directory of `zenflow train` (a run, or a comparison), TRACE a .json or .json.gz that
@@ -41,11 +34,8 @@ def report_command(
     from experiments.report.loading import load
     from experiments.report.page import render
 
-    try:
-        _check_out(out)
-        contents = load(inputs)
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
+    _check_out(out)
+    contents = load(inputs)
     words = ["zenflow", "report", str(out), *map(str, inputs)]
     made = {"at": time.strftime("%Y-%m-%d %H:%M"), "command": shlex.join(words), **provenance()}
     page = render(contents, title=title, made=made)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.commands.command import Command
+from experiments.commands.flag_types import PATH
 from experiments.commands.machine_flags import run_flags, simulation_flags
 from experiments.commands.train_flags import given_flags
 from experiments.output.commit import commit
@@ -20,7 +22,6 @@ from sim.memory.parts import gib
 from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
-from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _LANE_WIDTH = 12
 _MOST_PARTS = 5
 
 
-@click.command(name="simulate")
+@click.command(cls=Command, name="simulate")
 @click.option(
     "--strategy", default="zenflow", show_default=True, help=f"One of {', '.join(STRATEGIES)}."
 )
@@ -40,23 +41,20 @@ _MOST_PARTS = 5
 @click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")
 @click.option("--seed", type=int, default=0, help="Of the draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome trace (.gz too).")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the timeline.")
+@click.option("--trace", type=PATH, help="Write a Chrome trace (.gz too).")
+@click.option("--plot", type=PATH, help="Draw the timeline.")
 @click.pass_context
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
-    try:
-        request = Request.of(flags)
-        hardware, _ = hardware_of(request)
-        workload = workload_of(request, hardware)
-        strategy = Strategy.of(
-            flags["strategy"], releases=flags["gradients"] == "release", **given_flags(context)[1]
-        )
-        prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])
-        memory = memory_of(workload, strategy, hardware)
-        interval = _interval(workload, strategy, hardware, flags)
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
+    request = Request.of(flags)
+    hardware, _ = hardware_of(request)
+    workload = workload_of(request, hardware)
+    strategy = Strategy.of(
+        flags["strategy"], releases=flags["gradients"] == "release", **given_flags(context)[1]
+    )
+    prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])
+    memory = memory_of(workload, strategy, hardware)
+    interval = _interval(workload, strategy, hardware, flags)
     if flags["trace"] is not None:
         _described(prediction.timeline, workload, hardware).write(flags["trace"])
     if flags["plot"] is not None:

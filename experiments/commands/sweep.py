@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.commands.command import Command, flag_of, given
+from experiments.commands.flag_types import FOLDER
 from experiments.commands.machine_flags import run_flags, simulation_flags
 from experiments.commands.train_flags import given_flags
-from zenflow.errors import ConfigError, ZenFlowError
+from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from experiments.sweeps.grid import Sweep
@@ -39,7 +41,7 @@ def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -
     context.exit()
 
 
-@click.command(name="sweep")
+@click.command(cls=Command, name="sweep")
 @click.option(
     "--vary",
     "axes",
@@ -61,7 +63,7 @@ def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -
 @click.option("--studies", is_flag=True, help="List the shipped studies.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Results go here. The same command with the same folder goes on where it ended.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; default: all cores.")
@@ -104,17 +106,14 @@ def sweep_command(context: click.Context, /, **flags: Any) -> None:
     if flags["studies"]:
         _list_studies()
         return
-    try:
-        engine = _engine(flags)
-        if flags["study"] is not None:
-            _refuse_beside_study(context)
-            code = _run_studies(flags["study"], flags["out"], engine)
-        else:
-            code = _run(context, flags, engine)
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
+    from experiments.sweeps.run import Engine
+
+    engine = Engine(name=flags["engine"], workers=flags["workers"], scheduler=flags["scheduler"])
+    if flags["study"] is not None:
+        _refuse_beside_study(context)
+        code = _run_studies(flags["study"], flags["out"], engine)
+    else:
+        code = _run(context, flags, engine)
     if code:
         sys.exit(code)
 
@@ -124,25 +123,12 @@ for _parameter in sweep_command.params:
         _parameter.required = False
 
 
-def _engine(flags: Mapping[str, Any]) -> Engine:
-    from experiments.sweeps.run import Engine
-
-    return Engine(name=flags["engine"], workers=flags["workers"], scheduler=flags["scheduler"])
-
-
-def _given(context: click.Context) -> set[str]:
-    return {
-        name
-        for name in context.params
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
-
-
 def _refuse_beside_study(context: click.Context) -> None:
-    names = sorted(_given(context) - set(_OF_A_RUN))
+    names = sorted(given(context).keys() - set(_OF_A_RUN))
     if names:
-        flag = next(p.opts[0] for p in context.command.params if p.name == names[0])
-        raise ConfigError(f"a study has its own axes and settings: leave out {flag}")
+        raise ConfigError(
+            f"a study has its own axes and settings: leave out {flag_of(context, names[0])}"
+        )
 
 
 def _list_studies() -> None:
@@ -169,7 +155,7 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
 
     sweep = _sweep(context, flags)
     prices = parse_prices(flags["prices"])
-    check_value(flags["value"], sweep)
+    check_value(flags["value"])
     folder = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep"
     outcome = run_sweep(sweep, folder, engine)
     files = outcome.files
@@ -199,10 +185,9 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
             "lists all axes), or --study NAME"
         )
     axes = parse_axes(flags["axes"])
-    given = _given(context)
-    knobs = given_flags(context)[1]
+    own = given(context)
     for axis in axes:
-        if axis.kind.target in given:
+        if axis.kind.target in own:
             raise ConfigError(
                 f"--{axis.kind.target.replace('_', '-')} is given and varied: leave one of the "
                 "two out"
@@ -218,9 +203,9 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         )
     return Sweep(
         axes=axes,
-        request=Request.of({name: flags[name] for name in given}),
+        request=Request.of(own),
         strategy=flags["strategy"],
-        knobs=knobs,
+        knobs=given_flags(context)[1],
         releases=flags["gradients"] == "release",
         method=flags["method"],
         tolerance=TOLERANCE if flags["tolerance"] is None else flags["tolerance"],

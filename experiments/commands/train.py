@@ -10,48 +10,48 @@ from typing import Any
 
 import click
 
+from experiments.commands.command import Command
 from experiments.commands.config_file import (
     read_config_file,
     settle_auto,
     settle_warmup,
     tuned_for,
 )
+from experiments.commands.flag_types import FILE, KNOWN_FOLDER, PATH
 from experiments.commands.train_flags import given_flags, given_tuning, train_flags, tuning_flags
 from experiments.training.first_checks import check_first, located
 from experiments.training.intention import intention
 from experiments.training.saved.runlock import LOCK, locked
 from experiments.training.settings import TrainSettings
 from experiments.training.step_log import remove_results
-from zenflow.errors import ConfigError, ZenFlowError
+from zenflow.errors import ConfigError
 
 RUNS = Path("runs")
 """Folder of runs without --out, below the working directory."""
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--compare",
     is_flag=True,
     help="Run on_device, zero_offload, zenflow_paper and zenflow on the same seed and data.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Directory of the results, new or empty."
-)
+@click.option("--out", type=PATH, help="Directory of the results, new or empty.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier run's results in --out.")
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=KNOWN_FOLDER,
     help="Go on with the run in this directory; its settings are kept.",
 )
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="TOML or JSON with settings, or a DeepSpeed JSON; flags win over it.",
 )
 @click.option(
     "--replay",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Repeat the tuned run of this decisions.jsonl, bit for bit on a CPU.",
 )
 @tuning_flags
@@ -74,17 +74,14 @@ def train(
     With nothing given, a small decoder learns this Python's own source code, byte by byte.
     """
     del flags  # read from the context, which knows which of them were given
-    try:
-        if resume is not None:
-            elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
-            settings, compare = _resumed_settings(context, resume, elsewhere, compare)
-            folder = resume
-        else:
-            settings = _new_settings(context, config_file, replay, compare)
-            folder = _new_folder(out, _label(settings, compare))
-        check_first(settings)
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
+    if resume is not None:
+        elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
+        settings, compare = _resumed_settings(context, resume, elsewhere, compare)
+        folder = resume
+    else:
+        settings = _new_settings(context, config_file, replay, compare)
+        folder = _new_folder(out, _label(settings, compare))
+    check_first(settings)
     try:
         with locked(folder):
             if resume is None:
@@ -94,10 +91,6 @@ def train(
             from experiments.training.launch import launch  # loads torch, which help must not
 
             code = launch(settings, folder, compare=compare, resume=resume is not None)
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
-    except ZenFlowError as error:
-        raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(_not_written(folder, error)) from error
     sys.exit(code)

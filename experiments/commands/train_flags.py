@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from experiments.commands.command import given, with_flags
 from experiments.commands.flag_types import Gigabytes, LinkRates, NumberOr
 from experiments.training.setting import Setting, settings_of, written_settings
 from experiments.training.settings import TrainSettings
 from experiments.training.tuning_settings import TuningSettings
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _KNOB_HELP: Mapping[str, str] = {
     "topk_ratio": "Share of columns the device updates.",
@@ -39,73 +38,12 @@ _OPPOSITES = {"rolling": "aligned"}
 _NONE = {"lag": "S"}
 """Words that stand for None among the knobs."""
 
+_KNOBS = settings_of(ZenFlowConfig)
 _TUNING = written_settings(TuningSettings)
 _OF_A_RUN = tuple(item for item in written_settings(TrainSettings) if item not in _TUNING)
 
 
-def train_flags(command: Command) -> Command:
-    """Give a command every flag of a run and of the update rule, as their fields follow."""
-    command = knob_flags(command)
-    for item in reversed(_OF_A_RUN):
-        is_shown = item.default not in (None, False)
-        default = f"  [default: {_shown(item.default)}]" if is_shown else ""
-        command = _flag(item, item.help + default)(command)
-    return command
-
-
-def tuning_flags(command: Command) -> Command:
-    """Give a command the flags of a run that chooses its own knobs, ``--auto`` first."""
-    for item in reversed(_TUNING):
-        command = _flag(item, item.help)(command)
-    return click.option(
-        "--auto",
-        is_flag=True,
-        help="Choose k, S, lag, windows and selections while the run goes on: --controller both.",
-    )(command)
-
-
-def knob_flags(command: Command) -> Command:
-    """Give a command the flags of the update rule alone."""
-    for name in reversed(KNOB_NAMES):
-        command = _flag(settings_of(ZenFlowConfig)[name], _KNOB_HELP[name])(command)
-    return command
-
-
-def given_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings and the knobs that stand on the command line, and no others."""
-    given = _given(context)
-    return _named(_OF_A_RUN, given), {n: v for n, v in given.items() if n in KNOB_NAMES}
-
-
-def given_tuning(context: click.Context) -> dict[str, Any]:
-    """Return the settings of a tuned run that stand on the command line, and no others.
-
-    Raises:
-        ConfigError: Two flags name different controllers.
-    """
-    given = _given(context)
-    found = _named(_TUNING, given)
-    if given.get("auto") and found.setdefault("controller", "both") != "both":
-        raise ConfigError(
-            f"--auto is --controller both, but --controller {found['controller']} is given: "
-            "leave one of the two out"
-        )
-    return found
-
-
-def _named(items: tuple[Setting, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {item.name: given[item.key] for item in items if item.key in given}
-
-
-def _given(context: click.Context) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
-
-
-def _flag(item: Setting, words: str) -> Callable[[Command], Command]:
+def _flag(item: Setting, words: str) -> Callable[[Any], Any]:
     name = item.key.replace("_", "-")
     if item.kind is bool:
         off = _OPPOSITES.get(item.key, f"no-{name}")
@@ -124,5 +62,52 @@ def _type(item: Setting) -> Any:
     return item.kind if item.unit == 1.0 else Gigabytes()
 
 
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _with_default(item: Setting) -> str:
+    if item.default in (None, False):
+        return item.help
+    default = item.default
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return f"{item.help}  [default: {shown}]"
+
+
+knob_flags = with_flags(*(_flag(_KNOBS[name], words) for name, words in _KNOB_HELP.items()))
+"""Flags of the update rule alone."""
+
+train_flags = with_flags(*(_flag(item, _with_default(item)) for item in _OF_A_RUN), knob_flags)
+"""Flags of a run and of the update rule, as their fields follow."""
+
+tuning_flags = with_flags(
+    click.option(
+        "--auto",
+        is_flag=True,
+        help="Choose k, S, lag, windows and selections while the run goes on: --controller both.",
+    ),
+    *(_flag(item, item.help) for item in _TUNING),
+)
+"""Flags of a run that chooses its own knobs, ``--auto`` first."""
+
+
+def given_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings and the knobs that stand on the command line, and no others."""
+    values = given(context)
+    return _named(_OF_A_RUN, values), {n: v for n, v in values.items() if n in KNOB_NAMES}
+
+
+def given_tuning(context: click.Context) -> dict[str, Any]:
+    """Return the settings of a tuned run that stand on the command line, and no others.
+
+    Raises:
+        ConfigError: Two flags name different controllers.
+    """
+    values = given(context)
+    found = _named(_TUNING, values)
+    if values.get("auto") and found.setdefault("controller", "both") != "both":
+        raise ConfigError(
+            f"--auto is --controller both, but --controller {found['controller']} is given: "
+            "leave one of the two out"
+        )
+    return found
+
+
+def _named(items: tuple[Setting, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {item.name: values[item.key] for item in items if item.key in values}

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.commands.command import Command, flag_of, given
 from experiments.commands.config_file import read_config_file, settle_warmup
+from experiments.commands.flag_types import FOLDER, PATH
 from experiments.commands.machine_flags import simulation_flags
 from experiments.commands.train_flags import KNOB_NAMES, given_flags, train_flags
 from experiments.sweeps.requests import Request, hardware_of, workload_of
@@ -50,7 +52,7 @@ _TRAIN = {k: v for k, v in _flags_of(train_flags).items() if k not in _NOT_TUNED
 _SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _TRAIN}
 
 
-@click.command(name="tune")
+@click.command(cls=Command, name="tune")
 @click.option(
     "--backend",
     type=click.Choice(("simulated", "measured")),
@@ -86,9 +88,9 @@ _SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _T
 @click.option("--host-memory", type=float, help="Most GB of the host.")
 @click.option("--largest-staleness", type=int, help="Most steps, lag + S.")
 @click.option("--smallest-captured", type=float, help="Least share of energy on the device.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Results go here.")
+@click.option("--out", type=FOLDER, help="Results go here.")
 @click.option(
-    "--config", "config_file", type=click.Path(path_type=Path),
+    "--config", "config_file", type=PATH,
     help="Settings of the runs, as of `zenflow train`; flags win over it.",
 )  # fmt: skip
 @click.pass_context
@@ -99,10 +101,7 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
     unless given), or with --backend measured by those of `zenflow train`. A knob that is given is
     not searched. With a --storage the same command again goes on.
     """
-    try:
-        task, settings = _task(context, flags)
-    except ConfigError as error:
-        raise click.UsageError(str(error), context) from error
+    task, settings = _task(context, flags)
     from experiments.search.results import run_study  # loads Optuna, which help must not
 
     out = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-tune"
@@ -111,7 +110,7 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
             task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]
         )
     except ConfigError as error:
-        raise click.UsageError(f"{error}{_remedy(context, flags, task)}", context) from error
+        raise ConfigError(f"{error}{_remedy(context, flags, task)}") from error
     if result.interrupted:
         sys.exit(128 + signal.SIGINT)
 
@@ -150,17 +149,17 @@ def _task(context: click.Context, flags: dict[str, Any]) -> tuple[TuningTask, di
 
 def _refuse_strangers(context: click.Context, backend: str) -> None:
     """Refuse flags that the backend would not look at."""
-    knobs = KNOB_NAMES
     if backend == "simulated":
-        others = [name for name in _TRAIN if name not in (*_SHARED, *knobs)] + ["config_file"]
+        strangers = [name for name in _TRAIN if name not in (*_SHARED, *KNOB_NAMES)]
+        strangers, other = [*strangers, "config_file"], "measured"
     else:
-        others = list(_SIMULATE)
-    for name in others:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            flag = next(p.opts[0] for p in context.command.params if p.name == name)
-            other = "measured" if backend == "simulated" else "simulated"
+        strangers, other = list(_SIMULATE), "simulated"
+    own = given(context)
+    for name in strangers:
+        if name in own:
             raise ConfigError(
-                f"{flag} is for --backend {other}: leave it out, or change --backend"
+                f"{flag_of(context, name)} is for --backend {other}: leave it out, or change "
+                "--backend"
             )
 
 
@@ -176,19 +175,19 @@ def _backend(
         largest_staleness=flags["largest_staleness"],
         smallest_captured=flags["smallest_captured"],
     )
-    given, knobs = given_flags(context)
-    given = {name: value for name, value in given.items() if name not in _NOT_TUNED}
+    settings, knobs = given_flags(context)
+    settings = {name: value for name, value in settings.items() if name not in _NOT_TUNED}
     if flags["backend"] == "measured":
         from experiments.search.measured_backend import MeasuredBackend
 
         if flags["config_file"] is not None:
             from_file, file_knobs = read_config_file(flags["config_file"])
-            given, knobs = settle_warmup({**from_file, **given}), {**file_knobs, **knobs}
-        given["strategy"] = "zenflow"
-        settings = TrainSettings(**located(given), knobs=knobs)
-        check_first(settings)
-        given |= {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
-        return MeasuredBackend(settings), limits, {**given, "zenflow": knobs}
+            settings, knobs = settle_warmup({**from_file, **settings}), {**file_knobs, **knobs}
+        settings["strategy"] = "zenflow"
+        made = TrainSettings(**located(settings), knobs=knobs)
+        check_first(made)
+        settings |= {"model": made.model, "data": made.data, "eval_data": made.eval_data}
+        return MeasuredBackend(made), limits, {**settings, "zenflow": knobs}
     from autotune.offline.backends import SimulatedBackend
 
     base = ZenFlowConfig.preset("zenflow", **knobs)
@@ -197,7 +196,7 @@ def _backend(
     workload = workload_of(request, hardware)
     releases = flags["gradients"] != "keep"
     backend = SimulatedBackend(workload, hardware, releases=releases, base=base)
-    given = {
+    settings = {
         "strategy": "zenflow",
         "model": trainable_name(request.model),
         "batch_size": workload.batch_size,
@@ -208,7 +207,7 @@ def _backend(
         "gradients": "release" if releases else "keep",
         "zenflow": {"min_split_elements": base.min_split_elements, **knobs},
     }
-    return backend, limits.within(hardware), given
+    return backend, limits.within(hardware), settings
 
 
 def _remedy(context: click.Context, flags: dict[str, Any], task: TuningTask) -> str:

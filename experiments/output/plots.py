@@ -5,7 +5,6 @@ Lanes and colours are the same in every picture; red is always the device waitin
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from experiments.output.files import replacing
 from experiments.output.run_types import RunSummary, StepRow, TimedSummary
-from zenflow.trace.timeline import LANES, Span, Timeline
+from zenflow.trace.timeline import LANES, Timeline
 
 STALL_COLOUR = "#d62728"
 SPAN_COLOURS: Mapping[str, str] = {
@@ -67,13 +67,10 @@ def save_figure(figure: Figure, path: Path, *, note: str | None = None) -> None:
         metadata["Date"] = None  # the same picture is the same file
     elif note is not None and path.suffix == ".png":
         metadata["Description"] = note
-    draft = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        FigureCanvasAgg(figure)
-        figure.savefig(draft, dpi=130, metadata=metadata)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    FigureCanvasAgg(figure)
+    with replacing(path) as draft:
+        kind = path.suffix.removeprefix(".") or None
+        figure.savefig(draft, format=kind, dpi=130, metadata=metadata)
 
 
 def draw_timeline(timeline: Timeline, summary: TimedSummary) -> Figure:
@@ -199,21 +196,42 @@ def _window_steps(summary: Mapping[str, Any]) -> int:
 
 
 def draw_lanes(axes: Axes, timeline: Timeline) -> None:
-    origin = timeline.start
-    for row, lane in enumerate(LANES):
-        bars: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for span in timeline.spans:
-            if span.lane == lane:
-                bars[_colour(span)].append((span.start - origin, span.seconds))
-        # Waits lie inside forward and step spans, so they are drawn over them.
-        for colour in sorted(bars, key=lambda colour: colour == STALL_COLOUR):
-            axes.broken_barh(
-                bars[colour], (row - _BAR_HEIGHT / 2, _BAR_HEIGHT), facecolor=colour, linewidth=0
-            )
+    rows = {lane: float(row) for row, lane in enumerate(LANES)}
+    draw_spans(axes, timeline, timeline.start, rows, SPAN_COLOURS, _BAR_HEIGHT)
     axes.set_yticks(range(len(LANES)), LANES)
     axes.set_ylim(len(LANES) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def draw_spans(
+    axes: Axes,
+    timeline: Timeline,
+    origin: float,
+    rows: Mapping[str, float],
+    colours: Mapping[str, str],
+    height: float,
+) -> None:
+    """Draw the spans of the lanes that have a row, times counted from an origin.
+
+    Args:
+        axes: Of the picture.
+        timeline: The spans.
+        origin: Seconds on the timeline's clock.
+        rows: Middle of each lane's row.
+        colours: Of spans by name; stalls are red.
+        height: Of a row's bars.
+    """
+    bars: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.lane in rows:
+            colour = STALL_COLOUR if span.is_stall else colours.get(span.name, _OTHER_COLOUR)
+            bars[span.lane, colour].append((span.start - origin, span.seconds))
+    # Waits lie inside forward and step spans, so they are drawn over them.
+    for lane, colour in sorted(bars, key=lambda key: key[1] == STALL_COLOUR):
+        axes.broken_barh(
+            bars[lane, colour], (rows[lane] - height / 2, height), facecolor=colour, linewidth=0
+        )
 
 
 def mark_steps(axes: Axes, timeline: Timeline) -> None:
@@ -228,18 +246,19 @@ def mark_steps(axes: Axes, timeline: Timeline) -> None:
         )  # fmt: skip
 
 
-def _colour(span: Span) -> str:
-    return STALL_COLOUR if span.is_stall else SPAN_COLOURS.get(span.name, _OTHER_COLOUR)
-
-
 def lane_legend(figure: Any, timelines: Sequence[Timeline]) -> None:
     names = {span.name for line in timelines for span in line.spans if not span.is_stall}
-    known = [name for name in SPAN_COLOURS if name in names]
-    patches = [Patch(color=SPAN_COLOURS[name], label=name) for name in known]
-    patches.append(Patch(color=STALL_COLOUR, label="stall"))
+    colour_legend(figure, {name: SPAN_COLOURS[name] for name in SPAN_COLOURS if name in names})
+
+
+def colour_legend(figure: Any, colours: Mapping[str, str], stall: str = "stall") -> None:
+    """Name the colours of spans below a figure, and what red is called."""
+    patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    patches.append(Patch(color=STALL_COLOUR, label=stall))
     figure.legend(
-        handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False
-    )
+        handles=patches, loc="outside lower center", ncols=min(len(patches), 12), fontsize=8,
+        frameon=False,
+    )  # fmt: skip
 
 
 def _draw_losses(axes: Axes, runs: Sequence[RunRecord], against: str) -> None:

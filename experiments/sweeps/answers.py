@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.efficiency import FITTED, EnergyCurve
 from experiments.sweeps.points import NO_ROOM, OK
+from experiments.sweeps.table import predicted_rows
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
@@ -26,10 +27,6 @@ def waiting(frame: pd.DataFrame) -> pd.Series[float]:
         "step_seconds"
     ]
     return waits
-
-
-def _predicted(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["status"] == OK]
 
 
 def _listed(words: list[str]) -> str:
@@ -53,7 +50,7 @@ def link_or_host(
         batch: At which machines are compared.
     """
     sentences = []
-    own = _predicted(frame)[lambda table: table["batch"] == batch]
+    own = predicted_rows(frame)[lambda table: table["batch"] == batch]
     for strategy, part in own.groupby("strategy", sort=False):
         steps = part.set_index(["host", "link"])["step_seconds"]
         now = steps[host, link]
@@ -102,7 +99,7 @@ def worth() -> float:
 
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     """Return zero_offload's step over zenflow's by (dram, grad_accum), as a table of its own."""
-    own = _predicted(frame).pivot_table(
+    own = predicted_rows(frame).pivot_table(
         index=["dram", "grad_accum"], columns="strategy", values="step_seconds", sort=False
     )
     found = (own["zero_offload"] / own["zenflow"]).rename("speedup").reset_index()
@@ -177,7 +174,7 @@ def least_dram(frame: pd.DataFrame) -> dict[tuple[str, str], float | None]:
     """
     found: dict[tuple[str, str], float | None] = {}
     for (moments, gpu), part in frame.groupby(["deferred_moments", "gpu"], sort=False):
-        by_rate = _predicted(part).sort_values("dram")
+        by_rate = predicted_rows(part).sort_values("dram")
         rates, waits = list(by_rate["dram"]), list(waiting(by_rate))
         is_enough = bool(rates) and waits[-1] <= STALL_FREE
         found[str(moments), str(gpu)] = crossing(rates, waits, STALL_FREE) if is_enough else None
@@ -218,7 +215,7 @@ def dram_for_gpu(frame: pd.DataFrame) -> list[str]:
 
 def _not_the_memory(frame: pd.DataFrame, gpus: set[str]) -> list[str]:
     """Say which GPUs still wait where twice the bandwidth has stopped to help."""
-    known = _predicted(frame).assign(waits=waiting)
+    known = predicted_rows(frame).assign(waits=waiting)
     found = []
     for gpu, part in known[known["gpu"].isin(gpus)].groupby("gpu", sort=False):
         fastest = part[part["dram"] == part["dram"].max()]["waits"].min()
@@ -238,7 +235,7 @@ def _not_the_memory(frame: pd.DataFrame, gpus: set[str]) -> list[str]:
 
 def cores_against_interval(frame: pd.DataFrame) -> list[str]:
     """Say how many cores each window needs, and whether longer windows save cores."""
-    known = _predicted(frame).assign(waits=waiting)
+    known = predicted_rows(frame).assign(waits=waiting)
     sentences = []
     for moments, own in known.groupby("deferred_moments", sort=False):
         parts = []

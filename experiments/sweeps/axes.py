@@ -21,12 +21,12 @@ from zenflow.errors import ConfigError
 Value = str | int | float | bool | None
 Place = Literal["flag", "strategy", "knob", "figure", "machine"]
 
-GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
-MOST_VALUES = 100_000
+_GIGA, _TERA, GIB = 1e9, 1e12, float(1 << 30)
+_MOST_VALUES = 100_000
 """Most values of one axis."""
 _ROUNDING = 1e-9
 """Share of a step by which a range's end may be missed and still be its last value."""
-_UNLIMITED = "S"
+WHOLE_WINDOW = "S"
 """What stands for a lag of S, whatever S is."""
 
 
@@ -74,11 +74,16 @@ class Axis:
 # ---- words to values --------------------------------------------------------------------------
 
 
-def _number(word: str) -> float:
+def float_in(word: str) -> float:
+    """Return the number that a word says; NaN if it says none."""
     try:
-        value = float(word)
+        return float(word)
     except ValueError:
-        value = math.nan
+        return math.nan
+
+
+def _number(word: str) -> float:
+    value = float_in(word)
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"values must be positive numbers, got {word!r}")
     return value
@@ -156,17 +161,17 @@ def _knob(name: str) -> Callable[[str], Value]:
         if kind is bool:
             return _switch(word)
         value: Value = None
-        if name != "lag" or word != _UNLIMITED:
+        if name != "lag" or word != WHOLE_WINDOW:
             try:
                 value = kind(word)
             except ValueError:
                 what = {int: "whole numbers", float: "numbers"}[kind]
-                other = f" or {_UNLIMITED}" if name == "lag" else ""
+                other = f" or {WHOLE_WINDOW}" if name == "lag" else ""
                 raise ConfigError(f"values must be {what}{other}, got {word!r}") from None
         # Beside a value that suits it: what two axes are together is for the points to say.
         beside = {"update_interval": value} if name == "lag" and value is not None else {}
         ZenFlowConfig.preset("zenflow", **{**beside, name: value})
-        return _UNLIMITED if value is None else value
+        return WHOLE_WINDOW if value is None else value
 
     return parse
 
@@ -181,28 +186,31 @@ _WITHOUT_EFFECT = (
 """Knobs that no steady step's time or memory depends on."""
 
 
+def _axis(
+    place: Place,
+    name: str,
+    parse: Callable[[str], Value],
+    help_: str,
+    target: str | None = None,
+    **unit: Any,
+) -> AxisKind:
+    return AxisKind(name=name, place=place, target=target or name, parse=parse, help=help_, **unit)
+
+
 def _flag(name: str, parse: Callable[[str], Value], help_: str, **more: Any) -> AxisKind:
-    return AxisKind(
-        name=name, place="flag", target=more.pop("target", name), parse=parse, help=help_, **more
-    )
+    return _axis("flag", name, parse, help_, **more)
 
 
 def _figure(name: str, target: str, scale: float, unit: str, help_: str) -> AxisKind:
-    return AxisKind(
-        name=name, place="figure", target=target, parse=_number, scale=scale, unit=unit, help=help_
-    )
+    return _axis("figure", name, _number, help_, target, scale=scale, unit=unit)
 
 
 def _knobs() -> Iterable[AxisKind]:
-    for name in (
-        *_SHORT,
-        *(name for name in settings_of(ZenFlowConfig) if name not in _WITHOUT_EFFECT),
-    ):
-        target = _SHORT.get(name, name)
-        yield AxisKind(
-            name=name, place="knob", target=target, parse=_knob(target),
-            help=target if name in _SHORT else "as the flag of zenflow simulate",
-        )  # fmt: skip
+    for name, target in _SHORT.items():
+        yield _axis("knob", name, _knob(target), target, target)
+    for name in settings_of(ZenFlowConfig):
+        if name not in _WITHOUT_EFFECT:
+            yield _axis("knob", name, _knob(name), "as the flag of zenflow simulate")
 
 
 KINDS: Mapping[str, AxisKind] = {
@@ -222,24 +230,20 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("grad_accum", _count, "micro-batches of a step"),
         _flag("dtype", _choice(DTYPES), "of parameters"),
         _flag("checkpointing", _switch, "recomputation: yes, no"),
-        AxisKind(name="strategy", place="strategy", target="strategy", parse=_strategy,
-                 help="strategy"),
+        _axis("strategy", "strategy", _strategy, "strategy"),
         *_knobs(),
-        AxisKind(name="cores", place="machine", target="cores", parse=_count,
-                 help="cores of the whole host"),
-        AxisKind(name="host_threads", place="machine", target="host_threads", parse=_count,
-                 help="threads of the host's update for each device"),
-        AxisKind(name="link_rate", place="machine", target="link_rate", parse=_number,
-                 scale=GIGA, unit="GB/s", help="of the link, each way"),
-        _figure("d2h", "link.d2h", GIGA, "GB/s", "of copies to the host"),
-        _figure("h2d", "link.h2d", GIGA, "GB/s", "of copies to the device"),
+        _axis("machine", "cores", _count, "cores of the whole host"),
+        _axis("machine", "host_threads", _count, "threads of the host's update for each device"),
+        _axis("machine", "link_rate", _number, "of the link, each way", scale=_GIGA, unit="GB/s"),
+        _figure("d2h", "link.d2h", _GIGA, "GB/s", "of copies to the host"),
+        _figure("h2d", "link.h2d", _GIGA, "GB/s", "of copies to the device"),
         _figure("duplex", "link.duplex", 1.0, "", "both ways together over their sum, to 1"),
-        _figure("dram", "host.dram", GIGA, "GB/s", "of one socket's memory"),
-        _figure("core_rate", "host.core_bandwidth", GIGA, "GB/s", "that one core moves"),
+        _figure("dram", "host.dram", _GIGA, "GB/s", "of one socket's memory"),
+        _figure("core_rate", "host.core_bandwidth", _GIGA, "GB/s", "that one core moves"),
         _figure("device_memory", "device.memory", GIB, "GiB", "of one device"),
-        _figure("device_rate", "device.bandwidth", GIGA, "GB/s", "of device memory"),
-        AxisKind(name="tflops", place="machine", target="tflops", parse=_number, scale=TERA,
-                 unit="TFLOP/s", help="dense peak of one device in the workload's dtype"),
+        _figure("device_rate", "device.bandwidth", _GIGA, "GB/s", "of device memory"),
+        _axis("machine", "tflops", _number, "dense peak of one device in the workload's dtype",
+              scale=_TERA, unit="TFLOP/s"),
     )
 }  # fmt: skip
 """Every axis by name; beside these any figure of a profile by its dotted name, in SI units."""
@@ -302,8 +306,8 @@ def parse_axis(text: str) -> Axis:
             found += _range(word, kind) if _is_range(word) else [kind.parse(word)]
         except ConfigError as error:
             raise ConfigError(f"--vary {text}: {error}") from None
-        if len(found) > MOST_VALUES:
-            raise ConfigError(f"--vary {text}: more than {MOST_VALUES} values")
+        if len(found) > _MOST_VALUES:
+            raise ConfigError(f"--vary {text}: more than {_MOST_VALUES} values")
     return Axis(name=name, values=tuple(dict.fromkeys(found)))
 
 
@@ -344,8 +348,8 @@ def _range(word: str, kind: AxisKind) -> list[Value]:
             "positive, or a factor above 1 on a positive lo"
         )
     steps = math.log(high / low) / math.log(by) if is_factor else (high - low) / by
-    if steps > MOST_VALUES:
-        raise ConfigError(f"range {word!r} has more than {MOST_VALUES} values")
+    if steps > _MOST_VALUES:
+        raise ConfigError(f"range {word!r} has more than {_MOST_VALUES} values")
     numbers = [
         low * by**step if is_factor else low + by * step
         for step in range(int(steps * (1 + _ROUNDING) + _ROUNDING) + 1)
@@ -358,10 +362,7 @@ def _range(word: str, kind: AxisKind) -> list[Value]:
 
 
 def _finite(part: str, word: str) -> float:
-    try:
-        value = float(part)
-    except ValueError:
-        value = math.nan
+    value = float_in(part)
     if not math.isfinite(value):
         raise ConfigError(f"range {word!r} needs numbers, got {part!r}")
     return value

@@ -7,6 +7,7 @@ killer: its points are then reported as failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from experiments.sweeps.grid import Sweep
@@ -55,10 +56,9 @@ def cluster_rows(
         must_stop: Asked between rows.
 
     Raises:
-        ConfigError: Dask is not installed, or the scheduler can't be reached.
+        ConfigError: The scheduler can't be reached.
         ZenFlowError: The cluster has no workers, or lost its scheduler.
     """
-    check_cluster()
     with _client(workers, scheduler) as client:
         threads = sum(client.nthreads().values())
         if not threads:
@@ -69,37 +69,30 @@ def cluster_rows(
         yield from _gathered(client, sweep, tasks_of(points, threads), threads, must_stop)
 
 
-def _client(workers: int, scheduler: str | None) -> Any:
+@contextmanager
+def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
+    """Yield a client of the scheduler, or else of a cluster that is made for it."""
     import distributed
 
     dask: Any = distributed  # which has no annotations
-
     if scheduler is None:
-        cluster = dask.LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=40
-        )
-        return _OwnCluster(cluster, dask.Client(cluster))
+        with (
+            dask.LocalCluster(
+                n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=40
+            ) as cluster,
+            dask.Client(cluster) as client,
+        ):
+            yield client
+        return
     try:
-        return dask.Client(scheduler, timeout=_CONNECTING)
+        client = dask.Client(scheduler, timeout=_CONNECTING)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--scheduler {scheduler} can't be reached ({error}): give its address, as in "
             "tcp://10.0.0.1:8786"
         ) from error
-
-
-class _OwnCluster:
-    """A client and the cluster that was made for it, closed together."""
-
-    def __init__(self, cluster: Any, client: Any) -> None:
-        self._cluster, self._client = cluster, client
-
-    def __enter__(self) -> Any:
-        return self._client
-
-    def __exit__(self, *error: object) -> None:
-        self._client.close()
-        self._cluster.close()
+    with client:
+        yield client
 
 
 def _gathered(
@@ -111,7 +104,7 @@ def _gathered(
 ) -> Iterator[tuple[int, Row]]:
     import distributed
 
-    wait: Any = distributed.wait
+    dask: Any = distributed  # which has no annotations
     [shared] = client.scatter([sweep], broadcast=True)
     left = list(reversed(tasks))
     under_way: dict[Any, Sequence[int]] = {}
@@ -120,24 +113,21 @@ def _gathered(
             task = left.pop()
             under_way[client.submit(_answer, shared, task, pure=False)] = task
         try:
-            done = wait(list(under_way), timeout=_PATIENCE, return_when="FIRST_COMPLETED").done
+            done = dask.wait(
+                list(under_way), timeout=_PATIENCE, return_when="FIRST_COMPLETED"
+            ).done
         except TimeoutError:
             continue
         for future in done:
-            yield from _result(future, under_way.pop(future))
+            points = under_way.pop(future)
+            try:
+                yield from future.result()
+            except dask.KilledWorker as error:
+                failed = {"status": FAILED, "reason": f"its workers were killed: {error}"}
+                yield from ((index, failed) for index in points)
     client.cancel(list(under_way))
 
 
 def _answer(sweep: Sweep, points: Sequence[int]) -> list[tuple[int, Row]]:
     """Return the rows of some points; runs on a worker."""
     return list(rows_of(sweep, points))
-
-
-def _result(future: Any, points: Sequence[int]) -> Iterator[tuple[int, Row]]:
-    from distributed import KilledWorker
-
-    try:
-        yield from future.result()
-    except KilledWorker as error:
-        for index in points:
-            yield index, {"status": FAILED, "reason": f"its workers were killed: {error}"}

@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 
 from experiments.output.plots import STRATEGY_COLOURS
 from experiments.sweeps.axes import Axis
-from experiments.sweeps.plots import PLAIN, SPREAD, best_is_largest, predicted_rows
+from experiments.sweeps.plots import PLAIN, SPREAD, best_is_largest
 from experiments.sweeps.prices import COLUMN
+from experiments.sweeps.table import predicted_rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.axes import Axis, Value
+from experiments.sweeps.axes import WHOLE_WINDOW, Axis, Value
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
@@ -24,8 +24,6 @@ MOST_POINTS = 1_000_000
 TOLERANCE = 0.002
 """Relative error of a step that is accepted of a closed form, unless another is given."""
 
-_WHOLE_WINDOW = "S"
-"""A lag of S, whatever S is."""
 _TRIED = 500
 """Points among which one must make sense before a sweep begins."""
 
@@ -114,7 +112,7 @@ class Sweep:
             if kind.place == "flag":
                 named[kind.target] = scaled
             elif kind.place == "knob":
-                knobs[kind.target] = None if value == _WHOLE_WINDOW else value
+                knobs[kind.target] = None if value == WHOLE_WINDOW else value
             elif kind.place == "strategy":
                 name = str(value)
             elif kind.place == "figure":

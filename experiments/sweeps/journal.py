@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from experiments.output.files import fsync_folder
@@ -26,7 +26,7 @@ class Journal:
     """The journal of one sweep in its folder, for one process at a time.
 
     Attributes:
-        rows: Of finished points, by index; points that failed are not finished.
+        rows: Of points that were finished before, by index; those that failed were not.
         sessions: Provenance of every session so far.
     """
 
@@ -79,8 +79,11 @@ class Journal:
                 "--out"
             )
 
-    def open(self, session: Mapping[str, Any]) -> Journal:
-        """Begin a session: what was torn is cut off, and points can be added.
+    @contextmanager
+    def open(self, session: Mapping[str, Any]) -> Iterator[None]:
+        """Begin a session: what was torn is cut off, and points can be added until its end.
+
+        When it ends the file is on the disk.
 
         Raises:
             ConfigError: Another process is at work in the folder, or it can't be written.
@@ -92,48 +95,33 @@ class Journal:
             raise ConfigError(
                 f"{self.path} can't be written ({error.strerror}): choose another --out"
             ) from error
-        if not _locked(file):
-            file.close()
-            raise ConfigError(
-                f"another sweep is at work in {self.path.parent}: wait for it, or choose another "
-                "--out"
-            )
-        self._file = file
-        if file.tell() > self._whole:
-            file.truncate(self._whole)
-        if not self._whole:
-            self._append(self._header)
-            fsync_folder(self.path.parent)
-        self.sessions.append(session)
-        self._append({"session": session})
-        return self
+        with file:
+            if not _locked(file):
+                raise ConfigError(
+                    f"another sweep is at work in {self.path.parent}: wait for it, or choose "
+                    "another --out"
+                )
+            self._file = file
+            if file.tell() > self._whole:
+                file.truncate(self._whole)
+            if not self._whole:
+                self._append(self._header)
+                fsync_folder(self.path.parent)
+            self.sessions.append(session)
+            self._append({"session": session})
+            try:
+                yield
+            finally:
+                os.fsync(file.fileno())
 
     def add(self, index: int, row: Row) -> None:
-        """Append a finished point."""
-        if row["status"] != FAILED:
-            self.rows[index] = row
+        """Append a point."""
         self._append({"point": index, "row": row})
 
     def _append(self, item: Mapping[str, Any]) -> None:
         assert self._file is not None
         self._file.write(json.dumps(item, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
-
-    def __enter__(self) -> Journal:
-        """Return the open journal."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the file, once it is on the disk."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
 
 
 def _locked(file: BinaryIO) -> bool:

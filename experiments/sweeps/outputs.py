@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.points import EVENTS, FORMULA, OK, RESULTS, Row
 from experiments.sweeps.prices import COLUMN
+from experiments.sweeps.table import TEXTS
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
@@ -19,17 +20,15 @@ if TYPE_CHECKING:
 PICTURE, PARETO = "picture.png", "pareto.png"
 AGAINST = ("device_bytes", "host_bytes", "staleness_steps", COLUMN)
 """Columns that what is shown is traded for."""
-_WORDS = ("status", "reason", "method", "device_name", "host_name", "link_name")
 
 
-def check_value(name: str, sweep: Sweep) -> None:
+def check_value(name: str) -> None:
     """Refuse a column that no picture can show.
 
     Raises:
         ConfigError: It is unknown, or no number.
     """
-    del sweep
-    known = [column for column in RESULTS if column not in _WORDS] + [COLUMN]
+    known = [column for column in RESULTS if column not in TEXTS] + [COLUMN]
     if name not in known:
         raise ConfigError(f"--value {unknown_name(name, known)}")
 

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from experiments.output.plots import STALL_COLOUR, STRATEGY_COLOURS
+from experiments.output.plots import STALL_COLOUR
 from experiments.sweeps.axes import Axis
-from experiments.sweeps.points import OK
+from experiments.sweeps.table import predicted_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure 
     if not varied or not predicted_rows(frame)[value].notna().any():
         return None
     if len(varied) == 1:
-        return draw_lines(frame, varied[0], [value])
+        return _draw_line(frame, varied[0], value)
     panel = None
     if len(varied) > 2:
         shortest = min(varied, key=lambda axis: len(axis.values))
@@ -56,26 +56,24 @@ def draw_sweep(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Figure 
     return draw_heat_maps(frame, first, second, value, panel=panel, note=note)
 
 
-def draw_lines(
-    frame: pd.DataFrame, x: Axis, values: Sequence[str], *, by: Axis | None = None
-) -> Figure:
-    """Return columns over one axis; with ``by`` a line for each value of another."""
-    figure = Figure(figsize=(6.4 * len(values), 4), layout="constrained")
-    for panel, value in zip(
-        figure.subplots(1, len(values), squeeze=False)[0], values, strict=True
-    ):
-        for place, (label, own) in enumerate(_groups(frame, by)):
-            best = _best(predicted_rows(own), [x], value).reindex(list(x.values))
-            colour = STRATEGY_COLOURS.get(str(label), _COLOURS[place % len(_COLOURS)])
-            panel.plot(_places(x), best.to_numpy(), marker="o", markersize=4, color=colour,
-                       label=str(label))  # fmt: skip
-        _scale_x(panel, x)
-        panel.set_ylim(bottom=0)
-        panel.set_ylabel(value)
-        panel.spines[["top", "right"]].set_visible(False)
-        if by is not None:
-            panel.legend(fontsize=8, frameon=False, title=by.name)
-    figure.suptitle(f"{' and '.join(values)}, predicted", fontsize=11)
+def _draw_line(frame: pd.DataFrame, x: Axis, value: str) -> Figure:
+    """Return a column over one axis."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    best = _best(predicted_rows(frame), [x], value).reindex(list(x.values))
+    places = [float(v) for v in x.values] if x.is_number else range(len(x.values))  # type: ignore[arg-type]
+    axes.plot(places, best.to_numpy(), marker="o", markersize=4, color=_COLOURS[0])
+    axes.set_xlabel(x.label)
+    if not x.is_number:
+        axes.set_xticks(places, _ticks(x), rotation=30, ha="right", fontsize=8)
+    elif min(places) > 0 and max(places) / min(places) >= SPREAD / 2:
+        axes.set_xscale("log")
+        axes.set_xticks(places, _ticks(x), minor=False, fontsize=8)
+        axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(value)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{value}, predicted", fontsize=11)
     return figure
 
 
@@ -165,15 +163,10 @@ def best_is_largest(value: str) -> bool:
 # ---- parts ------------------------------------------------------------------------------------
 
 
-def predicted_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["status"] == OK]
-
-
 def _groups(frame: pd.DataFrame, by: Axis | None) -> list[tuple[Any, pd.DataFrame]]:
     if by is None:
         return [("", frame)]
-    keys = _keys(by)
-    return [(key, frame[frame[by.name] == key]) for key in keys]
+    return [(key, frame[frame[by.name] == key]) for key in _keys(by)]
 
 
 def _keys(axis: Axis) -> list[Any]:
@@ -188,10 +181,8 @@ def _best(frame: pd.DataFrame, axes: Sequence[Axis], value: str) -> Any:
 
 def _matrix(frame: pd.DataFrame, first: Axis, second: Axis, value: str) -> NDArray[np.float64]:
     best = _best(predicted_rows(frame), [first, second], value).unstack(second.name)
-    found: NDArray[np.float64] = best.reindex(index=_keys(first), columns=_keys(second)).to_numpy(
-        float
-    )
-    return found
+    best = best.reindex(index=_keys(first), columns=_keys(second))
+    return np.asarray(best, dtype=np.float64)
 
 
 def _norm(finite: NDArray[np.float64]) -> Any:
@@ -229,20 +220,3 @@ def _draw_levels(axes: Axes, grid: NDArray[np.float64], levels: Sequence[float])
 
 def _ticks(axis: Axis) -> list[str]:
     return [f"{v:.4g}" if isinstance(v, float) else str(v) for v in axis.values]
-
-
-def _places(axis: Axis) -> list[float]:
-    if axis.is_number:
-        return [float(v) for v in axis.values]  # type: ignore[arg-type]
-    return [float(place) for place in range(len(axis.values))]
-
-
-def _scale_x(axes: Axes, axis: Axis) -> None:
-    axes.set_xlabel(axis.label)
-    places = _places(axis)
-    if not axis.is_number:
-        axes.set_xticks(places, _ticks(axis), rotation=30, ha="right", fontsize=8)
-    elif min(places) > 0 and max(places) / min(places) >= SPREAD / 2:
-        axes.set_xscale("log")
-        axes.set_xticks(places, _ticks(axis), minor=False, fontsize=8)
-        axes.minorticks_off()

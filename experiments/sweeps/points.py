@@ -8,21 +8,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.sweeps.grid import Case, Sweep
 from sim.closed_forms.steady import ClosedForm, has_closed_form
-from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.need import memory_of
-from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
-from sim.timing.costs import StepCosts, costs_of
+from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sim.closed_forms.steady import Steady
-    from sim.memory.need import MemoryNeed
 
 Row = dict[str, Any]
 
@@ -77,15 +71,11 @@ def rows_of(sweep: Sweep, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
             yield index, {**row, "status": NO_ROOM, "reason": short}
         else:
             open_.append((index, case, row))
-    left = []
-    for index, case, row, found in _by_formula(open_, sweep):
-        if found is None:
-            left.append((index, case, row))
-        else:
-            yield index, {**row, **found}
-    for index, case, row in left:
+    solved = _by_formula({index: case for index, case, _ in open_}, sweep)
+    # Those of formulas come first, as they take no time.
+    for index, case, row in sorted(open_, key=lambda point: point[0] not in solved):
         try:
-            found = _by_events(case)
+            found = solved[index] if index in solved else _by_events(case)
         except ConfigError as error:
             found = {"status": INVALID, "reason": _in_one_line(error)}
         yield index, {**row, **found}
@@ -113,7 +103,7 @@ def _facts(case: Case) -> Row:
 
 def _shortfalls(case: Case, row: Row) -> str:
     """Return why a point doesn't fit, empty if it does; its memory goes into the row."""
-    need: MemoryNeed = memory_of(case.workload, case.strategy, case.hardware)
+    need = memory_of(case.workload, case.strategy, case.hardware)
     row["device_bytes"], row["host_bytes"] = _rounded(need.device_bytes), _rounded(need.host_bytes)
     return "; ".join(
         f"{short.place} memory: needs {short.needed / 2**30:.1f} GiB, has "
@@ -124,34 +114,30 @@ def _shortfalls(case: Case, row: Row) -> str:
 
 # ---- by formula -------------------------------------------------------------------------------
 
-_Open = tuple[int, Case, Row]
 
-
-def _by_formula(
-    points: Sequence[_Open], sweep: Sweep
-) -> Iterator[tuple[int, Case, Row, Row | None]]:
-    """Yield every point with what a formula says, or None where it is to be simulated."""
-    groups: dict[str, list[_Open]] = defaultdict(list)
-    for point in points:
-        groups[_group(point[1]) if _has_formula(point[1], sweep) else ""].append(point)
-    for key, members in groups.items():
-        found: list[Row | None] = [None] * len(members)
-        if key:
-            cases = [case for _, case, _ in members]
-            found = list(_solved(cases, sweep.tolerance))
-        for (index, case, row), solved in zip(members, found, strict=True):
-            if solved is None and sweep.method == "closed-form":
-                missing = {"status": NO_FORMULA, "reason": _why_not(case, bool(key))}
-                yield index, case, row, missing
-            else:
-                yield index, case, row, solved
+def _by_formula(cases: Mapping[int, Case], sweep: Sweep) -> dict[int, Row]:
+    """Return what formulas say of points, by index; those that are missing are to be simulated."""
+    found: dict[int, Row] = {}
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, case in cases.items():
+        if _has_formula(case, sweep):
+            groups[_group(case)].append(index)
+    for members in groups.values():
+        solved = _solved([cases[index] for index in members], sweep.tolerance)
+        found |= {index: row for index, row in zip(members, solved, strict=True) if row}
+    if sweep.method == "closed-form":
+        tried = {index for members in groups.values() for index in members}
+        for index, case in cases.items():
+            missing = {"status": NO_FORMULA, "reason": _why_not(case, index in tried)}
+            found.setdefault(index, missing)
+    return found
 
 
 def _has_formula(case: Case, sweep: Sweep) -> bool:
     """Whether a formula may be tried: it knows nothing of selections that recur."""
     if sweep.method == "simulate" or _selects(case.strategy):
         return False
-    return has_closed_form(_costs(case.workload, case.hardware), case.strategy)
+    return has_closed_form(costs_of(case.workload, case.hardware), case.strategy)
 
 
 def _selects(strategy: Strategy) -> bool:
@@ -178,13 +164,14 @@ def _group(case: Case) -> str:
 
 
 def _solved(cases: Sequence[Case], tolerance: float) -> Iterator[Row | None]:
+    """Yield what one formula says of each case; None where it does not hold."""
     import numpy as np
 
     first = cases[0]
     rates = [Rates.of(case.hardware) for case in cases]
     axes = {name: np.array([getattr(rate, name) for rate in rates]) for name in _RATES}
-    form = ClosedForm(_costs(first.workload, first.hardware), first.strategy)
-    steady: Steady = form.solve(tolerance=tolerance, **axes)
+    form = ClosedForm(costs_of(first.workload, first.hardware), first.strategy)
+    steady = form.solve(tolerance=tolerance, **axes)
     for case, step, stall, holds in zip(
         cases, steady.step_seconds, steady.stall_seconds, steady.applies, strict=True
     ):
@@ -195,7 +182,7 @@ def _solved(cases: Sequence[Case], tolerance: float) -> Iterator[Row | None]:
 
 
 def _by_events(case: Case) -> Row:
-    found = simulate(_costs(case.workload, case.hardware), case.strategy, keeps_spans=False)
+    found = simulate(costs_of(case.workload, case.hardware), case.strategy, keeps_spans=False)
     row = _times(case, EVENTS, found.step_seconds, found.stall_seconds, found.selection_seconds)
     return {**row, "d2h_bytes": _rounded(found.d2h_bytes), "h2d_bytes": _rounded(found.h2d_bytes)}
 
@@ -215,7 +202,3 @@ def _times(case: Case, method: str, step: float, stall: float, selection: float)
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else value
-
-
-def _costs(workload: Workload, hardware: HardwareProfile) -> StepCosts:
-    return costs_of(workload, hardware)

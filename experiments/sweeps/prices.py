@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from experiments.sweeps.axes import float_in
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 
@@ -24,10 +25,7 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for text in texts:
         name, _, word = text.partition("=")
-        try:
-            price = float(word)
-        except ValueError:
-            price = math.nan
+        price = float_in(word)
         if not (math.isfinite(price) and price > 0):
             raise ConfigError(
                 f"--price takes a part and its price in dollars, got {text!r}: rtx4090=1600"

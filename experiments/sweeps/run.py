@@ -20,7 +20,6 @@ from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 
 ENGINES = ("local", "dask")
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from experiments.sweeps.grid import Sweep
 from experiments.sweeps.journal import NAME
 from experiments.sweeps.requests import Request
 from experiments.sweeps.run import Engine, run_sweep
-from experiments.sweeps.table import PARQUET, PROVENANCE, read_table, table_of
+from experiments.sweeps.table import PARQUET, PROVENANCE, table_of
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 
@@ -265,12 +265,3 @@ def _finish(
     for name in (NAME, PROVENANCE, PARQUET):
         (folder / name).unlink(missing_ok=True)
     return record
-
-
-def table_in(folder: Path, study: Study) -> pd.DataFrame:
-    """Return the table of a study's record.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    return read_table(folder / study.name, study.sweep.axes)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.output.files import write_json, write_text
+from experiments.output.files import replacing, write_json, write_text
 from experiments.sweeps.axes import Axis
 from experiments.sweeps.grid import Sweep, notes_of
-from experiments.sweeps.points import RESULTS, Row
+from experiments.sweeps.points import OK, RESULTS, Row
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CSV, PARQUET, PROVENANCE = "table.csv", "table.parquet", "provenance.json"
-_TEXTS = ("status", "reason", "method", "device_name", "host_name", "link_name")
+TEXTS = ("status", "reason", "method", "device_name", "host_name", "link_name")
+"""Columns of results that are no numbers."""
 
 
 def table_of(sweep: Sweep, rows: Mapping[int, Row]) -> pd.DataFrame:
@@ -54,7 +54,7 @@ def read_table(folder: Path, axes: Sequence[Axis] = ()) -> pd.DataFrame:
 
 def _typed(frame: pd.DataFrame, axes: Sequence[Axis]) -> pd.DataFrame:
     """Return the table with numbers as floats and the rest as text, whatever is missing."""
-    texts = {*_TEXTS, *(axis.name for axis in axes if not axis.is_number)}
+    texts = {*TEXTS, *(axis.name for axis in axes if not axis.is_number)}
     for name in frame.columns:
         if name in texts:
             text = frame[name].astype(object)
@@ -62,6 +62,11 @@ def _typed(frame: pd.DataFrame, axes: Sequence[Axis]) -> pd.DataFrame:
         elif name in RESULTS:
             frame[name] = frame[name].astype(float)
     return frame
+
+
+def predicted_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table that have a prediction."""
+    return frame[frame["status"] == OK]
 
 
 def write_table(
@@ -78,12 +83,8 @@ def write_frame(frame: pd.DataFrame, folder: Path) -> list[Path]:
     write_text(folder / CSV, frame.to_csv(index=False, lineterminator="\n"))
     if importlib.util.find_spec("pyarrow") is None:
         return [folder / CSV]
-    draft = folder / f".{PARQUET}.{os.getpid()}"
-    try:
+    with replacing(folder / PARQUET) as draft:
         frame.to_parquet(draft, engine="pyarrow", index=False)
-        draft.replace(folder / PARQUET)
-    finally:
-        draft.unlink(missing_ok=True)
     return [folder / CSV, folder / PARQUET]
 
 

@@ -7,7 +7,7 @@ neither torch nor matplotlib.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,11 @@ class Side:
             return f"{self.steps}, selections of columns spread over all steps"
         return self.steps
 
-    def first(self, num_steps: int) -> Side:
-        """Return the first steps alone."""
-        kept = dict(list(self.starts.items())[:num_steps])
-        later = list(self.starts.values())[num_steps:]
-        end = later[0] if later else self.end
-        return Side(trace=self.trace, starts=kept, end=end)
+    def only(self, steps: Collection[int]) -> Side:
+        """Return some of the steps, which lie together."""
+        kept = {step: start for step, start in self.starts.items() if step in steps}
+        later = [start for start in self.starts.values() if start > max(kept.values())]
+        return Side(trace=self.trace, starts=kept, end=min(later, default=self.end))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,18 +248,11 @@ def compare_sides(a: Side, b: Side) -> list[Row]:
         key=lambda key: (groups.index(key[0]), places.index(key[1]), key[2]),
     )
     rows = []
-    for key in keys:
-        missing = None if key[0] == "rate" else 0.0
-        values = [figures.get(key, missing) for figures in found]
+    for group, lane, name in keys:
+        missing = None if group == "rate" else 0.0
+        a_value, b_value = (figures.get((group, lane, name), missing) for figures in found)
         rows.append(
-            Row(
-                group=key[0],
-                lane=key[1],
-                name=key[2],
-                unit=UNITS[key[0]],
-                a=values[0],
-                b=values[1],
-            )
+            Row(group=group, lane=lane, name=name, unit=UNITS[group], a=a_value, b=b_value)
         )
     return rows
 
@@ -297,14 +289,13 @@ def _find_trace(path: Path) -> Path:
 
 def _within(side: Side, first: int, last: int) -> Side:
     """Return those of the steps that lie within two numbers."""
-    kept = {step: start for step, start in side.starts.items() if first <= step <= last}
+    kept = {step for step in side.starts if first <= step <= last}
     if not kept:
         raise ConfigError(
             f"steps must be in both traces, but {side.trace.path} has none of {first} to {last}: "
             f"its whole steps are {min(side.starts)} to {max(side.starts)}"
         )
-    later = [start for start in side.starts.values() if start > max(kept.values())]
-    return Side(trace=side.trace, starts=kept, end=min(later, default=side.end))
+    return side.only(kept)
 
 
 def _figures(side: Side, lanes: Sequence[str]) -> dict[tuple[str, str, str], float | None]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR
+from experiments.output.plots import SPAN_COLOURS, colour_legend, draw_spans
 from experiments.traces.compare import Side
 from zenflow.trace.timeline import Span, Timeline
 
@@ -31,7 +29,7 @@ def draw_overlay(a: Side, b: Side) -> Figure:
     Both show as many steps, ``MOST_STEPS`` at most.
     """
     num_steps = min(a.num_steps, b.num_steps, MOST_STEPS)
-    sides = {"A": a.first(num_steps), "B": b.first(num_steps)}
+    sides = {mark: side.only(list(side.starts)[:num_steps]) for mark, side in (("A", a), ("B", b))}
     lines = {mark: side.window for mark, side in sides.items()}
     spans = [span for line in lines.values() for span in line.spans]
     lanes = Timeline(tuple(spans)).lanes
@@ -40,7 +38,7 @@ def draw_overlay(a: Side, b: Side) -> Figure:
     axes = figure.subplots()
     for mark, side in sides.items():
         rows = _rows(lanes, mark)
-        _draw_spans(axes, lines[mark], side.start, rows, colours)
+        draw_spans(axes, lines[mark], side.start, rows, colours, _ROW_HEIGHT)
         _mark_steps(axes, side, rows)
     _label_rows(axes, lanes)
     axes.set_xlim(0, max(side.end - side.start for side in sides.values()))
@@ -49,7 +47,7 @@ def draw_overlay(a: Side, b: Side) -> Figure:
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds * 1e3:g}")
     title = "\n".join(_title(mark, side) for mark, side in (("A", a), ("B", b)))
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    _legend(figure, colours)
+    colour_legend(figure, colours, "stall (device waits)")
     return figure
 
 
@@ -66,27 +64,6 @@ def _rows(lanes: Sequence[str], mark: str) -> dict[str, float]:
     """Return where the middle of each lane's row of this trace lies; downwards from 0."""
     place = 0.0 if mark == "A" else 1.0
     return {lane: index * (2 + _LANE_GAP) + place for index, lane in enumerate(lanes)}
-
-
-def _draw_spans(
-    axes: Axes,
-    line: Timeline,
-    origin: float,
-    rows: Mapping[str, float],
-    colours: Mapping[str, str],
-) -> None:
-    bars: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for span in line.spans:
-        colour = STALL_COLOUR if span.is_stall else colours[span.name]
-        bars[span.lane, colour].append((span.start - origin, span.seconds))
-    # Waits lie inside forward and step spans, so they are drawn over them.
-    for lane, colour in sorted(bars, key=lambda key: key[1] == STALL_COLOUR):
-        axes.broken_barh(
-            bars[lane, colour],
-            (rows[lane] - _ROW_HEIGHT / 2, _ROW_HEIGHT),
-            facecolor=colour,
-            linewidth=0,
-        )
 
 
 def _mark_steps(axes: Axes, side: Side, rows: Mapping[str, float]) -> None:
@@ -129,15 +106,3 @@ def _short(path: str) -> str:
     """Return the end of a path, which tells runs apart and fits into a title."""
     parts = Path(path).parts
     return path if len(parts) <= _TITLE_PARTS else str(Path("...", *parts[-_TITLE_PARTS:]))
-
-
-def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
-    patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    patches.append(Patch(color=STALL_COLOUR, label="stall (device waits)"))
-    figure.legend(
-        handles=patches,
-        loc="outside lower center",
-        ncols=min(len(patches), 12),
-        fontsize=8,
-        frameon=False,
-    )

@@ -12,8 +12,8 @@ from experiments.sweeps import answers
 from experiments.sweeps.axes import parse_axes
 from experiments.sweeps.points import rows_of
 from experiments.sweeps.run import Engine
-from experiments.sweeps.studies import RECORD, STUDIES, chosen, run_study, table_in
-from experiments.sweeps.table import CSV
+from experiments.sweeps.studies import RECORD, STUDIES, chosen, run_study
+from experiments.sweeps.table import CSV, read_table
 from zenflow.errors import ConfigError
 
 SMALL = {
@@ -35,7 +35,7 @@ def test_a_study_leaves_a_record_that_is_not_made_again(name, tmp_path, capsys):
     assert {file.name for file in folder.iterdir()} == {CSV, RECORD, "picture.png"}
     record = json.loads((folder / RECORD).read_text())
     assert 2 <= len(record["answer"]) <= 4
-    assert record["answer"] == study.answer(table_in(tmp_path, study))
+    assert record["answer"] == study.answer(read_table(tmp_path / study.name, study.sweep.axes))
     assert record["finished"] == study.sweep.num_points
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     capsys.readouterr()
@@ -55,7 +55,7 @@ def test_a_committed_answer_is_what_its_table_says(path):
     study = STUDIES[path.parent.name]
     record = json.loads(path.read_text())
     assert record["sweep"] == json.loads(json.dumps(study.sweep.to_dict()))
-    assert record["answer"] == study.answer(table_in(path.parent.parent, study))
+    assert record["answer"] == study.answer(read_table(path.parent, study.sweep.axes))
     assert record["status"].get("failed", 0) == 0
     assert sum(record["status"].values()) == study.sweep.num_points
 
@@ -63,7 +63,7 @@ def test_a_committed_answer_is_what_its_table_says(path):
 @pytest.mark.parametrize("path", committed(), ids=lambda path: path.parent.name)
 def test_a_committed_table_is_what_the_simulator_says(path):
     study = STUDIES[path.parent.name]
-    table = table_in(path.parent.parent, study)
+    table = read_table(path.parent, study.sweep.axes)
     places = range(0, study.sweep.num_points, 1 + study.sweep.num_points // 6)
     rows = dict(rows_of(study.sweep, places))
     for index in places:

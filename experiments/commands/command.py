@@ -1,0 +1,50 @@
+"""What all commands share: how errors are told, and how flags are given and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from zenflow.errors import ConfigError, ZenFlowError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Command(click.Command):
+    """A command whose errors are told as click tells its own."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Carry it out; a setting that can't be is an error of usage."""
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise click.UsageError(str(error), ctx) from error
+        except ZenFlowError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def with_flags(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Return the decorator that gives a command these options, in this order."""
+
+    def give(command: Function) -> Function:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return give
+
+
+def given(context: click.Context) -> dict[str, Any]:
+    """Return what stands on the command line, by parameter, and nothing else."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+
+
+def flag_of(context: click.Context, name: str) -> str:
+    """Return how a parameter is written on the command line."""
+    return next(item.opts[0] for item in context.command.params if item.name == name)

@@ -1,0 +1,197 @@
+"""What a call of ``zenflow study`` or ``zenflow figures`` does with each study, and says of it."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments.lab import check
+from experiments.lab import record as records
+from experiments.lab.columns import rich
+from experiments.lab.finding import Verdict
+from experiments.lab.page import PICTURE
+from experiments.lab.record import Record
+from experiments.lab.runner import Runner
+from experiments.lab.study import NeedsInputError, Scope, Study
+from zenflow.errors import ConfigError, ZenFlowError
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One call of a command."""
+
+    out: Path
+    """Folder of the records."""
+    keep: Path
+    """Folder of what interrupted studies keep."""
+    scope: Scope
+    """What all studies are asked for."""
+    force: bool
+    """Whether what is done is made again."""
+    workers: int
+    """Number of cells at a time."""
+    named: bool
+    """Whether the studies were asked for by name."""
+    group: str | None
+    """Group that is left out of names and folders."""
+    console: Console
+    """Where everything is said."""
+    failed: list[str] = field(default_factory=list)
+    """Names of the studies that failed or differ."""
+
+    def list(self, studies: Sequence[Study]) -> None:
+        """Say what there is, and what is made."""
+        for study in studies:
+            number = "" if study.number is None else f"{study.number}."
+            made = "  made" if (self._folder(study) / records.RECORD).is_file() else ""
+            text = f"{self._name(study):<24} {study.title} (~{study.minutes:g} min){made}"
+            self._say(f"{number:>4} {text}")
+
+    def make_all(self, studies: Sequence[Study]) -> int:
+        """Make what is not done, say what was found, and return the exit code."""
+        found: list[Record] = []
+        for place, study in enumerate(studies, 1):
+            record = self._make(study, f"{place}/{len(studies)}" if len(studies) > 1 else "")
+            if record is not None:
+                found.append(record)
+                if len(studies) == 1:
+                    for table in study.tables(record.data(study)):
+                        self.console.print(rich(table))
+        self._sum_up(found)
+        return 1 if self.failed else 0
+
+    def check(self, studies: Sequence[Study]) -> int:
+        """Compare with the committed records and return the exit code."""
+        found: list[Record] = []
+        for study in studies:
+            name = self._name(study)
+            kept = records.committed(study.key)
+            if kept is None:
+                self._say(f"{name}: no committed record")
+                continue
+            fresh = self._fresh(study)
+            lines, how = check.rederived(study, kept), "findings derived again"
+            if fresh is not None and fresh.config == kept.config:
+                lines, how = check.differences(study, fresh, kept), "made again"
+            self._say(f"{name}: {how}, {'differs' if lines else 'as committed'}")
+            for line in lines:
+                self._say(f"    {line}")
+            if lines:
+                self.failed.append(name)
+            found.append(kept)
+        self._sum_up(found)
+        return 1 if self.failed else 0
+
+    def _fresh(self, study: Study) -> Record | None:
+        """Return a record made here; now, if the study measures nothing and was asked for."""
+        if study.exact and (self.named or self.group is not None):
+            return self._make(study, "")
+        try:
+            return records.there(self._folder(study), study, self._config(study))
+        except ConfigError:
+            return None
+
+    def _config(self, study: Study) -> dict[str, Any]:
+        return study.config(study.scope(self.scope))
+
+    def _make(self, study: Study, place: str) -> Record | None:
+        """Return a study's record, made or found; None where it failed or lacks its input."""
+        label = f"{place} {self._name(study)}".strip()
+        try:
+            return self._made(study, label)
+        except NeedsInputError as error:
+            return self._stand_in(study, label, error)
+        except click.Abort:  # an Exception to Python, but it stops all studies
+            raise
+        except (ZenFlowError, OSError) as error:
+            self._fail(study, label, str(error))
+        except Exception as error:  # noqa: BLE001  (others are made; the exit code tells of it)
+            self._fail(study, label, f"{type(error).__name__}: {error}")
+            self.console.print(traceback.format_exc(), markup=False)
+        return None
+
+    def _made(self, study: Study, label: str) -> Record:
+        runner = Runner(
+            study=study, scope=study.scope(self.scope), folder=self._folder(study),
+            kept=self.keep / self._name(study), force=self.force, workers=self.workers,
+        )  # fmt: skip
+        with self._bar(label) as progress:
+            runner.progress = progress
+            record = runner.run()
+        self._tidy(runner.kept)
+        if runner.made:
+            seconds = record.header["seconds"]
+            self._say(f"{label}: {record.folder / PICTURE} ({seconds:.0f} s)")
+        else:
+            if not (record.folder / PICTURE).is_file():
+                records.draw(record.folder, study, record.data(study))
+            self._say(f"{label}: done already")
+        return record
+
+    def _tidy(self, kept: Path) -> None:
+        """Remove folders of kept cells that are empty now."""
+        for folder in (kept.parent, self.keep):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _stand_in(self, study: Study, label: str, error: Exception) -> Record | None:
+        """Take the committed record of a study whose input was not given."""
+        shutil.rmtree(self.keep / self._name(study), ignore_errors=True)
+        self._tidy(self.keep / self._name(study))
+        kept = None if self.scope.smoke else records.committed(study.key)
+        if kept is not None and self.group is not None:
+            self._say(f"{label}: the committed record; to make it anew: {error}")
+            return records.put(self._folder(study), study, kept.header, kept.rows)
+        if self.named:
+            self._fail(study, label, str(error))
+        else:
+            self._say(f"{label}: left out: {error}")
+        return None
+
+    def _fail(self, study: Study, label: str, text: str) -> None:
+        self.failed.append(self._name(study))
+        self._say(f"{label}: failed: {text}")
+
+    def _sum_up(self, found: Sequence[Record]) -> None:
+        if self.scope.smoke:
+            self._say("A smoke run: its numbers say nothing about claims.")
+        else:
+            findings = [finding for record in found for finding in record.findings]
+            for line in check.claims(findings):
+                self._say(line)
+            counts = {v: sum(f.verdict is v for f in findings) for v in Verdict}
+            self._say(", ".join(f"{count} {v.plural}" for v, count in counts.items()))
+        if self.failed:
+            self._say(f"Failed: {', '.join(self.failed)}")
+
+    def _name(self, study: Study) -> str:
+        return study.name if self.group is not None else study.key
+
+    def _folder(self, study: Study) -> Path:
+        return self.out / self._name(study)
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def _bar(self, label: str) -> Iterator[Any]:
+        """Show a bar on a terminal; elsewhere a line when a study begins."""
+        if not self.console.is_terminal:
+            self._say(f"{label} ...")
+            yield lambda share, text: None
+            return
+        columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24),
+                   TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+                   TextColumn("{task.fields[what]}"))  # fmt: skip
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            task = bar.add_task(label, total=1.0, what="")
+            yield lambda share, text: bar.update(task, completed=share, what=text)
