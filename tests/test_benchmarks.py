@@ -95,37 +95,6 @@ def test_floor_bytes_without_important_columns_are_a_read_and_the_copies():
     assert step_overhead.floor_bytes(config, 10) == {"training thread": 40, "copy lanes": 160}
 
 
-def test_gpu_benchmark_runs_whole_on_a_tiny_model(tmp_path, capsys):
-    arguments = ["--smoke", "--out", str(tmp_path), "--presets", "on_device", "zenflow"]
-    assert gpu_step.main(arguments) == 0
-    record = json.loads((tmp_path / "record.json").read_text())
-    (cell,) = record["cells"]
-    assert [run["name"] for run in cell["runs"]] == [
-        "on_device",
-        "zenflow",
-        "zenflow, S 2",
-        "zenflow, S 16",
-        "zenflow, keep",
-        "on_device again",
-    ]
-    assert record["smoke"]
-    assert cell["failures"] == {}
-    runs = {run["name"]: run for run in cell["runs"]}
-    first, ours, kept = runs["on_device"], runs["zenflow"], runs["zenflow, keep"]
-    assert first["losses"] == runs["on_device again"]["losses"]
-    assert ours["losses"] == kept["losses"]  # both gradient modes take the same steps
-    assert first["d2h_bytes_per_step"] == 0
-    assert ours["timed_steps"] == gpu_setup.SMOKE["steps"]
-    assert runs["zenflow, S 16"]["first_timed_step"] == 33  # two windows have passed
-    assert ours["times_floor"] <= ours["times_compute"]
-    assert ours["lanes"]["host"]["updated_params_per_second"] > 0
-    trace = Timeline.read(tmp_path / "tiny_2_x_16_zenflow_keep.trace.json.gz")
-    assert trace.busy("d2h") > 0
-    shown = capsys.readouterr().out
-    assert "tokens/s" in shown
-    assert "share of on_device's speed" in shown
-
-
 def test_gpu_benchmark_says_what_it_needs(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_step.main(["--out", str(tmp_path)]) == 2

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from benchmarks import gpu_document, gpu_step
+from benchmarks import gpu_document, gpu_setup, gpu_step
 from benchmarks.gpu_document import DOCUMENT, document, keep, section
 from experiments.output.files import write_json
 from experiments.output.provenance import RESULTS
 from experiments.studies.validation import document as validation_docs
 from zenflow.errors import ConfigError
+from zenflow.trace.timeline import Timeline
 
 TESTS = """<testsuites><testsuite tests="9" failures="1" errors="0" skipped="2"/></testsuites>"""
 
@@ -34,6 +35,37 @@ def suite(tmp_path_factory):
     whole = {"hardware": hardware, "versions": record["versions"], "commit": "0123456789ab"}
     write_json(runs / "suite.json", {**whole, "parts": parts})
     return runs
+
+
+def test_the_benchmark_runs_whole_on_a_tiny_model(suite):
+    series = suite / "presets-1b"
+    record = json.loads((series / "record.json").read_text())
+    (cell,) = record["cells"]
+    assert [run["name"] for run in cell["runs"]] == [
+        "on_device",
+        "zero_offload",
+        "zenflow",
+        "zenflow, S 2",
+        "zenflow, S 16",
+        "zenflow, keep",
+        "on_device again",
+    ]
+    assert record["smoke"]
+    assert cell["failures"] == {}
+    runs = {run["name"]: run for run in cell["runs"]}
+    first, ours, kept = runs["on_device"], runs["zenflow"], runs["zenflow, keep"]
+    assert first["losses"] == runs["on_device again"]["losses"]
+    assert ours["losses"] == kept["losses"]  # both gradient modes take the same steps
+    assert first["d2h_bytes_per_step"] == 0
+    assert ours["timed_steps"] == gpu_setup.SMOKE["steps"]
+    assert runs["zenflow, S 16"]["first_timed_step"] == 33  # two windows have passed
+    assert ours["times_floor"] <= ours["times_compute"]
+    assert ours["lanes"]["host"]["updated_params_per_second"] > 0
+    trace = Timeline.read(series / "tiny_2_x_16_zenflow_keep.trace.json.gz")
+    assert trace.busy("d2h") > 0
+    shown = (series / "table.txt").read_text()
+    assert "tokens/s" in shown
+    assert "share of on_device's speed" in shown
 
 
 def test_the_committed_documents_are_what_the_records_say():

@@ -26,7 +26,7 @@ _STRATEGIES = {
     "deepspeed_zenflow": ("ZenFlow (released code)", "zenflow", "--"),
     "zenflow": ("ZenFlow (this engine)", "zenflow", "-"),
 }
-"""Of each its name in the picture, the strategy whose colour it has there, and its line."""
+"""Name of each in the picture, the strategy whose colour it has there, and its line."""
 _DEVICES = (16, 24, 32, 48, 80, 141)
 """GiB."""
 _HOSTS = (32, 64, 128, 256, 512, 1024, 2048)

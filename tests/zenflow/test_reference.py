@@ -164,7 +164,7 @@ def check_scenario(scenario, mode, dtype=torch.float32, device="cpu"):
 MODES = st.sampled_from(["keep", "release"])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_float32_weights_follow_the_reference_step_for_step(mode, scenario):
     check_scenario(scenario, mode)

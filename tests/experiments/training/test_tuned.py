@@ -5,7 +5,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from autotune.decisions.file import DecisionLog, read_decisions, read_header
+from autotune.decisions.file import Decision, DecisionLog, read_decisions, read_header
 from autotune.online.controller import SIGMAS
 from autotune.online.logged_controller import LoggedController
 from experiments.commands.config_file import read_config_file, settle_auto
@@ -245,7 +245,13 @@ def test_an_untuned_run_is_as_before(tmp_path, text):
 
 
 def test_decisions_that_were_not_written_are_noticed(tmp_path, text, clock, monkeypatch):
-    monkeypatch.setattr(DecisionLog, "append", lambda *_: None)
+    append = DecisionLog.append
+
+    def forget(log, record):
+        if not isinstance(record, Decision):
+            append(log, record)
+
+    monkeypatch.setattr(DecisionLog, "append", forget)
     said = ended(1, "--out", tmp_path / "run", *FAST, "--data", text, "--auto", "--steps", "5")
     assert "could not be repeated from it" in said
 
