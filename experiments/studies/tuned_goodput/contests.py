@@ -48,7 +48,7 @@ class Lengths:
 
 
 WHOLE = Lengths(turns=24, turn=100, drift_steps=600)
-SHORT = Lengths(turns=2, turn=20, drift_steps=80)
+SHORT = Lengths(turns=2, turn=30, drift_steps=80)
 """Lengths in smoke tests."""
 
 

@@ -88,9 +88,9 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     for link in ("fast", "slow") if scope.smoke else LINKS:
         grid = part(GRID, start, alone, link=link)
         bests[link] = part(BEST, start, alone, grid, link=link)
-        seeds = () if scope.smoke and link != "fast" else scope.seeds or ()
         contests = [
-            part(CONTEST, start, alone, bests[link], link=link, seed=seed) for seed in seeds
+            part(CONTEST, start, alone, bests[link], link=link, seed=seed)
+            for seed in scope.seeds or ()
         ]
         found += [grid, *contests]
     return [*found, part(DRIFTING, start, alone, bests["fast"], bests["slow"])]
