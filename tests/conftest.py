@@ -1,5 +1,6 @@
 """What all tests share: one compute thread, GPU tests skipped without a GPU, seeded hypothesis."""
 
+import gc
 import os
 import pickle
 from collections.abc import Iterator
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in on_gpu:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what imports have made: it is there to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
