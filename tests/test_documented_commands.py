@@ -102,7 +102,7 @@ LINES = {
         "zenflow sweep --model llama-2-7b --gpu rtx4090 --checkpointing "
         "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
             AS_IT_STANDS,
-        "zenflow sweep --study all": Elsewhere("tests/experiments/sweeps/test_studies.py"),
+        "zenflow study whatif --workers 2": Elsewhere("tests/experiments/lab/test_study.py"),
     },
     "docs/guides/tune.md": {
         "zenflow train --auto --data my_texts/ --steps 2000 --largest-staleness 8 "

@@ -162,10 +162,10 @@ class Session:
         self._say(f"{label}: failed: {text}")
 
     def _sum_up(self, found: Sequence[Record]) -> None:
+        findings = [finding for record in found for finding in record.findings]
         if self.scope.smoke:
             self._say("A smoke run: its numbers say nothing about claims.")
-        else:
-            findings = [finding for record in found for finding in record.findings]
+        elif findings:
             for line in check.claims(findings):
                 self._say(line)
             counts = {v: sum(f.verdict is v for f in findings) for v in Verdict}

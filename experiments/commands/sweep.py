@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, flag_of, given
+from experiments.commands.command import Command, given
 from experiments.commands.flag_types import FOLDER
 from experiments.commands.machine_flags import run_flags, simulation_flags
 from experiments.commands.train_flags import given_flags
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _ENGINES = ("local", "dask")
 _METHODS = ("auto", "simulate", "closed-form")
-_OF_A_RUN = ("out", "workers", "engine", "scheduler", "study")
-"""Flags that a shipped study takes too."""
 _SHOWN = 5
 
 
@@ -39,6 +37,17 @@ def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -
         click.echo(f"{kind.name:<20} {kind.help}{unit}")
     click.echo("and any figure of a profile by its dotted name, such as link.latency, in SI units")
     context.exit()
+
+
+def _moved(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Refuse shipped sweeps, which are studies."""
+    del parameter
+    if value is not None and not context.resilient_parsing:
+        raise click.UsageError(
+            "shipped sweeps are studies: make them with `zenflow study whatif/NAME`, and list "
+            "them with `zenflow study whatif --list`",
+            context,
+        )
 
 
 @click.command(cls=Command, name="sweep")
@@ -59,8 +68,15 @@ def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -
     callback=_all_axes,
     help="List all axes.",
 )
-@click.option("--study", help="A shipped study by name, or all; see --studies.")
-@click.option("--studies", is_flag=True, help="List the shipped studies.")
+@click.option(
+    "--study",
+    "--studies",
+    is_flag=False,
+    flag_value="",
+    hidden=True,
+    expose_value=False,
+    callback=_moved,
+)
 @click.option(
     "--out",
     type=FOLDER,
@@ -103,48 +119,16 @@ def sweep_command(context: click.Context, /, **flags: Any) -> None:
     Leaves a table (CSV, and Parquet where pyarrow is installed), where it comes from, and
     pictures. Points that do not fit in memory are rows that say so. Everything is predicted.
     """
-    if flags["studies"]:
-        _list_studies()
-        return
     from experiments.sweeps.run import Engine
 
     engine = Engine(name=flags["engine"], workers=flags["workers"], scheduler=flags["scheduler"])
-    if flags["study"] is not None:
-        _refuse_beside_study(context)
-        code = _run_studies(flags["study"], flags["out"], engine)
-    else:
-        code = _run(context, flags, engine)
-    if code:
+    if code := _run(context, flags, engine):
         sys.exit(code)
 
 
 for _parameter in sweep_command.params:
-    if _parameter.name == "model":  # it may be an axis, and a study has its own
+    if _parameter.name == "model":  # it may be an axis
         _parameter.required = False
-
-
-def _refuse_beside_study(context: click.Context) -> None:
-    names = sorted(given(context).keys() - set(_OF_A_RUN))
-    if names:
-        raise ConfigError(
-            f"a study has its own axes and settings: leave out {flag_of(context, names[0])}"
-        )
-
-
-def _list_studies() -> None:
-    from experiments.sweeps.studies import STUDIES
-
-    for study in STUDIES.values():
-        click.echo(f"{study.name:<22} {study.question} ({study.sweep.num_points} points)")
-
-
-def _run_studies(name: str, out: Path | None, engine: Engine) -> int:
-    from experiments.sweeps.studies import chosen, run_study
-
-    return next((code for study in chosen(name) if (code := run_study(study, out, engine))), 0)
-
-
-# ---- a sweep of one's own ---------------------------------------------------------------------
 
 
 def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> int:
@@ -182,7 +166,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     if not flags["axes"]:
         raise ConfigError(
             "a sweep needs something to vary: give --vary S=1,2,4, say (`zenflow sweep --axes` "
-            "lists all axes), or --study NAME"
+            "lists all axes)"
         )
     axes = parse_axes(flags["axes"])
     own = given(context)

@@ -11,6 +11,8 @@ from zenflow.errors import ConfigError
 
 PAPER = "paper"
 """Group of the paper's figures: the study is the module of ``experiments.paper`` of its name."""
+WHAT_IF = "whatif"
+"""Group of the shipped sweeps, each of which answers a question."""
 
 _FIGURES = (
     "breakdown",
@@ -31,6 +33,7 @@ _FIGURES = (
     "accuracy",
     "from_scratch",
 )
+_QUESTIONS = ("break_even", "cores_against_interval", "dram_for_gpu", "pcie5_or_cpu")
 _MODULES = {
     **{f"{PAPER}/{name}": f"experiments.paper.{name}" for name in _FIGURES},
     "published": "experiments.studies.published.study",
@@ -42,8 +45,9 @@ _MODULES = {
     "tuned_loss": "experiments.studies.tuned_loss",
     "hidden_machines": "experiments.studies.hidden_machines.study",
     "sst2": "experiments.studies.sst2.study",
+    **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},
 }
-"""Module of each study, which exports it as STUDY."""
+"""Module of each study, which exports it as STUDY, or several as STUDIES."""
 
 
 def names(group: str | None = None) -> tuple[str, ...]:
@@ -58,10 +62,9 @@ def load(name: str) -> Study:
         ConfigError: No study has this name; the message has the nearest ones.
     """
     (name,) = chosen((name,))
-    study = importlib.import_module(_MODULES[name]).STUDY
-    assert isinstance(study, Study)
-    assert study.key == name
-    return study
+    module = importlib.import_module(_MODULES[name])
+    studies: Sequence[Study] = getattr(module, "STUDIES", None) or (module.STUDY,)
+    return next(study for study in studies if study.key == name)
 
 
 def chosen(asked: Sequence[str], group: str | None = None) -> tuple[str, ...]:

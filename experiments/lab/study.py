@@ -104,6 +104,11 @@ def identity(settings: Mapping[str, Any]) -> str:
     return json.dumps(strict(known), sort_keys=True)
 
 
+def no_progress(share: float, text: str) -> None:
+    """Show nothing."""
+    del share, text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Scope):
     """Circumstances under which a cell is made: what is asked for, and where it goes."""
@@ -113,7 +118,7 @@ class Job(Scope):
     cell gets it again; once the study is done it is removed."""
     needs: Mapping[str, Row] = field(default_factory=dict)
     """Rows of the cells that this one needs, by slug."""
-    progress: Progress = lambda share, text: None
+    progress: Progress = no_progress
     """Called with the cell's own progress."""
 
     @property
@@ -158,7 +163,7 @@ class Study:
     settings: Callable[[Scope], Data] = lambda scope: {}
     """Settings that all cells share, part of the config."""
     group: str = ""
-    """Name of the group that the study belongs to: ``paper``, or none."""
+    """Name of the group that the study belongs to: ``paper``, ``whatif``, or none."""
     number: int | None = None
     """Place in the group's list; None is beside it."""
     seeds: tuple[int, ...] = (0,)

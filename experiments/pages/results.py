@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ from rich.console import Console
 from experiments.lab import catalogue
 from experiments.lab.finding import Verdict
 from experiments.lab.record import README as PAGE
-from experiments.lab.record import committed
+from experiments.lab.record import committed, needed
 from experiments.output.files import write_text
-from experiments.output.provenance import newest_record
+from experiments.output.provenance import RESULTS, newest_record
 from experiments.pages.commentary import SECTIONS, Section
 from experiments.pages.headlines import ROOT, headlines, table
 from experiments.pages.links import replaced
@@ -127,21 +126,18 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def _what_ifs() -> Iterator[str]:
-    """Yield the shipped questions of `zenflow sweep`, with the pictures that answer them."""
-    folder = newest_record("whatif", "*/study.json").parent
-    link = f"../experiments/results/{folder.name}"
+    """Yield the questions of the group whatif, with answers and the pictures that show them."""
     yield "## What if the machine were another?"
     yield ""
-    yield (
-        f"*Simulated.* `zenflow sweep --study all`, record [{folder.name}]({link}). Each has a "
-        "table for pandas."
-    )
-    for path in sorted(folder.glob("*/study.json")):
-        about = json.loads(path.read_text(encoding="utf-8"))
-        name = path.parent.name
-        yield from ("", f"### {about['question']}", "")
-        yield from (f"- {line}" for line in about["answer"])
-        yield from ("", f"![{name}]({link}/{name}/picture.png)")
+    yield ("*Simulated.* `zenflow study whatif`. The rows of each record are a table for pandas.")
+    for key in catalogue.names(catalogue.WHAT_IF):
+        study, record = catalogue.load(key), needed(key)
+        name = record.folder.relative_to(RESULTS).as_posix()
+        link = f"../experiments/results/{name}"
+        (answer,) = study.tables(record.data(study))
+        yield from ("", f"### {study.title}", "", f"Record [{name}]({link}).", "")
+        yield from (f"- {line}" for (line,) in answer.texts)
+        yield from ("", f"![{study.name}]({link}/picture.png)")
 
 
 @click.command()

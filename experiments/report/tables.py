@@ -13,7 +13,7 @@ from zenflow.errors import ConfigError
 
 TABLES = ("table.csv", "trials.csv")
 """What `zenflow sweep` and `zenflow tune` leave."""
-_RECORDS = ("provenance.json", "summary.json", "study.json", "sweep.json")
+_RECORDS = ("provenance.json", "summary.json", "sweep.json")
 """Files beside them: axes, what the figures are, and where they were made."""
 _MOST_CELLS = 120_000
 _MOST_LEVELS = 40

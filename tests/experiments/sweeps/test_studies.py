@@ -1,82 +1,23 @@
-"""Shipped studies say what their tables say, and so do their committed records."""
-
-import json
-from dataclasses import replace
-from pathlib import Path
+"""What-if studies say what their tables say."""
 
 import pandas as pd
 import pytest
 
-import experiments
+from experiments.lab import catalogue
+from experiments.lab import record as records
+from experiments.lab.study import Scope
 from experiments.sweeps import answers
-from experiments.sweeps.axes import parse_axes
-from experiments.sweeps.points import rows_of
-from experiments.sweeps.run import Engine
-from experiments.sweeps.studies import RECORD, STUDIES, chosen, run_study
-from experiments.sweeps.table import CSV, read_table
-from zenflow.errors import ConfigError
-
-SMALL = {
-    "pcie5-or-cpu": ["strategy=zero_offload,zenflow", "batch=1,4", "link=pcie4-x16,pcie5-x16",
-                     "host=desktop-ddr5,epyc-9654"],
-    "break-even": ["strategy=on_device,zero_offload,zenflow", "dram=25,400", "grad_accum=1,16"],
-    "dram-for-gpu": ["deferred_moments=step,window", "gpu=rtx3090,b200-sxm", "dram=20:80:x2"],
-    "cores-against-interval": ["deferred_moments=step,window", "cores=2,64", "S=1,8"],
-}  # fmt: skip
-RESULTS = Path(experiments.__file__).parent / "results"
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_study_leaves_a_record_that_is_not_made_again(name, tmp_path, capsys):
-    study = STUDIES[name]
-    study = replace(study, sweep=replace(study.sweep, axes=parse_axes(SMALL[name])))
-    assert run_study(study, tmp_path, Engine(workers=1)) == 0
-    folder = tmp_path / name
-    assert {file.name for file in folder.iterdir()} == {CSV, RECORD, "picture.png"}
-    record = json.loads((folder / RECORD).read_text())
-    assert 2 <= len(record["answer"]) <= 4
-    assert record["answer"] == study.answer(read_table(tmp_path / study.name, study.sweep.axes))
-    assert record["finished"] == study.sweep.num_points
-    before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
-    capsys.readouterr()
-    assert run_study(study, tmp_path, Engine(workers=1)) == 0
-    assert before == {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
-    assert " ".join(record["answer"]) in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(ConfigError, match="other axes"):
-        run_study(STUDIES[name], tmp_path, Engine(workers=1))
-
-
-def committed():
-    return sorted(RESULTS.glob(f"*_whatif_*/*/{RECORD}"))
-
-
-@pytest.mark.parametrize("path", committed(), ids=lambda path: path.parent.name)
-def test_a_committed_answer_is_what_its_table_says(path):
-    study = STUDIES[path.parent.name]
-    record = json.loads(path.read_text())
-    assert record["sweep"] == json.loads(json.dumps(study.sweep.to_dict()))
-    assert record["answer"] == study.answer(read_table(path.parent, study.sweep.axes))
-    assert record["status"].get("failed", 0) == 0
-    assert sum(record["status"].values()) == study.sweep.num_points
-
-
-@pytest.mark.parametrize("path", committed(), ids=lambda path: path.parent.name)
-def test_a_committed_table_is_what_the_simulator_says(path):
-    study = STUDIES[path.parent.name]
-    table = read_table(path.parent, study.sweep.axes)
-    places = range(0, study.sweep.num_points, 1 + study.sweep.num_points // 6)
-    rows = dict(rows_of(study.sweep, places))
-    for index in places:
-        line = table.iloc[index]
-        assert line["status"] == rows[index]["status"]
-        if rows[index]["status"] == "ok":
-            assert line["step_seconds"] == pytest.approx(rows[index]["step_seconds"], rel=1e-6)
-
-
-def test_a_study_is_found_by_name_or_nearly():
-    assert [study.name for study in chosen("all")] == list(STUDIES)
-    with pytest.raises(ConfigError, match="break-even"):
-        chosen("breakeven_")
+@pytest.mark.parametrize("key", catalogue.names(catalogue.WHAT_IF))
+def test_a_committed_row_is_what_the_simulator_says(key):
+    study, kept = catalogue.load(key), records.committed(key)
+    cells = study.cells(study.scope(Scope()))
+    step = 1 + len(cells) // 6
+    for cell, row in list(zip(cells, kept.rows, strict=True))[::step]:
+        found = {**cell.settings, **study.run(cell, None)}
+        assert row == {name: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+                       for name, value in found.items()}  # fmt: skip
 
 
 def test_a_crossing_lies_where_ratios_pass_the_level_for_good():
