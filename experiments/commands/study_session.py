@@ -50,10 +50,11 @@ class Session:
 
     def list(self, studies: Sequence[Study]) -> None:
         """Say what there is, and what is made."""
+        width = max(len(self._name(study)) for study in studies)
         for study in studies:
             number = "" if study.number is None else f"{study.number}."
             made = "  made" if (self._folder(study) / records.RECORD).is_file() else ""
-            text = f"{self._name(study):<24} {study.title} (~{study.minutes:g} min){made}"
+            text = f"{self._name(study):<{width}} {study.title} (~{study.minutes:g} min){made}"
             self._say(f"{number:>4} {text}")
 
     def make_all(self, studies: Sequence[Study]) -> int:

@@ -106,6 +106,25 @@ def still(browser, path):
         yield shown
 
 
+@pytest.fixture(scope="module")
+def short_page(browser, tmp_path_factory):
+    """The page of one run, which loads sooner."""
+    folder = tmp_path_factory.mktemp("one")
+    out = folder / "page.html"
+    contents = load([write_run(folder / "run")])
+    out.write_text(render(contents, title="x", made={"command": "x", "at": "y"}))
+    with opened(browser, out) as shown:
+        yield shown
+
+
+@pytest.fixture
+def one_run(short_page):
+    """The page of one run, to use: its lanes show the whole run."""
+    short_page.evaluate("scrollTo(0, 0)")
+    short_page.locator(".timeline [title='Reset']").press("Enter")
+    return short_page
+
+
 class Lanes:
     """A timeline on the page, by its place."""
 
@@ -189,17 +208,11 @@ def test_speeds_are_ranked_among_runs_of_the_same_work_alone(browser, tmp_path):
     shown.close()
 
 
-def test_a_page_of_one_run_has_what_it_needs_alone(browser, tmp_path):
-    out = tmp_path / "page.html"
-    contents = load([write_run(tmp_path / "run")])
-    out.write_text(render(contents, title="x", made={"command": "x", "at": "y"}))
-    with opened(browser, out) as shown:
-        titles = ["Summary", "The run", "Timelines", "Provenance"]
-        assert shown.locator("h2").all_inner_texts() == titles
-        assert (
-            shown.locator(".timeline output").inner_text() == f"0 to {NUM_STEPS} of {NUM_STEPS} s"
-        )
-        assert shown.locator("#linked").count() == 0
+def test_a_page_of_one_run_has_what_it_needs_alone(one_run):
+    titles = ["Summary", "The run", "Timelines", "Provenance"]
+    assert one_run.locator("h2").all_inner_texts() == titles
+    assert one_run.locator(".timeline output").inner_text() == f"0 to {NUM_STEPS} of {NUM_STEPS} s"
+    assert one_run.locator("#linked").count() == 0
 
 
 def test_names_are_text_and_never_run(still):
@@ -245,52 +258,52 @@ def test_lanes_are_named_and_drawn_in_the_colours_of_their_spans(still):
     assert SPAN_COLOURS["grads"] not in copies[::2]  # the link is idle there
 
 
-def test_ctrl_and_the_wheel_zoom_about_the_pointer_and_drag_pans(page):
-    lanes = Lanes(page)
+def test_ctrl_and_the_wheel_zoom_about_the_pointer_and_drag_pans(one_run):
+    lanes = Lanes(one_run)
     assert lanes.view == (0, NUM_STEPS)
     x, y = lanes.at(0.25, DEVICE)
-    page.mouse.move(x, y)
-    page.keyboard.down("Control")
-    page.mouse.wheel(0, -400)
-    page.keyboard.up("Control")
-    page.wait_for_timeout(200)
+    one_run.mouse.move(x, y)
+    one_run.keyboard.down("Control")
+    one_run.mouse.wheel(0, -400)
+    one_run.keyboard.up("Control")
+    one_run.wait_for_timeout(200)
     low, high = lanes.view
     assert high - low < 0.8 * NUM_STEPS
     # What is a quarter of the way along stays there.
     assert low + (high - low) / 4 == pytest.approx(NUM_STEPS / 4, abs=0.02)
-    page.mouse.down()
-    page.mouse.move(x - 100, y, steps=4)
-    page.mouse.up()
+    one_run.mouse.down()
+    one_run.mouse.move(x - 100, y, steps=4)
+    one_run.mouse.up()
     moved, _ = lanes.view
     assert moved - low == pytest.approx(100 / lanes.frame[2] * (high - low), rel=0.05)
     assert f"of {NUM_STEPS} s" in lanes.card.locator("output").inner_text()
 
 
-def test_the_wheel_alone_scrolls_the_page_past_the_lanes(page):
-    lanes = Lanes(page)
-    before = page.evaluate("scrollY")
-    page.mouse.move(*lanes.at(0.5, DEVICE))
-    page.mouse.wheel(0, 120)
-    page.wait_for_timeout(300)
-    assert page.evaluate("scrollY") > before
+def test_the_wheel_alone_scrolls_the_page_past_the_lanes(one_run):
+    lanes = Lanes(one_run)
+    before = one_run.evaluate("scrollY")
+    one_run.mouse.move(*lanes.at(0.5, DEVICE))
+    one_run.mouse.wheel(0, 120)
+    one_run.wait_for_timeout(300)
+    assert one_run.evaluate("scrollY") > before
     assert lanes.view == (0, NUM_STEPS)
 
 
-def test_buttons_show_a_step_and_the_lanes_show_what_they_name(page):
-    lanes = Lanes(page)
+def test_buttons_show_a_step_and_the_lanes_show_what_they_name(one_run):
+    lanes = Lanes(one_run)
     following = lanes.card.get_by_role("button", name="next step")
     following.click()
     assert lanes.view == pytest.approx((0, 1))
     following.click()
     assert lanes.view == pytest.approx((1, 2))
-    page.wait_for_timeout(200)
+    one_run.wait_for_timeout(200)
     assert lanes.colours_at([0.88, 0.03], DEVICE) == [STALL_COLOUR, SPAN_COLOURS["forward"]]
     lanes.card.get_by_role("button", name="step before").click()
     assert lanes.view == pytest.approx((0, 1))
 
 
-def test_keys_alone_zoom_and_go_back_to_the_whole(page):
-    lanes = Lanes(page)
+def test_keys_alone_zoom_and_go_back_to_the_whole(one_run):
+    lanes = Lanes(one_run)
     lanes.card.locator("[title='Zoom In (x-axis)']").press("Enter")
     low, high = lanes.view
     assert high - low < NUM_STEPS
