@@ -57,4 +57,4 @@ def test_public_names_are_in_the_reference(site):
 
 def test_examples_without_a_section_get_a_fence():
     assert fenced("A.\n\n>>> 1\n1\n\nB.") == "A.\n\n```pycon\n>>> 1\n1\n```\n\nB."
-    assert fenced("Example:\n    >>> 1\n    1") == "Example:\n    >>> 1\n    1"
+    assert fenced("Examples:\n    >>> 1\n    1") == "Examples:\n    >>> 1\n    1"

@@ -50,7 +50,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
 
     In both, `step()` consumes the gradients: afterwards `.grad` is None.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(64, 64)
         >>> optimizer = ZenFlowAdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0)
         >>> model(torch.randn(8, 64)).square().mean().backward()

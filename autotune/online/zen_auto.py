@@ -42,7 +42,7 @@ class ZenAuto(AbstractIntervalController):
     A decision needs a wanted S that has been off in one direction for a whole window, so that
     there is at most one a window; it at most doubles S.
 
-    Example:
+    Examples:
         >>> controller = ZenAuto(largest=8)
         >>> controller.interval
         1

@@ -11,7 +11,7 @@ _EXAMPLE = re.compile(r"(?<=\n\n)(>>> .*?)(?=\n\n|\Z)", flags=re.DOTALL)
 
 
 class Doctests(griffe.Extension):
-    """Puts a fence around each example that no section ``Example:`` holds."""
+    """Puts a fence around each example that no section ``Examples:`` holds."""
 
     def on_object(self, *, obj: griffe.Object, **others: Any) -> None:
         """Fence the examples of one object's docstring."""
