@@ -1,146 +1,73 @@
 """ZenFlowAdamW's update rule as a plain loop over float32 matrices: no threads, no copies."""
 
-from itertools import groupby
-from math import ceil, floor
-
 import torch
 
+from tests.reference_windows import Block, Windows
 
-class Block:
-    """A run of one parameter's columns, (O, n); a resident parameter's are all important."""
+
+class ExactBlock(Block):
+    """A block whose masters and moments are AdamW's, whoever owns the columns."""
 
     def __init__(self, weight, group, ratio):
-        self.weight, self.group, n = weight, group, weight.shape[1]
-        self.is_split, c = ratio < 1, self.set_count(ratio)
-        self.important = torch.isin(torch.arange(n), torch.arange(c) * n // max(1, c))
-        self.master, self.upload = weight.float().clone(), weight.float().clone()
-        self.exp_avg, self.exp_avg_sq, self.acc = (self.master * 0 for _ in range(3))
-        self.score, self.steps = torch.zeros(n), torch.zeros(n).double()
-        self.n, self.start, self.land_step, self.pending = 0, 0, None, False
+        super().__init__(weight, group, ratio)
+        self.mean_square = torch.zeros(weight.shape[1])
 
-    def set_count(self, ratio):
-        n = self.weight.shape[1]
-        self.count = min(n, max(1, floor(ratio * n + 0.5))) if ratio else 0
-        return self.count
+    def fresh_step(self, grad, clip, num_forwards):
+        """Move deferred weights by the gradient's expected share of AdamW's motion."""
+        lr, (beta1, beta2), t = self.group["lr"], self.group["betas"], self.steps[0].item() + 1
+        share = sum((1 - beta1**j) / (1 - beta1) for j in range(1, num_forwards + 1))
+        share = share / num_forwards if num_forwards else 0
+        rate = lr * share * (1 - beta1) / (1 - beta1**t)
+        mean_square = beta2 * self.mean_square + (1 - beta2) * (clip * grad).square().mean(0)
+        denom = (mean_square / (1 - beta2**t)).sqrt() + self.group["eps"]
+        moved = self.weight.float() - rate * clip * grad / denom
+        self.weight[:, ~self.important] = moved.to(self.weight.dtype)[:, ~self.important]
 
-    def show(self, columns):
-        self.weight[:, columns] = self.upload[:, columns].to(self.weight.dtype)
+    def adamw(self, grad):
+        beta2, every = self.group["betas"][1], torch.ones(len(self.score), dtype=torch.bool)
+        self.mean_square = beta2 * self.mean_square + (1 - beta2) * grad.square().mean(0)
+        self.move_moments(every, grad)
+        self.move_weights(every)
 
-    def move_moments(self, columns, grad):
-        m, v, g = (x[:, columns] for x in (self.exp_avg, self.exp_avg_sq, grad))
-        (beta1, beta2), self.steps[columns] = self.group["betas"], self.steps[columns] + 1
-        self.exp_avg[:, columns] = m.lerp(g, 1 - beta1)
-        self.exp_avg_sq[:, columns] = v * beta2 + (1 - beta2) * g * g
-
-    def move_weights(self, columns, lr_scale=1.0, prediction=0.0):
-        lr, (beta1, beta2) = self.group["lr"] * lr_scale, self.group["betas"]
-        m, v, steps = self.exp_avg[:, columns], self.exp_avg_sq[:, columns], self.steps[columns]
-        denom = v.sqrt() / (1 - beta2**steps).sqrt().float() + self.group["eps"]
-        delta = (lr / (1 - beta1**steps)).float() * m / denom
-        w = self.master[:, columns] * (1 - lr * self.group["weight_decay"]) - delta
-        self.master[:, columns], self.upload[:, columns] = w, w - prediction * delta
-
-    def close_window(self, config, lead):
-        if self.n and config.deferred_moments == "window":
-            self.move_moments(~self.important, self.acc / self.n)
-        if self.n:
-            self.move_weights(~self.important, config.lr_scale(self.n), lead / self.n)
-        if self.pending:
-            order = (-self.score * (1 + config.hysteresis * self.important)).argsort(stable=True)
-            best = torch.isin(torch.arange(len(order)), order[: self.count])
-            self.upload = torch.where(best == self.important, self.upload, self.master)
-            self.important = best  # a moved column shows its master, not a prediction
-        self.acc, self.n, self.pending = self.acc * 0, 0, False
+    def make_upload(self, lag, num_forwards):
+        """Move the master on by what momentum does, on average over the upload's forwards."""
+        beta1 = self.group["betas"][0]
+        leads = [sum(beta1**i for i in range(1, lag + j + 1)) for j in range(num_forwards)]
+        self.upload = self.master - sum(leads) / len(leads) * self.displacement()
+        self.upload[:, self.important] = self.master[:, self.important]
 
 
-class Reference:
-    """Feed `step` gradients, read `weights`; `log` has (t, knobs) that hold after step t."""
+class Reference(Windows):
+    """Feed `step` gradients, read `weights`."""
 
-    def __init__(self, groups, config, max_norm=None, log=()):
-        self.config, self.max_norm, self.log = config, max_norm, log
-        self.t, self.rule = 0, config
-        least, fewest = (1, 1) if config.block_elements else (64, 1 << 15)
-        params = [(p, group) for group in groups for p in group["params"] if p.requires_grad]
-        split = {p for p, _ in params if p.ndim > 1 and p.numel() >= config.min_split_elements}
-        share = ceil(sum(p.numel() for p in split) / (8 * config.update_interval))
-        cap = config.block_elements or share or 1
-        self.weights, self.runs = [p.detach().cpu().clone() for p, _ in params], []
-        for weight, (p, group) in zip(self.weights, params, strict=True):
-            matrix, ratio = weight.view(len(p) if p.ndim > 1 else 1, -1), config.topk_ratio
-            most = min(len(matrix.T) // least, p.numel() // fewest) or 1
-            runs = matrix.tensor_split(min(ceil(p.numel() / cap), most), 1)
-            self.runs.append([Block(run, group, ratio if p in split else 1) for run in runs])
-        self.blocks = [b for run in reversed(self.runs) for b in run]  # backward's order
-
-        self.put_in_buckets()
-
-    def put_in_buckets(self):
-        runs = [run for run in reversed(self.runs) if run[0].is_split]
-        sizes = [sum(b.weight.numel() for b in run) for run in runs]
-        enough, bucket, filled = min(1 << 18, max(1 << 14, sum(sizes) // 32)), 0, 0
-        for run, size in zip(runs, sizes, strict=True):
-            bucket, filled = (bucket + 1, size) if filled >= enough else (bucket, filled + size)
-            for b in run:
-                b.bucket = bucket
-
-    def phases(self, S):
-        load, phases, left = [0] * S, {}, []
-        sizes = {b: len(b.weight) * int((~b.important).sum()) for b in self.blocks if b.is_split}
-
-        def place(blocks):
-            least = load.index(min(load))
-            load[least] += sum(sizes[b] for b in blocks)
-            phases.update(dict.fromkeys(blocks, least))
-
-        for _, neighbours in groupby(sizes, key=lambda b: b.bucket):
-            blocks = list(neighbours)
-            size = sum(sizes[b] for b in blocks)
-            if size > 1 << 18:
-                for b in blocks:
-                    place([b])
-            elif min(load) + size <= 1.02 * sum(sizes.values()) / S:
-                place(blocks)
-            else:
-                left += blocks
-        for b in sorted(left, key=lambda b: -sizes[b]):
-            place([b])
-        return phases
-
-    def set_due_steps(self, now, old):
-        S, starts = self.rule.update_interval, [b.start for b in self.blocks]
-        phases, together = self.phases(S), min(max(starts) + S, min(starts) + old + S)
-        for b in self.blocks:
-            in_turn = min(now + 1 + phases.get(b, 0), b.start + old + S)
-            b.due_step = max(now + 1, in_turn if self.rule.rolling else together)
+    block = ExactBlock
+    clip = 1.0
+    """The last step's clip factor."""
 
     def step(self, grads):
-        config, W, t, old = self.config, self.config.full_warm_up_rounds, self.t + 1, self.rule
-        self.t, decay, pairs = t, config.importance_decay, []
-        self.rule = [old, *(k.applied_to(config) for step, k in self.log if step < t)][-1]
-        S, former = self.rule.update_interval, (old.update_interval, old.rolling)
-        k, resizes = self.rule.topk_ratio, self.rule.topk_ratio != old.topk_ratio
-        if t == W + 1 or (t > W and former != (S, self.rule.rolling)):
-            self.set_due_steps(t - 1, old.update_interval)
-        for b in self.blocks if resizes else []:  # every window ends, and columns are chosen anew
-            b.due_step, b.pending = t, b.is_split and b.set_count(k) > 0
-        for run, grad in ((r, g) for r, g in zip(self.runs, grads, strict=True) if g is not None):
-            matrix = grad.cpu().float().reshape(len(run[0].weight), -1)
-            pairs += zip(run, matrix.tensor_split(len(run), dim=1), strict=True)
-        norm = sum(g.square().sum() for _, g in pairs) ** 0.5
-        clip = 1.0 if self.max_norm is None else min(1.0, self.max_norm / (norm + 1e-6))
-        for b, g in pairs:
-            b.score = decay * b.score + (1 - decay) * g.square().sum(0)
-            b.move_moments(b.important | (config.deferred_moments == "step"), clip * g)
-            b.move_weights(b.important)
-            b.acc, b.n = b.acc + clip * g, b.n + 1
-        lag, lead = (self.rule.effective_lag(), self.rule.lead(S)) if t > W else (0, 0)
+        pairs, clip = self.begin(grads)
         for b in self.blocks:
-            b.pending |= t in range(max(W, 1), t + 1, self.rule.select_interval_steps or t)
-            due = t <= W or t == b.due_step
-            b.show(b.important | due | (t == b.land_step))  # a window lands before the next ends
-            if due:
-                b.close_window(config, lead)
-                b.start, b.land_step, b.due_step = t, t + lag, t + S
-                b.show(b.important | (lag == 0))
-        if resizes:
-            self.set_due_steps(t, S)
+            if b.land_step == self.t or b.due_step == self.t:  # before the next window ends
+                b.land_step = None if b.land_step is None else b.show(~b.important)
+        for b, grad in pairs:
+            b.fresh_step(grad, self.clip, b.due_step + self.lag(b.due_step) - self.t)
+            b.adamw(clip * grad)
+            b.weight[:, b.important] = b.master[:, b.important].to(b.weight.dtype)
+        due = [b for b in self.blocks if b.due_step == self.t]
+        counts, lag = {b: b.n for b in due}, self.lag(self.t)
+        for b in due:
+            former = b.important
+            b.select(self.config)
+            came = b.important & ~former
+            b.weight[:, came] = b.master[:, came].to(b.weight.dtype)
+            self.close(b)
+        self.lay_out()
+        for b in due:
+            num_forwards = b.due_step + self.lag(b.due_step) - self.t - lag
+            if not counts[b]:
+                b.land_step = None
+                continue
+            b.make_upload(lag, num_forwards)
+            if lag == 0:
+                b.land_step = b.show(~b.important)
+        self.clip = clip

@@ -6,7 +6,6 @@ engine takes.
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
@@ -23,24 +22,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
-    "LrScale",
-    "Moments",
     "SelectStrategy",
+    "UpdateRule",
     "ZenFlowConfig",
     "raise_violations",
     "unknown_name",
 ]
 
 SelectStrategy = Literal["step", "epoch"]
-LrScale = Literal["none", "sqrt", "linear"]
-Moments = Literal["step", "window"]
+UpdateRule = Literal["exact", "published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZenFlowConfig:
     """The settings of the update rule; the defaults are the preset ``zenflow``.
 
-    The rule is ZenFlow's (arXiv 2505.12242); the preset ``zenflow_paper`` is as published.
+    Two rules share the device's part, which is ZenFlow's (arXiv 2505.12242); ``update_rule`` says
+    what becomes of the other columns.
 
     Every field is concrete: a window length that follows the training is a controller's work
     (``zenflow.controller``), and ``update_interval`` is then where it starts.
@@ -67,31 +65,21 @@ class ZenFlowConfig:
     overlap_step: bool = True
     """Whether a host update runs behind the following steps, not inside its own."""
 
-    lag: int | None = 1
-    """Number of steps from a host update's start to its landing, 1..S; None is S at any time.
+    update_rule: UpdateRule = "exact"
+    """Rule of the columns that the host owns.
 
-    Without ``overlap_step`` an update lands inside its own step and this is not used.
+    - ``exact``: the host takes an AdamW step for every gradient. Blocks end their windows in turn,
+      1/S of the work a step, and an update lands one step later. Until a gradient's update has
+      landed, the device moves the weights by the gradient's expected share itself.
+    - ``published``: the host takes one AdamW step for the mean of a window's gradients. All
+      blocks end their windows together, and an update lands S steps later.
     """
 
-    rolling: bool = True
-    """Whether blocks end their windows in turn, 1/S of the work a step, or all together."""
+    queue_depth: int | None = None
+    """Largest number of a column's gradients, q, that wait on the host for one pass over its state.
 
-    deferred_moments: Moments = "step"
-    """Gradients that the host's moments see: each step's, or each window's mean.
-
-    - ``step`` keeps the moments exactly AdamW's: only the weights wait for the window's end.
-    - ``window`` is the published rule: less host traffic and an accumulator more. Its moments are
-      not AdamW's, since a mean is less noisy than a gradient.
-    """
-
-    deferred_lr_scale: LrScale = "linear"
-    """Factor on the host's learning rate for a window of n steps: 1, sqrt(n) or n."""
-
-    prediction: float = 1.0
-    """Extrapolation factor gamma for uploaded weights, along their last update.
-
-    They are used for ``update_interval`` forward passes, starting ``lag`` steps later. 0 uploads
-    the weights as computed; 1 extrapolates them to the middle of that interval (see ``lead``).
+    It changes no result, only the host's memory and traffic. None is what suits the host's memory,
+    at most S. The published rule sums gradients and has no queue.
     """
 
     full_warm_up_rounds: int = 0
@@ -132,6 +120,16 @@ class ZenFlowConfig:
             return self.select_interval
         return self.select_interval * (self.steps_per_epoch or 0)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the host takes an AdamW step for every gradient."""
+        return self.update_rule == "exact"
+
+    @property
+    def rolling(self) -> bool:
+        """Whether blocks end their windows in turn, or all together."""
+        return self.is_exact
+
     def effective_lag(self, update_interval: int | None = None) -> int:
         """Return the steps from an update's start to its landing with the S in force.
 
@@ -139,27 +137,13 @@ class ZenFlowConfig:
             update_interval: S in force; None is this configuration's own.
 
         Returns:
-            0 without overlap, else ``lag`` and at most S.
+            0 without overlap; with it 1, or S under the published rule.
         """
-        window = self.update_interval if update_interval is None else update_interval
         if not self.overlap_step:
             return 0
-        return window if self.lag is None else min(self.lag, window)
-
-    def lr_scale(self, num_steps: int) -> float:
-        """Return the factor on the learning rate of a host update over ``num_steps`` steps."""
-        if self.deferred_lr_scale == "linear":
-            return float(num_steps)
-        return math.sqrt(num_steps) if self.deferred_lr_scale == "sqrt" else 1.0
-
-    def lead(self, update_interval: int) -> float:
-        """Return by how many steps uploaded weights run ahead of the master, with the S in force.
-
-        Uploaded weights are used in S forwards, in which AdamW's would have taken lag to
-        lag + S - 1 steps more: (lag + (S - 1) / 2) on average, times ``prediction``.
-        """
-        ahead = self.effective_lag(update_interval) + (update_interval - 1) / 2
-        return self.prediction * ahead
+        if self.is_exact:
+            return 1
+        return self.update_interval if update_interval is None else update_interval
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ZenFlowConfig:
@@ -224,22 +208,21 @@ class ZenFlowConfig:
 
 
 _UNIT_INTERVALS = ("topk_ratio", "importance_decay")
-_NON_NEGATIVE = ("prediction", "hysteresis")
-# Least value of each count; None is allowed where the default is None or for lag.
+_NON_NEGATIVE = ("hysteresis",)
+# Least value of each count; None is allowed where the default is None.
 _COUNTS = {
     "select_interval": 0,
     "steps_per_epoch": 1,
     "update_interval": 1,
-    "lag": 1,
+    "queue_depth": 1,
     "full_warm_up_rounds": 0,
     "min_split_elements": 0,
     "block_elements": 1,
 }
-_OPTIONAL = ("steps_per_epoch", "lag", "block_elements")
+_OPTIONAL = ("steps_per_epoch", "queue_depth", "block_elements")
 _CHOICES = {
     "select_strategy": get_args(SelectStrategy),
-    "deferred_moments": get_args(Moments),
-    "deferred_lr_scale": get_args(LrScale),
+    "update_rule": get_args(UpdateRule),
 }
 
 
@@ -268,10 +251,8 @@ def _field_violations(config: ZenFlowConfig) -> Iterator[str]:
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
             none = " or None" if name in _OPTIONAL else ""
             yield f"{name} must be an integer >= {least}{none}, got {value!r}: {_remedy(name)}"
-    for name in ("overlap_step", "rolling"):
-        value = getattr(config, name)
-        if not isinstance(value, bool):
-            yield f"{name} must be True or False, got {value!r}: give a bool"
+    if not isinstance(config.overlap_step, bool):
+        yield f"overlap_step must be True or False, got {config.overlap_step!r}: give a bool"
     for name, choices in _CHOICES.items():
         value = getattr(config, name)
         if value not in choices:
@@ -279,17 +260,6 @@ def _field_violations(config: ZenFlowConfig) -> Iterator[str]:
 
 
 def _cross_violations(config: ZenFlowConfig) -> Iterator[str]:
-    lag, window = config.lag, config.update_interval
-    if config.overlap_step and lag is not None and lag > window:
-        yield (
-            f"lag must be at most update_interval, got {lag} > {window}: a block has one update "
-            f"in flight at a time; lower lag, raise update_interval, or use lag=None"
-        )
-    if not config.overlap_step and config.prediction:
-        yield (
-            f"prediction must be 0 with overlap_step=False, got {config.prediction}: without "
-            f"overlap nothing lands late, so there is nothing to predict; set prediction=0"
-        )
     if config.select_strategy == "epoch" and config.steps_per_epoch is None:
         yield (
             "steps_per_epoch must be given with select_strategy='epoch', got None: give the "

@@ -21,10 +21,6 @@ class Knobs:
     """Share k of each block's columns that the device owns, in [0, 1]."""
     update_interval: int
     """Number of steps in an accumulation window, S."""
-    lag: int | None
-    """Number of steps from an update's start to its landing; None is S, and so is more than S."""
-    rolling: bool
-    """Whether blocks end their windows in turn, or all together."""
     select_interval: int
     """Number of steps between two selections of the important columns; 0 selects once."""
 
@@ -38,8 +34,6 @@ class Knobs:
         return cls(
             topk_ratio=config.topk_ratio,
             update_interval=config.update_interval,
-            lag=config.lag,
-            rolling=config.rolling,
             select_interval=config.select_interval_steps,
         )
 
@@ -49,10 +43,7 @@ class Knobs:
         Raises:
             ConfigError: A knob breaks its rule.
         """
-        lag = self.lag
-        if config.overlap_step and lag is not None:
-            lag = min(lag, self.update_interval)
-        return replace(config, select_strategy="step", **asdict(replace(self, lag=lag)))
+        return replace(config, select_strategy="step", **asdict(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return every knob by name, JSON-ready."""
@@ -79,10 +70,5 @@ class Knobs:
         return knobs
 
     def __str__(self) -> str:
-        """Return the knobs in a few words, as in 'k=0.1 S=4 lag=1 rolling select=100'."""
-        lag = self.update_interval if self.lag is None else min(self.lag, self.update_interval)
-        windows = "rolling" if self.rolling else "aligned"
-        return (
-            f"k={self.topk_ratio:g} S={self.update_interval} lag={lag} {windows} "
-            f"select={self.select_interval}"
-        )
+        """Return the knobs in a few words, as in 'k=0.1 S=4 select=100'."""
+        return f"k={self.topk_ratio:g} S={self.update_interval} select={self.select_interval}"

@@ -165,7 +165,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     def _fill_state(self) -> None:
         self._filled_version = self._running.layout.version
         for place in self._places.values():
-            self.state[place.param] = param_state(place)
+            self.state[place.param] = param_state(place, self._running.schedule.tasks)
 
     @property
     def _running(self) -> Engine:
@@ -304,7 +304,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         """Put the true weights on the device: for evaluation, saving and export.
 
         While training, deferred weights on the device are the host's of some steps ago, moved on
-        by the prediction. This uploads the host's masters; `train` goes back, bit for bit.
+        by momentum and by the gradients since. This uploads the host's masters; `train` goes back,
+        bit for bit.
 
         Raises:
             GradientError: Called between backward and step() in release mode, or the gradient norm

@@ -12,30 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The corrections of the published rule, switched off.
-_PLAIN: dict[str, Any] = {
-    "deferred_moments": "window",
-    "deferred_lr_scale": "none",
-    "rolling": False,
-    "prediction": 0.0,
-}
-
 PRESET_CHANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         # Every column on the device: plain AdamW.
         "on_device": {"topk_ratio": 1.0},
         # Every column on the host, updated inside each step: ZeRO-Offload.
-        "zero_offload": {
-            **_PLAIN,
-            "topk_ratio": 0.0,
-            "update_interval": 1,
-            "overlap_step": False,
-            "lag": None,
-        },
+        "zero_offload": {"topk_ratio": 0.0, "update_interval": 1, "overlap_step": False},
         # The same, landing one step late behind the next step's compute: delayed update.
-        "delayed": {**_PLAIN, "topk_ratio": 0.0, "update_interval": 1, "lag": 1},
+        "delayed": {"update_rule": "published", "topk_ratio": 0.0, "update_interval": 1},
         # The paper's: aligned windows that land a whole window late.
-        "zenflow_paper": {**_PLAIN, "topk_ratio": 0.1, "update_interval": 4, "lag": None},
+        "zenflow_paper": {"update_rule": "published"},
         "zenflow": {},
     }
 )

@@ -82,9 +82,6 @@ class StepReport:
     has the former value.
     """
 
-    rolling: bool
-    """Whether blocks ended their windows in turn, or all together."""
-
     select_interval: int
     """Number of steps between two selections, in force during this step; 0 for one selection."""
 
@@ -146,6 +143,10 @@ class MemoryPlan:
     pinned_bytes: int
     """Bytes of ``host_bytes`` that are page-locked, or would be on a GPU: the bounded rings."""
 
+    queue_depth: int
+    """Largest number of a column's gradients, q, that wait on the host for one pass over its
+    state."""
+
     device_extra_bytes: int
     """Bytes of masters, moments and scores on the device, beside the model; not of the rings."""
 
@@ -175,7 +176,7 @@ class MemoryPlan:
         rows = [
             ("model", self.model_bytes, f"{self.num_params:,} parameters, {share:.1%} split"),
             ("host", self.host_bytes, f"{self.host_bytes_per_param:.2f} B per parameter"),
-            ("  pinned", self.pinned_bytes, "part of host"),
+            ("  pinned", self.pinned_bytes, f"part of host, {self.queue_depth} gradients wait"),
             (
                 "device extra",
                 self.device_extra_bytes,

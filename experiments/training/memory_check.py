@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import resource
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import psutil
 
 from sim.memory.engine import engine_memory
 from zenflow.errors import ConfigError
-from zenflow.host.limits import control_groups
+from zenflow.host.limits import free_bytes
 
 if TYPE_CHECKING:
     from torch import nn
 
     from zenflow.config import ZenFlowConfig
-
-_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""A control group's file with its limit, that with its use, and the key of `memory.stat` for file
-cache that can be dropped; of version 2 and of version 1."""
-
-
-def free_bytes() -> tuple[float, str]:
-    """Return how many bytes this process may still take, and what sets the limit."""
-    machine = psutil.virtual_memory().available + psutil.swap_memory().free
-    groups = map(_group_bytes, control_groups("memory"))
-    limits = [
-        (float(machine), "the machine"),
-        (min(groups, default=math.inf), "the container's limit"),
-    ]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append((float(soft - psutil.Process().memory_info().vms), "ulimit -v"))
-    return min(limits)
-
-
-def _group_bytes(folder: Path) -> float:
-    """Return what a control group's limit leaves; infinite without one."""
-    for limit, used, cache in _FILES:
-        try:
-            most = int((folder / limit).read_text(encoding="utf-8"))
-            taken = int((folder / used).read_text(encoding="utf-8"))
-            stat = (folder / "memory.stat").read_text(encoding="utf-8")
-        except (OSError, ValueError):  # no such file, or no limit ("max")
-            continue
-        figures = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
-        return float(most - taken + int(figures.get(cache, 0)))
-    return math.inf
-
 
 def check_host_memory(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool) -> None:
     """Refuse a run whose optimizer can't have the memory that it allocates at once.

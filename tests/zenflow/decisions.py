@@ -25,9 +25,7 @@ def intervals(config, changes):
 def schedules(draw, config, *, last, max_size=3, steps=None):
     """Draw a decision log: at some steps up to `last`, some knobs change."""
     possible = {
-        "update_interval": st.integers(1, 4),
-        "lag": st.none() | st.integers(1, 4),
-        "rolling": st.booleans(),
+        "update_interval": st.integers(1, 6),
         "select_interval": st.integers(0, 6),
     }
     if 0 < config.topk_ratio < 1:

@@ -5,14 +5,14 @@ gets another number of important columns, k, in mid-run, so that rows move too. 
 it was: host rows move within their parameter's room, one field at a time, and device banks are
 made anew one after another.
 
-In both, a column that leaves the host first gets its share of the window. One that comes to the
-host has no share of it: its gradients were applied on the device.
+In both, a column that leaves the host has first got all its gradients. One that comes to the host
+has had them on the device.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Bank
 from zenflow.columns.host_rows import ROW_STATE, HostRows
-from zenflow.columns.host_update import WindowUpdate
 from zenflow.columns.layout import Block, Layout, SplitParam
 from zenflow.columns.placement import assign_banks, members_of
 from zenflow.rule.blocks import important_count
@@ -29,7 +28,7 @@ from zenflow.rule.importance import select_columns
 
 @torch.no_grad()
 def hand_over(
-    block: Block, update: WindowUpdate | None, factor: float, hysteresis: float
+    block: Block, finish_rows: Callable[[Tensor], HostRows], hysteresis: float
 ) -> Tensor:
     """Choose the block's important columns anew and move the difference.
 
@@ -38,8 +37,8 @@ def hand_over(
 
     Args:
         block: The block, changed in place.
-        update: The window's update; None if there was no gradient in it.
-        factor: The last step's clip factor.
+        finish_rows: Returns copies of the host rows of some indices as the window's end leaves
+            them.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
 
     Returns:
@@ -57,7 +56,7 @@ def hand_over(
     if len(rows) == 0:
         return active
     host_rows = rows.cpu()
-    leaving = _finish_window(block, host_rows, update, factor)
+    leaving = finish_rows(host_rows)
     _swap_state(block, host_rows, ranks + block.bank_first, leaving)
     to_device, to_host = block.deferred_columns[rows], block.important_columns[ranks]
     block.deferred_columns[rows] = to_host
@@ -67,17 +66,6 @@ def hand_over(
     weight_OI.index_copy_(1, to_device, leaving.master.t().to(weight_OI))
     active[host_rows] = 0
     return active
-
-
-def _finish_window(
-    block: Block, rows: Tensor, update: WindowUpdate | None, factor: float
-) -> HostRows:
-    """Return copies of the rows, stepped by their share of the window."""
-    leaving = block.host.rows(rows)
-    if update is not None:
-        active = torch.ones(len(rows), dtype=torch.uint8)
-        update.apply(leaving, factor, active, torch.empty_like(leaving.staging))
-    return leaving
 
 
 def _swap_state(block: Block, rows: Tensor, bank_rows: Tensor, leaving: HostRows) -> None:
@@ -146,27 +134,15 @@ def _present(sources: Tensor) -> Rows:
 
 
 @torch.no_grad()
-def resize(
-    layout: Layout,
-    topk_ratio: float,
-    hysteresis: float,
-    updates: Mapping[int, WindowUpdate],
-    factor: float,
-) -> dict[int, Tensor]:
+def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
     """Let each block choose its important columns anew, with the number for another ratio.
 
-    Nothing may be in flight, on the host or on the device: tensors are replaced.
+    Nothing may be in flight or wait, on the host or on the device: tensors are replaced.
 
     Args:
         layout: Changed in place.
         topk_ratio: New ratio in (0, 1), at least the layout's `least_topk_ratio`.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
-        updates: The update of each block's window, by the block's index; none for a window
-            without gradients.
-        factor: The last step's clip factor.
-
-    Returns:
-        By block, which host rows take part in the window's update, shape (D',), uint8.
     """
     shapes = {
         block.index: replace(
@@ -177,7 +153,6 @@ def resize(
     counts = [sum(shapes[b.index].num_important for b in split.blocks) for split in layout.splits]
     banks, places = assign_banks(layout.splits, counts)
     waiting = Counter(id(split.bank) for split in layout.splits)
-    active: dict[int, Tensor] = {}
     # Bank by bank, so that an old one is given up before the next new one is made.
     for bank in banks:
         bank.allocate(layout.columns.scores.device)
@@ -187,7 +162,7 @@ def resize(
             for block in split.blocks:
                 block.shape = shapes[block.index]
             former = split.bank
-            active |= _resize_param(split, *place, hysteresis, updates, factor)
+            _resize_param(split, *place, hysteresis)
             waiting[id(former)] -= 1
             if not waiting[id(former)]:
                 former.free()
@@ -195,17 +170,9 @@ def resize(
     layout.members[:] = [members_of(bank, layout.splits) for bank in banks]
     layout.topk_ratio = topk_ratio
     layout.version += 1
-    return active
 
 
-def _resize_param(
-    split: SplitParam,
-    bank: Bank,
-    first: int,
-    hysteresis: float,
-    updates: Mapping[int, WindowUpdate],
-    factor: float,
-) -> dict[int, Tensor]:
+def _resize_param(split: SplitParam, bank: Bank, first: int, hysteresis: float) -> None:
     """Choose one parameter's columns, move its rows and cut its blocks anew."""
     chosen = torch.cat(
         [
@@ -220,7 +187,6 @@ def _resize_param(
     )
     split.columns.is_important.copy_(chosen)
     moves = RowMoves.of(split, chosen.cpu())
-    _finish_windows(split, moves.leave.source, updates, factor)
     _move_rows(split, bank, first, moves)
     device = bank.master.device
     split.bank, split.bank_first = bank, first
@@ -232,25 +198,6 @@ def _resize_param(
     weight_OI = split.weight()
     fresh_OL = bank.master[first + leaving].t().to(weight_OI)
     weight_OI.index_copy_(1, split.important_columns[leaving], fresh_OL)
-    takes_part = torch.ones(len(moves.deferred), dtype=torch.uint8)
-    takes_part[moves.enter.target] = 0
-    sizes = [block.shape.num_deferred for block in split.blocks]
-    parts = takes_part.split(sizes)
-    return {block.index: part for block, part in zip(split.blocks, parts, strict=True)}
-
-
-def _finish_windows(
-    split: SplitParam, rows: Tensor, updates: Mapping[int, WindowUpdate], factor: float
-) -> None:
-    """Step the host rows that leave by their share of their block's window, where they are."""
-    leaves = torch.zeros(len(split.deferred_columns), dtype=torch.uint8)
-    leaves[rows] = 1
-    sizes = [len(block.host.master) for block in split.blocks]
-    for block, active in zip(split.blocks, leaves.split(sizes), strict=True):
-        update = updates.get(block.index)
-        if update is not None and active.any():
-            # What stays on the host needs its staging still: the uploads of this go nowhere.
-            update.apply(block.host, factor, active, torch.empty_like(block.host.staging))
 
 
 def _move_rows(split: SplitParam, bank: Bank, first: int, moves: RowMoves) -> None:
@@ -265,6 +212,3 @@ def _move_rows(split: SplitParam, bank: Bank, first: int, moves: RowMoves) -> No
         rows[moves.leave.target.to(device)] = room[moves.leave.source].to(device)
         room[moves.stay.target] = room[moves.stay.source]
         room[moves.enter.target] = former[moves.enter.source.to(device)].cpu()
-    for tensor in (*split.room.accumulators, split.room.staging):
-        tensor[moves.stay.target] = tensor[moves.stay.source]
-        tensor[moves.enter.target] = 0

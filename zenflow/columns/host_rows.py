@@ -36,11 +36,8 @@ class HostRows:
     """Second moments."""
     step: Tensor
     """Number of Adam steps that each row has taken, (D,), int64."""
-    accumulators: list[Tensor]
-    """Sums of an open window's gradients. There are two where the window before may still be read
-    when new gradients arrive: with a lag of 2 or more."""
     staging: Tensor
-    """Gradients of the last step, in the parameter's dtype; pinned on a GPU."""
+    """Gradients of one step, in the parameter's dtype; pinned on a GPU."""
 
     def rows(self, part: slice | Tensor) -> HostRows:
         """Return the views of a slice of the rows, or copies of the rows of some indices."""
@@ -49,7 +46,6 @@ class HostRows:
             exp_avg=self.exp_avg[part],
             exp_avg_sq=self.exp_avg_sq[part],
             step=self.step[part],
-            accumulators=[accumulator[part] for accumulator in self.accumulators],
             staging=self.staging[part],
         )
 
@@ -61,14 +57,12 @@ class HostSlabs:
         self,
         device: AbstractDevice,
         shapes: Sequence[tuple[int, int, torch.dtype]],
-        num_accumulators: int,
     ) -> None:
         """Allocate for (D, O, dtype) of each split parameter, D the most columns it may defer."""
         elements = sum(columns * rows for columns, rows, _ in shapes)
         staging_bytes = sum(aligned(c * r * dtype.itemsize) for c, r, dtype in shapes)
         self._float32 = [
-            device.host_slab(elements, torch.float32, pinned=False)
-            for _ in range(3 + num_accumulators)
+            device.host_slab(elements, torch.float32, pinned=False) for _ in range(3)
         ]
         self._staging = device.host_slab(staging_bytes, torch.uint8, pinned=True)
         self._element = 0
@@ -98,7 +92,6 @@ class HostSlabs:
             master=views[0],
             exp_avg=views[1],
             exp_avg_sq=views[2],
-            accumulators=views[3:],
             step=torch.zeros(num_columns, dtype=torch.int64),
             staging=staging,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, NamedParam, Resident
+from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.upload_buffers import UploadBuffer
 from zenflow.lanes.completion import Completion, already_done
@@ -24,11 +25,19 @@ class ColumnVectors:
     """Moving average of the energies, float32."""
     is_important: Tensor
     """Whether the device owns the column, bool."""
+    mean_squares: Tensor
+    """AdamW's second moment of each column's clipped gradients, in the mean over its elements,
+    float32; not bias-corrected."""
+    fresh_factors: Tensor
+    """Factor on this step's gradient in the fresh step, but for the learning rate, float32."""
 
     def part(self, first: int, last: int) -> ColumnVectors:
         """Return views of columns first..last-1."""
         part = slice(first, last)
-        return ColumnVectors(self.energies[part], self.scores[part], self.is_important[part])
+        return ColumnVectors(
+            *(self.energies[part], self.scores[part], self.is_important[part]),
+            *(self.mean_squares[part], self.fresh_factors[part]),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +65,10 @@ class Block:
     """Bank row of the block's first important column."""
     count: int = 0
     """Number of gradients in the open window, n."""
+    queue: list[StagedGradient] = field(default_factory=list)
+    """Gradients that wait on the host, the oldest first; the exact rule's."""
     accumulator: int = 0
-    """Index of the accumulator that the open window uses."""
+    """Index of the sum that the open window uses; the published rule's."""
     wants_selection: bool = False
     """Whether columns are selected anew when the window ends."""
     landing: Landing | None = None
@@ -71,11 +82,6 @@ class Block:
     def host_shape(self) -> tuple[int, int]:
         """(D, O) of the host's rows; a tensor's own shape takes longer to ask for."""
         return self.shape.num_deferred, self.shape.num_rows
-
-    def switch_accumulator(self) -> None:
-        """Let the next window use the other accumulator, if there is one: this one is read."""
-        if len(self.host.accumulators) > 1:
-            self.accumulator = 1 - self.accumulator
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +147,8 @@ class SplitParam(NamedParam):
     """Blocks of its columns, in ascending order."""
     bucket: int = 0
     """Index of the bucket that it is copied in."""
+    num_steps: int = 0
+    """Number of steps in which it had a gradient."""
 
     @property
     def bank_last(self) -> int:
@@ -208,8 +216,6 @@ class Layout:
     """Host memory of the deferred columns."""
     columns: ColumnVectors
     """Vectors over the columns of all split parameters, one parameter after another."""
-    num_accumulators: int
-    """Number of accumulators of each block: what the config and a controller make necessary."""
     topk_ratio: float
     """Ratio by which each block's number of important columns came about."""
     least_topk_ratio: float

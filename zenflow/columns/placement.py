@@ -36,7 +36,6 @@ def build_layout(
     *,
     least_topk_ratio: float,
     largest_interval: int,
-    num_accumulators: int,
 ) -> Layout:
     """Share out all parameters and allocate their state; masters start as the weights are.
 
@@ -46,7 +45,6 @@ def build_layout(
         device: Device that the parameters are on.
         least_topk_ratio: Smallest k for which the host has memory, at most the config's.
         largest_interval: S for which blocks are cut fine enough.
-        num_accumulators: Number of accumulators of each block.
     """
     to_split = [named for named in params if is_split(named.param, config)]
     residents = [
@@ -65,13 +63,13 @@ def build_layout(
         (most, named.param.shape[0], named.param.dtype)
         for most, named in zip(most_deferred, to_split, strict=True)
     ]
-    slabs = HostSlabs(device, rooms, num_accumulators)
+    slabs = HostSlabs(device, rooms)
     num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
-    columns = ColumnVectors(
-        energies=torch.zeros(num_columns, device=device.torch_device),
-        scores=torch.zeros(num_columns, device=device.torch_device),
-        is_important=torch.zeros(num_columns, dtype=torch.bool, device=device.torch_device),
+    energies, scores, mean_squares, fresh_factors = (
+        torch.zeros(num_columns, device=device.torch_device) for _ in range(4)
     )
+    is_important = torch.zeros(num_columns, dtype=torch.bool, device=device.torch_device)
+    columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors)
     splits, banks = _make_splits(
         to_split,
         _deferred_columns(shapes, len(to_split), config.topk_ratio),
@@ -90,7 +88,6 @@ def build_layout(
         buckets=_make_buckets(splits),
         slabs=slabs,
         columns=columns,
-        num_accumulators=num_accumulators,
         topk_ratio=config.topk_ratio,
         least_topk_ratio=least_topk_ratio,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,40 @@ from zenflow.lanes.completion import Completion
 
 DeviceSpan = tuple[Any, Any]
 """Two events of a GPU stream: before and behind a piece of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateGradient:
+    """A gradient that came since an update was made, and is not in it."""
+
+    rows: Tensor
+    """Columns of the gradient as rows, (I, O), or (D, O) where they are the landing's."""
+    is_packed: bool
+    """Whether they are the landing's."""
+    factors: Tensor
+    """Factor on each column of the parameter, (I,), float32."""
+    rate: float
+    """Factor on all of them."""
+
+    def move_on(self, values_DO: Tensor, columns_D: Tensor) -> None:
+        """Move the landing's weights, in place."""
+        rows_DO = self.rows if self.is_packed else self.rows.index_select(0, columns_D)
+        factors_D1 = self.factors.index_select(0, columns_D).unsqueeze(1)
+        values_DO.addcmul_(rows_DO, factors_D1, value=-self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Columns on their way from the host into a weight."""
+
+    values: Tensor
+    """Host's buffer, (D, O)."""
+    columns: Tensor
+    """Indices of the columns, (D,), int64."""
+    weight: Tensor
+    """Weight, (O, I)."""
+    late: LateGradient | None = None
+    """Gradient that the columns still have to be moved by."""
 
 
 class AbstractDevice(ABC):
@@ -62,11 +97,11 @@ class AbstractDevice(ABC):
         """
 
     @abstractmethod
-    def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan | None:
+    def unpack(self, arrivals: Sequence[Arrival], after: Any) -> DeviceSpan | None:
         """Copy host columns into weights that are not in use, once `after` has passed.
 
         Args:
-            jobs: (host buffer (D, O), column indices (D,), weight (O, I)) each.
+            arrivals: What comes, and where it goes.
             after: A mark of the last compute that reads the weights.
         """
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.device.base import AbstractDevice, HostValues
+from zenflow.device.base import AbstractDevice, Arrival, HostValues
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 
@@ -41,10 +41,14 @@ class CpuDevice(AbstractDevice):
         for packed_DO, host_DO in jobs:
             host_DO.copy_(packed_DO)
 
-    def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> None:
+    def unpack(self, arrivals: Sequence[Arrival], after: Any) -> None:
         """Scatter host rows into columns."""
-        for host_DO, columns_D, weight_OI in jobs:
-            weight_OI.index_copy_(1, columns_D, host_DO.t().contiguous())
+        for arrival in arrivals:
+            values_DO = arrival.values
+            if arrival.late is not None:
+                values_DO = values_DO.clone()
+                arrival.late.move_on(values_DO, arrival.columns)
+            arrival.weight.index_copy_(1, arrival.columns, values_DO.t().contiguous())
 
     def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:
         """Square and sum: on a CPU many times faster than a norm over rows."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.device.base import AbstractDevice, DeviceSpan, HostValues
+from zenflow.device.base import AbstractDevice, Arrival, DeviceSpan, HostValues
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 
@@ -91,18 +91,23 @@ class CudaDevice(AbstractDevice):
                 host_DO.copy_(packed_DO, non_blocking=True)
             return start, self._enclose(stream)
 
-    def unpack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan:
+    def unpack(self, arrivals: Sequence[Arrival], after: Any) -> DeviceSpan:
         """Send and scatter on the h2d stream."""
         stream = self._streams["h2d"]
         with self._on(stream):
             stream.wait_event(after)  # backward may still read the weights before this mark
             start = self._enclose(stream)
-            for host_DO, columns_D, weight_OI in jobs:
+            for arrival in arrivals:
+                host_DO = arrival.values
                 arrived_DO = torch.empty(
                     host_DO.shape, dtype=host_DO.dtype, device=self.torch_device
                 )
                 arrived_DO.copy_(host_DO, non_blocking=True)
-                weight_OI.t().index_copy_(0, columns_D, arrived_DO)
+                if arrival.late is not None:
+                    arrival.late.move_on(arrived_DO, arrival.columns)
+                    if not arrival.late.is_packed:  # else its memory is reused while it is read
+                        arrival.late.rows.record_stream(stream)
+                arrival.weight.t().index_copy_(0, arrival.columns, arrived_DO)
             return start, self._enclose(stream)
 
     def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:

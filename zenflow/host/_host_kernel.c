@@ -1,14 +1,14 @@
-/* The host's part of an optimizer step: gradient accumulation, and AdamW that writes the
- * low-precision weights in the same pass over memory.
+/* The host's part of an optimizer step: AdamW on the gradients that wait, which also writes the
+ * low-precision weights, in one pass over memory; and sums of gradients.
  *
  * Loaded by zenflow/host/library.py with ctypes, so that the interpreter lock is free while it
  * runs and no torch header is needed. It starts no threads: callers, _host_pool.c among them, hand
  * row ranges to their own.
  *
  * Every operation is elementwise and rounded to float32 on its own, in torch.optim.AdamW's order
- * (build with -ffp-contract=off), so the result depends neither on how the work is cut into calls
- * nor on which clone the loader picks. Of the three stages of a tile the outer two convert formats
- * and the middle one is AdamW; between them the tile stays in the first-level cache.
+ * (build with -ffp-contract=off), so the result depends neither on how rows and steps are cut into
+ * calls nor on which clone the loader picks. A tile's state stays in the first-level cache while it
+ * takes all its steps: memory is read and written once for any number of them.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -49,6 +49,9 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 /* Elements per tile. Small, so that the loads of one stage overlap the arithmetic of the one
  * before: on two Xeon cores with AVX-512, 128 gave 10% more than 1024 and 7% more than 64. */
 #define TILE 128
+
+/* Steps whose constants are held at once, on the stack; more are taken in several passes. */
+#define MOST_STEPS 64
 
 INLINE float as_float(uint32_t bits)
 {
@@ -146,26 +149,6 @@ INLINE void store_cast(void *out, int dtype, int64_t start, int64_t n,
     }
 }
 
-/* What one call of zenflow_adamw works on. */
-typedef struct {
-    float *master;
-    float *exp_avg;
-    float *exp_avg_sq;
-    void *out;
-    const void *grad;
-    const float *acc;
-    int out_dtype;
-    int grad_dtype;
-    float grad_scale;
-    float count;
-    float beta2;
-    float one_minus_beta1;
-    float one_minus_beta2;
-    float eps;
-    float decay;
-    float prediction;
-} Job;
-
 /* As torch.lerp: from the nearer end, so that beta1 = 0 gives the gradient itself. */
 INLINE float next_exp_avg(float old, float g, float rate)
 {
@@ -177,90 +160,102 @@ INLINE float next_exp_avg_sq(float old, float g, float beta2, float rate)
     return old * beta2 + rate * g * g;
 }
 
-/* AdamW on n elements; tile holds the mean gradient, unless the moments have seen all of them
- * (moves = 0), and afterwards the weights to upload. */
-INLINE void update_tile(const Job *job, float *restrict tile, float *restrict master,
-                        float *restrict exp_avg, float *restrict exp_avg_sq, int64_t n,
-                        float step_size, float denom_scale, int moves)
+/* A step's constants for rows that have taken equally many before. */
+typedef struct {
+    float step_size;
+    float inverse_denom_scale;
+    float beta2;
+    float one_minus_beta1;
+    float one_minus_beta2;
+} Scales;
+
+/* step_size = lr / (1 - beta1^t) and denom_scale = sqrt(1 - beta2^t), in double until the end, as
+ * torch computes them in Python's floats. Divisions and roots are what bounds the arithmetic: the
+ * division by denom_scale is a multiplication. */
+static Scales scales_of(const AdamStep *step, int64_t count)
 {
-    /* Divisions and roots are what bounds the arithmetic: the one by a constant is multiplied. */
-    const float inverse = 1.0f / denom_scale;
-    const float beta2 = job->beta2, rate1 = job->one_minus_beta1, rate2 = job->one_minus_beta2;
-    const float eps = job->eps, decay = job->decay, prediction = job->prediction;
+    const double t = (double)count;
+    const float denom_scale = (float)sqrt(1.0 - pow(step->beta2, t));
+    const Scales scales = {(float)(step->lr / (1.0 - pow(step->beta1, t))), 1.0f / denom_scale,
+                           (float)step->beta2, (float)(1.0 - step->beta1),
+                           (float)(1.0 - step->beta2)};
+    return scales;
+}
+
+/* One AdamW step on n elements. The tile holds the gradient, and afterwards the displacement. */
+INLINE void step_tile(const AdamStep *step, const Scales *scales, float *restrict tile,
+                      float *restrict master, float *restrict exp_avg, float *restrict exp_avg_sq,
+                      int64_t n)
+{
+    const float beta2 = scales->beta2, rate1 = scales->one_minus_beta1;
+    const float rate2 = scales->one_minus_beta2, step_size = scales->step_size;
+    const float inverse = scales->inverse_denom_scale, eps = step->eps, decay = step->decay;
     for (int64_t i = 0; i < n; i++) {
-        float m = exp_avg[i], v = exp_avg_sq[i];
-        if (moves) {
-            exp_avg[i] = m = next_exp_avg(m, tile[i], rate1);
-            exp_avg_sq[i] = v = next_exp_avg_sq(v, tile[i], beta2, rate2);
-        }
-        float denom = sqrtf(v) * inverse + eps;
-        float delta = step_size * m / denom;
-        float w = master[i] * decay - delta;
-        master[i] = w;
-        tile[i] = w - prediction * delta;
+        float g = tile[i];
+        float m = next_exp_avg(exp_avg[i], g, rate1);
+        float v = next_exp_avg_sq(exp_avg_sq[i], g, beta2, rate2);
+        float delta = step_size * m / (sqrtf(v) * inverse + eps);
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+        master[i] = master[i] * decay - delta;
+        tile[i] = delta;
     }
+}
+
+/* The displacement that a step without a gradient would have, left in the tile. */
+INLINE void displace_tile(const AdamStep *step, const Scales *scales, float *restrict tile,
+                          const float *restrict exp_avg, const float *restrict exp_avg_sq,
+                          int64_t n)
+{
+    const float step_size = scales->step_size, inverse = scales->inverse_denom_scale;
+    const float eps = step->eps;
+    for (int64_t i = 0; i < n; i++)
+        tile[i] = step_size * exp_avg[i] / (sqrtf(exp_avg_sq[i]) * inverse + eps);
 }
 
 /* The functions with clones are not inlined, also because the compiler must move no
  * arithmetic across the change of mode in their callers. */
-CLONES NOINLINE void accumulate(float *acc, const void *grad, int dtype, int64_t n, float scale,
-                                int first)
+CLONES NOINLINE void sum(float *acc, const void *grad, int dtype, int64_t start, int64_t n,
+                         float scale, int first)
 {
     if (first)
-        scale_into(acc, grad, dtype, 0, n, scale, 0);
+        scale_into(acc + start, grad, dtype, start, n, scale, 0);
     else
-        scale_into(acc, grad, dtype, 0, n, scale, 1);
+        scale_into(acc + start, grad, dtype, start, n, scale, 1);
 }
 
-CLONES NOINLINE void moments(float *restrict exp_avg, float *restrict exp_avg_sq,
-                             const void *grad, int dtype, int64_t size, float scale,
-                             float beta2, float rate1, float rate2)
-{
-    float tile[TILE];
-    for (int64_t start = 0; start < size; start += TILE) {
-        const int64_t n = size - start < TILE ? size - start : TILE;
-        scale_into(tile, grad, dtype, start, n, scale, 0);
-        for (int64_t i = 0; i < n; i++) {
-            exp_avg[start + i] = next_exp_avg(exp_avg[start + i], tile[i], rate1);
-            exp_avg_sq[start + i] = next_exp_avg_sq(exp_avg_sq[start + i], tile[i], beta2, rate2);
-        }
-    }
-}
-
-INLINE void run_tile(const Job *job, int64_t start, int64_t n, float step_size,
-                     float denom_scale)
+INLINE void replay_tile(const HostJob *job, const AdamStep *steps, const Scales *scales,
+                        int64_t num_steps, const Scales *upload, int64_t start, int64_t n)
 {
     float tile[TILE];
     float *master = job->master + start, *exp_avg = job->exp_avg + start;
     float *exp_avg_sq = job->exp_avg_sq + start;
-    if (job->acc)
-        memcpy(tile, job->acc + start, (size_t)n * sizeof(float));
-    if (job->acc && job->grad)
-        scale_into(tile, job->grad, job->grad_dtype, start, n, job->grad_scale, 1);
-    else if (job->grad)
-        scale_into(tile, job->grad, job->grad_dtype, start, n, job->grad_scale, 0);
-    if (job->count != 1.0f)
-        for (int64_t i = 0; i < n; i++)
-            tile[i] /= job->count;
-    if (job->acc || job->grad)
-        update_tile(job, tile, master, exp_avg, exp_avg_sq, n, step_size, denom_scale, 1);
-    else
-        update_tile(job, tile, master, exp_avg, exp_avg_sq, n, step_size, denom_scale, 0);
+    for (int64_t k = 0; k < num_steps; k++) {
+        scale_into(tile, steps[k].grad, job->grad_dtype, start, n, steps[k].scale, 0);
+        step_tile(&steps[k], &scales[k], tile, master, exp_avg, exp_avg_sq, n);
+    }
+    if (!upload)
+        return;
+    if (!num_steps || !job->repeats_last)
+        displace_tile(&job->upload, upload, tile, exp_avg, exp_avg_sq, n);
+    for (int64_t i = 0; i < n; i++)
+        tile[i] = master[i] - job->lead * tile[i];
     store_cast(job->out, job->out_dtype, start, n, tile);
 }
 
 /* Whole tiles have a length that the compiler knows: its loops over them have no remainders. */
-CLONES NOINLINE void update_run(const Job *job, int64_t begin, int64_t end, float step_size,
-                                float denom_scale)
+CLONES NOINLINE void replay_run(const HostJob *job, const AdamStep *steps, const Scales *scales,
+                                int64_t num_steps, const Scales *upload, int64_t begin,
+                                int64_t end)
 {
     int64_t start = begin;
     for (; start + TILE <= end; start += TILE)
-        run_tile(job, start, TILE, step_size, denom_scale);
+        replay_tile(job, steps, scales, num_steps, upload, start, TILE);
     if (start < end)
-        run_tile(job, start, end - start, step_size, denom_scale);
+        replay_tile(job, steps, scales, num_steps, upload, start, end - start);
 }
 
-CLONES NOINLINE void copy_run(const Job *job, int64_t begin, int64_t end)
+CLONES NOINLINE void copy_run(const HostJob *job, int64_t begin, int64_t end)
 {
     store_cast(job->out, job->out_dtype, begin, end - begin, job->master + begin);
 }
@@ -303,46 +298,48 @@ EXPORT int zenflow_interface(void)
     return INTERFACE;
 }
 
-EXPORT void zenflow_accumulate(float *acc, const void *grad, int dtype, int64_t n, float scale,
-                               int first)
+/* Rows low..high-1, which have taken `count` steps and take part, or not, alike. `out` may be the
+ * gradient's memory: a tile's gradients have been read when its weights are written. */
+static void replay_rows(const HostJob *job, int64_t low, int64_t high, int64_t count, int active)
 {
-    const uint64_t mode = flush_subnormals();
-    accumulate(acc, grad, dtype, n, scale, first);
-    restore_mode(mode);
+    const int64_t begin = low * job->cols, end = high * job->cols;
+    const int64_t num_steps = active ? job->num_steps : 0;
+    const int leads = job->lead != 0.0f && count + num_steps > 0;
+    Scales scales[MOST_STEPS], upload = {0};
+    for (int64_t first = 0, last;; first = last) {
+        last = num_steps - first > MOST_STEPS ? first + MOST_STEPS : num_steps;
+        for (int64_t k = first; k < last; k++)
+            scales[k - first] = scales_of(&job->steps[k], count + k + 1);
+        const int uploads = last == num_steps && job->out && leads;
+        if (uploads)
+            upload = scales_of(&job->upload, count + num_steps);
+        replay_run(job, job->steps + first, scales, last - first, uploads ? &upload : NULL, begin,
+                   end);
+        if (last == num_steps)
+            break;
+    }
+    if (job->out && !leads)
+        copy_run(job, begin, end);
+    for (int64_t row = low; row < high; row++)
+        job->step[row] += num_steps;
 }
 
-EXPORT void zenflow_moments(float *exp_avg, float *exp_avg_sq, const void *grad, int dtype,
-                            int64_t n, float scale, float beta2, float one_minus_beta1,
-                            float one_minus_beta2)
+/* Neighbouring rows with the same constants run as one, so that short rows vectorise too. */
+EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high)
 {
     const uint64_t mode = flush_subnormals();
-    moments(exp_avg, exp_avg_sq, grad, dtype, n, scale, beta2, one_minus_beta1, one_minus_beta2);
-    restore_mode(mode);
-}
-
-/* Without grad and acc the moments stay as they are, and only the weights move.
- * `out` may be `grad`: a tile's gradient has been read when its weights are written.
- * Neighbouring rows with the same constants run as one, so that short rows vectorise too. */
-EXPORT void zenflow_adamw(float *master, float *exp_avg, float *exp_avg_sq, void *out,
-                          int out_dtype, const void *grad, int grad_dtype, float grad_scale,
-                          const float *acc, float count, int64_t rows, int64_t cols,
-                          const float *step_size, const float *denom_scale, const uint8_t *active,
-                          float beta2, float one_minus_beta1, float one_minus_beta2, float eps,
-                          float decay, float prediction)
-{
-    const Job job = {master, exp_avg, exp_avg_sq, out, grad, acc, out_dtype, grad_dtype,
-                     grad_scale, count, beta2, one_minus_beta1, one_minus_beta2, eps, decay,
-                     prediction};
-    const uint64_t mode = flush_subnormals();
-    for (int64_t row = 0, next; row < rows; row = next) {
-        next = row + 1;
-        while (next < rows && active[next] == active[row] && step_size[next] == step_size[row]
-               && denom_scale[next] == denom_scale[row])
-            next++;
-        if (active[row])
-            update_run(&job, row * cols, next * cols, step_size[row], denom_scale[row]);
-        else
-            copy_run(&job, row * cols, next * cols);
+    if (job->kind == SUM) {
+        const AdamStep *step = job->steps;
+        sum(job->sum, step->grad, job->grad_dtype, low * job->cols, (high - low) * job->cols,
+            step->scale, job->is_first);
+    }
+    for (int64_t row = low, next; job->kind == REPLAY && row < high; row = next) {
+        const int64_t count = job->step[row];
+        const int active = job->active[row] != 0;
+        for (next = row + 1; next < high && job->step[next] == count; next++)
+            if ((job->active[next] != 0) != active)
+                break;
+        replay_rows(job, row, next, count, active);
     }
     restore_mode(mode);
 }

@@ -1,4 +1,4 @@
-/* The host kernel's functions: what _host_kernel.c exports and _host_pool.c calls. */
+/* The host's jobs: what _host_kernel.c does to the rows of one block, and _host_pool.c shares out. */
 #ifndef ZENFLOW_HOST_KERNEL_H
 #define ZENFLOW_HOST_KERNEL_H
 
@@ -12,21 +12,52 @@
 #define EXPORT
 #endif
 
-/* Raised with every change of a signature: library.py refuses a library built from other code. */
-#define INTERFACE 3
+/* Raised with every change of a signature or record: library.py refuses a library built from other
+ * code. */
+#define INTERFACE 4
 
-EXPORT void zenflow_accumulate(float *acc, const void *grad, int dtype, int64_t n, float scale,
-                               int first);
+/* What a job does with its rows. */
+enum { SUM = 0, REPLAY = 1 };
 
-EXPORT void zenflow_moments(float *exp_avg, float *exp_avg_sq, const void *grad, int dtype,
-                            int64_t n, float scale, float beta2, float one_minus_beta1,
-                            float one_minus_beta2);
+/* One AdamW step that waits: its gradient, of the job's shape and dtype, and its settings. */
+typedef struct {
+    const void *grad;
+    double lr;
+    double beta1;
+    double beta2;
+    float scale; /* factor on the gradient */
+    float eps;
+    float decay; /* factor on the weights, 1 - lr * weight_decay */
+} AdamStep;
 
-EXPORT void zenflow_adamw(float *master, float *exp_avg, float *exp_avg_sq, void *out,
-                          int out_dtype, const void *grad, int grad_dtype, float grad_scale,
-                          const float *acc, float count, int64_t rows, int64_t cols,
-                          const float *step_size, const float *denom_scale, const uint8_t *active,
-                          float beta2, float one_minus_beta1, float one_minus_beta2, float eps,
-                          float decay, float prediction);
+/* One block's work; jobs.py declares the same fields. A pointer that a kind does not need is null.
+ *
+ * SUM: sum = scale * grad of the only step, or sum += where it is not the first.
+ * REPLAY: active rows take all steps, in order, and count them. Then, if there is `out`, every
+ * row's weights go there, moved on by `lead` times the displacement of the step `upload`: that of
+ * the last step taken where `repeats_last` says that they are the same. */
+typedef struct {
+    int32_t kind;
+    int32_t grad_dtype;
+    int32_t out_dtype;
+    int32_t is_first;
+    int32_t repeats_last;
+    float lead;
+    int64_t rows;
+    int64_t cols;
+    float *sum;
+    float *master;
+    float *exp_avg;
+    float *exp_avg_sq;
+    int64_t *step; /* AdamW steps that each row has taken */
+    const uint8_t *active;
+    const AdamStep *steps;
+    int64_t num_steps;
+    void *out;
+    AdamStep upload;
+} HostJob;
+
+/* Does rows low..high-1 of a job. */
+EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high);
 
 #endif

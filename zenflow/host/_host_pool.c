@@ -6,105 +6,10 @@
  * of them prepares its next call. The arithmetic is that of _host_kernel.c, whose cut into calls
  * changes no bit.
  */
-#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #include "_host_kernel.h"
-
-/* What a job does with its rows. */
-enum { ACCUMULATE = 0, MOMENTS = 1, ADAMW = 2 };
-
-/* Rows whose scales are computed at once, on the stack. */
-#define CHUNK 256
-
-/* One block's work; pool.py declares the same fields. A pointer that a kind does not need is
- * null. */
-typedef struct {
-    int32_t kind;
-    int32_t grad_dtype;
-    int32_t out_dtype;
-    int32_t is_first; /* ACCUMULATE: whether the gradient opens its window */
-    int64_t rows;
-    int64_t cols;
-    float *master;
-    float *exp_avg;
-    float *exp_avg_sq;
-    float *acc;
-    void *grad;
-    void *out;
-    int64_t *step; /* Adam steps taken by each row; counted up where a gradient comes in */
-    const uint8_t *active;
-    double lr;
-    double beta1;
-    double beta2;
-    float eps;
-    float decay;
-    float prediction;
-    float count;
-} HostJob;
-
-/* Adds this many elements to a pointer that may be null. */
-#define AT(pointer, offset) ((pointer) ? (pointer) + (offset) : NULL)
-
-static void *bytes_at(void *pointer, int64_t offset, int dtype)
-{
-    return AT((char *)pointer, offset * (dtype == 0 ? 4 : 2));
-}
-
-/* step_size = lr / (1 - beta1^t) and denom_scale = sqrt(1 - beta2^t) of each row, in double until
- * the end, as torch computes them in Python's floats. Neighbours mostly share t. */
-static void row_scales(const HostJob *job, const int64_t *step, int64_t rows, float *step_size,
-                       float *denom_scale)
-{
-    for (int64_t row = 0; row < rows; row++) {
-        if (row && step[row] == step[row - 1]) {
-            step_size[row] = step_size[row - 1];
-            denom_scale[row] = denom_scale[row - 1];
-            continue;
-        }
-        const double t = (double)step[row];
-        step_size[row] = (float)(job->lr / (1.0 - pow(job->beta1, t)));
-        denom_scale[row] = (float)sqrt(1.0 - pow(job->beta2, t));
-    }
-}
-
-static void run_adamw(const HostJob *job, int64_t low, int64_t high, float factor)
-{
-    float step_size[CHUNK], denom_scale[CHUNK];
-    for (int64_t row = low; row < high; row += CHUNK) {
-        const int64_t rows = high - row < CHUNK ? high - row : CHUNK;
-        const int64_t first = row * job->cols;
-        int64_t *step = job->step + row;
-        if (job->grad || job->acc)
-            for (int64_t i = 0; i < rows; i++)
-                step[i] += job->active[row + i];
-        row_scales(job, step, rows, step_size, denom_scale);
-        zenflow_adamw(job->master + first, job->exp_avg + first, job->exp_avg_sq + first,
-                      bytes_at(job->out, first, job->out_dtype), job->out_dtype,
-                      bytes_at(job->grad, first, job->grad_dtype), job->grad_dtype, factor,
-                      AT(job->acc, first), job->count, rows, job->cols, step_size, denom_scale,
-                      job->active + row, (float)job->beta2, (float)(1.0 - job->beta1),
-                      (float)(1.0 - job->beta2), job->eps, job->decay, job->prediction);
-    }
-}
-
-static void run_rows(const HostJob *job, int64_t low, int64_t high, float factor)
-{
-    const int64_t first = low * job->cols, size = (high - low) * job->cols;
-    void *grad = bytes_at(job->grad, first, job->grad_dtype);
-    if (job->kind == ACCUMULATE) {
-        zenflow_accumulate(job->acc + first, grad, job->grad_dtype, size, factor, job->is_first);
-    } else if (job->kind == MOMENTS) {
-        for (int64_t row = low; row < high; row++)
-            job->step[row]++;
-        zenflow_moments(job->exp_avg + first, job->exp_avg_sq + first, grad, job->grad_dtype, size,
-                        factor, (float)job->beta2, (float)(1.0 - job->beta1),
-                        (float)(1.0 - job->beta2));
-    } else {
-        run_adamw(job, low, high, factor);
-    }
-}
 
 #if !defined(_WIN32)
 #include <pthread.h>
@@ -114,7 +19,6 @@ typedef struct Call {
     const HostJob *jobs;
     int64_t num_jobs;
     int64_t piece_elements;
-    float factor;
     int64_t job;
     int64_t row;
     int64_t num_running; /* pieces that threads are at work on */
@@ -155,7 +59,7 @@ static void run_piece(Pool *pool, Call *call)
     }
     call->num_running++;
     pthread_mutex_unlock(&pool->lock);
-    run_rows(job, low, high, call->factor);
+    zenflow_run(job, low, high);
     pthread_mutex_lock(&pool->lock);
     if (--call->num_running == 0 && call->job == call->num_jobs)
         pthread_cond_broadcast(&pool->done);
@@ -217,11 +121,11 @@ static int is_shared(const HostJob *jobs, int64_t num_jobs, int64_t piece_elemen
 }
 
 /* Returns when all rows of all jobs are done. */
-EXPORT void zenflow_pool_run(void *opened, const HostJob *jobs, int64_t num_jobs, float factor,
+EXPORT void zenflow_pool_run(void *opened, const HostJob *jobs, int64_t num_jobs,
                              int64_t piece_elements)
 {
     Pool *pool = opened;
-    Call call = {jobs, num_jobs, piece_elements, factor, 0, 0, 0, NULL};
+    Call call = {jobs, num_jobs, piece_elements, 0, 0, 0, NULL};
     if (num_jobs == 0)
         return;
     pthread_mutex_lock(&pool->lock);
@@ -247,13 +151,13 @@ EXPORT void *zenflow_pool_open(int num_threads)
     return &only;
 }
 
-EXPORT void zenflow_pool_run(void *opened, const HostJob *jobs, int64_t num_jobs, float factor,
+EXPORT void zenflow_pool_run(void *opened, const HostJob *jobs, int64_t num_jobs,
                              int64_t piece_elements)
 {
     (void)opened;
     (void)piece_elements;
     for (int64_t i = 0; i < num_jobs; i++)
-        run_rows(&jobs[i], 0, jobs[i].rows, factor);
+        zenflow_run(&jobs[i], 0, jobs[i].rows);
 }
 
 EXPORT void zenflow_pool_close(void *opened)

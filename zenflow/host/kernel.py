@@ -1,17 +1,16 @@
-"""The arithmetic of the host side: gradient accumulation and AdamW in one pass over memory.
+"""The arithmetic of the host side: AdamW steps in one pass over memory, and sums of gradients.
 
 Compiled C where the package was installed with a compiler, torch operations elsewhere. Both follow
 `torch.optim.AdamW` operation by operation in float32, but for one division by a constant that is a
 multiplication, and agree bit for bit, except that the C kernel takes subnormal float32 values
-(below 1.2e-38 in size) for zero. Every operation is elementwise: any cut of the rows into calls,
-on any threads, gives the same bits. Calls into C give up the interpreter lock and start no
+(below 1.2e-38 in size) for zero. Every operation is elementwise: any cut of the rows, or of the
+steps, into calls gives the same bits. Calls into C give up the interpreter lock and start no
 threads; the fallback's threads are torch's.
-
-Shapes: R = rows (columns of the model's matrix), O = elements per row.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Sequence
 from typing import Literal
 
@@ -19,12 +18,10 @@ import torch
 from torch import Tensor
 
 from zenflow.host import torch_kernel
+from zenflow.host.jobs import DTYPE_CODES, HostJob, SumJob
 from zenflow.host.library import c_library
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The C kernel's number of each dtype."""
 _FLOAT32 = (torch.float32,)
-_UINT8 = (torch.uint8,)
 
 
 def active_kernel() -> Literal["c", "torch"]:
@@ -39,146 +36,41 @@ def active_kernel() -> Literal["c", "torch"]:
     return "torch" if c_library() is None else "c"
 
 
-def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
-    """Set `acc = scale * grad` if `first`, else add: `acc += scale * grad`, rounded in between.
-
-    Args:
-        acc: Accumulator, float32 (R, O), changed in place; what it held is ignored if `first`.
-        grad: Gradient, float32, bfloat16 or float16 (R, O), not overlapping `acc`.
-        scale: Factor on this gradient (the step's clip factor), taken as a float32.
-        first: Whether the gradient opens its window.
+def run(job: HostJob) -> None:
+    """Do a job on the calling thread.
 
     Raises:
-        ValueError: A tensor's shape, dtype, layout or device is none of these.
+        ValueError: A tensor's shape, dtype, layout or device is not what the job says.
     """
-    _check_matrix("acc", acc)
-    _check("grad", grad, acc.shape, DTYPE_CODES)
+    _check_job(job)
     library = c_library()
     if library is None:
-        torch_kernel.accumulate(acc, grad, scale, first=first)
+        torch_kernel.run(job)
+    elif isinstance(job, SumJob):
+        library.zenflow_run(ctypes.byref(job.encode()), 0, job.total.shape[0])
+    else:
+        library.zenflow_run(ctypes.byref(job.encode()), 0, job.master.shape[0])
+
+
+def _check_job(job: HostJob) -> None:
+    if isinstance(job, SumJob):
+        _check_matrix("total", job.total)
+        _check("grad", job.grad, job.total.shape, DTYPE_CODES)
         return
-    code = DTYPE_CODES[grad.dtype]
-    library.zenflow_accumulate(acc.data_ptr(), grad.data_ptr(), code, acc.numel(), scale, first)
-
-
-def moments(
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    scale: float,
-    *,
-    beta1: float,
-    beta2: float,
-) -> None:
-    """Move both moments by `g = scale * grad`, as `adamw` does, and no weight.
-
-    Args:
-        exp_avg: First moment, float32 (R, O), changed in place.
-        exp_avg_sq: Second moment, float32 (R, O), changed in place.
-        grad: Gradient, float32, bfloat16 or float16 (R, O), overlapping neither.
-        scale: Factor on this gradient (the step's clip factor), taken as a float32.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-
-    Raises:
-        ValueError: A tensor's shape, dtype, layout or device is none of these.
-    """
-    _check_matrix("exp_avg", exp_avg)
-    _check("exp_avg_sq", exp_avg_sq, exp_avg.shape, _FLOAT32)
-    _check("grad", grad, exp_avg.shape, DTYPE_CODES)
-    library = c_library()
-    if library is None:
-        scaled = torch_kernel.mean_gradient(grad, scale, None, 1)
-        torch_kernel.moments(exp_avg, exp_avg_sq, scaled, beta1, beta2)
-        return
-    library.zenflow_moments(
-        *(exp_avg.data_ptr(), exp_avg_sq.data_ptr(), grad.data_ptr()),
-        *(DTYPE_CODES[grad.dtype], exp_avg.numel(), scale),
-        *(beta2, 1.0 - beta1, 1.0 - beta2),
-    )
-
-
-def adamw(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    out: Tensor,
-    *,
-    grad: Tensor | None,
-    grad_scale: float,
-    acc: Tensor | None,
-    count: int,
-    step_size: Tensor,
-    denom_scale: Tensor,
-    active: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    prediction: float,
-) -> None:
-    """Update active rows by AdamW on a window's mean gradient; write every row's upload.
-
-    With `g = (acc + grad_scale * grad) / count`, or the one of the two that is given, the update
-    is torch.optim.AdamW's: `m = lerp(m, g, 1 - beta1)`, `v = beta2 * v + (1 - beta2) * g^2`;
-    with neither, the moments have seen every gradient and stay. Then
-    `delta = step_size * m / (sqrt(v) * (1 / denom_scale) + eps)`, `w = decay * w - delta`, and
-    `out = cast(w - prediction * delta)`. An inactive row keeps its state and has `out = cast(w)`.
-
-    All tensors are contiguous and on the CPU. None may overlap another, but `out` may be `grad`.
-
-    Args:
-        master: Weights, float32 (R, O), changed in place; so are the moments.
-        exp_avg: First moment, float32 (R, O).
-        exp_avg_sq: Second moment, float32 (R, O).
-        out: Weights to upload, float32, bfloat16 or float16 (R, O), rounded to nearest even.
-        grad: The window's last gradient, float32, bfloat16 or float16 (R, O), or None.
-        grad_scale: Factor on `grad`.
-        acc: Sum of the window's earlier gradients, float32 (R, O), or None. It is consumed: what
-            it holds afterwards is undefined; the next window's first gradient overwrites it.
-        count: Gradients in the window, at least 1.
-        step_size: `lr / (1 - beta1^step)` by row, float32 (R,).
-        denom_scale: `sqrt(1 - beta2^step)` by row, float32 (R,).
-        active: Nonzero where a row is updated, uint8 (R,).
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        eps: Added to the denominator.
-        decay: Factor on the weights, `1 - lr * weight_decay`.
-        prediction: Share of the displacement just applied by which `out` runs ahead of `master`.
-
-    Raises:
-        ValueError: A shape, dtype, layout or device is none of these, or `count` is below 1.
-    """
-    shape = master.shape
-    _check_matrix("master", master)
-    for name, tensor in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("acc", acc)):
-        if tensor is not None:
-            _check(name, tensor, shape, _FLOAT32)
-    _check("step_size", step_size, shape[:1], _FLOAT32)
-    _check("denom_scale", denom_scale, shape[:1], _FLOAT32)
-    _check("active", active, shape[:1], _UINT8)
-    if grad is not None:
-        _check("grad", grad, shape, DTYPE_CODES)
-    _check("out", out, shape, DTYPE_CODES)
-    if count < 1:
-        raise ValueError(f"count ({count}) must be at least 1: the window's number of gradients")
-    library = c_library()
-    if library is None:
-        has_gradient = grad is not None or acc is not None
-        mean = torch_kernel.mean_gradient(grad, grad_scale, acc, count) if has_gradient else None
-        state, by_row = (master, exp_avg, exp_avg_sq), (step_size, denom_scale, active)
-        torch_kernel.adamw(state, out, mean, by_row, (beta1, beta2, eps, decay, prediction))
-        return
-    grad_code = 0 if grad is None else DTYPE_CODES[grad.dtype]
-    library.zenflow_adamw(
-        *(master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr()),
-        *(out.data_ptr(), DTYPE_CODES[out.dtype]),
-        *(None if grad is None else grad.data_ptr(), grad_code, grad_scale),
-        *(None if acc is None else acc.data_ptr(), count, *shape),
-        *(step_size.data_ptr(), denom_scale.data_ptr(), active.data_ptr()),
-        # 1 - beta is rounded once, from double, as torch does.
-        *(beta2, 1.0 - beta1, 1.0 - beta2, eps, decay, prediction),
-    )
+    shape = job.master.shape
+    _check_matrix("master", job.master)
+    _check("exp_avg", job.exp_avg, shape, _FLOAT32)
+    _check("exp_avg_sq", job.exp_avg_sq, shape, _FLOAT32)
+    _check("step", job.step, shape[:1], (torch.int64,))
+    _check("active", job.active, shape[:1], (torch.uint8,))
+    dtypes: Collection[torch.dtype] = DTYPE_CODES
+    for index, step in enumerate(job.steps):
+        if step.grad is None:
+            raise ValueError(f"step {index} has no gradient: leave it out")
+        _check(f"the gradient of step {index}", step.grad, shape, dtypes)
+        dtypes = (step.grad.dtype,)
+    if job.upload is not None:
+        _check("out", job.upload.out, shape, DTYPE_CODES)
 
 
 def _check_matrix(name: str, tensor: Tensor) -> None:

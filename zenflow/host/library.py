@@ -12,25 +12,15 @@ from typing import Any
 
 _logger = logging.getLogger(__name__)
 
-_INTERFACE = 3  # the one the C file declares; raised with every change of a signature
+_INTERFACE = 4  # the one the C file declares; raised with every change of a signature
 _CHOICES = ("c", "torch")
 
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 # Result and arguments of each function.
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "zenflow_accumulate": (None, (_POINTER, _POINTER, _INT, _LONG, _FLOAT, _INT)),
-    "zenflow_moments": (None, (_POINTER, _POINTER, _POINTER, _INT, _LONG, *(_FLOAT,) * 4)),
-    "zenflow_adamw": (
-        None,
-        (
-            *(_POINTER, _POINTER, _POINTER, _POINTER, _INT),  # master, moments, out and its dtype
-            *(_POINTER, _INT, _FLOAT, _POINTER, _FLOAT),  # grad, its dtype and scale, acc, count
-            *(_LONG, _LONG, _POINTER, _POINTER, _POINTER),  # rows, cols, scales, active
-            *(_FLOAT,) * 6,  # beta2, 1 - beta1, 1 - beta2, eps, decay, prediction
-        ),
-    ),
+    "zenflow_run": (None, (_POINTER, _LONG, _LONG)),
     "zenflow_pool_open": (_POINTER, (_INT,)),
-    "zenflow_pool_run": (None, (_POINTER, _POINTER, _LONG, _FLOAT, _LONG)),
+    "zenflow_pool_run": (None, (_POINTER, _POINTER, _LONG, _LONG)),
     "zenflow_pool_close": (None, (_POINTER,)),
 }
 

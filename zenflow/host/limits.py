@@ -1,13 +1,23 @@
-"""What this process may use of its machine: cores, and the control groups that set limits."""
+"""What this process may use of its machine: cores and memory, within its control groups."""
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""A control group's file with its limit, that with its use, and the key of `memory.stat` for file
+cache that can be dropped; of version 2 and of version 1."""
 
 
 def usable_cores() -> int:
@@ -53,3 +63,31 @@ def _quota(folder: Path) -> float | None:
         if quota > 0:  # -1 is no quota
             return quota / period
     return None
+
+
+def free_bytes() -> tuple[float, str]:
+    """Return how many bytes this process may still take, and what sets the limit."""
+    machine = psutil.virtual_memory().available + psutil.swap_memory().free
+    groups = map(_group_bytes, control_groups("memory"))
+    limits = [
+        (float(machine), "the machine"),
+        (min(groups, default=math.inf), "the container's limit"),
+    ]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append((float(soft - psutil.Process().memory_info().vms), "ulimit -v"))
+    return min(limits)
+
+
+def _group_bytes(folder: Path) -> float:
+    """Return what a control group's limit leaves; infinite without one."""
+    for limit, used, cache in _FILES:
+        try:
+            most = int((folder / limit).read_text(encoding="utf-8"))
+            taken = int((folder / used).read_text(encoding="utf-8"))
+            stat = (folder / "memory.stat").read_text(encoding="utf-8")
+        except (OSError, ValueError):  # no such file, or no limit ("max")
+            continue
+        figures = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
+        return float(most - taken + int(figures.get(cache, 0)))
+    return math.inf

@@ -9,44 +9,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from zenflow.host.jobs import CJob
 from zenflow.host.library import c_library
 
 PIECE_ELEMENTS = 1 << 17
 """Number of elements that a thread takes at once. All threads then end at about the same time."""
-
-ACCUMULATE, MOMENTS, ADAMW = range(3)
-"""Kinds of jobs: add a gradient to a sum, add one to the moments, end a window."""
-
-
-class HostJob(ctypes.Structure):
-    """One block's work on its rows, as `_host_pool.c` declares it.
-
-    It holds addresses and no references: whoever makes it keeps the tensors alive.
-    """
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("grad_dtype", ctypes.c_int32),
-        ("out_dtype", ctypes.c_int32),
-        ("is_first", ctypes.c_int32),
-        ("rows", ctypes.c_int64),
-        ("cols", ctypes.c_int64),
-        ("master", ctypes.c_void_p),
-        ("exp_avg", ctypes.c_void_p),
-        ("exp_avg_sq", ctypes.c_void_p),
-        ("acc", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("step", ctypes.c_void_p),
-        ("active", ctypes.c_void_p),
-        ("lr", ctypes.c_double),
-        ("beta1", ctypes.c_double),
-        ("beta2", ctypes.c_double),
-        ("eps", ctypes.c_float),
-        ("decay", ctypes.c_float),
-        ("prediction", ctypes.c_float),
-        ("count", ctypes.c_float),
-    )
 
 
 class HostPool:
@@ -72,13 +39,13 @@ class HostPool:
         library = c_library()
         return None if library is None else cls(library, num_helpers)
 
-    def run(self, jobs: Sequence[HostJob], factor: float) -> None:
-        """Do all rows of all jobs, gradients times the clip factor; any thread may call it.
+    def run(self, jobs: Sequence[CJob]) -> None:
+        """Do all rows of all jobs; any thread may call it.
 
         What the jobs point to must stay alive until then.
         """
-        array = (HostJob * len(jobs))(*jobs)
-        self._library.zenflow_pool_run(self._pool, array, len(jobs), factor, PIECE_ELEMENTS)
+        array = (CJob * len(jobs))(*jobs)
+        self._library.zenflow_pool_run(self._pool, array, len(jobs), PIECE_ELEMENTS)
 
     def close(self) -> None:
         """End the threads; no call may be under way."""

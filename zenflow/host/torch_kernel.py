@@ -1,75 +1,89 @@
 """The host kernel's arithmetic on torch operations: what runs where there is no compiled one.
 
-Operation by operation the C kernel's order of roundings; `zenflow.host.kernel` documents the
-functions and checks their arguments.
+Operation by operation the C kernel's order of roundings; `zenflow.host.jobs` documents the jobs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
 
-
-@torch.no_grad()
-def accumulate(acc: Tensor, grad: Tensor, scale: float, *, first: bool) -> None:
-    """Add a scaled gradient to a sum, or begin one."""
-    if first:
-        acc.copy_(grad).mul_(scale)
-    else:
-        acc.add_(grad.to(torch.float32) * scale)  # not add_(alpha=...): that may fuse the rounding
+from zenflow.host.jobs import AdamStep, HostJob, ReplayJob, SumJob
 
 
 @torch.no_grad()
-def moments(exp_avg: Tensor, exp_avg_sq: Tensor, grad: Tensor, beta1: float, beta2: float) -> None:
-    """Move both moments by a float32 gradient, which is overwritten."""
-    rate = ctypes.c_float(1.0 - beta1).value  # rounded first, as C and torch.lerp see it
-    if rate < 0.5:
-        exp_avg.add_((grad - exp_avg) * rate)
-    else:
-        exp_avg.copy_(grad + (grad - exp_avg) * (rate - 1.0))
-    exp_avg_sq.mul_(beta2).add_((grad * (1.0 - beta2)).mul_(grad))
-
-
-@torch.no_grad()
-def mean_gradient(grad: Tensor | None, scale: float, acc: Tensor | None, count: int) -> Tensor:
-    """Return the mean gradient of a window in memory of its own."""
-    terms = [] if acc is None else [acc]
-    if grad is not None:
-        terms.append(grad.to(torch.float32) * scale)
-    total = terms[0] + terms[1] if len(terms) > 1 else terms[0]
-    return total / count
-
-
-@torch.no_grad()
-def adamw(
-    state: tuple[Tensor, Tensor, Tensor],
-    out: Tensor,
-    mean: Tensor | None,
-    by_row: tuple[Tensor, Tensor, Tensor],
-    factors: tuple[float, float, float, float, float],
-) -> None:
-    """Update the active rows of (master, exp_avg, exp_avg_sq) and write every row's upload.
-
-    Args:
-        state: The three, changed in place.
-        out: The uploads.
-        mean: Mean gradient; None leaves the moments alone.
-        by_row: (step_size, denom_scale, active).
-        factors: (beta1, beta2, eps, decay, prediction).
-    """
-    step_size, denom_scale, active = by_row
-    beta1, beta2, eps, decay, prediction = factors
-    rows = active.nonzero().squeeze(1)
-    w, m, v = (tensor[rows] for tensor in state)
-    if mean is not None:
-        moments(m, v, mean[rows], beta1, beta2)
-    root = v.double().sqrt().float()  # correctly rounded, which torch's float32 root is not always
-    denom = root.mul_(denom_scale[rows].reciprocal().unsqueeze(1)).add_(eps)
-    delta = (m * step_size[rows].unsqueeze(1)).div_(denom)
-    w.mul_(decay).sub_(delta)
-    out.copy_(state[0])  # the inactive rows' part
-    out[rows] = (w - delta * prediction).to(out.dtype)
-    for tensor, values in zip(state, (w, m, v), strict=True):
+def run(job: HostJob) -> None:
+    """Do a job whose tensors have been checked."""
+    if isinstance(job, SumJob):
+        scaled = job.grad.to(torch.float32) * job.scale
+        job.total.copy_(scaled if job.is_first else job.total + scaled)
+        return
+    rows = job.active.nonzero().squeeze(1)
+    state = [tensor[rows] for tensor in (job.master, job.exp_avg, job.exp_avg_sq, job.step)]
+    delta = torch.zeros_like(state[0])
+    for step in job.steps:
+        delta = _take(step, state, rows)
+    for tensor, values in zip(
+        (job.master, job.exp_avg, job.exp_avg_sq, job.step), state, strict=True
+    ):
         tensor[rows] = values
+    if job.upload is not None:
+        _upload(job, rows, delta)
+
+
+def _take(step: AdamStep, state: list[Tensor], rows: Tensor) -> Tensor:
+    """Take one step with the rows' (master, exp_avg, exp_avg_sq, step); return its displacement."""
+    assert step.grad is not None
+    w, m, v, count = state
+    grad = step.grad[rows].to(torch.float32) * step.scale
+    rate = ctypes.c_float(1.0 - step.beta1).value  # rounded first, as C and torch.lerp see it
+    if rate < 0.5:
+        m.add_((grad - m) * rate)
+    else:
+        m.copy_(grad + (grad - m) * (rate - 1.0))
+    v.mul_(step.beta2).add_((grad * (1.0 - step.beta2)).mul_(grad))
+    count += 1
+    delta = _displacement(step, m, v, count)
+    w.mul_(step.decay).sub_(delta)
+    return delta
+
+
+def _displacement(step: AdamStep, m: Tensor, v: Tensor, count: Tensor) -> Tensor:
+    """Return how far the moments move the weights after so many steps."""
+    step_size, denom_scale = _row_scales(step, count)
+    root = v.double().sqrt().float()  # correctly rounded, which torch's float32 root is not always
+    denom = root.mul_(denom_scale.reciprocal().unsqueeze(1)).add_(step.eps)
+    return (m * step_size.unsqueeze(1)).div_(denom)
+
+
+def _row_scales(step: AdamStep, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return lr / (1 - beta1^t) and sqrt(1 - beta2^t) by row, in Python's floats until the end."""
+    known = {
+        t: (step.lr / (1.0 - step.beta1**t), math.sqrt(1.0 - step.beta2**t))
+        for t in set(count.tolist())
+    }
+    pairs = torch.tensor([known[t] for t in count.tolist()], dtype=torch.float64).view(-1, 2)
+    step_size, denom_scale = pairs.float().unbind(1)
+    return step_size, denom_scale
+
+
+def _upload(job: ReplayJob, rows: Tensor, delta: Tensor) -> None:
+    upload = job.upload
+    assert upload is not None
+    lead = ctypes.c_float(upload.lead).value
+    whole = torch.zeros_like(job.master)
+    leads = (job.step > 0) if lead else torch.zeros_like(job.step, dtype=torch.bool)
+    own = leads.clone()
+    if upload.repeats_last and len(job.steps):
+        whole[rows] = delta
+        own[rows] = False
+    own_rows = own.nonzero().squeeze(1)
+    if len(own_rows):
+        whole[own_rows] = _displacement(
+            upload.step, job.exp_avg[own_rows], job.exp_avg_sq[own_rows], job.step[own_rows]
+        )
+    moved = job.master - whole * lead
+    upload.out.copy_(torch.where(leads.unsqueeze(1), moved, job.master))

@@ -48,7 +48,7 @@ class WindowCalendar:
     def phases(self) -> list[int]:
         """Return every block's phase for the knobs in force; laid out once per interval."""
         interval = self.knobs.update_interval
-        if not self.knobs.rolling:
+        if not self.rule.rolling:
             return [interval] * len(self._blocks)
         if interval not in self._known_phases:
             loads = [block.deferred_elements for block in self._blocks]
@@ -87,9 +87,10 @@ class WindowCalendar:
         """Return the lag of an update that starts at this step's boundary."""
         return 0 if self.is_warm_up(step) else self.rule.effective_lag()
 
-    def lead(self, step: int) -> float:
-        """Return by how many steps an upload that starts at this step's boundary runs ahead."""
-        return 0.0 if self.is_warm_up(step) else self.rule.lead(self.knobs.update_interval)
+    def next_landing(self, block: int) -> int:
+        """Return the step in which the update of the block's open window will have landed."""
+        due = self.next_due[block]
+        return due + self.lag(due)
 
     def selects(self, step: int) -> bool:
         """Whether a selection is asked for at this step; a block's comes at its next boundary."""
@@ -102,7 +103,7 @@ class WindowCalendar:
     def set_knobs(self, knobs: Knobs, step: int) -> None:
         """Let the knobs hold from the step after this one on.
 
-        A change of S or `rolling` lays the windows out anew, without cutting open ones:
+        A change of S lays the windows out anew, without cutting open ones:
 
         - Rolling blocks get new phases, counted from this step.
         - Aligned blocks end together, S steps after the last of them began.
@@ -122,11 +123,10 @@ class WindowCalendar:
         if knobs.topk_ratio != former.topk_ratio:  # every window ends, then `open_all`
             self.next_due = [step + 1] * len(self.next_due)
             return
-        layout = (knobs.update_interval, knobs.rolling)
-        if layout == (former.update_interval, former.rolling) or step < self._warm_up:
+        if knobs.update_interval == former.update_interval or step < self._warm_up:
             return
         longest = former.update_interval + knobs.update_interval
-        if knobs.rolling:
+        if rule.rolling:
             ends = [
                 min(step + phase, opened + longest)
                 for phase, opened in zip(self.phases(), self.opened, strict=True)

@@ -34,30 +34,38 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
+import torch
+
+from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
-from zenflow.columns.layout import Bucket, Landing, Layout
+from zenflow.columns.layout import Block, Landing, Layout
 from zenflow.columns.upload_buffers import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.device.base import AbstractDevice
+from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.device.stalls import StallClock
+from zenflow.host.limits import free_bytes
 from zenflow.host.pool import HostPool
 from zenflow.lanes.completion import unique, wait_all
 from zenflow.lanes.copies import CopyLane, PacedLink
 from zenflow.lanes.host_worker import HostWorker
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
+from zenflow.rule.queue_size import pool_bytes, queue_depth
 from zenflow.step.controller_probes import ControllerProbes
 from zenflow.step.decisions import Decisions
 from zenflow.step.device_step import measure, move_scores, resident_grads_of, update_device
+from zenflow.step.exact_tasks import ExactTasks
+from zenflow.step.fresh_steps import FreshSteps
 from zenflow.step.gradient_ring import GradientRing
 from zenflow.step.gradients import GradientCollector
 from zenflow.step.host_schedule import HostSchedule
-from zenflow.step.host_tasks import HostTasks, Step
+from zenflow.step.host_tasks import AbstractHostTasks, Step
+from zenflow.step.passed_weights import PassedWeights
+from zenflow.step.published_tasks import PublishedTasks, make_sums
 from zenflow.step.reporter import Reporter, check_finite
 from zenflow.step.uploads import UploadGate
 from zenflow.trace.recorder import Recorder
@@ -65,6 +73,10 @@ from zenflow.trace.timeline import Timeline
 
 POOL_CALLERS = 2
 """Number of Python threads that call the pool: one prepares a call while the other's runs."""
+
+
+SPARE_SHARE = 0.5
+"""Share of the memory that the host's state leaves free which may go to waiting gradients."""
 
 
 class Engine:
@@ -81,6 +93,8 @@ class Engine:
         device: AbstractDevice,
         controller: AbstractController,
         *,
+        hypers: Callable[[], Sequence[Hyper]],
+        largest_interval: int,
         num_timeline_steps: int,
         link: PacedLink | None,
         host_threads: int,
@@ -99,10 +113,14 @@ class Engine:
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
-        self._start_host(host_threads)
+        self._start_host(host_threads, largest_interval)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.gate = UploadGate(device, self.h2d, self.stalls, self.calendar, wait_timeout)
+        self.fresh: FreshSteps | None = None
+        if config.is_exact and layout.splits:
+            self.fresh = FreshSteps(layout, self.calendar, device, hypers)
+        self.passed = PassedWeights(self.gate, self.fresh, lambda: self.step + 1)
         self.ring: GradientRing | None = None
         if releases and device.has_ring:
             buffers = [split.room.staging for split in layout.splits]
@@ -111,23 +129,36 @@ class Engine:
             device,
             layout,
             self.d2h,
-            self._bucket_passed,
+            self.schedule.tasks.stage,
+            self.passed,
             self.probes.sketch,
             self.ring,
             partial(self.stalls.waiting, "d2h"),
         )
 
-    def _start_host(self, num_threads: int) -> None:
+    def _start_host(self, num_threads: int, largest_interval: int) -> None:
         """Start the host's threads, and allocate what their updates are uploaded from."""
         callers = min(POOL_CALLERS, num_threads)
         self.pool = HostPool.open(num_threads - callers)
         num_workers = num_threads if self.pool is None else callers
         self.worker = HostWorker(num_workers, self.recorder, self.device.enter_thread)
         self.uploads = UploadPool(self.device, self.config, self.layout.blocks, self.calendar)
-        tasks = HostTasks(self.config, self.calendar, self.worker, self.pool, self.uploads)
+        tasks = self._host_tasks(largest_interval)
         self.schedule = HostSchedule(
             self.layout, self.config, self.calendar, tasks, self.device, self.wait_timeout
         )
+
+    def _host_tasks(self, largest_interval: int) -> AbstractHostTasks:
+        """Return the tasks of the update rule, with the memory that its gradients wait in."""
+        layout, config = self.layout, self.config
+        parts = (layout, self.calendar, self.worker, self.pool, self.uploads)
+        if not config.is_exact:
+            return PublishedTasks(*parts, make_sums(layout, config, self.device, largest_interval))
+        staging_bytes = layout.slabs.pinned_bytes
+        spare = SPARE_SHARE * free_bytes()[0] / staging_bytes if staging_bytes else 0.0
+        depth = queue_depth(config.queue_depth, largest_interval, spare)
+        rooms = RoomPool(self.device, pool_bytes(staging_bytes, depth))
+        return ExactTasks(*parts, rooms, depth)
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         return CopyLane(
@@ -139,18 +170,37 @@ class Engine:
             enter_thread=self.device.enter_thread,
         )
 
-    def _bucket_passed(self, bucket: Bucket, mark: Any) -> None:
-        self.gate.start_uploads(bucket.blocks, mark, self.step + 1)
-
+    @torch.no_grad()
     def discard(self) -> None:
         """Forget the gradients of the step under way, which will not be taken.
 
         What lands in it may be on its way into the weights: the next forward waits for that.
+        Deferred columns that a fresh step has moved get the true weights, which have all gradients
+        of the steps that were taken.
         """
+        moved = self.collector.gradients.sent if self.fresh is not None else []
         self.collector.discard()
+        self.schedule.tasks.drop()
         self.gate.order_after_uploads(
             block.landing for block in self.layout.blocks if block.landing is not None
         )
+        if self.fresh is not None:
+            self.fresh.forget()
+        if not moved:
+            return
+        self.drain()
+        for block in (block for split in moved for block in split.blocks):
+            if block.landing is not None:
+                block.landing.end()
+            self.show_true(block)
+        self.device.synchronize()
+
+    def show_true(self, block: Block) -> None:
+        """Write a block's masters into its deferred columns on the device; all is drained."""
+        split = block.split
+        values = block.host.master.to(split.param.dtype)
+        arrival = Arrival(values, block.deferred_columns, split.weight())
+        self.device.unpack([arrival], self.device.mark())
 
     def measure_in_place(self) -> None:
         """Measure the columns of gradients that are still in `.grad`."""
@@ -191,9 +241,12 @@ class Engine:
         )
         if self.device.is_synchronous:
             check_finite(measured.values.get()[1], number, self.device)
+        self.passed.begin(inverse_scale)
         self.collector.send_rest(number)
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
         update_device(self.layout, gradients, resident_grads, hypers, measured)
+        if self.fresh is not None:
+            self.fresh.finish(gradients.important, measured.factor, inverse_scale, hypers)
         self.recorder.add("device", "step", started, self.device.timing_mark(), number)
         topk_ratio = self.layout.topk_ratio  # the host's part may change it
         probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
@@ -242,13 +295,14 @@ class Engine:
 
         For a state that is about to be loaded.
         """
-        resize(self.layout, topk_ratio, self.config.hysteresis, {}, 1.0)
-        self.schedule.renew()
+        resize(self.layout, topk_ratio, self.config.hysteresis)
+        self.schedule.tasks.renew()
         self.calendar.open_all([block.shape for block in self.layout.blocks], self.step)
 
     def drain(self) -> None:
-        """Wait for everything queued: host state is then that of the end of the last step."""
+        """Apply all that waits: host state is then that of the end of the last step."""
         blocks = self.layout.blocks
+        self.schedule.tasks.flush(blocks)
         # Copies nothing waits for too: those of gradients that were dropped end in staging.
         wait_all([self.d2h.last, self.h2d.last], self.wait_timeout)
         wait_all(unique(block.staging_free for block in blocks), self.wait_timeout)

@@ -9,18 +9,48 @@ stream waits for room.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from zenflow.columns.layout import Block
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.completion import Completion
 from zenflow.step.ring_size import PIECES, aligned, ring_bytes
 
-PackJob = tuple[Tensor, Tensor, Tensor]
-"""Gradient (O, I), column indices (D,), and the host's buffer (D, O)."""
+
+@dataclass(frozen=True, slots=True)
+class PackJob:
+    """Deferred columns low..high-1 of one block's gradient, on their way to the host."""
+
+    block: Block
+    """The block."""
+    grad: Tensor
+    """Gradient of its parameter, (O, I)."""
+    staged: Tensor
+    """Host's buffer of all its deferred columns, (D, O)."""
+    low: int
+    """First row."""
+    high: int
+    """Row after the last."""
+
+    @property
+    def columns(self) -> Tensor:
+        """Indices of the columns, (high - low,), int64."""
+        return self.block.deferred_columns[self.low : self.high]
+
+    @property
+    def host(self) -> Tensor:
+        """Host's buffer of the columns, (high - low, O)."""
+        return self.staged[self.low : self.high]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the columns."""
+        return (self.high - self.low) * self.block.shape.num_rows * self.staged.itemsize
 
 
 class GradientRing:
@@ -36,7 +66,7 @@ class GradientRing:
         self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._typed: dict[torch.dtype, Tensor] = {}
         self._next = 0
-        self._taken: deque[tuple[int, int, Completion]] = deque()
+        self._taken: deque[tuple[int, int, list[Completion]]] = deque()
 
     @property
     def num_bytes(self) -> int:
@@ -48,16 +78,16 @@ class GradientRing:
         most = self.num_bytes // PIECES
         piece: list[PackJob] = []
         filled = 0
-        for grad_OI, columns_D, host_DO in jobs:
-            count = len(host_DO)
-            share = max(1, most // aligned(host_DO[:1].nbytes))
-            for low in range(0, count, share):
-                part = slice(low, low + share)
-                size = aligned(host_DO[part].nbytes)
+        for job in jobs:
+            column_bytes = job.num_bytes // (job.high - job.low)
+            share = max(1, most // aligned(column_bytes))
+            for low in range(job.low, job.high, share):
+                part = replace(job, low=low, high=min(low + share, job.high))
+                size = aligned(part.num_bytes)
                 if piece and filled + size > most:
                     yield piece
                     piece, filled = [], 0
-                piece.append((grad_OI, columns_D[part], host_DO[part]))
+                piece.append(part)
                 filled += size
         if piece:
             yield piece
@@ -68,7 +98,7 @@ class GradientRing:
         sent: Completion,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Pack a piece on the compute stream.
+        """Pack a piece on the compute stream; its room stays until `hold`'s work has ended too.
 
         Args:
             piece: One of `pieces`.
@@ -78,17 +108,22 @@ class GradientRing:
         Returns:
             (packed columns (D, O), host's buffer (D, O)) of each job.
         """
-        first = self._make_room(sum(aligned(host.nbytes) for _, _, host in piece), waiting)
+        first = self._make_room(sum(aligned(job.num_bytes) for job in piece), waiting)
         packed = []
         at = first
-        for grad_OI, columns_D, host_DO in piece:
+        for job in piece:
+            host_DO = job.host
             room = self._room(at, host_DO)
-            torch.index_select(grad_OI.t(), 0, columns_D, out=room)
+            torch.index_select(job.grad.t(), 0, job.columns, out=room)
             packed.append((room, host_DO))
-            at += aligned(host_DO.nbytes)
+            at += aligned(job.num_bytes)
         self._next = at
-        self._taken.append((first, at, sent))
+        self._taken.append((first, at, [sent]))
         return packed
+
+    def hold(self, readers: Sequence[Completion]) -> None:
+        """Keep the room of the last piece until these copies have read it as well."""
+        self._taken[-1][2].extend(readers)
 
     def _room(self, at: int, like: Tensor) -> Tensor:
         """Return a contiguous matrix at this byte, of another one's shape and dtype.
@@ -108,10 +143,10 @@ class GradientRing:
         first = self._next if self._next + num_bytes <= self.num_bytes else 0
         last = first + num_bytes
         while any(low < last and first < high for low, high, _ in self._taken):
-            sent = self._taken.popleft()[2]
-            # Else the host has seen its end, before what it launches from now on.
-            if not sent.has_succeeded:
-                with waiting():
-                    sent.wait_launched(self._wait_timeout)
-                    self._device.order_after(sent)
+            for reader in self._taken.popleft()[2]:
+                # Else the host has seen its end, before what it launches from now on.
+                if not reader.has_succeeded:
+                    with waiting():
+                        reader.wait_launched(self._wait_timeout)
+                        self._device.order_after(reader)
         return first

@@ -6,7 +6,7 @@ for the d2h lane with its bucket. A resident's gradient is kept whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,12 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.layout import Bucket, Layout, SplitParam
+from zenflow.columns.gradient_queue import StagedGradient
+from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.device.base import AbstractDevice
 from zenflow.errors import GradientError
-from zenflow.lanes.completion import Completion
+from zenflow.lanes.completion import Completion, unique
 from zenflow.lanes.copies import Copy, CopyLane
 from zenflow.step.gradient_ring import GradientRing, PackJob
+from zenflow.step.passed_weights import PassedWeights
 from zenflow.step.released import matches
 from zenflow.step.window_sketch import WindowSketch
 
@@ -37,6 +39,8 @@ class StepGradients:
     """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
     """Copies to the host, by the index of the bucket."""
+    sent: list[SplitParam] = field(default_factory=list)
+    """Parameters whose gradients have left, and may have moved weights."""
     num_bytes: int = 0
     """Number of bytes that are copied to the host."""
 
@@ -51,9 +55,10 @@ class GradientCollector:
     """Places of all parameters."""
     lane: CopyLane
     """Carries gradients to the host."""
-    on_bucket: Callable[[Bucket, object], None]
-    """Function of a bucket and a mark, called when nothing computes with the bucket's weights any
-    more in this step: uploads may then begin."""
+    stage: Callable[[Block], StagedGradient]
+    """Function that says where on the host a block's gradient goes."""
+    passed: PassedWeights
+    """Writes a bucket's weights when nothing computes with them any more in this step."""
     sketch: WindowSketch | None
     """Measures gradients that wait, if anybody wants to know."""
     ring: GradientRing | None
@@ -120,27 +125,42 @@ class GradientCollector:
                 self._send(bucket, step)
 
     def _send(self, bucket: Bucket, step: int) -> None:
-        jobs = [
-            (grad_OI, split.deferred_columns, split.host.staging)
-            for split, grad_OI in self.gradients.waiting.pop(bucket.index, [])
-        ]
-        jobs = [job for job in jobs if job[1].numel()]  # len() of a tensor is Python code
+        grads = dict(self.gradients.waiting.pop(bucket.index, []))
         self.gradients.copied[bucket.index] = []
+        self.gradients.sent += grads
+        self.passed.begin()
+        for split, grad_OI in grads.items():
+            self.passed.move(split, grad_OI)
+        staged = {
+            block: self.stage(block)
+            for split in grads
+            for block in split.blocks
+            if block.shape.num_deferred
+        }
+        jobs = [
+            PackJob(block, grads[block.split], gradient.values, 0, block.shape.num_deferred)
+            for block, gradient in staged.items()
+        ]
         device = self.device
         if self.ring is None:
             mark = device.mark()
-            # Uploads first: they are due in this step, the gradients at the next.
-            self.on_bucket(bucket, mark)
+            # Uploads first: they are due in this step, the gradients later.
+            self.passed.start_uploads(bucket, mark, grads)
             if jobs:
-                self._submit(bucket, jobs, self._copy(step), lambda: device.pack(jobs, mark), step)
+                columns = [(job.grad, job.columns, job.host) for job in jobs]
+                self._submit(bucket, jobs, staged, self._copy(step),
+                             lambda: device.pack(columns, mark), step)  # fmt: skip
             return
         mark = None
         for piece in self.ring.pieces(jobs):
             sent = self._copy(step)
             packed = self.ring.pack(piece, sent, self.waiting)
             mark = device.mark()
-            self._submit(bucket, piece, sent, partial(device.send, packed, mark), step)
-        self.on_bucket(bucket, mark or device.mark())
+            rows = [room for room, _ in packed]
+            self.ring.hold(self.passed.start_parts(piece, rows, mark))
+            self._submit(bucket, piece, staged, sent, partial(device.send, packed, mark), step)
+        # What is left to land has no gradient in this step.
+        self.passed.start_uploads(bucket, mark or device.mark(), {})
 
     @staticmethod
     def _copy(step: int) -> Completion:
@@ -149,18 +169,21 @@ class GradientCollector:
     def _submit(
         self,
         bucket: Bucket,
-        jobs: list[PackJob],
+        jobs: Sequence[PackJob],
+        staged: Mapping[Block, StagedGradient],
         sent: Completion,
         run: Callable[[], Any],
         step: int,
     ) -> None:
         """Queue a copy of some of the bucket's columns."""
-        num_bytes = sum(staging.nbytes for _, _, staging in jobs)
-        # The host has read the step before's gradients out of the staging buffers.
-        after = [block.staging_free for block in bucket.blocks]
+        num_bytes = sum(job.num_bytes for job in jobs)
+        # The host has read what was in these buffers before.
+        after = unique(before for job in jobs for before in staged[job.block].after)
         self.lane.submit(
             Copy(run=run, after=after, completion=sent, num_bytes=num_bytes, step=step)
         )
+        for job in jobs:
+            staged[job.block].copied.append(sent)
         self.gradients.copied[bucket.index].append(sent)
         self.gradients.num_bytes += num_bytes
 

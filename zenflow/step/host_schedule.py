@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
+from functools import partial
 
 from zenflow.columns.handover import hand_over, resize
-from zenflow.columns.host_update import WindowUpdate
 from zenflow.columns.layout import Block, Layout, by_bucket
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
-from zenflow.lanes.completion import wait_all
+from zenflow.lanes.completion import unique, wait_all
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.step.host_tasks import HostTasks, Step
+from zenflow.step.host_tasks import AbstractHostTasks, Step
 
 
 @dataclass(eq=False, repr=False)
@@ -24,20 +22,9 @@ class HostSchedule:
     layout: Layout
     config: ZenFlowConfig
     calendar: WindowCalendar
-    tasks: HostTasks
+    tasks: AbstractHostTasks
     device: AbstractDevice
     wait_timeout: float
-
-    def __post_init__(self) -> None:
-        """Take note of the blocks' numbers of rows."""
-        self.renew()
-
-    def renew(self) -> None:
-        """Take note that blocks have got other numbers of rows."""
-        self._all_active = {
-            block.index: torch.ones(block.shape.num_deferred, dtype=torch.uint8)
-            for block in self.layout.blocks
-        }
 
     @property
     def _resizes(self) -> bool:
@@ -59,68 +46,79 @@ class HostSchedule:
             block.count += step.has_gradient(block)
         next_due = self.calendar.next_due
         due = [block for block in blocks if next_due[block.index] == step.number]
-        skipped = set(due) if self.tasks.is_fused(step) else set()
+        ending = set(due)
         if self._resizes:
             for bucket in buckets:
-                self.tasks.accumulate(step, bucket, skipped)
+                self.tasks.take_in(step, bucket, ending)
             return due
         updating = [block for block in due if block.count and block.shape.num_deferred]
         self.tasks.take_buffer(step, updating)
         selecting = [block for block in due if block.wants_selection and _can_select(block)]
         chosen = set(selecting)
         rest = by_bucket(block for block in updating if block not in chosen)
+        opened = self._close_windows(step, [block for block in due if block not in chosen])
         for bucket in buckets:
-            # Both kinds of work in one pass: a bucket's staging is free for the next gradients in
+            # Both kinds of work in one pass: a bucket's memory is free for the next gradients in
             # the order in which backward brings them.
-            self.tasks.accumulate(step, bucket, skipped)
-            self.tasks.update(step, rest.get(bucket.index, []), self._all_active)
-        for block in due:
-            if block not in chosen:
-                self._close(step, block)
+            self.tasks.take_in(step, bucket, ending)
+            members = rest.get(bucket.index, [])
+            active = {block.index: self.tasks.all_active(block) for block in members}
+            self.tasks.update(step, members, active, opened)
+        _reset(block for block in due if block not in chosen)
         return selecting
 
     def select(self, step: Step, blocks: Sequence[Block]) -> None:
         """Hand columns over in these blocks and start their updates; the last landing is over."""
         for block in blocks:
             copies = step.copies_of(block.split.bucket)
-            wait_all([*copies, block.staging_free, block.last_update], self.wait_timeout)
-        updates = {
-            block.index: self.tasks.window_update(step, block) for block in blocks if block.count
-        }
+            waiting = [copy for staged in block.queue for copy in staged.copied]
+            wait_all(
+                [*copies, *waiting, block.staging_free, block.last_update], self.wait_timeout
+            )
         if self._resizes:
-            self._resize(step, updates)
+            self._resize(step)
             return
         active = {
             block.index: hand_over(
-                block, updates.get(block.index), step.factor, self.config.hysteresis
+                block, partial(self.tasks.finish_rows, step, block), self.config.hysteresis
             )
             for block in blocks
         }
+        opened = self._close_windows(step, blocks)
         for members in by_bucket(block for block in blocks if block.count).values():
-            self.tasks.update(step, members, active)
-        for block in blocks:
-            self._close(step, block)
+            self.tasks.update(step, members, active, opened)
+        _reset(blocks)
 
-    def _resize(self, step: Step, updates: Mapping[int, WindowUpdate]) -> None:
-        """Go over to the ratio in force, start all windows' updates and open new windows."""
+    def _resize(self, step: Step) -> None:
+        """Go over to the ratio in force: all windows end, columns move, and all are uploaded."""
         blocks = self.layout.blocks
-        self.device.synchronize()  # copies have been waited for, but kernels read tensors too
-        ratio = self.calendar.knobs.topk_ratio
-        active = resize(self.layout, ratio, self.config.hysteresis, updates, step.factor)
-        self.renew()
+        opened = {block.index: self.calendar.opened[block.index] for block in blocks}
         updating = [block for block in blocks if block.count and block.shape.num_deferred]
+        self.tasks.flush(blocks, step=step)
+        wait_all(unique(block.last_update for block in blocks), self.wait_timeout)
+        self.device.synchronize()  # copies have been waited for, but kernels read tensors too
+        resize(self.layout, self.calendar.knobs.topk_ratio, self.config.hysteresis)
+        self.tasks.renew()
+        self.calendar.open_all([block.shape for block in blocks], step.number)
         self.tasks.take_buffer(step, updating)
         for members in by_bucket(updating).values():
-            self.tasks.update(step, members, active)
-        self.calendar.open_all([block.shape for block in blocks], step.number)
-        for block in blocks:
-            block.count = 0
-            block.wants_selection = False
+            active = {block.index: self.tasks.all_active(block) for block in members}
+            self.tasks.update(step, members, active, opened)
+        _reset(blocks)
 
-    def _close(self, step: Step, block: Block) -> None:
+    def _close_windows(self, step: Step, blocks: Sequence[Block]) -> Mapping[int, int]:
+        """End windows in the calendar; return the step after which each began, by block."""
+        opened = {block.index: self.calendar.opened[block.index] for block in blocks}
+        for block in blocks:
+            self.calendar.close(block.index, step.number)
+        return opened
+
+
+def _reset(blocks: Iterable[Block]) -> None:
+    """Let the blocks' next windows begin."""
+    for block in blocks:
         block.count = 0
         block.wants_selection = False
-        self.calendar.close(block.index, step.number)
 
 
 def _can_select(block: Block) -> bool:

@@ -1,16 +1,20 @@
-"""The host's tasks of one step: what they do to which rows, and what they wait for."""
+"""The host's tasks of one step, as far as the two update rules have them in common."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from zenflow.columns.host_update import Accumulation, Job, Moments, Update, WindowUpdate, parts_of
-from zenflow.columns.layout import Block, Bucket, Landing
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.gradient_queue import StagedGradient
+from zenflow.columns.host_rows import HostRows
+from zenflow.columns.host_update import RowWork, parts_of
+from zenflow.columns.layout import Block, Bucket, Landing, Layout, SplitParam
 from zenflow.columns.upload_buffers import UploadBuffer, UploadPool
-from zenflow.config import ZenFlowConfig
 from zenflow.device.base import HostValues
 from zenflow.host.pool import HostPool
 from zenflow.lanes.completion import Completion, unique
@@ -36,50 +40,128 @@ class Step:
     """Measured values on their way to the host. The first is the factor on the gradients: the
     clip factor times the inverse loss scale."""
 
-    @property
-    def factor(self) -> float:
-        """Factor on the gradients; blocks until it is on the host."""
-        return self.values.get()[0]
-
     def has_gradient(self, block: Block) -> bool:
         """Whether the block's parameter has a gradient in this step."""
         return block.split in self.gradients.important
+
+    def hyper_of(self, block: Block) -> Hyper:
+        """Return AdamW's settings of the block's parameter group."""
+        return self.hypers[block.split.group]
 
     def copies_of(self, bucket: int) -> list[Completion]:
         """Return the copies of a bucket's gradients to the host."""
         return self.gradients.copied.get(bucket, [])
 
 
+@dataclass(frozen=True, slots=True)
+class WindowWork:
+    """What ends a block's window on the host."""
+
+    block: Block
+    """Block whose window ends."""
+    out: Tensor
+    """Weights to upload, (D, O) in the parameter's dtype."""
+    rows: RowWork
+    """What is done to its rows."""
+    after: Sequence[Completion]
+    """Work that comes before: copies of the gradients that it reads."""
+
+
 @dataclass(eq=False, repr=False)
-class HostTasks:
+class AbstractHostTasks(ABC):
     """Queues what the host does to a step's gradients, and puts updates in flight."""
 
-    config: ZenFlowConfig
+    layout: Layout
     calendar: WindowCalendar
     worker: HostWorker
     pool: HostPool | None
     uploads: UploadPool
     _buffer: UploadBuffer | None = field(default=None, init=False)
     _former_uploads: list[Completion] = field(default_factory=list, init=False)
+    _flags: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    # ---- what a rule does with gradients ----------------------------------------------------
+
+    @abstractmethod
+    def stage(self, block: Block) -> StagedGradient:
+        """Return where a block's gradient of the step under way is to be copied."""
+
+    @abstractmethod
+    def take_in(self, step: Step, bucket: Bucket, due: Collection[Block]) -> None:
+        """Take a bucket's gradients in: their step is good.
+
+        Args:
+            step: The step under way.
+            bucket: The bucket.
+            due: Blocks whose windows end with this step: `window_work` follows.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget the gradients of the step under way."""
+
+    @abstractmethod
+    def window_work(self, step: Step, block: Block, active: Tensor, out: Tensor) -> WindowWork:
+        """Return what ends a block's window, which has been closed in the calendar.
+
+        Args:
+            step: The step under way.
+            block: The block.
+            active: Flags of the rows that take part, (D,), uint8; the others are uploaded only.
+            out: Where the weights to upload go.
+        """
+
+    @abstractmethod
+    def window_ended(self, step: Step, block: Block, done: Completion) -> None:
+        """Note that the work of `window_work` is queued."""
+
+    @abstractmethod
+    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> HostRows:
+        """Return copies of some rows as the window's end leaves them; its gradients are there."""
+
+    @abstractmethod
+    def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
+        """Queue what brings the host's rows to the last step, or to a window's end.
+
+        Args:
+            blocks: The blocks.
+            step: Step with which all their windows end; None between two steps.
+        """
+
+    # ---- state ------------------------------------------------------------------------------
 
     @property
-    def moves_moments_each_step(self) -> bool:
-        """Whether the moments see each gradient, not each window's mean."""
-        return self.config.deferred_moments == "step"
+    @abstractmethod
+    def host_bytes(self) -> int:
+        """Bytes of host memory beside the rows."""
 
-    def is_fused(self, step: Step) -> bool:
-        """Whether an update that starts at this step takes the window's last gradient itself.
+    @property
+    @abstractmethod
+    def pinned_bytes(self) -> int:
+        """Bytes of these that are pinned on a GPU."""
 
-        It saves a pass over memory. But the staging is then free only once the update is over:
-        where a lag of 2 or more gives it longer than a step, the gradient joins the others' sum.
-        Moments that see every gradient can't wait: the next one comes a step later.
+    def renew(self) -> None:
+        """Take note that blocks have got other numbers of rows; nothing waits."""
+
+    def param_state(self, place: SplitParam | Resident) -> dict[str, Tensor]:
+        """Return the live tensors of a parameter that a checkpoint needs beside its rows."""
+        del place
+        return {}
+
+    # ---- updates ----------------------------------------------------------------------------
+
+    def all_active(self, block: Block) -> Tensor:
+        """Return the flags by which all rows of a block take part, (D,), uint8; not to be changed.
         """
-        return self.moves_moments_each_step or step.lag <= 1
+        count = block.shape.num_deferred
+        if count not in self._flags:
+            self._flags[count] = torch.ones(count, dtype=torch.uint8)
+        return self._flags[count]
 
     def take_buffer(self, step: Step, updating: Sequence[Block]) -> None:
         """Find memory for the uploads of all blocks whose updates start at this step.
 
-        What lands inside its own step needs none: each weight may take the place of the staged
+        What lands inside its own step needs none: each weight may take the place of a staged
         gradient that it came from, and is uploaded before the next gradient is staged.
         """
         self._buffer, self._former_uploads = None, []
@@ -89,107 +171,65 @@ class HostTasks:
         self._former_uploads = [copy for copy in self._buffer.uploads if not copy.is_done]
         self._buffer.uploads.clear()
 
-    def accumulate(self, step: Step, bucket: Bucket, skipped: Collection[Block]) -> None:
-        """Queue what takes a bucket's staged gradients in, but for blocks whose update does."""
-        blocks = [
-            block
-            for block in bucket.blocks
-            if step.has_gradient(block) and block.shape.num_deferred and block not in skipped
-        ]
-        if not blocks:
-            return
-        done = self.worker.submit(
-            "accumulate",
-            parts_of(
-                [self._gradient_job(step, block) for block in blocks], step.values, self.pool
-            ),
-            deadline=step.number + 1,  # the next backward brings new gradients into the staging
-            step=step.number,
-            after=unique([*step.copies_of(bucket.index), *(b.staging_free for b in blocks)]),
-        )
-        for block in blocks:
-            block.staging_free = done
-
-    def _gradient_job(self, step: Step, block: Block) -> Job:
-        """Return what takes the block's staged gradient in, in mid-window."""
-        if self.moves_moments_each_step:
-            return Moments(block.host, block.host_shape, step.hypers[block.split.group])
-        return Accumulation(
-            block.host, block.host_shape, block.accumulator, first=block.count == 1
-        )
-
-    def window_update(self, step: Step, block: Block) -> WindowUpdate:
-        """Return the update that ends the block's window."""
-        reads_staging = self.is_fused(step) and step.has_gradient(block)
-        sees_each = self.moves_moments_each_step
-        has_sum = not sees_each and block.count > reads_staging
-        return WindowUpdate(
-            hyper=step.hypers[block.split.group],
-            lr_scale=self.config.lr_scale(block.count),
-            count=1 if sees_each else block.count,
-            accumulator=block.accumulator if has_sum else None,
-            reads_staging=reads_staging,
-            prediction=self.calendar.lead(step.number) / block.count,
-        )
-
-    def update(self, step: Step, blocks: Sequence[Block], active: Mapping[int, Tensor]) -> None:
+    def update(
+        self,
+        step: Step,
+        blocks: Sequence[Block],
+        active: Mapping[int, Tensor],
+        opened: Mapping[int, int],
+    ) -> None:
         """Queue the updates of one bucket's windows that end, and put them in flight.
 
         Args:
             step: The step under way.
             blocks: Blocks of one bucket, with gradients in their windows.
             active: Flags of the host rows that take part, (D,), uint8, by the block's index.
+            opened: Step after which each window began, by the block's index.
         """
         if not blocks:
             return
         copied = step.copies_of(blocks[0].split.bucket)
-        jobs = [
-            Update(
-                host=block.host,
-                shape=block.host_shape,
-                window=self.window_update(step, block),
-                active=active[block.index],
-                out=block.host.staging if self._buffer is None else self._buffer.view_of(block),
+        works = [
+            self.window_work(
+                step,
+                block,
+                active[block.index],
+                block.host.staging if self._buffer is None else self._buffer.view_of(block),
             )
             for block in blocks
         ]
-        computed = self._submit_updates(step, blocks, jobs, copied)
-        for block, job in zip(blocks, jobs, strict=True):
+        after = [completion for work in works for completion in work.after]
+        computed = self.submit(
+            "adam",
+            [work.rows for work in works],
+            step=step.number,
+            deadline=step.number + step.lag,
+            after=[*after, *self._former_uploads, *(block.last_update for block in blocks)],
+        )
+        for work in works:
+            block = work.block
             Landing(
                 block=block,
-                values=job.out,
+                values=work.out,
                 buffer=self._buffer,
                 land_step=step.number + step.lag,
-                opened=self.calendar.opened[block.index],
+                opened=opened[block.index],
                 copied=copied if step.lag == 0 else (),
                 computed=computed,
             ).begin()
             block.last_update = computed
-            if self.is_fused(step):
-                block.staging_free = computed  # the update itself reads the staging
-            block.switch_accumulator()
+            self.window_ended(step, block, computed)
 
-    def _submit_updates(
+    def submit(
         self,
-        step: Step,
-        blocks: Sequence[Block],
-        jobs: Sequence[Update],
-        copied: Sequence[Completion],
+        name: str,
+        works: Sequence[RowWork],
+        *,
+        step: int,
+        deadline: int,
+        after: Iterable[Completion],
     ) -> Completion:
-        """Queue one task for the updates of one bucket."""
-        # A fused one must be over when the next gradient is staged.
-        steps_left = min(step.lag, 1) if self.is_fused(step) else step.lag
+        """Queue one task of the host."""
         return self.worker.submit(
-            "adam",
-            parts_of(jobs, step.values, self.pool),
-            deadline=step.number + steps_left,
-            step=step.number,
-            after=unique(
-                [
-                    *copied,
-                    *(block.staging_free for block in blocks),
-                    *(block.last_update for block in blocks),
-                    *self._former_uploads,
-                ]
-            ),
+            name, parts_of(works, self.pool), deadline=deadline, step=step, after=unique(after)
         )

@@ -65,7 +65,6 @@ class Reporter:
             update_interval=knobs.update_interval,
             lag=step.lag,
             topk_ratio=topk_ratio,
-            rolling=knobs.rolling,
             select_interval=knobs.select_interval,
             learning_rates=tuple(hyper.lr for hyper in step.hypers),
         )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zenflow.device.base import Arrival
 from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.lanes.copies import Copy
 
 if TYPE_CHECKING:
     from zenflow.columns.layout import Block, Landing
     from zenflow.device.base import AbstractDevice
+    from zenflow.device.base import LateGradient
     from zenflow.device.stalls import StallClock
     from zenflow.lanes.copies import CopyLane
     from zenflow.rule.calendar import WindowCalendar
@@ -27,7 +29,7 @@ class UploadGate:
     calendar: WindowCalendar
     wait_timeout: float
 
-    def _lands(self, block: Block, step: int) -> bool:
+    def lands(self, block: Block, step: int) -> bool:
         """Whether the block's update in flight lands in this step.
 
         It does at its landing step, and at the latest when the block's next window ends.
@@ -36,47 +38,80 @@ class UploadGate:
             block.landing.land_step == step or self.calendar.is_due(block.index, step)
         )
 
-    def start_uploads(self, blocks: Iterable[Block], mark: Any, step: int) -> None:
+    def start_uploads(
+        self,
+        blocks: Iterable[Block],
+        mark: Any,
+        step: int,
+        late: Callable[[Block], LateGradient | None] = lambda _: None,
+    ) -> None:
         """Queue the upload of what lands in this step, from blocks whose weights are not in use.
 
         Args:
             blocks: Any blocks; those with nothing to land are passed over.
             mark: The device's position after the last use of the weights.
             step: The step under way.
+            late: Returns the gradient that a block's weights still have to be moved by.
         """
-        landings = [
-            block.landing
-            for block in blocks
-            if block.landing is not None
-            and block.landing.uploaded is None
-            and self._lands(block, step)
-        ]
-        if not landings:
-            return
+        self.start_parts(
+            [
+                (block, 0, block.shape.num_deferred, late(block))
+                for block in blocks
+                if block.landing is not None
+                and block.landing.uploaded is None
+                and self.lands(block, step)
+            ],
+            mark,
+            step,
+        )
+
+    def start_parts(
+        self,
+        parts: Sequence[tuple[Block, int, int, LateGradient | None]],
+        mark: Any,
+        step: int,
+    ) -> list[Completion]:
+        """Queue the upload of some rows of what lands in this step.
+
+        Args:
+            parts: Block, first row, row after the last, and the gradient that these rows still
+                have to be moved by. A block's parts come in order, the last one last.
+            mark: The device's position after the last use of the weights.
+            step: The step under way.
+
+        Returns:
+            The copy's completion, if there is anything to copy.
+        """
         uploaded = Completion(f"the upload of step {step} (h2d)")
-        jobs = []
-        for landing in landings:
+        arrivals, computed = [], []
+        for block, low, high, late in parts:
+            landing = block.landing
+            assert landing is not None
             landing.uploaded = uploaded
+            computed.append(landing.computed)
             if landing.buffer is not None:
                 landing.buffer.uploads.append(uploaded)
-            split = landing.block.split
-            jobs.append((landing.values, landing.block.deferred_columns, split.weight()))
+            values, columns = landing.values[low:high], block.deferred_columns[low:high]
+            arrivals.append(Arrival(values, columns, block.split.weight(), late))
+        if not arrivals:
+            return []
         self.lane.submit(
             Copy(
-                run=lambda: self.device.unpack(jobs, mark),
-                after=unique(landing.computed for landing in landings),
+                run=lambda: self.device.unpack(arrivals, mark),
+                after=unique(computed),
                 completion=uploaded,
-                num_bytes=sum(landing.values.nbytes for landing in landings),
+                num_bytes=sum(arrival.values.nbytes for arrival in arrivals),
                 step=step,
             )
         )
+        return [uploaded]
 
     def take_landings(self, blocks: Iterable[Block], step: int) -> list[Landing]:
         """Take what lands in this step off its blocks; all its uploads have been started."""
         landings = []
         for block in blocks:
             landing = block.landing
-            if landing is not None and self._lands(block, step):
+            if landing is not None and self.lands(block, step):
                 landings.append(landing)
                 landing.end()
         return landings

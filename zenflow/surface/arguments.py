@@ -9,7 +9,7 @@ import torch
 
 from zenflow.columns.device_rows import NamedParam
 from zenflow.config import ZenFlowConfig
-from zenflow.controller import AbstractController, AbstractIntervalController
+from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 
@@ -163,18 +163,3 @@ def least_topk_ratio_for(config: ZenFlowConfig, controller: AbstractController) 
             "for good; start above 0 and below 1, and bound the controller likewise"
         )
     return min(least, ratio)
-
-
-def num_accumulators_for(config: ZenFlowConfig, controller: AbstractController | None) -> int:
-    """Return how many accumulators a block needs.
-
-    None where every window is one step, or the moments take every gradient. One where an update
-    is over before the next gradient is accumulated, with a lag of at most 1. Two otherwise: where
-    a controller may choose the lag, it may be longer.
-    """
-    if config.deferred_moments == "step":
-        return 0
-    if config.update_interval == 1 and controller is None:
-        return 0 if config.effective_lag() <= 1 else 2
-    keeps_lag = controller is None or isinstance(controller, AbstractIntervalController)
-    return 1 if not config.overlap_step or (config.lag == 1 and keeps_lag) else 2

@@ -16,13 +16,13 @@ from zenflow.device.base import AbstractDevice
 from zenflow.device.cpu import CpuDevice
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import PacedLink
+from zenflow.rule.adamw import Hyper
 from zenflow.step.engine import Engine
 from zenflow.surface.arguments import (
     common_device,
     default_host_threads,
     least_topk_ratio_for,
     named_params,
-    num_accumulators_for,
     num_ranks,
 )
 
@@ -52,20 +52,22 @@ def start_engine(
     if link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
     deciding = controller or FixedInterval(config.update_interval)
+    largest = max(config.update_interval, deciding.largest_interval or 0)
     try:
         layout = build_layout(
             named,
             config,
             device,
             least_topk_ratio=least_topk_ratio_for(config, deciding),
-            largest_interval=max(config.update_interval, deciding.largest_interval or 0),
-            num_accumulators=num_accumulators_for(config, controller),
+            largest_interval=largest,
         )
         engine = Engine(
             layout,
             config,
             device,
             deciding,
+            hypers=lambda: [Hyper.of(group) for group in param_groups],
+            largest_interval=largest,
             num_timeline_steps=timeline_steps,
             link=link,
             host_threads=host_threads or default_host_threads(),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.report import MemoryPlan
+from zenflow.step.exact_tasks import ExactTasks
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -20,19 +21,23 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     step_bytes = sum(split.room.step.nbytes for split in layout.splits)
     vectors = layout.columns
     on_device = [vectors.energies, vectors.scores, vectors.is_important]
+    on_device += [vectors.mean_squares, vectors.fresh_factors]
     on_device += [getattr(bank, name) for bank in layout.banks for name in ROW_STATE]
     for resident in layout.residents:
         on_device += resident.state().values()
     for split in layout.splits:
         on_device += [split.deferred_columns, split.important_columns]
     sketch_bytes = 0 if engine.probes.sketch is None else engine.probes.sketch.num_bytes
+    fresh_bytes = 0 if engine.fresh is None else engine.fresh.num_bytes
+    tasks = engine.schedule.tasks
     largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,
         model_bytes=sum(param.nbytes for param in params),
-        host_bytes=layout.slabs.num_bytes + upload_bytes + step_bytes,
-        pinned_bytes=layout.slabs.pinned_bytes + upload_bytes,
-        device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes,
+        host_bytes=layout.slabs.num_bytes + tasks.host_bytes + upload_bytes + step_bytes,
+        pinned_bytes=layout.slabs.pinned_bytes + tasks.pinned_bytes + upload_bytes,
+        queue_depth=tasks.depth if isinstance(tasks, ExactTasks) else 1,
+        device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes + fresh_bytes,
         device_ring_bytes=2 * largest if engine.ring is None else engine.ring.num_bytes,
     )

@@ -20,40 +20,45 @@ from zenflow.errors import CheckpointError
 from zenflow.knobs import Knobs
 from zenflow.lanes.completion import already_done
 from zenflow.rule.blocks import important_count
+from zenflow.step.host_tasks import AbstractHostTasks
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
     from zenflow.surface.true_weights import TrueWeights
 
-FORMAT = 2
+FORMAT = 3
 """Version of the state; raised when the meaning of an entry changes."""
 
 
-def param_state(place: SplitParam | Resident) -> dict[str, Tensor]:
-    """Return the live tensors of one parameter's state."""
+def param_state(
+    place: SplitParam | Resident, tasks: AbstractHostTasks
+) -> dict[str, Tensor]:
+    """Return the live tensors of one parameter's state, those of its host's tasks included."""
     if isinstance(place, Resident):
         return place.state()
     bank_rows = slice(place.bank_first, place.bank_last)
     state = {name: getattr(place.host, name) for name in ROW_STATE}
     state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in ROW_STATE}
-    state |= {f"accumulator_{i}": acc for i, acc in enumerate(place.host.accumulators)}
-    return state | {
+    return state | tasks.param_state(place) | {
         "training_weight": place.host.staging,
         "deferred_columns": place.deferred_columns,
         "important_columns": place.important_columns,
         "scores": place.columns.scores,
+        "mean_squares": place.columns.mean_squares,
     }
 
 
-def _shapes(place: SplitParam | Resident, topk_ratio: float) -> dict[str, torch.Size]:
+def _shapes(
+    place: SplitParam | Resident, tasks: AbstractHostTasks, topk_ratio: float
+) -> dict[str, torch.Size]:
     """Return the shapes that `param_state` has in a layout of this ratio."""
-    shapes = {name: tensor.shape for name, tensor in param_state(place).items()}
+    shapes = {name: tensor.shape for name, tensor in param_state(place, tasks).items()}
     if isinstance(place, Resident):
         return shapes
     widths = [block.shape.num_columns for block in place.blocks]
     important = sum(important_count(topk_ratio, width) for width in widths)
     for name, shape in shapes.items():
-        if name != "scores":
+        if name not in ("scores", "mean_squares"):
             is_device = name.startswith("device_") or name == "important_columns"
             rows = important if is_device else place.num_columns - important
             shapes[name] = torch.Size([rows, *shape[1:]])
@@ -86,7 +91,8 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
         "counts": [block.count for block in blocks],
         "accumulators": [block.accumulator for block in blocks],
         "wants_selection": [block.wants_selection for block in blocks],
-        "num_accumulators": engine.layout.num_accumulators,
+        "num_steps": [split.num_steps for split in engine.layout.splits],
+        "clip_factor": 1.0 if engine.fresh is None else float(engine.fresh.clip),
         "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decisions.log],
         "report": engine.reporter.state_dict(),
         "sketch": None if engine.probes.sketch is None else engine.probes.sketch.state_dict(),
@@ -117,7 +123,7 @@ def check_state(
     _check_layout(engine, saved)
     for index, place in order.items():
         have = state_dict["state"].get(index, {})
-        want = _shapes(place, saved["topk_ratio"])
+        want = _shapes(place, engine.schedule.tasks, saved["topk_ratio"])
         wrong = [
             name for name, shape in want.items() if name not in have or have[name].shape != shape
         ]
@@ -132,14 +138,14 @@ def _check_rule(engine: Engine, saved: Any) -> None:
     """Refuse a state of another format or configuration."""
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         raise CheckpointError(
-            "this is not a state of ZenFlowAdamW of this version: start the optimizer anew from "
-            "the model's weights"
+            "this is not a state of ZenFlowAdamW of this version, whose host takes an AdamW step "
+            "for every gradient: start the optimizer anew from the model's weights"
         )
     config = engine.config.to_dict()
     differing = [
         f"{key} is {saved['config'].get(key)!r} there and {value!r} here"
         for key, value in config.items()
-        if saved["config"].get(key) != value
+        if saved["config"].get(key) != value and key != "queue_depth"  # changes no result
     ]
     if differing:
         raise CheckpointError(
@@ -157,11 +163,6 @@ def _check_layout(engine: Engine, saved: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint is of another model: {len(saved['signature'])} trainable parameters "
             f"there, {len(here)} here; first difference: {first}. Build the model that was saved"
-        )
-    if saved["num_accumulators"] != engine.layout.num_accumulators:
-        raise CheckpointError(
-            "the checkpoint was made with a controller and this optimizer has none, or the other "
-            "way round: make the optimizer with the same kind of controller"
         )
     if len(saved["counts"]) != len(engine.layout.blocks):
         raise CheckpointError(
@@ -198,7 +199,7 @@ def load_engine_state(
     if engine.layout.topk_ratio != saved["topk_ratio"]:
         engine.resize(saved["topk_ratio"])
     for index, place in order.items():
-        for name, tensor in param_state(place).items():
+        for name, tensor in param_state(place, engine.schedule.tasks).items():
             tensor.copy_(state_dict["state"][index][name])
     engine.step = int(saved["step"])
     engine.calendar.load_state_dict(saved["calendar"])
@@ -207,6 +208,10 @@ def load_engine_state(
     ]
     engine.reporter.load_state_dict(saved["report"])
     _load_blocks(engine, saved)
+    for split, count in zip(engine.layout.splits, saved["num_steps"], strict=True):
+        split.num_steps = int(count)
+    if engine.fresh is not None:
+        engine.fresh.clip.fill_(saved["clip_factor"])
     if engine.probes.sketch is not None:
         engine.probes.sketch.load_state_dict(saved["sketch"])
     for split in engine.layout.splits:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from zenflow.device.base import Arrival
+
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
 
@@ -41,21 +43,19 @@ class TrueWeights:
         if self.are_shown:
             return
         self.stash()
-        device = self._engine.device
         for block in self._engine.layout.blocks:
-            split = block.split
-            values = block.host.master.to(split.param.dtype)
-            device.unpack([(values, block.deferred_columns, split.weight())], device.mark())
-        device.synchronize()
+            self._engine.show_true(block)
+        self._engine.device.synchronize()
         self.are_shown = True
 
     @torch.no_grad()
     def restore(self) -> None:
         """Write what the staging buffers hold into the device's deferred columns."""
         device = self._engine.device
-        device.unpack(
-            [(s.host.staging, s.deferred_columns, s.weight()) for s in self._engine.layout.splits],
-            device.mark(),
-        )
+        arrivals = [
+            Arrival(split.host.staging, split.deferred_columns, split.weight())
+            for split in self._engine.layout.splits
+        ]
+        device.unpack(arrivals, device.mark())
         device.synchronize()
         self.are_shown = False

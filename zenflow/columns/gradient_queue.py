@@ -1,0 +1,122 @@
+"""Gradient queue: gradients that wait on the host until one pass applies them all.
+
+A block's first gradient waits in its own staging buffer. Further ones wait in rooms of a pool that
+all blocks share: blocks end their windows in turn, so that some have many gradients when others
+have few. A block that finds no room has what waits applied, which frees its staging buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.host_rows import aligned, typed_view
+from zenflow.device.base import AbstractDevice, HostValues
+from zenflow.host.jobs import AdamStep
+from zenflow.lanes.completion import Completion
+from zenflow.rule.adamw import Hyper
+
+
+@dataclass(slots=True, eq=False)
+class Room:
+    """Bytes first..last-1 of the pool."""
+
+    first: int
+    """First byte."""
+    last: int
+    """Byte after the last."""
+    busy: list[Completion] = field(default_factory=list)
+    """Ends of what still reads or writes the bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class StagedGradient:
+    """One block's gradient of one step on the host, or on its way there."""
+
+    values: Tensor
+    """Gradient, (D, O) in the parameter's dtype."""
+    room: Room | None
+    """Room of the pool that it is in; None in the block's own staging buffer."""
+    after: Sequence[Completion] = ()
+    """Work that must end before anything is written there."""
+    copied: list[Completion] = field(default_factory=list)
+    """Copies that bring it."""
+    step: int = 0
+    """Number of its step."""
+    hyper: Hyper | None = None
+    """AdamW's settings of its step; None until the step is known to be good."""
+    factor: HostValues | None = None
+    """Values of its step, the factor on the gradient first; None until the step is known to be
+    good."""
+
+    def adam_step(self) -> AdamStep:
+        """Return the step to take; blocks until its factor is on the host."""
+        assert self.hyper is not None
+        assert self.factor is not None
+        return adam_step(self.hyper, self.factor.get()[0], self.values)
+
+
+def adam_step(hyper: Hyper, scale: float = 1.0, grad: Tensor | None = None) -> AdamStep:
+    """Return the host's step with a parameter group's settings."""
+    return AdamStep(
+        lr=hyper.lr,
+        beta1=hyper.beta1,
+        beta2=hyper.beta2,
+        eps=hyper.eps,
+        decay=1.0 - hyper.lr * hyper.weight_decay,
+        scale=scale,
+        grad=grad,
+    )
+
+
+class RoomPool:
+    """Pinned memory in rooms of any size, the first that fits first.
+
+    What is free follows from the calls alone, not from when the work on it ends: whoever takes a
+    room gets to know which work to wait for.
+    """
+
+    def __init__(self, device: AbstractDevice, num_bytes: int) -> None:
+        """Allocate the memory; there may be none."""
+        self.memory = device.host_slab(num_bytes, torch.uint8, pinned=True)
+        self.clear()
+
+    def clear(self) -> None:
+        """Take all rooms back; nothing may use them any more."""
+        self._free = [Room(0, self.memory.numel())] if self.memory.numel() else []
+
+    def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
+        """Return a matrix of this shape, of a tensor's dtype, and its room; None where none fits.
+
+        What is written to it must come after `Room.busy`.
+        """
+        count = shape[0] * shape[1]
+        size = aligned(count * like.itemsize)
+        for index, free in enumerate(self._free):
+            if free.last - free.first < size:
+                continue
+            busy = [completion for completion in free.busy if not completion.has_succeeded]
+            room = Room(free.first, free.first + size, busy)
+            if room.last == free.last:
+                del self._free[index]
+            else:
+                self._free[index] = Room(room.last, free.last, list(busy))
+            return typed_view(self.memory, room.first, count, like.dtype).view(shape), room
+        return None
+
+    def give(self, room: Room, busy: Sequence[Completion]) -> None:
+        """Take a room back, which others may use once this work has ended."""
+        room.busy = list(busy)
+        place = next(
+            (i for i, free in enumerate(self._free) if free.first > room.first), len(self._free)
+        )
+        self._free.insert(place, room)
+        for index in (place, place - 1):  # neighbours become one
+            if 0 <= index < len(self._free) - 1:
+                left, right = self._free[index : index + 2]
+                if left.last == right.first:
+                    ends = [c for c in (*left.busy, *right.busy) if not c.has_succeeded]
+                    self._free[index : index + 2] = [Room(left.first, right.last, ends)]

@@ -1,0 +1,190 @@
+"""The host's jobs on the rows of one block, as Python and as C see them.
+
+`zenflow.host.kernel` runs one, `zenflow.host.pool` many on several threads. Shapes: R = rows
+(columns of the model's matrix), O = elements per row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The C kernel's number of each dtype."""
+_SUM, _REPLAY = range(2)
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
+
+
+class CStep(ctypes.Structure):
+    """`AdamStep` as `_host_kernel.h` declares it."""
+
+    _fields_ = (
+        *(("grad", _POINTER), ("lr", _DOUBLE), ("beta1", _DOUBLE), ("beta2", _DOUBLE)),
+        *(("scale", _FLOAT), ("eps", _FLOAT), ("decay", _FLOAT)),
+    )
+
+
+class CJob(ctypes.Structure):
+    """`HostJob` as `_host_kernel.h` declares it.
+
+    It holds addresses and no references: whoever makes it keeps the tensors alive.
+    """
+
+    _fields_ = (
+        *(("kind", _INT), ("grad_dtype", _INT), ("out_dtype", _INT), ("is_first", _INT)),
+        *(("repeats_last", _INT), ("lead", _FLOAT), ("rows", _LONG), ("cols", _LONG)),
+        *(("sum", _POINTER), ("master", _POINTER), ("exp_avg", _POINTER)),
+        *(("exp_avg_sq", _POINTER), ("step", _POINTER), ("active", _POINTER)),
+        *(("steps", ctypes.POINTER(CStep)), ("num_steps", _LONG)),
+        *(("out", _POINTER), ("upload", CStep)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AdamStep:
+    """One AdamW step with the gradient that it is for."""
+
+    lr: float
+    """Learning rate."""
+    beta1: float
+    """Decay of the first moment."""
+    beta2: float
+    """Decay of the second moment."""
+    eps: float
+    """Addend of the denominator."""
+    decay: float
+    """Factor on the weights, 1 - lr * weight_decay."""
+    scale: float = 1.0
+    """Factor on the gradient, taken as a float32."""
+    grad: Tensor | None = None
+    """Gradient, float32, bfloat16 or float16 (R, O); None where only the settings are of use."""
+
+    def encode(self) -> CStep:
+        """Return the step as C sees it."""
+        grad = None if self.grad is None else self.grad.data_ptr()
+        return CStep(
+            grad, self.lr, self.beta1, self.beta2, self.scale, self.eps, self.decay
+        )
+
+
+def _encode_steps(steps: Sequence[AdamStep]) -> ctypes.Array[CStep]:
+    return (CStep * len(steps))(*(step.encode() for step in steps))
+
+
+@dataclass(frozen=True, slots=True)
+class SumJob:
+    """A gradient on its way into a sum: `total = scale * grad`, or `+=`, rounded in between."""
+
+    total: Tensor
+    """Sum, float32 (R, O), changed in place."""
+    grad: Tensor
+    """Gradient, float32, bfloat16 or float16 (R, O), not overlapping the sum."""
+    scale: float
+    """Factor on the gradient, taken as a float32."""
+    is_first: bool
+    """Whether what the sum held is forgotten."""
+
+    def rows(self, low: int, high: int) -> SumJob:
+        """Return the same for rows low..high-1."""
+        return replace(self, total=self.total[low:high], grad=self.grad[low:high])
+
+    def encode(self) -> CJob:
+        """Return the job as C sees it."""
+        step = AdamStep(0.0, 0.0, 0.0, 0.0, 0.0, self.scale, self.grad)
+        return CJob(
+            kind=_SUM,
+            grad_dtype=DTYPE_CODES[self.grad.dtype],
+            is_first=self.is_first,
+            rows=self.total.shape[0],
+            cols=self.total.shape[1],
+            sum=self.total.data_ptr(),
+            steps=_encode_steps([step]),
+            num_steps=1,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Weights that leave for the device: the master, moved on along a displacement."""
+
+    out: Tensor
+    """Weights to upload, float32, bfloat16 or float16 (R, O), rounded to nearest even."""
+    lead: float
+    """Factor on the displacement by which the upload runs ahead of the master."""
+    step: AdamStep
+    """Settings of the step whose displacement it is; a gradient in it is not looked at."""
+    repeats_last: bool
+    """Whether that is the last step taken, so that its displacement is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """AdamW steps that rows have to take, in order, in one pass over their state.
+
+    One step with gradient `g = scale * grad` is torch.optim.AdamW's: `m = lerp(m, g, 1 - beta1)`,
+    `v = beta2 * v + (1 - beta2) * g^2`, `delta = lr / (1 - beta1^t) * m / (sqrt(v) * (1 /
+    sqrt(1 - beta2^t)) + eps)`, `w = decay * w - delta`, t being the row's count with this step.
+    Inactive rows take no step. Afterwards every row's `out = cast(w - lead * delta)`.
+
+    All tensors are contiguous and on the CPU. None may overlap another, but `out` may be the
+    first step's gradient.
+    """
+
+    master: Tensor
+    """Weights, float32 (R, O), changed in place; so are the moments and the counts."""
+    exp_avg: Tensor
+    """First moments, float32 (R, O)."""
+    exp_avg_sq: Tensor
+    """Second moments, float32 (R, O)."""
+    step: Tensor
+    """Number of steps that each row has taken, int64 (R,)."""
+    active: Tensor
+    """Flags of the rows that take the steps, uint8 (R,)."""
+    steps: Sequence[AdamStep]
+    """Steps to take; all gradients are of one dtype."""
+    upload: Upload | None = None
+    """What to upload, if anything."""
+
+    def rows(self, low: int, high: int) -> ReplayJob:
+        """Return the same for rows low..high-1."""
+        part = slice(low, high)
+        upload = self.upload
+        return ReplayJob(
+            *(self.master[part], self.exp_avg[part], self.exp_avg_sq[part], self.step[part]),
+            self.active[part],
+            [replace(step, grad=step.grad[part]) for step in self.steps if step.grad is not None],
+            None if upload is None else replace(upload, out=upload.out[part]),
+        )
+
+    def encode(self) -> CJob:
+        """Return the job as C sees it."""
+        job = CJob(
+            kind=_REPLAY,
+            rows=self.master.shape[0],
+            cols=self.master.shape[1],
+            master=self.master.data_ptr(),
+            exp_avg=self.exp_avg.data_ptr(),
+            exp_avg_sq=self.exp_avg_sq.data_ptr(),
+            step=self.step.data_ptr(),
+            active=self.active.data_ptr(),
+            steps=_encode_steps(self.steps),
+            num_steps=len(self.steps),
+        )
+        if self.steps and self.steps[0].grad is not None:
+            job.grad_dtype = DTYPE_CODES[self.steps[0].grad.dtype]
+        if self.upload is not None:
+            job.out = self.upload.out.data_ptr()
+            job.out_dtype = DTYPE_CODES[self.upload.out.dtype]
+            job.lead = self.upload.lead
+            job.upload = self.upload.step.encode()
+            job.repeats_last = self.upload.repeats_last
+        return job
+
+
+HostJob = SumJob | ReplayJob
+"""Work on the rows of one block, which may be cut anywhere."""
