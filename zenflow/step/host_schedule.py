@@ -93,13 +93,14 @@ class HostSchedule:
         """Go over to the ratio in force: all windows end, columns move, and all are uploaded."""
         blocks = self.layout.blocks
         opened = {block.index: self.calendar.opened[block.index] for block in blocks}
-        updating = [block for block in blocks if block.count and block.shape.num_deferred]
+        counted = [block for block in blocks if block.count]
         self.tasks.flush(blocks, step=step)
         wait_all(unique(block.last_update for block in blocks), self.wait_timeout)
         self.device.synchronize()  # copies have been waited for, but kernels read tensors too
         resize(self.layout, self.calendar.knobs.topk_ratio, self.config.hysteresis)
         self.tasks.renew()
         self.calendar.open_all([block.shape for block in blocks], step.number)
+        updating = [block for block in counted if block.shape.num_deferred]
         self.tasks.take_buffer(step, updating)
         for members in by_bucket(updating).values():
             active = {block.index: self.tasks.all_active(block) for block in members}

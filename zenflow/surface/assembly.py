@@ -17,6 +17,7 @@ from zenflow.device.cpu import CpuDevice
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import PacedLink
 from zenflow.rule.adamw import Hyper
+from zenflow.rule.queue_size import AUTOMATIC_DEPTH
 from zenflow.step.engine import Engine
 from zenflow.surface.arguments import (
     common_device,
@@ -67,7 +68,7 @@ def start_engine(
             device,
             deciding,
             hypers=lambda: [Hyper.of(group) for group in param_groups],
-            largest_interval=largest,
+            largest_interval=_longest_window(largest, deciding),
             num_timeline_steps=timeline_steps,
             link=link,
             host_threads=host_threads or default_host_threads(),
@@ -80,6 +81,12 @@ def start_engine(
     deciding.attach(engine)
     places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
+
+
+def _longest_window(known: int, controller: AbstractController) -> int:
+    """Return the largest S to have memory for; a controller may not say how far it goes."""
+    is_known = isinstance(controller, FixedInterval) or controller.largest_interval is not None
+    return known if is_known else max(known, AUTOMATIC_DEPTH)
 
 
 def _check_ranks(controller: AbstractController | None) -> None:
