@@ -165,7 +165,13 @@ class ZenFlowConfig:
                 is broken.
         """
         known = [field.name for field in fields(cls)]
-        unknown = [f"key {unknown_name(key, known)}" for key in mapping if key not in known]
+        unknown = [
+            f"key {key!r} is no longer a setting: {_REMOVED}"
+            if key in _FORMER_KEYS
+            else f"key {unknown_name(key, known)}"
+            for key in mapping
+            if key not in known
+        ]
         raise_violations("ZenFlowConfig", unknown)
         return cls(**mapping)
 
@@ -220,6 +226,11 @@ _COUNTS = {
     "block_elements": 1,
 }
 _OPTIONAL = ("steps_per_epoch", "queue_depth", "block_elements")
+_FORMER_KEYS = ("lag", "rolling", "deferred_moments", "deferred_lr_scale", "prediction")
+_REMOVED = (
+    "the exact rule needs none of its kind; leave it out, or set update_rule to 'published' for "
+    "the paper's windows"
+)
 _CHOICES = {
     "select_strategy": get_args(SelectStrategy),
     "update_rule": get_args(UpdateRule),

@@ -170,6 +170,11 @@ class SplitParam(NamedParam):
         """View the parameter's data, or its gradient, as (O, I)."""
         return tensor if tensor.ndim == 2 else tensor.reshape(self.num_rows, self.num_columns)
 
+    def show_important(self) -> None:
+        """Write the important columns' masters into the device's weights."""
+        fresh_OK = self.bank.master[self.bank_first : self.bank_last].t().to(self.param.dtype)
+        self.weight().index_copy_(1, self.important_columns, fresh_OK)
+
     def weight(self) -> Tensor:
         """Return the device's weights as an (O, I) view."""
         data = self.param.data

@@ -114,7 +114,9 @@ class ExactTasks(AbstractHostTasks):
             self._free(block, block.queue, done)
             block.queue.clear()
 
-    def _free(self, block: Block, queue: Sequence[StagedGradient], done: Completion | None) -> None:
+    def _free(
+        self, block: Block, queue: Sequence[StagedGradient], done: Completion | None
+    ) -> None:
         """Give the memory of gradients back, whose last reader this is; None has no reader."""
         for staged in queue:
             busy = list(staged.copied) if done is None else [done]

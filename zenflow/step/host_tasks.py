@@ -151,8 +151,7 @@ class AbstractHostTasks(ABC):
     # ---- updates ----------------------------------------------------------------------------
 
     def all_active(self, block: Block) -> Tensor:
-        """Return the flags by which all rows of a block take part, (D,), uint8; not to be changed.
-        """
+        """Return the flags by which all rows of a block take part, (D,), uint8; not to be changed."""
         count = block.shape.num_deferred
         if count not in self._flags:
             self._flags[count] = torch.ones(count, dtype=torch.uint8)

@@ -31,8 +31,11 @@ class PublishedTasks(AbstractHostTasks):
     """A window's gradients are added up, and their mean is one AdamW step at the window's end."""
 
     sums: list[dict[SplitParam, Tensor]]
-    """Sums of open windows by parameter, float32, of the shape of its room. There are two where
-    the window before may still be read when new gradients arrive, none where a window is one step."""
+    """Sums of open windows by parameter, float32, of the shape of its room.
+
+    There are two where the window before may still be read when new gradients arrive, and none
+    where a window is one step.
+    """
 
     def __post_init__(self) -> None:
         """Cut the sums for the blocks."""

@@ -30,22 +30,24 @@ FORMAT = 3
 """Version of the state; raised when the meaning of an entry changes."""
 
 
-def param_state(
-    place: SplitParam | Resident, tasks: AbstractHostTasks
-) -> dict[str, Tensor]:
+def param_state(place: SplitParam | Resident, tasks: AbstractHostTasks) -> dict[str, Tensor]:
     """Return the live tensors of one parameter's state, those of its host's tasks included."""
     if isinstance(place, Resident):
         return place.state()
     bank_rows = slice(place.bank_first, place.bank_last)
     state = {name: getattr(place.host, name) for name in ROW_STATE}
     state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in ROW_STATE}
-    return state | tasks.param_state(place) | {
-        "training_weight": place.host.staging,
-        "deferred_columns": place.deferred_columns,
-        "important_columns": place.important_columns,
-        "scores": place.columns.scores,
-        "mean_squares": place.columns.mean_squares,
-    }
+    return (
+        state
+        | tasks.param_state(place)
+        | {
+            "training_weight": place.host.staging,
+            "deferred_columns": place.deferred_columns,
+            "important_columns": place.important_columns,
+            "scores": place.columns.scores,
+            "mean_squares": place.columns.mean_squares,
+        }
+    )
 
 
 def _shapes(
@@ -132,6 +134,13 @@ def check_state(
                 f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
                 "the file is damaged or was edited; use another checkpoint"
             )
+        unknown = [name for name in have if name not in want]
+        if unknown:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} has {', '.join(unknown)} besides: it was "
+                "made with a controller that may lengthen windows, and this optimizer has none; "
+                "make it with the same kind of controller"
+            )
 
 
 def _check_rule(engine: Engine, saved: Any) -> None:
@@ -217,8 +226,7 @@ def load_engine_state(
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True
-        fresh = split.bank.master[split.bank_first : split.bank_last].t().to(split.param.dtype)
-        split.weight().index_copy_(1, split.important_columns, fresh)
+        split.show_important()
     for resident in engine.layout.residents:
         if resident.has_master:
             resident.param.data.copy_(resident.master)
