@@ -211,7 +211,7 @@ class Engine:
                 split.columns.energies.zero_()
             else:
                 grad_OI = split.matrix(split.param.grad)
-                self.device.column_energies(grad_OI, split.columns.energies)
+                self.device.energies(grad_OI, split.columns.energies, split.rows.energies)
 
     def finish_step(
         self, hypers: Sequence[Hyper], *, max_norm: float | None, inverse_scale: float

@@ -1,4 +1,4 @@
-"""The host's tasks of the exact rule: every gradient is an AdamW step, and several are one pass."""
+"""The host's tasks of the exact rule: each gradient is an AdamW step, and several are one pass."""
 
 from __future__ import annotations
 

@@ -93,7 +93,10 @@ class PublishedTasks(AbstractHostTasks):
                 RowWork(
                     block.host_shape,
                     partial(
-                        *(_sum, self._sum_of(block), block.host.staging, step.values),
+                        _sum,
+                        self._sum_of(block),
+                        block.host.staging,
+                        step.values,
                         block.count == 1,
                     ),
                 )
@@ -161,10 +164,8 @@ class PublishedTasks(AbstractHostTasks):
             found = self._gradients(step, block)
             if found is None or not block.shape.num_deferred:
                 continue
-            make = partial(
-                *(_step_on_mean, block.host, self.all_active(block), found, block.count),
-                *(step.hyper_of(block), None),
-            )
+            hyper, active = step.hyper_of(block), self.all_active(block)
+            make = partial(_step_on_mean, block.host, active, found, block.count, hyper, None)
             block.last_update = block.staging_free = self.submit(
                 "adam",
                 [RowWork(block.host_shape, make)],

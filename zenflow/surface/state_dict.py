@@ -46,6 +46,7 @@ def param_state(place: SplitParam | Resident, tasks: AbstractHostTasks) -> dict[
             "important_columns": place.important_columns,
             "scores": place.columns.scores,
             "mean_squares": place.columns.mean_squares,
+            "row_mean_squares": place.rows.mean_squares,
         }
     )
 
@@ -60,7 +61,7 @@ def _shapes(
     widths = [block.shape.num_columns for block in place.blocks]
     important = sum(important_count(topk_ratio, width) for width in widths)
     for name, shape in shapes.items():
-        if name not in ("scores", "mean_squares"):
+        if name not in ("scores", "mean_squares", "row_mean_squares"):
             is_device = name.startswith("device_") or name == "important_columns"
             rows = important if is_device else place.num_columns - important
             shapes[name] = torch.Size([rows, *shape[1:]])

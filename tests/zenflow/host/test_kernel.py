@@ -127,8 +127,8 @@ def test_equals_torch_adamw_over_steps(backend, beta1):
             upload = Upload(out, 0.0, waiting[-1], repeats_last=True)
             kernel.run(ReplayJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
             waiting = []
-    kernel.run(ReplayJob(master, exp_avg, exp_avg_sq, count, active, waiting,
-                         Upload(out, 0.0, AdamStep(0, 0, 0, 0, 1), repeats_last=False)))  # fmt: skip
+    upload = Upload(out, 0.0, AdamStep(0, 0, 0, 0, 1), repeats_last=False)
+    kernel.run(ReplayJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
     state = optimizer.state[parameter]
     torch.testing.assert_close(master, parameter.detach(), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(exp_avg, state["exp_avg"], rtol=1e-6, atol=1e-7)
