@@ -81,14 +81,14 @@ class Watched:
 def test_memory_is_enough_for_the_depth_in_a_long_run(monkeypatch, interval, depth):
     """No block has to apply its gradients before it has as many as the depth allows."""
     watched = Watched(monkeypatch)
-    model = nn.Sequential(*(nn.Linear(220, 220, bias=False) for _ in range(12)))
+    model = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(12)))
     config = ZenFlowConfig(update_interval=interval, queue_depth=depth, select_interval=0)
     optimizer = ZenFlowAdamW(model.parameters(), config=config, max_grad_norm=1.0)
     with closing(optimizer):
         for step in range(4 * interval):
             if step == 2 * interval:
                 watched.longest = watched.passes = watched.forced = 0
-            model(torch.randn(4, 220)).square().mean().backward()
+            model(torch.randn(4, 300)).square().mean().backward()
             optimizer.step()
         num_blocks = len(optimizer._engine.layout.blocks)
         assert optimizer.memory.queue_depth == depth
