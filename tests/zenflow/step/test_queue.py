@@ -1,6 +1,7 @@
 """How many gradients wait on the host changes its memory and traffic, and no bit of the result."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing
+from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
+from tests.zenflow.host_work import host_work
 from tests.zenflow.step import test_timing as timing
 from tests.zenflow.test_reference import run_engine, scenarios
 from tests.zenflow.test_resume import Run, config_of, uninterrupted
@@ -104,6 +106,37 @@ def test_a_pool_without_room_lets_blocks_apply_what_waits(monkeypatch):
     timing.train(TinyStack, timing.config_of("S 3"), "release", 12)
     assert watched.forced > 0
     assert watched.longest == 1
+
+
+def train_matrices(num_steps):
+    """Train matrices of a bucket each; return the weights after every step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(6)))
+    optimizer = ZenFlowAdamW(
+        model.parameters(), config=ZenFlowConfig(update_interval=3), max_grad_norm=1.0
+    )
+    weights = []
+    with closing(optimizer):
+        for step in range(num_steps):
+            x = torch.randn(4, 300, generator=torch.Generator().manual_seed(step))
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+            weights.append(weights_of(model))
+    return weights
+
+
+def test_a_room_is_not_written_while_a_late_pass_still_reads_it(monkeypatch):
+    expected = train_matrices(10)
+    for owner, name in host_work("replay"):
+        original = getattr(owner, name)
+
+        def late(*args, original=original):
+            time.sleep(0.05)  # by then the next step's copies are on their way
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, late)
+    for step, (ours, theirs) in enumerate(zip(train_matrices(10), expected, strict=True), start=1):
+        assert_equal(ours, theirs, f"step {step}")
 
 
 DEVICE = CpuDevice(torch.device("cpu"))
