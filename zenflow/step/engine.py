@@ -8,28 +8,33 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 1. Backward finishes it. In release mode a hook takes it at once and leaves a placeholder in
    `.grad` (`surface.gradient_hooks`, `step.released`); in keep mode `step()` takes it.
 2. `GradientCollector.take` (`step.gradients`) keeps a resident parameter's gradient whole. Of a
-   split parameter it measures every column's energy, keeps the important columns, and lets the
-   rest wait for the other parameters of its bucket.
-3. A full bucket's deferred columns leave: packed into the ring (`step.gradient_ring`) on a GPU in
-   release mode, and copied by the d2h lane (`lanes.copies`) into the host's staging
-   (`columns.host_rows`). Uploads into the bucket's weights may begin: nothing reads them any more.
+   split parameter it measures the energies of columns and rows, keeps the important columns, and
+   lets the rest wait for the other parameters of its bucket.
+3. Nothing reads a full bucket's weights any more. The fresh step (`step.fresh_steps`) moves the
+   deferred ones by the gradients that the host has not applied. The gradients' deferred columns
+   leave: packed into the ring (`step.gradient_ring`) on a GPU in release mode, and copied by the
+   d2h lane (`lanes.copies`) to where they wait on the host (`columns.gradient_queue`). Uploads into
+   the bucket's weights may begin.
 4. `step()` calls `Engine.finish_step`. `step.device_step` computes the global norm and the clip
    factor, moves the columns' scores on, and steps residents and important columns with AdamW
    (`rule.adamw`) in device memory (`columns.device_rows`).
 5. `HostSchedule.begin` (`step.host_schedule`) asks the calendar (`rule.calendar`) which blocks'
-   windows end. `HostTasks` (`step.host_tasks`) queues for all others that the staged gradient is
-   added to the moments or to a sum, and for these the window's AdamW (`columns.host_update`).
+   windows end. `ExactTasks` (`step.exact_tasks`) lets the gradient wait. For these blocks, and for
+   those whose queue is full, it queues a task that takes an AdamW step for every gradient that
+   waits (`columns.host_update`). The published rule has tasks of its own (`step.published_tasks`).
 6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
-   earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). It leaves the
-   low-precision weights in an upload buffer (`columns.upload_buffers`).
+   earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). At a window's end
+   it leaves the low-precision weights, moved on by momentum (`rule.momentum`), in an upload buffer
+   (`columns.upload_buffers`).
 7. A window that ends may choose its important columns anew: `columns.handover` lets columns change
    owner with their state, for all blocks at once where k itself has changed.
-8. The update is in flight, a `Landing` (`columns.layout`). `lag` steps after its start the
-   `UploadGate` (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the
-   weights, and waits at the end of that step for what is late: that wait is the stall which
-   `device.stalls` measures and `step.reporter` reports. The weights have landed.
+8. The update is in flight, a `Landing` (`columns.layout`). In the next step the `UploadGate`
+   (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the weights, and
+   waits at the end of that step for what is late: that wait is the stall which `device.stalls`
+   measures and `step.reporter` reports. The weights have landed, and the fresh step of the
+   gradient that came with the landing has been taken on them.
 9. The next forward sees them. `Decisions` (`step.decisions`) has asked the controller, which may
-   have looked at what waits in open windows (`step.controller_probes`), for the next step's knobs.
+   have looked at what open windows hold (`step.controller_probes`), for the next step's knobs.
 """
 
 from __future__ import annotations
@@ -155,7 +160,9 @@ class Engine:
         if not config.is_exact:
             return PublishedTasks(*parts, make_sums(layout, config, self.device, largest_interval))
         staging_bytes = layout.slabs.pinned_bytes
-        spare = SPARE_SHARE * free_bytes()[0] / staging_bytes if staging_bytes else 0.0
+        # The state's pages may not have been touched yet: they count as taken.
+        free = max(0.0, free_bytes()[0] - layout.slabs.num_bytes)
+        spare = SPARE_SHARE * free / staging_bytes if staging_bytes else 0.0
         depth = queue_depth(config.queue_depth, largest_interval, spare)
         rooms = RoomPool(self.device, pool_bytes(staging_bytes, depth))
         return ExactTasks(*parts, rooms, depth)
