@@ -185,6 +185,18 @@ def test_the_order_of_loading_model_and_optimizer_does_not_matter(rule):
             assert_equal(run.step(step), weights[step], f"step {step}")
 
 
+def test_a_step_that_was_taken_before_is_taken_anew_after_loading():
+    """What was got ready for it belongs to the weights of before."""
+    settings = {"config": config_of("exact"), "mode": "keep"}
+    weights, saved = uninterrupted(**settings)
+    with closing(Run(**settings, seed=7)) as run:
+        for first in (2, 5, 6):
+            while run.optimizer._engine.step <= first:  # other steps of the same numbers
+                run.step(50 + run.optimizer._engine.step)
+            run.load(saved[first])
+            assert_equal(run.step(first), weights[first], f"step {first}")
+
+
 def test_a_checkpoint_written_by_torch_save_resumes_bit_for_bit():
     settings = {"config": config_of("exact"), "mode": "release"}
     weights, _ = uninterrupted(**settings)

@@ -222,6 +222,7 @@ def load_engine_state(
         split.num_steps = int(count)
     if engine.fresh is not None:
         engine.fresh.clip.fill_(saved["clip_factor"])
+        engine.fresh.forget()
     if engine.probes.sketch is not None:
         engine.probes.sketch.load_state_dict(saved["sketch"])
     for split in engine.layout.splits:
