@@ -85,7 +85,8 @@ LINES = {
             Scaled(added=f"{SMALL} --steps 4"),
     },
     "docs/guides/predict.md": {
-        "zenflow plan --model meta-llama/Llama-3.1-8B --gpu rtx4090 --host-ram 128": AS_IT_STANDS,
+        "zenflow plan --model meta-llama/Llama-3.1-8B --gpu rtx4090 --host-ram 128":
+            Elsewhere("tests/experiments/commands/test_plan.py"),
         "zenflow simulate --model llama-2-7b --hardware dgx-a100-80 --num-gpus 1 "
         "--strategy zenflow --plot step.png": AS_IT_STANDS,
         "zenflow calibrate --out mine.json": Scaled(added="--device cpu --turns 1"),

@@ -77,7 +77,7 @@ class Search:
         """
         self.planner = planner
         self.workload = workload
-        self._shapes = [parameter.shape for parameter in workload.parameters]
+        self._shapes = tuple(parameter.shape for parameter in workload.parameters)
         self._needs: dict[PlannedSetting, MemoryNeed] = {}
         recomputes = (False, True) if checkpointing is None else (checkpointing,)
         strategies = list(_strategies(names, releases=workload.dtype != "float16"))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.fluid import FlowKind, FluidNetwork, Resource, fair_rates
-from sim.lanes import HostLane, Recording, Work
+from sim.lanes import HostLane, Recording, SerialLane, Work
 from zenflow.errors import ConfigError
 
 
@@ -114,6 +114,21 @@ def test_a_flow_that_has_ended_has_nothing_left_to_stop():
     flow, _ = send(network, FlowKind("copy", {Resource("link", 1.0): 1}), 1.0)
     env.run()
     assert network.stop(flow) == 0.0
+
+
+def test_jobs_of_which_the_last_end_alone_is_asked_for_follow_one_another():
+    # 1 s of their own, then bytes at 1 byte/s; what comes next on the lane begins behind them.
+    env = simpy.Environment()
+    recording = Recording()
+    lane = SerialLane("device", FluidNetwork(env), recording)
+    kind = FlowKind("compute", {Resource("cores", 1.0): 1})
+    works = [Work(seconds=1.0, kind=kind, num_bytes=size) for size in (0.0, 2.0, 4.0)]
+    last = lane.submit_all("forward", 1, works)
+    lane.submit("step", 1, Work(seconds=1.0))
+    env.run(until=last)
+    assert env.now == 9.0
+    env.run()
+    assert [row[2:4] for row in recording.rows] == [(0, 1), (1, 4), (4, 9), (9, 10)]
 
 
 @pytest.mark.parametrize("is_first", [True, False])

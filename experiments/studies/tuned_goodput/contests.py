@@ -31,7 +31,6 @@ DRIFT = 4.0
 DRIFT_TOTAL = 20_000
 """Steps of the run that these are the beginning of: what searching may cost goes by it."""
 WITHIN = 0.05
-_WINDOW = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +44,12 @@ class Lengths:
     """Number of steps of a turn."""
     drift_steps: int
     """Number of steps before the link slows down, and after."""
+    window: int
+    """Number of steps that are compared at a time beside a drift."""
 
 
-WHOLE = Lengths(turns=24, turn=100, drift_steps=600)
-SHORT = Lengths(turns=2, turn=30, drift_steps=80)
+WHOLE = Lengths(turns=24, turn=100, drift_steps=600, window=20)
+SHORT = Lengths(turns=2, turn=12, drift_steps=32, window=8)
 """Lengths in smoke tests."""
 
 
@@ -141,17 +142,17 @@ def drift(
         fixed = stack.enter_context(side(settings, script))
         fixed.take(4 * WARM)
         tuned.take(lengths.drift_steps - lengths.drift_steps // 4)
-        regrets_before = _regrets(tuned, fixed, lengths.drift_steps // 4)
+        regrets_before = _regrets(tuned, fixed, lengths.drift_steps // 4, lengths.window)
         for item in (tuned, fixed):
             item.optimizer.change_link(PacedLink(*(rate / DRIFT for rate in settings.link)))
         script.wanted = after
         fixed.take(4 * WARM)
-        regrets = _regrets(tuned, fixed, lengths.drift_steps)
+        regrets = _regrets(tuned, fixed, lengths.drift_steps, lengths.window)
     back = next((i for i, _ in enumerate(regrets) if fmean(regrets[i : i + 5]) <= WITHIN), None)
     return {
         "regret_before": fmean(regrets_before),
         "regrets_by_window": regrets,
-        "steps_per_window": _WINDOW,
+        "steps_per_window": lengths.window,
         "windows_until_back": back,
         "final": str(tuned.knobs),
         "search_seconds": controller.search_seconds,
@@ -159,19 +160,19 @@ def drift(
     }
 
 
-def _regrets(tuned: Side, fixed: Side, num_steps: int) -> list[float]:
+def _regrets(tuned: Side, fixed: Side, num_steps: int, window: int) -> list[float]:
     """Return by what share the fixed setting is ahead in each window, the two taking turns."""
     windows, beside = [], []
-    for _ in range(num_steps // _WINDOW):
-        windows.append(tuned.take(_WINDOW))
+    for _ in range(num_steps // window):
+        windows.append(tuned.take(window))
         fixed.take(WARM)
-        beside.append(fixed.take(_WINDOW))
+        beside.append(fixed.take(window))
     found = []
-    for number, window in enumerate(windows):
+    for number, own in enumerate(windows):
         reference = Taken()
         for taken in beside[max(0, number - 2) : number + 3]:
             reference.extend(taken)
-        found.append(reference.progress / window.progress - 1)
+        found.append(reference.progress / own.progress - 1)
     return found
 
 

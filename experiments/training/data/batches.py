@@ -6,6 +6,7 @@ strategy; nothing is drawn from a global random state.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,12 @@ def _named_source(settings: TrainSettings) -> Documents | LabelledTexts:
             "the default data (this Python's source) has no labels: give --data a TSV of "
             "text and label for classification"
         )
+    return _library()
+
+
+@functools.cache
+def _library() -> Documents:
+    """Return this Python's source, read once for all runs of a comparison or a study."""
     return stdlib_documents()
 
 
