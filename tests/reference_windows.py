@@ -55,7 +55,7 @@ class Windows:
 
     def __init__(self, groups, config, max_norm=None, log=()):
         self.config, self.max_norm, self.log = config, max_norm, log
-        self.t, self.rule = 0, config
+        self.groups, self.t, self.rule = groups, 0, config
         least, fewest = (1, 1) if config.block_elements else (64, 1 << 15)
         params = [(p, group) for group in groups for p in group["params"] if p.requires_grad]
         split = {p for p, _ in params if p.ndim > 1 and p.numel() >= config.min_split_elements}

@@ -29,6 +29,8 @@ class Scenario:
     absent: float = 0.0
     seed: int = 0
     host_threads: int | None = None
+    schedules: bool = False
+    """Whether rates and betas change from step to step."""
 
     def model(self, dtype=torch.float32):
         return GivenGradients(self.shapes, dtype, self.seed)
@@ -40,6 +42,13 @@ class Scenario:
         second = {"lr": 3e-3, "betas": (0.7, 0.99), "eps": 1e-6, "weight_decay": 0.0}
         groups = [{"params": params[:cut], **first}, {"params": params[cut:], **second}]
         return [group for group in groups if group["params"]]
+
+    def schedule(self, groups, step):
+        """Set what holds in a step, before its backward."""
+        if self.schedules:
+            for index, group in enumerate(groups):
+                group["lr"] = 1e-2 / (1 + (step + index) % 4)
+                group["betas"] = (0.9 - 0.1 * (step % 3), 0.95 + 0.04 * (step % 2))
 
     def optimizer(self, model, mode, **settings):
         if mode == "release":
@@ -93,6 +102,7 @@ def scenarios(draw):
         absent=draw(st.sampled_from([0.0, 0.3])),
         seed=draw(st.integers(0, 10**6)),
         host_threads=draw(st.sampled_from([None, 1, 2])),
+        schedules=draw(st.booleans()),
     )
 
 
@@ -120,6 +130,7 @@ def run_engine(scenario, mode, dtype=torch.float32, device="cpu"):
     with closing(scenario.optimizer(model, mode)) as optimizer:
         for step in range(1, scenario.num_steps + 1):
             grads = model.draw_gradients(step, scenario.seed, scenario.absent)
+            scenario.schedule(optimizer.param_groups, step)
             feed(model, optimizer, grads, mode, scenario.max_norm)
             yield weights_of(model)
         optimizer.eval()
@@ -131,6 +142,7 @@ def run_reference(scenario, dtype=torch.float32):
     model = scenario.model(dtype)
     reference = scenario.reference(model)
     for step in range(1, scenario.num_steps + 1):
+        scenario.schedule(reference.groups, step)
         reference.step(model.draw_gradients(step, scenario.seed, scenario.absent))
         yield [w.clone() for w in reference.weights]
     yield true_weights(reference)
