@@ -154,6 +154,10 @@ class Machine:
         """Queue work on the device, to start after these events; return that of its end."""
         return self.device.submit(name, step, self.device_work(seconds), after)
 
+    def compute_all(self, name: str, seconds: Iterable[float], step: int) -> simpy.Event:
+        """Queue works on the device, at least one; return the event of the end of the last."""
+        return self.device.submit_all(name, step, [self.device_work(each) for each in seconds])
+
     def device_work(self, seconds: float) -> Work:
         """Return so many seconds of an undisturbed device as work."""
         if self.compute_kind is None:

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sim.memory.parts import rounded
-from sim.timing.block_plan import ring_of
+from sim.timing.block_plan import blocks_of, ring_of
 from sim.timing.costs import is_split
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
-from zenflow.rule.blocks import BlockShape, partition
+from zenflow.rule.blocks import BlockShape
 from zenflow.rule.calendar import WindowCalendar
 
 Shape = tuple[int, ...]
@@ -123,12 +123,7 @@ def _engine_memory(
         for shape, size in zip(shapes, sizes, strict=True)
         if len(shape) > 1 and is_split(size, config)
     ]
-    blocks = partition(
-        split,
-        topk_ratio=config.topk_ratio,
-        update_interval=config.update_interval,
-        block_elements=config.block_elements,
-    )
+    blocks = blocks_of(tuple(split), config)
     columns = [0] * len(split)
     for block in blocks:
         columns[block.matrix] += block.num_deferred

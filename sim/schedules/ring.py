@@ -5,9 +5,11 @@ Backward packs gradients into it, and goes on once the link has carried what it 
 
 from __future__ import annotations
 
+from functools import partial
+
 import simpy
 
-from sim.machine import Machine, Process
+from sim.machine import Machine
 
 
 class Ring:
@@ -63,14 +65,19 @@ class Ring:
             filled += num_bytes
             if filled > self.capacity:
                 del self._waiting[: place + 1]
-                self._machine.env.process(self._press(passed, copied, step))
+                self._measure(passed, copied, step)
                 return [copied]
         return []
 
-    def _press(self, passed: simpy.Event, copied: simpy.Event, step: int) -> Process:
-        """Record the time that backward waits for room."""
-        yield passed
-        since = self._machine.env.now
-        yield copied
+    def _measure(self, passed: simpy.Event, copied: simpy.Event, step: int) -> None:
+        """Let the time be recorded that backward, once passed, waits for the copy."""
+
+        def wait(_: simpy.Event) -> None:
+            if copied.callbacks is not None:  # else it is over, and backward does not wait
+                copied.callbacks.append(partial(self._press, self._machine.env.now, step))
+
+        passed.callbacks.append(wait)
+
+    def _press(self, since: float, step: int, _: simpy.Event) -> None:
         self.pressed += self._machine.env.now - since
         self._machine.stall("d2h", since, step)

@@ -125,11 +125,10 @@ class EngineSchedule(AbstractSchedule):
         """
         machine, segments = self.machine, self.costs.segments
         room: list[simpy.Event] = []
-        for micro in range(self.costs.accumulation):
-            begun = self.forward(step)
-            if micro < self.costs.accumulation - 1:
-                for segment in reversed(segments):
-                    machine.compute("backward", segment.backward, step)
+        for _ in range(self.costs.accumulation - 1):
+            self.forward(step)
+            self.backward(step)
+        begun = self.forward(step)
         # Gradients of a segment are taken to come evenly while its backward runs.
         for index in reversed(range(len(segments))):
             seconds = segments[index].backward + self._intake(index)

@@ -6,6 +6,7 @@ simulated can't drift from what is done.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,11 +26,8 @@ class PlannedBlock:
     shape: BlockShape
     segment: int
     """Index of its segment, in the order of forward."""
-
-    @property
-    def elements(self) -> int:
-        """Deferred elements."""
-        return self.shape.deferred_elements
+    elements: int
+    """Deferred elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +61,29 @@ class BlockPlan:
         shapes: list[tuple[int, int]] = []
         homes: list[int] = []
         for index, segment in enumerate(costs.segments):
-            split = [m for m in segment.matrices if is_split(m[0] * m[1], config)]
-            shapes += split
-            homes += [index] * len(split)
-        cut = partition(
-            shapes,
-            topk_ratio=config.topk_ratio,
-            update_interval=config.update_interval,
-            block_elements=config.block_elements,
-        )
-        self.blocks = [PlannedBlock(i, s, homes[s.matrix]) for i, s in enumerate(cut)]
+            matrices = [m for m in segment.matrices if is_split(m[0] * m[1], config)]
+            shapes += matrices
+            homes += [index] * len(matrices)
+        cut = blocks_of(tuple(shapes), config)
+        self.blocks = [
+            PlannedBlock(i, s, homes[s.matrix], s.deferred_elements) for i, s in enumerate(cut)
+        ]
+        split, deferred = Counter[int](), Counter[int]()
+        for block in self.blocks:
+            split[block.segment] += block.shape.num_columns * block.shape.num_rows
+            deferred[block.segment] += block.elements
+        of_segment = Counter(homes)
         self.shares = [
-            self._share(costs, index, sum(home == index for home in homes))
-            for index in range(len(costs.segments))
+            SegmentShare(
+                matrices=of_segment[index],
+                split=split[index],
+                deferred=deferred[index],
+                important=split[index] - deferred[index],
+                resident=segment.numel - split[index],
+            )
+            for index, segment in enumerate(costs.segments)
         ]
         self.ring = ring_of(cut, costs.dtype_bytes)
-
-    def _share(self, costs: StepCosts, index: int, matrices: int) -> SegmentShare:
-        own = [block.shape for block in self.blocks if block.segment == index]
-        split = sum(shape.num_columns * shape.num_rows for shape in own)
-        deferred = sum(shape.deferred_elements for shape in own)
-        return SegmentShare(
-            matrices=matrices,
-            split=split,
-            deferred=deferred,
-            important=split - deferred,
-            resident=costs.segments[index].numel - split,
-        )
 
     @property
     def on_device(self) -> int:
@@ -99,6 +93,30 @@ class BlockPlan:
     def calendar(self) -> WindowCalendar:
         """Return the engine's calendar over these blocks."""
         return WindowCalendar(self.config, [block.shape for block in self.blocks])
+
+
+def blocks_of(
+    shapes: tuple[tuple[int, int], ...], config: ZenFlowConfig
+) -> tuple[BlockShape, ...]:
+    """Return the blocks that split matrices of these shapes are cut into, in backward order."""
+    return _blocks_of(shapes, config.topk_ratio, config.update_interval, config.block_elements)
+
+
+@functools.lru_cache(maxsize=256)  # a search asks for the same ones again and again
+def _blocks_of(
+    shapes: tuple[tuple[int, int], ...],
+    topk_ratio: float,
+    update_interval: int,
+    block_elements: int | None,
+) -> tuple[BlockShape, ...]:
+    return tuple(
+        partition(
+            shapes,
+            topk_ratio=topk_ratio,
+            update_interval=update_interval,
+            block_elements=block_elements,
+        )
+    )
 
 
 def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int) -> int:
