@@ -138,7 +138,7 @@ class RingJobs:
     """Seconds of each copy beside those of its bytes, (2 L,)."""
     room: NDArray[np.intp]
     """Index of the copy that must end before backward goes on behind each segment, (L,); -1 is
-    none. Uploads of its segment and those before must have ended as well."""
+    none. Uploads that read it, or what was sent before, must have ended as well."""
 
     @classmethod
     def of(cls, grads: Array, fixed: float, ring: float) -> RingJobs:

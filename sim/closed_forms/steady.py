@@ -262,14 +262,16 @@ class ClosedForm:
     def _uploads_leave_in_time(self, axes: dict[str, Array], step: Released) -> NDArray[np.bool_]:
         """Return where the ring never waits for an upload that reads what lies in it."""
         in_time = np.ones(len(step.stepped), bool)
-        (waiting,) = np.nonzero(self._ring.room >= 0)
+        # Uploads read the tails: that of segment l is copy 2 l + 1.
+        (waiting,) = np.nonzero(self._ring.room >= 1)
         if not len(waiting):
             return in_time
+        last = (self._ring.room[waiting] - 1) // 2
         going_on = step.passed.copy()
         going_on[:, -1] += step.pressed
         for phase in self._phases:
             lengths = self._copy_seconds(phase.uploads, axes["h2d"], self._unpack_rate)
-            ended = served(step.passed, lengths)[:, self._ring.room[waiting] // 2]
+            ended = served(step.passed, lengths)[:, last]
             in_time &= (ended <= going_on[:, waiting] * _EXACT).all(axis=1)
         return in_time
 
