@@ -2,8 +2,8 @@
 
 A layer takes 1 s of forward and 2 s of backward. Its gradients or weights take 1 s to copy in 16
 bits, its CPU update 2.8 s: 0.1 s for each of the 28 bytes that an element moves. The device would
-update it in 1 s. The drives read or write its state in 4 s; a ring of two devices reduces or
-gathers it in 1 s.
+update it in 1 s, and moves its weights by a gradient in 0.6 s: 0.1 s for each of 6 bytes. The
+drives read or write its state in 4 s; a ring of two devices reduces or gathers it in 1 s.
 
 A line is start and end in seconds from the end of the step before, lane, name, and the step that
 caused it.
@@ -27,7 +27,9 @@ def two_layers(devices=1):
         forward=2.0, backward=4.0, d2h=2.0, update=5.6, h2d=2.0, num_params=PARAMS, num_layers=2
     )
     hardware = replace(
-        found.hardware.with_values({"overheads.device_update": PARAMS / 2.0}),
+        found.hardware.with_values(
+            {"overheads.device_update": PARAMS / 2.0, "device.bandwidth": 10.0 * PARAMS / 2}
+        ),
         num_devices=devices,
         fabric=Fabric(name="ring", bandwidth=figure(PARAMS / 2), latency=figure(1e-12)),
         nvme=Nvme(
@@ -280,32 +282,84 @@ LOGS = [
  13.0- 15.8 host adam 3
 """,
     ),
-    # S = 2, rolling: one layer's window ends in odd steps, the other's in even ones. Half of the
-    # columns are deferred, so that all that is theirs takes half: copies 0.5 s, an update of 28
-    # bytes 1.4 s, taking a gradient in between (18 bytes) 0.9 s.
+    # S = 2: one layer's window ends in odd steps, the other's in even ones. Half of the columns are
+    # deferred, so that all that is theirs takes half: copies 0.5 s, what a gradient that came since
+    # does to them 0.3 s more, an update of two gradients (24 bytes, 4 and an upload's 2) 1.5 s.
     (
         "zenflow", HALF_DEFERRED, 3, 4, 1,
         """
   0.0-  1.0 device forward 3
-  0.0-  0.9 host accumulate 2
-  0.9-  2.3 host adam 2
+  0.0-  1.5 host adam 2
+  1.0-  2.0 device forward 3
+  2.0-  4.6 device backward 3
+  4.6-  7.2 device backward 3
+  4.6-  5.1 d2h grads 3
+  7.2-  8.2 device step 3
+  7.2-  7.7 d2h grads 3
+  7.2-  8.0 h2d params 3
+  8.2-  9.2 device forward 4
+  8.2-  9.7 host adam 3
+  9.2- 10.2 device forward 4
+ 10.2- 12.8 device backward 4
+ 12.8- 15.4 device backward 4
+ 12.8- 13.3 d2h grads 4
+ 12.8- 13.6 h2d params 4
+ 15.4- 16.4 device step 4
+ 15.4- 15.9 d2h grads 4
+""",
+    ),
+    # No gradient waits: a pass in mid-window (26 bytes) takes 1.3 s, a window's end (28) 1.4 s.
+    (
+        "zenflow", {**HALF_DEFERRED, "queue_depth": 1}, 3, 4, 1,
+        """
+  0.0-  1.0 device forward 3
+  0.0-  1.3 host adam 2
+  1.0-  2.0 device forward 3
+  1.3-  2.7 host adam 2
+  2.0-  4.6 device backward 3
+  4.6-  7.2 device backward 3
+  4.6-  5.1 d2h grads 3
+  7.2-  8.2 device step 3
+  7.2-  7.7 d2h grads 3
+  7.2-  8.0 h2d params 3
+  8.2-  9.2 device forward 4
+  8.2-  9.6 host adam 3
+  9.2- 10.2 device forward 4
+  9.6- 10.9 host adam 3
+ 10.2- 12.8 device backward 4
+ 12.8- 15.4 device backward 4
+ 12.8- 13.3 d2h grads 4
+ 12.8- 13.6 h2d params 4
+ 15.4- 16.4 device step 4
+ 15.4- 15.9 d2h grads 4
+""",
+    ),
+    # Without overlap the device moves the other layer's weights only: these land in this step.
+    (
+        "zenflow", {**HALF_DEFERRED, "overlap_step": False}, 3, 4, 1,
+        """
+  0.0-  1.0 device forward 3
   1.0-  2.0 device forward 3
   2.0-  4.0 device backward 3
-  4.0-  6.0 device backward 3
+  4.0-  6.6 device backward 3
   4.0-  4.5 d2h grads 3
-  6.0-  7.0 device step 3
-  6.0-  6.5 d2h grads 3
-  6.0-  6.5 h2d params 3
-  7.0-  8.0 device forward 4
-  7.0-  8.4 host adam 3
-  8.0-  9.0 device forward 4
-  8.4-  9.3 host accumulate 3
-  9.0- 11.0 device backward 4
- 11.0- 13.0 device backward 4
- 11.0- 11.5 d2h grads 4
- 11.0- 11.5 h2d params 4
- 13.0- 14.0 device step 4
- 13.0- 13.5 d2h grads 4
+  6.6-  7.6 device step 3
+  6.6-  7.1 d2h grads 3
+  7.6-  9.1 device stall:host 3
+  7.6-  9.1 host adam 3
+  9.1-  9.6 device stall:h2d 3
+  9.1-  9.6 h2d params 3
+  9.6- 10.6 device forward 4
+ 10.6- 11.6 device forward 4
+ 11.6- 14.2 device backward 4
+ 14.2- 16.2 device backward 4
+ 14.2- 14.7 d2h grads 4
+ 16.2- 17.2 device step 4
+ 16.2- 16.7 d2h grads 4
+ 17.2- 18.7 device stall:host 4
+ 17.2- 18.7 host adam 4
+ 18.7- 19.2 device stall:h2d 4
+ 18.7- 19.2 h2d params 4
 """,
     ),
     # S = 2, aligned: windows end in even steps and land two later. First gradients of a window are

@@ -65,7 +65,7 @@ def test_what_is_recommended_runs_here_and_fits_with_the_reserve_by_hand(plans, 
     assert chosen.step_seconds == pytest.approx(done.step_seconds, rel=0.01)
     tokens = machine.num_devices * chosen.need.workload.tokens_per_step
     assert chosen.tokens_per_second == pytest.approx(tokens / chosen.step_seconds)
-    assert chosen.strategy.config.deferred_moments == "step", "the other rule is asked for"
+    assert chosen.strategy.config.is_exact, "the other rule is asked for"
 
 
 @pytest.mark.parametrize("name", WITH_AN_ANSWER)

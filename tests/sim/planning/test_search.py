@@ -62,7 +62,7 @@ def test_it_finds_what_brute_force_finds(name, monkeypatch):
     assert len(every) > 10
 
     def score(item):
-        done = made.planner.predict(item.workload, item.strategy)
+        done = made.planner.predict(made.need(item))
         return done.step_seconds * WORTH**item.distance
 
     least = min(score(item) for item in every)
@@ -96,7 +96,7 @@ def test_settings_that_are_left_out_do_not_fit():
     kept = {id(item) for item in made.fitting()}
     left = [
         item for item in made._ordered
-        if id(item) not in kept and item.strategy.config.deferred_moments == "step"
+        if id(item) not in kept
     ]  # fmt: skip
     assert left
     for item in left:
@@ -137,16 +137,13 @@ def test_micro_batches_without_checkpointing_are_taken_where_they_are_faster():
     assert best.tokens_per_second > 1.1 * recomputing.tokens_per_second
 
 
-def test_baselines_and_window_moments_are_taken_only_where_they_are_asked_for():
+def test_baselines_are_taken_only_where_they_are_asked_for():
     made = search("qwen2.5-1.5b", find_machine("rtx3090-desktop"))
     assert made.best().strategy.name not in BASELINES
-    assert made.best().strategy.config.deferred_moments == "step"
     assert made.best(names=BASELINES).strategy.name in BASELINES
     exact, delayed = (made.best(names=(name,)) for name in ("zero_offload", "delayed"))
     assert delayed.step_seconds * WORTH ** distance(delayed.strategy) < exact.step_seconds
     assert made.best(names=("zero_offload", "delayed")) == exact, "a baseline is no answer"
-    window = made.best(names=("zenflow",), moments="window")
-    assert window.strategy.config.deferred_moments == "window"
 
 
 def test_float16_keeps_its_gradients_for_the_loss_scaler():
@@ -172,9 +169,10 @@ def test_fewer_tokens_come_down_to_one_short_sequence():
 def test_estimates_are_near_the_simulation(model, machine, k):
     planner = Planner(find_machine(machine, 1))
     work = workload(model)
-    for knobs in ({}, {"deferred_moments": "window"}):
-        strategy = Strategy.of("zenflow", topk_ratio=k, **knobs)
+    for name, knobs in (("zenflow", {}), ("zenflow", {"queue_depth": 1}), ("zenflow_paper", {})):
+        strategy = Strategy.of(name, topk_ratio=k, **knobs)
         own = engine_memory([p.shape for p in work.parameters], strategy.config, 2)
+        own = own.on(planner.hardware)
         about = estimated_seconds(planner.costs(work), strategy.config, own)
         done = simulate(planner.costs(work), strategy, keeps_spans=False)
         taken = done.step_seconds - done.selection_seconds
