@@ -14,6 +14,7 @@ from sim.planning.options import Planner, default_reserve
 from sim.planning.rules import BASELINES, WORTH, distance
 from sim.planning.search import Search, fewer_tokens
 from sim.simulate import Strategy, simulate
+from sim.timing.host_memory import PROCESS_BYTES
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 GIB = 1 << 30
@@ -104,6 +105,35 @@ def test_settings_that_are_left_out_do_not_fit():
         assert short, item.changes
 
 
+def test_as_many_gradients_wait_as_the_host_has_room_for():
+    machine = find_machine("rtx4090-desktop")
+    made = search("qwen2.5-1.5b", machine)
+    item = next(made.fitting(("zenflow",)))
+    config = item.strategy.config
+    own = engine_memory(made._shapes, config, 2)
+    held = own.plan(has_ring=True).host_bytes - own.pool + PROCESS_BYTES
+    depths, needs = [], []
+    for free in (40.0, 6.0, 3.0, 1.0):  # in units of one step's gradients
+        tight = machine.with_values({"host.dram_bytes": held + free * own.host.staging})
+        needs.append(made.need(item, 0.0, tight))
+        depths.append(needs[-1].queue_depth)
+        assert not needs[-1].short_of(tight)
+        assert needs[-1].strategy == item.strategy, "the engine finds out itself"
+        done = made.planner.predict(needs[-1])
+        assert done == simulate(
+            replace(made.planner.costs(item.workload), hardware=tight),
+            item.strategy,
+            keeps_spans=False,
+            num_steps=2,
+        )
+    assert depths == [4, 4, 3, 1]
+    # With a reserve fewer may wait than the engine would let, so the setting has to say so.
+    tight = machine.with_values({"host.dram_bytes": held + 6.0 * own.host.staging})
+    kept = made.need(item, 5.0 * own.host.staging, tight)
+    assert kept.queue_depth == kept.strategy.config.queue_depth == 2
+    assert "queue_depth=2" in made.option(item, 5.0 * own.host.staging, tight).changes
+
+
 def test_less_than_the_reserve_left_is_no_fit():
     machine = find_machine("rtx4090-desktop")
     need = search("qwen2.5-0.5b", machine).best().need
@@ -125,11 +155,11 @@ def test_the_reserve_is_a_gibibyte_or_a_twentieth():
 
 
 def test_micro_batches_without_checkpointing_are_taken_where_they_are_faster():
-    best = search("qwen2.5-1.5b", find_machine("rtx3090-desktop")).best()
+    best = search("qwen2.5-1.5b", find_machine("rtx3090-desktop"), batch_size=6).best()
     work = best.need.workload
-    assert (work.batch_size, work.accumulation, work.checkpointing) == (2, 2, False)
+    assert (work.batch_size, work.accumulation, work.checkpointing) == (3, 2, False)
     recomputing = Search(
-        workload("qwen2.5-1.5b"),
+        workload("qwen2.5-1.5b", batch_size=6),
         Planner(find_machine("rtx3090-desktop"), reserve=GIB),
         checkpointing=True,
     ).best()
