@@ -37,8 +37,8 @@ from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 
 AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host", "steps")
-"""What may differ from machine to machine: seconds of one micro-batch, bytes/s, and the AdamW steps
-of an element that the host takes in a second."""
+"""What may differ from machine to machine: seconds of one micro-batch, bytes/s, and AdamW steps of
+an element, per second, on the host."""
 
 _EXACT = 1 + 1e-9
 """Factor that rounding may make."""

@@ -96,9 +96,7 @@ class EngineMemory:
             reserve: Bytes of the host that have to stay free.
         """
         num_own = self.important + self.resident
-        return replace(
-            self, depth=self.host.depth_on(hardware, self.num_params, num_own, reserve)
-        )
+        return replace(self, depth=self.host.depth_on(hardware, self.num_params, num_own, reserve))
 
     def plan(self, *, has_ring: bool) -> MemoryPlan:
         """Return the engine's own plan, which leaves the rounding out.

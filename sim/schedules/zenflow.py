@@ -24,6 +24,7 @@ from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
 
+
 @dataclass(slots=True)
 class _Landing:
     """An update in flight: all due blocks of one segment at one boundary."""

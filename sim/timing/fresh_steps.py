@@ -30,9 +30,7 @@ def measured_bytes(config: ZenFlowConfig, dtype_bytes: int) -> int:
     return dtype_bytes if config.is_exact else 0
 
 
-def late_bytes(
-    config: ZenFlowConfig, dtype_bytes: int, *, is_packed: bool, is_cpu: bool
-) -> int:
+def late_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_packed: bool, is_cpu: bool) -> int:
     """Return the bytes of moving an element that lands by the gradient that came since.
 
     Args:

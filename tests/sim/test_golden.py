@@ -283,9 +283,10 @@ LOGS = [
  13.0- 15.8 host adam 3
 """,
     ),
-    # S = 2: one layer's window ends in odd steps, the other's in even ones. Half of the columns are
-    # deferred, so that all that is theirs takes half: copies 0.5 s, moving them on by the gradient
-    # that came since 0.35 s more, an update of two gradients (24 bytes, 4, and an upload's 2) 1.5 s.
+    # S = 2: one layer's window ends in odd steps, the other's in even ones. Half of the columns
+    # are deferred, so that all that is theirs takes half: copies 0.5 s, moving them on by the
+    # gradient that came since 0.35 s more, an update of two gradients (24 bytes, 4, and an
+    # upload's 2) 1.5 s.
     (
         "zenflow", HALF_DEFERRED, 3, 4, 1,
         """

@@ -260,7 +260,8 @@ def test_the_same_inputs_give_the_same_timeline(costs, strategy):
 
 BANDWIDTHS = [
     "link.d2h", "link.h2d", "host.dram", "host.core_bandwidth", "host.core_update",
-    "fabric.bandwidth", "nvme.read", "nvme.write", "overheads.device_update", "overheads.intake_bandwidth",
+    "fabric.bandwidth", "nvme.read", "nvme.write", "overheads.device_update",
+    "overheads.intake_bandwidth",
 ]  # fmt: skip
 
 

@@ -153,8 +153,8 @@ def test_zenflow_waits_for_no_more_than_the_first_layers_upload():
 
 
 def test_a_host_too_slow_for_any_window_sets_zenflows_pace():
-    # One pass for the four gradients of a window: 24 + 4 x 2 + 2 bytes for 0.9 of all elements; the
-    # update takes 300 s for 28.
+    # One pass for the four gradients of a window: 24 + 4 x 2 + 2 bytes for 0.9 of all elements;
+    # the update takes 300 s for 28.
     found = replace(costs(update=300.0), intake_factor=1.0)
 
     def zenflow(**knobs):
