@@ -96,7 +96,7 @@ def test_the_model_is_called_as_the_hub_calls_it():
 def test_a_24_gb_card_is_told_how_to_train_8b():
     ran = run(*LLAMA, "--host-ram", "128", "--tokens", "1e9", "--usd-per-hour", "0.5")
     assert "3 x 1024 tokens do. Use zenflow" in ran.output
-    assert re.search(r"tokens/s \(80% interval: \d+ to [\d,]+\)", ran.output)
+    assert re.search(r"tokens/s \(80% interval: [\d,]+ to [\d,]+\)", ran.output)
     days, price = re.search(
         r"1,000,000,000 tokens: ([\d.]+) days .*, ([\d.]+) USD", ran.output
     ).groups()
@@ -136,14 +136,14 @@ def test_one_of_eight_devices_is_recommended_where_eight_do_not_fit():
 
 
 def test_several_devices_get_their_own_loop_and_the_command_of_one():
-    ran = run("plan", "--model", "llama-2-13b", "--gpu", "h100", "--num-gpus", "8",
+    ran = run("plan", "--model", "llama-2-7b", "--gpu", "h100", "--num-gpus", "8",
               "--draws", "0")  # fmt: skip
     assert "One device makes" in ran.output
     assert "DistributedDataParallel" in ran.output
     made = re.search(r"ZenFlowConfig\.preset\((.*)\)\)", ran.output)[1]
     name, *knobs = made.split(", ")
     given = {key: ast.literal_eval(value) for key, value in (knob.split("=") for knob in knobs)}
-    found = record("plan", "--model", "llama-2-13b", "--gpu", "h100", "--num-gpus", "8",
+    found = record("plan", "--model", "llama-2-7b", "--gpu", "h100", "--num-gpus", "8",
                    "--draws", "0")["recommended"]  # fmt: skip
     assert ZenFlowConfig.preset(name.strip('"'), **given).to_dict() == found["config"]
     command_of(ran.output)
@@ -169,11 +169,10 @@ def test_what_is_said_of_losses_stands_in_the_records():
         line = next(x for x in tuning.splitlines() if x.startswith(f"| {rate} "))
         return [float(re.match(r"[-+][\d.]+", cell.strip())[0]) for cell in line.split("|")[3:-1]]
 
-    (_, low, low_window, low_16), (_, high, high_window, high_16) = row("0.0001"), row("0.001")
+    (_, low, _, low_16), (_, high, _, high_16) = row("0.0001"), row("0.001")
     at = "at a learning rate of"
     assert EVIDENCE["S = 4"] == f"{abs(low):+.1f}% {at} 1e-4, {high:+.1f}% at 1e-3"
     assert EVIDENCE["S = 16"] == f"{low_16:+.1f}% {at} 1e-4, {high_16:+.1f}% at 1e-3"
-    assert EVIDENCE["window"] == f"{low_window:+.1f}% {at} 1e-4, {high_window:+.1f}% at 1e-3"
     first = rules.split("## fine-tuning, 400 steps, learning rate 0.001")[1]
     for name in ("S = 8", "k = 0"):
         lost = float(re.search(rf"\| {name} \| ([-+][\d.]+)%", first)[1])
