@@ -25,6 +25,7 @@ _KEYS = {item.key: item for item in written_settings(TrainSettings)}
 _FILE_NAMES = (*_KEYS, "zenflow", "tuned_for")
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _KNOBS = tuple(item.name for item in fields(ZenFlowConfig))
+_FORMER_KNOBS = ("lag", "rolling", "deferred_moments", "deferred_lr_scale", "prediction")
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -44,12 +45,21 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     unknown = [
         f"key {unknown_name(key, _FILE_NAMES)}" for key in content if key not in _FILE_NAMES
     ]
-    unknown += [f"zenflow.{unknown_name(key, _KNOBS)}" for key in knobs if key not in _KNOBS]
+    unknown += [_unknown_knob(key) for key in knobs if key not in _KNOBS]
     raise_violations(str(path), unknown)
     read = {item.name: item.read(content[key]) for key, item in _KEYS.items() if key in content}
     raise_violations(str(path), [wrong for _, wrong in read.values() if wrong is not None])
     settings = {name: value for name, (value, _) in read.items()}
-    return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
+    return settings, dict(knobs)
+
+
+def _unknown_knob(key: str) -> str:
+    if key in _FORMER_KNOBS:
+        return (
+            f"zenflow.{key} is no setting any more: leave it out, as the host now takes an exact "
+            'step for every gradient; update_rule = "published" is the paper\'s rule'
+        )
+    return f"zenflow.{unknown_name(key, _KNOBS)}"
 
 
 def tuned_for(path: Path) -> str | None:

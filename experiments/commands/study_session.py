@@ -79,6 +79,9 @@ class Session:
             if kept is None:
                 self._say(f"{name}: no committed record")
                 continue
+            if not kept.is_of(study):
+                self._say(f"{name}: the committed record is of a former rule; make it anew")
+                continue
             fresh = self._fresh(study)
             lines, how = check.rederived(study, kept), "findings derived again"
             if fresh is not None and fresh.config == kept.config:
