@@ -32,8 +32,8 @@ def shown(name: str, study: str, **fields: Any) -> Study:
                             progress=job.progress).run()  # fmt: skip
         else:
             found = committed(study)
-            is_there = found is not None and found.is_of(own)
-            if found is None or not is_there or job.model is not None or job.seed:
+            is_others = job.model is not None or job.seed != 0
+            if found is None or not found.is_of(own) or is_others:
                 options = "".join(f" --{use.replace('_', '-')}" for use in sorted(own.uses))
                 raise NeedsInputError(
                     f"this figure shows the committed record of {study}, and there is none of "

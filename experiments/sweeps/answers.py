@@ -242,9 +242,7 @@ def cores_against_interval(frame: pd.DataFrame) -> list[str]:
         for interval, part in own.groupby("S"):
             free = _least_cores(part)
             parts.append(f"{'no number here' if free is None else free} at S={int(interval)}")
-        sentences.append(
-            f"Cores for a step without stall, with q = {depth}: {_listed(parts)}."
-        )
+        sentences.append(f"Cores for a step without stall, with q = {depth}: {_listed(parts)}.")
     best = known.loc[known["step_seconds"].idxmin()]
     least = known[known["cores"] == known["cores"].min()]
     fewest = least.loc[least["step_seconds"].idxmin()]

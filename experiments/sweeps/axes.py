@@ -173,7 +173,11 @@ def _knob(name: str) -> Callable[[str], Value]:
 
 _SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
-    "full_warm_up_rounds", "importance_decay", "hysteresis", "select_strategy", "steps_per_epoch",
+    "full_warm_up_rounds",
+    "importance_decay",
+    "hysteresis",
+    "select_strategy",
+    "steps_per_epoch",
 )
 """Knobs that no steady step's time or memory depends on."""
 
