@@ -212,6 +212,7 @@ def _probe(
     return profile, {
         "host_bytes_per_second_by_threads": {str(n): r for n, r in host_rates.by_threads.items()},
         "host_bytes_per_second_beside_copies": host_rates.beside_copies,
+        "host_steps_per_second": host_rates.steps,
         "part_median_errors": {name: fit.median_error for name, fit in parts.items()},
     }
 

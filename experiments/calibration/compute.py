@@ -20,6 +20,7 @@ from experiments.training.setup import RunSetup, build_setup, workload_of
 from sim.fitting.fit import Fit, Sample, fit_constants
 from sim.models.workload import Workload
 from zenflow.host import kernel
+from zenflow.host.jobs import SumJob
 
 WARM_ROUNDS = 2
 _BACKWARD_FACTORS = np.linspace(0.6, 1.6, 41)
@@ -147,14 +148,12 @@ def measure_sharing(settings: TrainSettings) -> float:
         cross_entropy(forward(setup.model, batch), batch).backward()
         setup.model.zero_grad()
 
-    state = [torch.zeros(_ROWS, _COLUMNS) for _ in range(3)]
+    total, grad = torch.zeros(_ROWS, _COLUMNS), torch.zeros(_ROWS, _COLUMNS)
+    job = SumJob(total, grad, scale=1.0, is_first=False)
 
     def update() -> None:
         for first in range(0, _ROWS, 256):
-            part = slice(first, first + 256)
-            kernel.moments(
-                state[0][part], state[1][part], state[2][part], 1.0, beta1=0.9, beta2=0.999
-            )
+            kernel.run(job.rows(first, first + 256))
 
     found = []
     for _ in range(_SHARING_ROUNDS):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -15,12 +16,11 @@ import torch
 from torch import Tensor
 
 from sim.fitting.fit import Fit, Sample, fit_constants
-from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import Moments
-from zenflow.device.base import AbstractDevice
+from zenflow.device.base import AbstractDevice, Arrival
+from zenflow.host import kernel
+from zenflow.host.jobs import AdamStep, ReplayJob
 from zenflow.host.memory import zeroed
 from zenflow.host.pool import HostPool
-from zenflow.rule.adamw import Hyper
 from zenflow.surface.assembly import bind
 
 _REPEATS = 7
@@ -29,8 +29,12 @@ _HOST_PARAMS = 1 << 24
 _FLUSHED = 1 << 24
 """Elements of float32 that are walked over to empty a CPU's caches."""
 _COLUMNS = 1024
-_MOMENTS_BYTES = 20
-"""Bytes of DRAM traffic for each parameter in the pass over moments, with float32 gradients."""
+_CACHED_PARAMS = 1 << 15
+"""The same of a pass over state in a core's own cache, which arithmetic bounds."""
+_PASS_BYTES = 28
+"""Bytes of DRAM traffic for each parameter in a pass for one float32 gradient."""
+_CACHED_GRADIENTS, _CACHED_PASSES = 8, 20
+"""Number of gradients of a pass in cache, and of such passes in what is timed."""
 _MATRICES = ((256, 256), (512, 512), (512, 1024), (1024, 1024), (1024, 2048))
 _DEFERRED_SHARE = 0.9
 
@@ -61,43 +65,61 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """Bytes/s of the host's pass over moments, by threads."""
+    """Speeds of the host's pass over masters and moments."""
 
     by_threads: dict[int, float]
+    """Bytes/s of a pass for one gradient, by threads."""
+    steps: float
+    """AdamW steps of an element that one thread takes in a second, on data in its cache."""
     beside_copies: float | None = None
     """Rate with all threads while a GPU copies both ways; None without one."""
 
 
 def measure_host(max_threads: int, device: torch.device) -> HostRates:
-    """Return the host kernel's bytes/s for 1, 2, 4, ... threads."""
+    """Return the host kernel's speeds, the bytes/s for 1, 2, 4, ... threads."""
     counts = sorted({*(2**power for power in range(max_threads.bit_length())), max_threads})
-    moments, rates = _moments_of_zeros(), {}
+    whole, rates = _replay_of_zeros(_HOST_PARAMS, num_gradients=1), {}
     for count in counts:
-        with _host_pass(moments, count) as run:
-            rates[count] = _HOST_PARAMS * _MOMENTS_BYTES / timed(run, torch.device("cpu"))
+        with _host_pass(whole, count) as run:
+            rates[count] = _HOST_PARAMS * _PASS_BYTES / timed(run, torch.device("cpu"))
+    steps = _cached_steps()
     if device.type != "cuda":
-        return HostRates(rates)
-    with _host_pass(moments, max_threads) as run:
-        return HostRates(rates, _HOST_PARAMS * _MOMENTS_BYTES / _beside_copies(run, device))
+        return HostRates(rates, steps)
+    with _host_pass(whole, max_threads) as run:
+        return HostRates(rates, steps, _HOST_PARAMS * _PASS_BYTES / _beside_copies(run, device))
 
 
-def _moments_of_zeros() -> Moments:
-    """Return the engine's mid-window pass over a block of zeros, in memory as the engine's."""
-    shape = (_HOST_PARAMS // _COLUMNS, _COLUMNS)
-    exp_avg, exp_avg_sq, grad = (zeroed(_HOST_PARAMS, torch.float32).view(shape) for _ in range(3))
-    rows = HostRows(
-        master=exp_avg,  # never read: this pass moves no weights
+def _cached_steps() -> float:
+    """Return the AdamW steps of an element that one thread takes in a second, without DRAM."""
+    replay = _replay_of_zeros(_CACHED_PARAMS, _CACHED_GRADIENTS)
+    with _host_pass(replay, threads=1) as run:
+
+        def often() -> None:
+            for _ in range(_CACHED_PASSES):
+                run()
+
+        seconds = timed(often, torch.device("cpu")) / _CACHED_PASSES
+    return _CACHED_PARAMS * _CACHED_GRADIENTS / seconds
+
+
+def _replay_of_zeros(num_params: int, num_gradients: int) -> ReplayJob:
+    """Return the engine's pass over state of zeros, in memory as the engine's."""
+    shape = (num_params // _COLUMNS, _COLUMNS)
+    master, exp_avg, exp_avg_sq, *grads = (
+        zeroed(num_params, torch.float32).view(shape) for _ in range(3 + num_gradients)
+    )
+    return ReplayJob(
+        master=master,
         exp_avg=exp_avg,
         exp_avg_sq=exp_avg_sq,
         step=torch.zeros(shape[0], dtype=torch.int64),
-        accumulators=[],
-        staging=grad,
+        active=torch.ones(shape[0], dtype=torch.uint8),
+        steps=[AdamStep(1e-3, 0.9, 0.999, 1e-8, 1.0, grad=grad) for grad in grads],
     )
-    return Moments(rows, shape, Hyper(1e-3, 0.9, 0.999, 1e-8, 0.0))
 
 
 @contextmanager
-def _host_pass(moments: Moments, threads: int) -> Iterator[Callable[[], Any]]:
+def _host_pass(replay: ReplayJob, threads: int) -> Iterator[Callable[[], Any]]:
     """Yield a call of the pass over all rows, on the engine's pool of so many threads.
 
     Without the C kernel there is no pool, and Python threads share the rows.
@@ -105,15 +127,15 @@ def _host_pass(moments: Moments, threads: int) -> Iterator[Callable[[], Any]]:
     pool = HostPool.open(threads - 1)
     if pool is not None:
         try:
-            yield lambda: pool.run([moments.encode()], 1.0)
+            yield lambda: pool.run([replay.encode()])
         finally:
             pool.close()
         return
-    cuts = [moments.shape[0] * index // threads for index in range(threads + 1)]
+    rows = replay.master.shape[0]
+    cuts = [rows * index // threads for index in range(threads + 1)]
+    pieces = [replay.rows(*ends) for ends in pairwise(cuts)]
     with ThreadPoolExecutor(threads) as executor:
-        yield lambda: list(
-            executor.map(lambda low, high: moments.run(low, high, 1.0), cuts[:-1], cuts[1:])
-        )
+        yield lambda: list(executor.map(kernel.run, pieces))
 
 
 def _beside_copies(run: Callable[[], Any], device: torch.device) -> float:
@@ -189,7 +211,7 @@ def _matrix_samples(
 
     moved = count * rows * dtype.itemsize
     down = timed(lambda: engine.pack([(grad, deferred, host)], engine.mark()), device)
-    up = timed(lambda: engine.unpack([(host, deferred, weight)], engine.mark()), device)
+    up = timed(lambda: engine.unpack([Arrival(host, deferred, weight)], engine.mark()), device)
     return (
         Sample({"call": 1, "byte": moved}, down),
         Sample({"call": 1, "byte": moved}, up),

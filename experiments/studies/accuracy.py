@@ -40,7 +40,7 @@ class Variant:
 
 
 def variants(regime: str, rate: float) -> list[Variant]:
-    """Return what is trained at a rate, the baseline first; bfloat16 at AdamW's best rate alone."""
+    """Return what is trained at a rate; bfloat16 at AdamW's best rate alone."""
     found = [
         Variant(BASELINE, BASELINE),
         *(Variant(f"zenflow, S = {s}", "zenflow", {"update_interval": s})

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
 from experiments.lab.study import Cell, Job, Row
 from experiments.studies.trained import trained
 from experiments.training.settings import TrainSettings

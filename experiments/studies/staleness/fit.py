@@ -108,8 +108,8 @@ class Setting:
 def fit(rows: Rows) -> dict[str, Any]:
     """Return exchange rates, every setting's efficiency, and the formula's constants, JSON-ready.
 
-    ``fit`` has the constants, the root mean square of their residuals and ``best_lr``: the learning
-    rate with which the device's loss is the lowest.
+    ``fit`` has the constants, the root mean square of their residuals and ``best_lr``, the rate
+    with which the device's loss is the lowest.
 
     Raises:
         ConfigError: Too few runs are there, on the device or of the settings that are fitted.

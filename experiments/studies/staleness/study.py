@@ -163,9 +163,7 @@ def _draw(data: Data) -> Figure:
         axes.axhline(1, color="#999999", linewidth=0.8)
         for ratio in _COLOURS:
             of_ratio = [s for s in own if s["knobs"]["topk_ratio"] == ratio]
-            _draw_ratio(
-                axes, of_ratio, ratio, _formula(data), float(rate) / data["fit"]["best_lr"]
-            )
+            _draw_ratio(axes, of_ratio, _formula(data), float(rate) / data["fit"]["best_lr"])
         intervals = sorted({s["knobs"]["update_interval"] for s in own})
         axes.set_xscale("log", base=2)
         axes.set_xticks(intervals, [str(interval) for interval in intervals])
@@ -178,15 +176,12 @@ def _draw(data: Data) -> Figure:
 
 
 def _draw_ratio(
-    axes: Axes,
-    settings: Sequence[Mapping[str, Any]],
-    ratio: float,
-    formula: DelayCost,
-    rate: float,
+    axes: Axes, settings: Sequence[Mapping[str, Any]], formula: DelayCost, rate: float
 ) -> None:
     """Draw every seed of one k, and the formula at the settings' mean rho."""
     if not settings:
         return
+    ratio = settings[0]["knobs"]["topk_ratio"]
     colour = _COLOURS[ratio]
     for setting in settings:
         values = setting["efficiencies"]

@@ -59,8 +59,8 @@ def _group(
     for row in runs:
         base = bases.get((row["source"] == OWN, regime, lr, row["seed"]))
         if row["variant"] in VARIANTS and base is not None:
-            own = excesses.setdefault(row["variant"], {})
-            own.setdefault(row["seed"], row["eval_loss"] / base - 1)
+            of_variant = excesses.setdefault(row["variant"], {})
+            of_variant.setdefault(row["seed"], row["eval_loss"] / base - 1)
     device = [row["eval_loss"] for row in runs if row["variant"] == _BASELINE]
     return {
         "regime": regime,
