@@ -133,8 +133,6 @@ def _rule_violations(name: str, values: Sequence[Any]) -> Iterator[str]:
     start = Knobs.of(ZenFlowConfig())
     for value in values:
         try:
-            if value is None:
-                raise ConfigError("give a number of steps")
             replace(start, **{_knob_of(name): value}).applied_to(ZenFlowConfig())
         except (ConfigError, TypeError) as error:
             yield f"{name} has {value!r}, which can't be run: {error}"

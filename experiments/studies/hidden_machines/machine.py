@@ -64,7 +64,6 @@ _SPIKE_SHAPE = 1.5
 _PART_NOISE = 0.04
 """Relative noise of each part's busy seconds, drawn anew in each stretch."""
 _RHO_NOISE = 0.02
-"""Least lengths of a stretch, as the engine's controller measures."""
 
 CONFIG = ZenFlowConfig()
 """What every method starts from."""

@@ -147,8 +147,8 @@ def test_a_trial_in_a_fast_minute_is_not_a_fast_setting():
 
 
 def test_a_faster_step_that_is_worth_less_is_undone():
-    """Goodput decides, not step time: S = 32 makes a step of 0.99 a bad bargain."""
-    stale = replace(START, update_interval=32, lag=8)
+    """Goodput decides, not step time: S = 64 makes a step of 0.99 a bad bargain."""
+    stale = replace(START, update_interval=64)
     script = Script()
     script.measure()
     script.advise(stale)
