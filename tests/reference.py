@@ -8,24 +8,28 @@ from tests.reference_windows import Block, Windows
 class ExactBlock(Block):
     """A block whose masters and moments are AdamW's, whoever owns the columns."""
 
-    def __init__(self, weight, group, ratio):
-        super().__init__(weight, group, ratio)
-        self.mean_square = torch.zeros(weight.shape[1])
+    column_squares = row_squares = 0.0
+    """Second moments in the mean: by column, and by row of the whole parameter."""
 
-    def fresh_step(self, grad, clip, num_forwards):
+    def next_squares(self, grad, row_squares):
+        beta2 = self.group["betas"][1]
+        columns = beta2 * self.column_squares + (1 - beta2) * grad.square().mean(0)
+        return columns, beta2 * self.row_squares + (1 - beta2) * row_squares
+
+    def fresh_step(self, grad, row_squares, num_forwards):
         """Move deferred weights by the gradient's expected share of AdamW's motion."""
         lr, (beta1, beta2), t = self.group["lr"], self.group["betas"], self.steps[0].item() + 1
         share = sum((1 - beta1**j) / (1 - beta1) for j in range(1, num_forwards + 1))
         share = share / num_forwards if num_forwards else 0
-        rate = lr * share * (1 - beta1) / (1 - beta1**t)
-        mean_square = beta2 * self.mean_square + (1 - beta2) * (clip * grad).square().mean(0)
-        denom = (mean_square / (1 - beta2**t)).sqrt() + self.group["eps"]
-        moved = self.weight.float() - rate * clip * grad / denom
+        rate = lr * share * (1 - beta1) / (1 - beta1**t) * (1 - beta2**t) ** 0.5
+        floor = max(1e-15, self.group["eps"] * (1 - beta2**t) ** 0.5) ** 2
+        columns, rows = (x + floor for x in self.next_squares(grad, row_squares))
+        moved = self.weight.float() - rate * grad / (rows[:, None] * columns / rows.mean()).sqrt()
         self.weight[:, ~self.important] = moved.to(self.weight.dtype)[:, ~self.important]
 
-    def adamw(self, grad):
-        beta2, every = self.group["betas"][1], torch.ones(len(self.score), dtype=torch.bool)
-        self.mean_square = beta2 * self.mean_square + (1 - beta2) * grad.square().mean(0)
+    def adamw(self, grad, row_squares):
+        every = torch.ones(len(self.score), dtype=torch.bool)
+        self.column_squares, self.row_squares = self.next_squares(grad, row_squares)
         self.move_moments(every, grad)
         self.move_weights(every)
 
@@ -40,19 +44,22 @@ class ExactBlock(Block):
 class Reference(Windows):
     """Feed `step` gradients, read `weights`."""
 
-    block = ExactBlock
-    clip = 1.0
-    """The last step's clip factor."""
+    block, clip = ExactBlock, 1.0  # `clip` is the last step's clip factor
 
     def step(self, grads):
         pairs, clip = self.begin(grads)
         for b in self.blocks:
-            if b.land_step == self.t or b.due_step == self.t:  # before the next window ends
+            if self.t in (b.land_step, b.due_step):  # before the next window ends
                 b.land_step = None if b.land_step is None else b.show(~b.important)
-        for b, grad in pairs:
-            b.fresh_step(grad, self.clip, b.due_step + self.lag(b.due_step) - self.t)
-            b.adamw(clip * grad)
-            b.weight[:, b.important] = b.master[:, b.important].to(b.weight.dtype)
+        grads = dict(pairs)
+        for run in self.runs:
+            matrix = [grads[b] for b in run if b in grads]
+            rows = torch.cat(matrix, 1).square().mean(1) if matrix else None
+            for b in run if matrix else []:
+                landing = b.due_step + self.lag(b.due_step)
+                b.fresh_step(self.clip * grads[b], self.clip**2 * rows, landing - self.t)
+                b.adamw(clip * grads[b], clip**2 * rows)
+                b.weight[:, b.important] = b.master[:, b.important].to(b.weight.dtype)
         due = [b for b in self.blocks if b.due_step == self.t]
         counts, lag = {b: b.n for b in due}, self.lag(self.t)
         for b in due:

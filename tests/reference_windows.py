@@ -51,7 +51,7 @@ class Block:
 
 
 class Windows:
-    """Cuts parameters into blocks and lets their windows end; `log` has (t, knobs) after step t."""
+    """Cuts parameters into blocks and ends their windows; `log` has (t, knobs) after step t."""
 
     def __init__(self, groups, config, max_norm=None, log=()):
         self.config, self.max_norm, self.log = config, max_norm, log

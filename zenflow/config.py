@@ -76,7 +76,7 @@ class ZenFlowConfig:
     """
 
     queue_depth: int | None = None
-    """Largest number of a column's gradients, q, that wait on the host for one pass over its state.
+    """Largest number q of a column's gradients that wait on the host for one pass over its state.
 
     It changes no result, only the host's memory and traffic. None is what suits the host's memory,
     at most S. The published rule sums gradients and has no queue.
@@ -165,8 +165,14 @@ class ZenFlowConfig:
                 is broken.
         """
         known = [field.name for field in fields(cls)]
-        unknown = [f"key {unknown_name(key, known)}" for key in mapping if key not in known]
-        raise_violations("ZenFlowConfig", unknown)
+        broken = [
+            f"key {key!r} is no longer a setting: {_REMOVED}"
+            if key in _FORMER_KEYS
+            else f"key {unknown_name(key, known)}"
+            for key in mapping
+            if key not in known
+        ]
+        raise_violations("ZenFlowConfig", broken)
         return cls(**mapping)
 
     @classmethod
@@ -220,6 +226,11 @@ _COUNTS = {
     "block_elements": 1,
 }
 _OPTIONAL = ("steps_per_epoch", "queue_depth", "block_elements")
+_FORMER_KEYS = ("lag", "rolling", "deferred_moments", "deferred_lr_scale", "prediction")
+_REMOVED = (
+    "the exact rule needs none of its kind; leave it out, or set update_rule to 'published' for "
+    "the paper's windows"
+)
 _CHOICES = {
     "select_strategy": get_args(SelectStrategy),
     "update_rule": get_args(UpdateRule),
@@ -251,8 +262,9 @@ def _field_violations(config: ZenFlowConfig) -> Iterator[str]:
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
             none = " or None" if name in _OPTIONAL else ""
             yield f"{name} must be an integer >= {least}{none}, got {value!r}: {_remedy(name)}"
-    if not isinstance(config.overlap_step, bool):
-        yield f"overlap_step must be True or False, got {config.overlap_step!r}: give a bool"
+    overlap: object = config.overlap_step
+    if not isinstance(overlap, bool):
+        yield f"overlap_step must be True or False, got {overlap!r}: give a bool"
     for name, choices in _CHOICES.items():
         value = getattr(config, name)
         if value not in choices:

@@ -1,21 +1,17 @@
 """Where tests step in between the host's threads and their work, whichever kernel runs it."""
 
 from zenflow.columns import host_update
-from zenflow.host import kernel
+from zenflow.host import jobs, kernel
 from zenflow.host import pool as host_pool
 
-_JOBS = {
-    "accumulate": host_update.Accumulation,
-    "moments": host_update.Moments,
-    "adamw": host_update.Update,
-}
+_JOBS = {"sum": jobs.SumJob, "replay": jobs.ReplayJob}
 
 
 def host_work(*kinds):
     """Return (owner, attribute) of what the host's threads call for each job of these kinds."""
     if kernel.active_kernel() == "c":
         return [(_JOBS[kind], "encode") for kind in kinds]
-    return [(kernel, kind) for kind in kinds]
+    return [(kernel, "run")]
 
 
 def cut_finely(monkeypatch, num_elements):

@@ -26,8 +26,7 @@ def test_presets_are_the_rules_they_are_named_for():
     assert (delayed.topk_ratio, delayed.update_interval, delayed.effective_lag()) == (0, 1, 1)
     paper = ZenFlowConfig.preset("zenflow_paper")
     assert (paper.topk_ratio, paper.update_interval, paper.effective_lag()) == (0.1, 4, 4)
-    for plain in (zero_offload, delayed, paper):
-        assert (plain.rolling, plain.deferred_lr_scale, plain.prediction) == (False, "none", 0)
+    assert [config.is_exact for config in (zero_offload, delayed, paper)] == [True, False, False]
 
 
 def test_a_preset_takes_changes():
@@ -41,7 +40,11 @@ def test_an_unknown_preset_names_the_nearest():
 
 @pytest.mark.parametrize(
     ("key", "nearest"),
-    [("topk", "topk_ratio"), ("update_intervall", "update_interval"), ("roling", "rolling")],
+    [
+        ("topk", "topk_ratio"),
+        ("update_intervall", "update_interval"),
+        ("update_rul", "update_rule"),
+    ],
 )
 def test_an_unknown_key_names_the_nearest(key, nearest):
     with pytest.raises(ConfigError, match=f"{key!r} is unknown; did you mean {nearest!r}"):
@@ -65,12 +68,9 @@ def test_an_unknown_key_names_the_nearest(key, nearest):
         ("update_interval", True),
         ("update_interval", None),
         ("overlap_step", 1),
-        ("lag", 0),
-        ("lag", 5),
-        ("rolling", "yes"),
-        ("deferred_lr_scale", "cubic"),
-        ("prediction", -1),
-        ("prediction", float("inf")),
+        ("update_rule", "approximate"),
+        ("queue_depth", 0),
+        ("hysteresis", float("inf")),
         ("full_warm_up_rounds", -1),
         ("importance_decay", 1),
         ("hysteresis", -0.1),
@@ -86,18 +86,21 @@ def test_a_broken_rule_names_key_and_value(key, value):
 
 def test_all_broken_rules_are_listed_at_once():
     with pytest.raises(ConfigError, match="breaks 3 rules") as caught:
-        ZenFlowConfig(topk_ratio=2, update_interval=0, rolling=None)
-    assert all(key in str(caught.value) for key in ("topk_ratio", "update_interval", "rolling"))
+        ZenFlowConfig(topk_ratio=2, update_interval=0, overlap_step=None)
+    keys = ("topk_ratio", "update_interval", "overlap_step")
+    assert all(key in str(caught.value) for key in keys)
 
 
 def test_rules_across_keys():
-    with pytest.raises(ConfigError, match="prediction must be 0 with overlap_step=False"):
-        ZenFlowConfig(overlap_step=False)
     with pytest.raises(ConfigError, match="steps_per_epoch must be given"):
         ZenFlowConfig(select_strategy="epoch")
-    with pytest.raises(ConfigError, match="lag must be at most update_interval, got 3 > 2"):
-        ZenFlowConfig(update_interval=2, lag=3)
-    ZenFlowConfig(update_interval=2, lag=3, overlap_step=False, prediction=0)  # lag is not used
+    assert ZenFlowConfig(overlap_step=False).effective_lag() == 0
+
+
+@pytest.mark.parametrize("key", ["lag", "rolling", "prediction", "deferred_moments"])
+def test_settings_of_the_former_rule_are_refused_with_what_replaces_them(key):
+    with pytest.raises(ConfigError, match=f"{key!r} is no longer a setting: .*update_rule"):
+        ZenFlowConfig.from_dict({key: 1})
 
 
 def test_config_error_is_a_value_error_and_one_of_ours():
@@ -108,10 +111,10 @@ def test_config_error_is_a_value_error_and_one_of_ours():
 def test_a_config_can_not_be_changed_but_replaced():
     config = ZenFlowConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.lag = 2  # type: ignore[misc]
-    assert dataclasses.replace(config, lag=2).lag == 2
+        config.queue_depth = 2  # type: ignore[misc]
+    assert dataclasses.replace(config, queue_depth=2).queue_depth == 2
     with pytest.raises(ConfigError):
-        dataclasses.replace(config, lag=9)
+        dataclasses.replace(config, queue_depth=0)
 
 
 def test_numbers_become_plain_so_that_json_takes_them():
@@ -121,23 +124,13 @@ def test_numbers_become_plain_so_that_json_takes_them():
     assert type(ZenFlowConfig(topk_ratio=1).topk_ratio) is float
 
 
-@given(interval=st.integers(1, 50), lag=st.none() | st.integers(1, 50), now=st.integers(1, 50))
-def test_effective_lag_is_within_the_window_in_force(interval, lag, now):
-    lag = min(lag, interval) if lag else None
-    config = ZenFlowConfig(update_interval=interval, lag=lag)
-    assert 1 <= config.effective_lag(now) <= now
-    assert config.effective_lag(now) == (now if lag is None else min(lag, now))
-    synchronous = ZenFlowConfig(
-        update_interval=interval, lag=lag, overlap_step=False, prediction=0
-    )
-    assert synchronous.effective_lag(now) == 0
-
-
-def test_lr_scale_of_a_window_of_nine_steps():
-    scales = [
-        ZenFlowConfig(deferred_lr_scale=scale).lr_scale(9) for scale in ("none", "sqrt", "linear")
-    ]
-    assert scales == [1, 3, 9]
+@given(interval=st.integers(1, 50), now=st.integers(1, 50), overlaps=st.booleans())
+def test_effective_lag_is_within_the_window_in_force(interval, now, overlaps):
+    common = {"update_interval": interval, "overlap_step": overlaps}
+    exact = ZenFlowConfig(**common)
+    published = ZenFlowConfig(update_rule="published", **common)
+    assert (exact.effective_lag(now), exact.rolling) == (int(overlaps), True)
+    assert (published.effective_lag(now), published.rolling) == (now if overlaps else 0, False)
 
 
 def test_select_interval_in_epochs_is_in_steps():

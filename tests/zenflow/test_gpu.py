@@ -128,7 +128,7 @@ def test_a_long_run_of_tiny_layers_repeats_bit_for_bit(rule):
 
 def test_a_busy_device_changes_no_bit():
     """With the compute stream far behind the launching thread, and never behind it."""
-    config, results = timing.config_of("lag 1, S 2"), []
+    config, results = timing.config_of("S 2"), []
     for wait in ("never", "always", "device busy"):
         model = TinyStack(num_layers=20, width=8).to("cuda")
         optimizer = ZenFlowAdamW(model.parameters(), lr=1e-2, config=config, max_grad_norm=0.3)
@@ -149,7 +149,7 @@ def test_a_busy_device_changes_no_bit():
 
 
 def test_training_on_a_side_stream_changes_no_bit():
-    config, results = timing.config_of("lag 1, S 3"), []
+    config, results = timing.config_of("S 3"), []
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("log", resume.SCHEDULES.values(), ids=resume.SCHEDULES)
 def test_a_run_whose_knobs_changed_resumes_bit_for_bit(log, dtype):
-    config = resume.config_of("rolling, lag 1")
+    config = resume.config_of("exact")
     resume.check_resume(
         {
             "config": config,
@@ -183,7 +183,7 @@ def test_a_run_whose_knobs_changed_resumes_bit_for_bit(log, dtype):
 
 def test_a_checkpoint_of_a_cpu_run_loads_on_the_gpu():
     """The moments go on where they were: weights agree as closely as the devices' arithmetic."""
-    config, results = resume.config_of("rolling, lag 1"), []
+    config, results = resume.config_of("exact"), []
     with closing(resume.Run(config, "keep", model=TinyStack)) as run:
         for step in range(6):
             run.step(step)
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_a_cpu_run_loads_on_the_gpu():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_eval_and_train_are_exact(mode):
-    config = timing.config_of("lag 2, S 3")
+    config = timing.config_of("S 5, q 2")
     settings = {"max_grad_norm": 0.3} if mode == "release" else {}
     results = []
     for evaluates in (False, True):
@@ -351,7 +351,7 @@ def test_a_failing_worker_reaches_a_step(monkeypatch):
 
     model = TinyStack(num_layers=3).to("cuda")
     optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(**TINY), wait_timeout=20)
-    for owner, name in host_work("moments", "adamw"):
+    for owner, name in host_work("sum", "replay"):
         monkeypatch.setattr(owner, name, fail)
 
     def train():
@@ -415,7 +415,7 @@ def test_norms_and_curves_are_the_cpus_one_step_later():
 KNOB_CHANGES = [
     (5, {"update_interval": 2}),
     (9, {"update_interval": 3, "topk_ratio": 0.4}),
-    (14, {"topk_ratio": 0.05, "rolling": False}),
+    (14, {"topk_ratio": 0.05}),
 ]
 
 

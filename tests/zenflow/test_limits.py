@@ -26,7 +26,7 @@ LIMITS = {
     "zero_offload": ZenFlowConfig.preset("zero_offload", **TINY),
     "zero_offload, tiny blocks": ZenFlowConfig.preset("zero_offload", block_elements=9, **TINY),
     "no column deferred": ZenFlowConfig(topk_ratio=1.0, full_warm_up_rounds=3, **TINY),
-    "warm-up only": ZenFlowConfig(topk_ratio=0.3, full_warm_up_rounds=NUM_STEPS, **TINY),
+    "warm-up only": ZenFlowConfig(topk_ratio=0.3, full_warm_up_rounds=NUM_STEPS + 1, **TINY),
     "no matrix split": ZenFlowConfig(min_split_elements=10**9),
 }
 """Configurations under which every column is updated in every step."""

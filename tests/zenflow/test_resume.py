@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from tests.models import TINY, GivenGradients, OddShapes, assert_equal, closing, weights_of
-from tests.reference import Reference
 from tests.zenflow.decisions import decisions
-from tests.zenflow.test_reference import feed, true_weights
+from tests.zenflow.test_reference import feed, reference_of, true_weights
 from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
 NUM_STEPS = 12
@@ -23,13 +22,11 @@ MAX_NORM = 0.3
 
 # Windows of 3 or 4 steps; checkpoints are taken after every step of the first two.
 RULES = {
-    "rolling, lag 1": {},
-    "aligned, lag S": {"rolling": False, "lag": None},
-    "rolling, lag S": {"lag": None, "update_interval": 3},
-    "window moments": {"deferred_moments": "window"},
-    "window moments, lag S": {"deferred_moments": "window", "lag": None, "update_interval": 3},
-    "aligned, lag 2, no prediction": {"rolling": False, "lag": 2, "prediction": 0.0},
-    "no overlap": {"overlap_step": False, "prediction": 0.0},
+    "exact": {},
+    "exact, q = 1": {"queue_depth": 1},
+    "published": {"update_rule": "published", "update_interval": 3},
+    "published, no overlap": {"update_rule": "published", "overlap_step": False},
+    "no overlap": {"overlap_step": False},
     "warm-up": {"full_warm_up_rounds": 3, "update_interval": 3},
     "selection at every boundary": {"select_interval": 1, "update_interval": 3},
     "S = 1": {"update_interval": 1},
@@ -41,11 +38,7 @@ RULES = {
 SCHEDULES = {
     "S 2 then 4": [(3, {"update_interval": 2}), (6, {"update_interval": 4})],
     "S 1 then 3": [(2, {"update_interval": 1}), (7, {"update_interval": 3})],
-    "lag, windows and selection": [
-        (2, {"lag": 3, "select_interval": 2}),
-        (5, {"rolling": False, "update_interval": 3}),
-        (8, {"rolling": True, "lag": 1}),
-    ],
+    "windows and selection": [(2, {"select_interval": 2}), (5, {"update_interval": 3})],
     "k": [(2, {"topk_ratio": 0.6}), (5, {"topk_ratio": 0.1, "update_interval": 2})],
     "k at every step": [(t, {"topk_ratio": 0.2 + 0.1 * (t % 5)}) for t in range(1, 9)],
 }
@@ -126,19 +119,19 @@ def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
     check_resume({"config": config_of(rule), "mode": mode}, steps)
 
 
-@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S"])
+@pytest.mark.parametrize("rule", ["exact", "published"])
 def test_a_bfloat16_run_resumes_bit_for_bit(rule):
     check_resume({"config": config_of(rule), "mode": "release", "dtype": torch.bfloat16})
 
 
-@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
+@pytest.mark.parametrize("rule", ["exact", "published", "warm-up"])
 @pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
-    steps = range(9) if rule == "rolling, lag 1" else range(2, 9, 2)
+    steps = range(9) if rule == "exact" else range(2, 9, 2)
     check_resume({"config": config_of(rule), "mode": "release", "log": log}, steps)
 
 
-@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
+@pytest.mark.parametrize("rule", ["exact", "published", "warm-up"])
 def test_saving_changes_nothing(rule):
     settings = {"config": config_of(rule), "mode": "release"}
     with_saves, _ = uninterrupted(**settings)
@@ -146,7 +139,7 @@ def test_saving_changes_nothing(rule):
     assert_equal(with_saves[-1], without[-1])
 
 
-@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "warm-up"])
+@pytest.mark.parametrize("rule", ["exact", "published", "warm-up"])
 def test_a_checkpoint_taken_under_eval_resumes_bit_for_bit(rule):
     """The model checkpoint then has the true weights: the optimizer's must have the others."""
     settings = {"config": config_of(rule), "mode": "keep"}
@@ -169,7 +162,7 @@ def test_a_checkpoint_taken_under_eval_resumes_bit_for_bit(rule):
 
 
 def test_a_running_optimizer_can_go_back_to_a_checkpoint():
-    settings = {"config": config_of("rolling, lag 1"), "mode": "release"}
+    settings = {"config": config_of("exact"), "mode": "release"}
     weights, saved = uninterrupted(**settings)
     with closing(Run(**settings)) as run:
         for first in (6, 3):
@@ -180,7 +173,7 @@ def test_a_running_optimizer_can_go_back_to_a_checkpoint():
                 assert_equal(run.step(step), weights[step], f"back to {first}, step {step}")
 
 
-@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S"])
+@pytest.mark.parametrize("rule", ["exact", "published"])
 def test_the_order_of_loading_model_and_optimizer_does_not_matter(rule):
     settings = {"config": config_of(rule), "mode": "keep"}
     weights, saved = uninterrupted(**settings)
@@ -193,7 +186,7 @@ def test_the_order_of_loading_model_and_optimizer_does_not_matter(rule):
 
 
 def test_a_checkpoint_written_by_torch_save_resumes_bit_for_bit():
-    settings = {"config": config_of("rolling, lag 1"), "mode": "release"}
+    settings = {"config": config_of("exact"), "mode": "release"}
     weights, _ = uninterrupted(**settings)
     file = io.BytesIO()
     with closing(Run(**settings)) as run:
@@ -214,7 +207,7 @@ def test_eval_shows_the_true_weights_and_train_goes_back_bit_for_bit(rule, mode,
     model = GivenGradients([(6, 9), (5,), (3, 4, 2)], dtype)
     groups = [{"params": list(model.parameters()), **STEADY}]
     settings = {"max_grad_norm": None} if mode == "release" else {}
-    reference = Reference(groups, config_of(rule))
+    reference = reference_of(groups, config_of(rule))
     with closing(ZenFlowAdamW(groups, config=config_of(rule), **settings)) as optimizer:
         for step in range(1, 10):
             grads = model.draw_gradients(step)

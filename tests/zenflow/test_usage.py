@@ -394,7 +394,6 @@ def test_the_timeline_has_four_lanes_and_the_users_spans(mode):
         ("device", "step"),
         ("d2h", "grads"),
         ("h2d", "params"),
-        ("host", "accumulate"),
         ("host", "adam"),
     } <= names
     assert {span.step for span in timeline.spans} == {6, 7, 8, 9}

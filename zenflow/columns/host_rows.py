@@ -61,9 +61,7 @@ class HostSlabs:
         """Allocate for (D, O, dtype) of each split parameter, D the most columns it may defer."""
         elements = sum(columns * rows for columns, rows, _ in shapes)
         staging_bytes = sum(aligned(c * r * dtype.itemsize) for c, r, dtype in shapes)
-        self._float32 = [
-            device.host_slab(elements, torch.float32, pinned=False) for _ in range(3)
-        ]
+        self._float32 = [device.host_slab(elements, torch.float32, pinned=False) for _ in range(3)]
         self._staging = device.host_slab(staging_bytes, torch.uint8, pinned=True)
         self._element = 0
         self._byte = 0

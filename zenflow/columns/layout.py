@@ -29,7 +29,7 @@ class ColumnVectors:
     """AdamW's second moment of each column's clipped gradients, in the mean over its elements,
     float32; not bias-corrected."""
     fresh_factors: Tensor
-    """Factor on this step's gradient in the fresh step, but for the learning rate, float32."""
+    """Factor on each column of this step's gradient in the fresh step, float32."""
 
     def part(self, first: int, last: int) -> ColumnVectors:
         """Return views of columns first..last-1."""
@@ -38,6 +38,24 @@ class ColumnVectors:
             *(self.energies[part], self.scores[part], self.is_important[part]),
             *(self.mean_squares[part], self.fresh_factors[part]),
         )
+
+
+@dataclass(slots=True, eq=False)
+class RowVectors:
+    """What fresh steps need of every row, in vectors over all split parameters, on the device."""
+
+    energies: Tensor
+    """Squared L2 norm of each row of this step's gradient, float32; 0 without a gradient."""
+    mean_squares: Tensor
+    """AdamW's second moment of each row's clipped gradients, in the mean over its elements,
+    float32; not bias-corrected."""
+    fresh_factors: Tensor
+    """Factor on each row of this step's gradient in the fresh step, float32."""
+
+    def part(self, first: int, last: int) -> RowVectors:
+        """Return views of rows first..last-1."""
+        part = slice(first, last)
+        return RowVectors(self.energies[part], self.mean_squares[part], self.fresh_factors[part])
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +161,8 @@ class SplitParam(NamedParam):
     """Column index of each bank row, (K,), int64."""
     columns: ColumnVectors
     """This parameter's part of the vectors that span all columns."""
+    rows: RowVectors
+    """Its part of the vectors that span all rows."""
     blocks: list[Block] = field(default_factory=list)
     """Blocks of its columns, in ascending order."""
     bucket: int = 0
@@ -169,6 +189,11 @@ class SplitParam(NamedParam):
     def matrix(self, tensor: Tensor) -> Tensor:
         """View the parameter's data, or its gradient, as (O, I)."""
         return tensor if tensor.ndim == 2 else tensor.reshape(self.num_rows, self.num_columns)
+
+    def show_important(self) -> None:
+        """Write the important columns' masters into the device's weights."""
+        fresh_OK = self.bank.master[self.bank_first : self.bank_last].t().to(self.param.dtype)
+        self.weight().index_copy_(1, self.important_columns, fresh_OK)
 
     def weight(self) -> Tensor:
         """Return the device's weights as an (O, I) view."""
@@ -216,6 +241,8 @@ class Layout:
     """Host memory of the deferred columns."""
     columns: ColumnVectors
     """Vectors over the columns of all split parameters, one parameter after another."""
+    rows: RowVectors
+    """Vectors over their rows, in the same order; empty where there are no fresh steps."""
     topk_ratio: float
     """Ratio by which each block's number of important columns came about."""
     least_topk_ratio: float

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, NamedParam, Resident
 from zenflow.columns.host_rows import HostRows, HostSlabs
-from zenflow.columns.layout import Block, Bucket, ColumnVectors, Layout, SplitParam
+from zenflow.columns.layout import (
+    Block,
+    Bucket,
+    ColumnVectors,
+    Layout,
+    RowVectors,
+    SplitParam,
+)
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.rule.blocks import BlockShape, important_count, partition
@@ -70,11 +77,14 @@ def build_layout(
     )
     is_important = torch.zeros(num_columns, dtype=torch.bool, device=device.torch_device)
     columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors)
+    num_rows = sum(named.param.shape[0] for named in to_split) if config.is_exact else 0
+    rows = RowVectors(*(torch.zeros(num_rows, device=device.torch_device) for _ in range(3)))
     splits, banks = _make_splits(
         to_split,
         _deferred_columns(shapes, len(to_split), config.topk_ratio),
         [slabs.take(*room) for room in rooms],
         columns,
+        rows,
     )
     blocks = _make_blocks(shapes, splits)
     for split in splits:
@@ -88,6 +98,7 @@ def build_layout(
         buckets=_make_buckets(splits),
         slabs=slabs,
         columns=columns,
+        rows=rows,
         topk_ratio=config.topk_ratio,
         least_topk_ratio=least_topk_ratio,
     )
@@ -112,6 +123,7 @@ def _make_splits(
     num_deferred: Sequence[int],
     rooms: Sequence[HostRows],
     columns: ColumnVectors,
+    rows: RowVectors,
 ) -> tuple[list[SplitParam], list[Bank]]:
     """Give every split parameter its rows on the host, in a bank, and in the column vectors."""
     shapes = [_matrix_shape(named.param) for named in to_split]
@@ -120,7 +132,7 @@ def _make_splits(
     ]
     banks, places = assign_banks(to_split, num_important)
     splits = []
-    first = 0
+    first = first_row = 0
     device = columns.energies.device
     for index, named in enumerate(to_split):
         num_rows, num_columns = shapes[index]
@@ -138,9 +150,11 @@ def _make_splits(
             deferred_columns=torch.empty(num_deferred[index], dtype=torch.int64, device=device),
             important_columns=torch.empty(num_important[index], dtype=torch.int64, device=device),
             columns=columns.part(first, first + num_columns),
+            rows=rows.part(first_row, first_row + num_rows),
         )
         splits.append(split)
         first += num_columns
+        first_row += num_rows
     for bank in banks:
         bank.allocate(device)
     return splits, banks

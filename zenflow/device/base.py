@@ -24,16 +24,18 @@ class LateGradient:
     """Columns of the gradient as rows, (I, O), or (D, O) where they are the landing's."""
     is_packed: bool
     """Whether they are the landing's."""
-    factors: Tensor
+    column_factors: Tensor
     """Factor on each column of the parameter, (I,), float32."""
+    row_factors: Tensor
+    """Factor on each element of a column, (O,), float32."""
     rate: float
     """Factor on all of them."""
 
     def move_on(self, values_DO: Tensor, columns_D: Tensor) -> None:
         """Move the landing's weights, in place."""
         rows_DO = self.rows if self.is_packed else self.rows.index_select(0, columns_D)
-        factors_D1 = self.factors.index_select(0, columns_D).unsqueeze(1)
-        values_DO.addcmul_(rows_DO, factors_D1, value=-self.rate)
+        factors_D1 = self.column_factors.index_select(0, columns_D).unsqueeze(1)
+        values_DO.addcmul_(rows_DO * factors_D1, self.row_factors, value=-self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +108,15 @@ class AbstractDevice(ABC):
         """
 
     @abstractmethod
-    def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:
-        """Write the squared norm of each column of (O, I) into `out`, shape (I,), float32.
+    def energies(self, grad_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
+        """Write the squared norms of each column and each row of (O, I), float32.
 
-        It is ZenFlow's proxy for a column's importance (arXiv 2505.12242).
+        A column's is ZenFlow's proxy for its importance (arXiv 2505.12242).
+
+        Args:
+            grad_OI: The matrix.
+            columns: Gets those of the columns, shape (I,).
+            rows: Gets those of the rows, shape (O,); empty where nobody asks for them.
         """
 
     @abstractmethod

@@ -50,13 +50,13 @@ class CpuDevice(AbstractDevice):
                 arrival.late.move_on(values_DO, arrival.columns)
             arrival.weight.index_copy_(1, arrival.columns, values_DO.t().contiguous())
 
-    def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:
+    def energies(self, grad_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
         """Square and sum: on a CPU many times faster than a norm over rows."""
-        torch.sum(
-            grad_OI.float().square_() if grad_OI.dtype != torch.float32 else grad_OI.square(),
-            0,
-            out=out,
-        )
+        is_float = grad_OI.dtype == torch.float32
+        squares = grad_OI.square() if is_float else grad_OI.float().square_()
+        torch.sum(squares, 0, out=columns)
+        if rows.numel():
+            torch.sum(squares, 1, out=rows)
 
     def order_after(self, completion: Completion) -> None:
         """Do nothing: whoever waited for the completion has the data."""

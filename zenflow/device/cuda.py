@@ -110,10 +110,12 @@ class CudaDevice(AbstractDevice):
                 arrival.weight.t().index_copy_(0, arrival.columns, arrived_DO)
             return start, self._enclose(stream)
 
-    def column_energies(self, grad_OI: Tensor, out: Tensor) -> None:
-        """Take a norm, which needs no temporary of the gradient's size, and square it."""
-        torch.linalg.vector_norm(grad_OI, dim=0, dtype=torch.float32, out=out)
-        out.square_()
+    def energies(self, grad_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
+        """Take norms, which need no temporary of the gradient's size, and square them."""
+        for dim, out in ((0, columns), (1, rows)):
+            if out.numel():
+                torch.linalg.vector_norm(grad_OI, dim=dim, dtype=torch.float32, out=out)
+                out.square_()
 
     def order_after(self, completion: Completion) -> None:
         """Make the compute stream wait for the copy's end."""

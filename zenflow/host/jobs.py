@@ -67,9 +67,7 @@ class AdamStep:
     def encode(self) -> CStep:
         """Return the step as C sees it."""
         grad = None if self.grad is None else self.grad.data_ptr()
-        return CStep(
-            grad, self.lr, self.beta1, self.beta2, self.scale, self.eps, self.decay
-        )
+        return CStep(grad, self.lr, self.beta1, self.beta2, self.scale, self.eps, self.decay)
 
 
 def _encode_steps(steps: Sequence[AdamStep]) -> ctypes.Array[CStep]:

@@ -35,7 +35,7 @@ def run(job: HostJob) -> None:
 
 
 def _take(step: AdamStep, state: list[Tensor], rows: Tensor) -> Tensor:
-    """Take one step with the rows' (master, exp_avg, exp_avg_sq, step); return its displacement."""
+    """Take a step with the rows' (master, exp_avg, exp_avg_sq, step); return its displacement."""
     assert step.grad is not None
     w, m, v, count = state
     grad = step.grad[rows].to(torch.float32) * step.scale

@@ -6,9 +6,9 @@ The engine allocates what is said here, and the simulator counts it.
 from __future__ import annotations
 
 AUTOMATIC_DEPTH = 4
-"""Largest depth that is chosen without being asked for. A pass over the state moves 26 / q + 2 bytes
-of DRAM a step and parameter of two bytes: beyond four gradients a core's arithmetic takes longer
-than that."""
+"""Largest depth that is chosen without being asked for. With gradients of two bytes a pass moves
+26 / q + 2 bytes of DRAM a step and parameter: beyond four gradients a core's arithmetic takes
+longer than that."""
 
 
 def pool_bytes(staging_bytes: int, depth: int) -> int:

@@ -175,8 +175,8 @@ class Engine:
         """Forget the gradients of the step under way, which will not be taken.
 
         What lands in it may be on its way into the weights: the next forward waits for that.
-        Deferred columns that a fresh step has moved get the true weights, which have all gradients
-        of the steps that were taken.
+        Weights that a fresh step has moved become the true ones, which have all gradients of the
+        steps that were taken.
         """
         moved = self.collector.gradients.sent if self.fresh is not None else []
         self.collector.discard()
@@ -193,6 +193,8 @@ class Engine:
             if block.landing is not None:
                 block.landing.end()
             self.show_true(block)
+        for split in moved:
+            split.show_important()
         self.device.synchronize()
 
     def show_true(self, block: Block) -> None:
@@ -209,7 +211,7 @@ class Engine:
                 split.columns.energies.zero_()
             else:
                 grad_OI = split.matrix(split.param.grad)
-                self.device.column_energies(grad_OI, split.columns.energies)
+                self.device.energies(grad_OI, split.columns.energies, split.rows.energies)
 
     def finish_step(
         self, hypers: Sequence[Hyper], *, max_norm: float | None, inverse_scale: float

@@ -1,4 +1,4 @@
-"""The host's tasks of the exact rule: every gradient is an AdamW step, and several are one pass."""
+"""The host's tasks of the exact rule: each gradient is an AdamW step, and several are one pass."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ class ExactTasks(AbstractHostTasks):
             self._free(block, block.queue, done)
             block.queue.clear()
 
-    def _free(self, block: Block, queue: Sequence[StagedGradient], done: Completion | None) -> None:
+    def _free(
+        self, block: Block, queue: Sequence[StagedGradient], done: Completion | None
+    ) -> None:
         """Give the memory of gradients back, whose last reader this is; None has no reader."""
         for staged in queue:
             busy = list(staged.copied) if done is None else [done]

@@ -100,7 +100,7 @@ class GradientCollector:
             self.gradients.resident[place] = grad
             return
         grad_OI = place.matrix(grad)
-        self.device.column_energies(grad_OI, place.columns.energies)
+        self.device.energies(grad_OI, place.columns.energies, place.rows.energies)
         if self.sketch is not None:
             self.sketch.take(place, grad_OI)
         self.gradients.important[place] = grad_OI.index_select(1, place.important_columns)
@@ -115,6 +115,7 @@ class GradientCollector:
         for split in self.layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
+                split.rows.energies.zero_()
                 if self.sketch is not None:
                     self.sketch.leave_out(split)
 

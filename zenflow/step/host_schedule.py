@@ -72,9 +72,7 @@ class HostSchedule:
         for block in blocks:
             copies = step.copies_of(block.split.bucket)
             waiting = [copy for staged in block.queue for copy in staged.copied]
-            wait_all(
-                [*copies, *waiting, block.staging_free, block.last_update], self.wait_timeout
-            )
+            wait_all([*copies, *waiting, block.staging_free, block.last_update], self.wait_timeout)
         if self._resizes:
             self._resize(step)
             return

@@ -140,6 +140,7 @@ class AbstractHostTasks(ABC):
     def pinned_bytes(self) -> int:
         """Bytes of these that are pinned on a GPU."""
 
+    @abstractmethod
     def renew(self) -> None:
         """Take note that blocks have got other numbers of rows; nothing waits."""
 
@@ -151,8 +152,7 @@ class AbstractHostTasks(ABC):
     # ---- updates ----------------------------------------------------------------------------
 
     def all_active(self, block: Block) -> Tensor:
-        """Return the flags by which all rows of a block take part, (D,), uint8; not to be changed.
-        """
+        """Return flags, not to be changed, by which all rows take part: (D,), uint8."""
         count = block.shape.num_deferred
         if count not in self._flags:
             self._flags[count] = torch.ones(count, dtype=torch.uint8)

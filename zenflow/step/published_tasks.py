@@ -31,8 +31,11 @@ class PublishedTasks(AbstractHostTasks):
     """A window's gradients are added up, and their mean is one AdamW step at the window's end."""
 
     sums: list[dict[SplitParam, Tensor]]
-    """Sums of open windows by parameter, float32, of the shape of its room. There are two where
-    the window before may still be read when new gradients arrive, none where a window is one step."""
+    """Sums of open windows by parameter, float32, of the shape of its room.
+
+    There are two where the window before may still be read when new gradients arrive, and none
+    where a window is one step.
+    """
 
     def __post_init__(self) -> None:
         """Cut the sums for the blocks."""
@@ -90,7 +93,10 @@ class PublishedTasks(AbstractHostTasks):
                 RowWork(
                     block.host_shape,
                     partial(
-                        *(_sum, self._sum_of(block), block.host.staging, step.values),
+                        _sum,
+                        self._sum_of(block),
+                        block.host.staging,
+                        step.values,
                         block.count == 1,
                     ),
                 )
@@ -158,10 +164,8 @@ class PublishedTasks(AbstractHostTasks):
             found = self._gradients(step, block)
             if found is None or not block.shape.num_deferred:
                 continue
-            make = partial(
-                *(_step_on_mean, block.host, self.all_active(block), found, block.count),
-                *(step.hyper_of(block), None),
-            )
+            hyper, active = step.hyper_of(block), self.all_active(block)
+            make = partial(_step_on_mean, block.host, active, found, block.count, hyper, None)
             block.last_update = block.staging_free = self.submit(
                 "adam",
                 [RowWork(block.host_shape, make)],

@@ -12,8 +12,7 @@ from zenflow.lanes.copies import Copy
 
 if TYPE_CHECKING:
     from zenflow.columns.layout import Block, Landing
-    from zenflow.device.base import AbstractDevice
-    from zenflow.device.base import LateGradient
+    from zenflow.device.base import AbstractDevice, LateGradient
     from zenflow.device.stalls import StallClock
     from zenflow.lanes.copies import CopyLane
     from zenflow.rule.calendar import WindowCalendar

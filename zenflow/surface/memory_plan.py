@@ -22,6 +22,8 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     vectors = layout.columns
     on_device = [vectors.energies, vectors.scores, vectors.is_important]
     on_device += [vectors.mean_squares, vectors.fresh_factors]
+    rows = layout.rows
+    on_device += [rows.energies, rows.mean_squares, rows.fresh_factors]
     on_device += [getattr(bank, name) for bank in layout.banks for name in ROW_STATE]
     for resident in layout.residents:
         on_device += resident.state().values()

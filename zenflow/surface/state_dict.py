@@ -30,22 +30,25 @@ FORMAT = 3
 """Version of the state; raised when the meaning of an entry changes."""
 
 
-def param_state(
-    place: SplitParam | Resident, tasks: AbstractHostTasks
-) -> dict[str, Tensor]:
+def param_state(place: SplitParam | Resident, tasks: AbstractHostTasks) -> dict[str, Tensor]:
     """Return the live tensors of one parameter's state, those of its host's tasks included."""
     if isinstance(place, Resident):
         return place.state()
     bank_rows = slice(place.bank_first, place.bank_last)
     state = {name: getattr(place.host, name) for name in ROW_STATE}
     state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in ROW_STATE}
-    return state | tasks.param_state(place) | {
-        "training_weight": place.host.staging,
-        "deferred_columns": place.deferred_columns,
-        "important_columns": place.important_columns,
-        "scores": place.columns.scores,
-        "mean_squares": place.columns.mean_squares,
-    }
+    return (
+        state
+        | tasks.param_state(place)
+        | {
+            "training_weight": place.host.staging,
+            "deferred_columns": place.deferred_columns,
+            "important_columns": place.important_columns,
+            "scores": place.columns.scores,
+            "mean_squares": place.columns.mean_squares,
+            "row_mean_squares": place.rows.mean_squares,
+        }
+    )
 
 
 def _shapes(
@@ -58,7 +61,7 @@ def _shapes(
     widths = [block.shape.num_columns for block in place.blocks]
     important = sum(important_count(topk_ratio, width) for width in widths)
     for name, shape in shapes.items():
-        if name not in ("scores", "mean_squares"):
+        if name not in ("scores", "mean_squares", "row_mean_squares"):
             is_device = name.startswith("device_") or name == "important_columns"
             rows = important if is_device else place.num_columns - important
             shapes[name] = torch.Size([rows, *shape[1:]])
@@ -131,6 +134,13 @@ def check_state(
             raise CheckpointError(
                 f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
                 "the file is damaged or was edited; use another checkpoint"
+            )
+        unknown = [name for name in have if name not in want]
+        if unknown:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} has {', '.join(unknown)} besides: it was "
+                "made with a controller that may lengthen windows, and this optimizer has none; "
+                "make it with the same kind of controller"
             )
 
 
@@ -217,8 +227,7 @@ def load_engine_state(
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True
-        fresh = split.bank.master[split.bank_first : split.bank_last].t().to(split.param.dtype)
-        split.weight().index_copy_(1, split.important_columns, fresh)
+        split.show_important()
     for resident in engine.layout.residents:
         if resident.has_master:
             resident.param.data.copy_(resident.master)

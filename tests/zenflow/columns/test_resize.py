@@ -29,7 +29,7 @@ from zenflow.columns.upload_buffers import UploadPool
 CHANGES = {
     3: {"topk_ratio": 0.6},
     5: {"topk_ratio": 0.05, "update_interval": 2},
-    9: {"lag": 2},
+    9: {"select_interval": 3},
     10: {"topk_ratio": 0.45},
 }
 
@@ -40,7 +40,7 @@ def controlled(changes=CHANGES, least=0.05):
     return controller
 
 
-def train(controller, mode="keep", *, rule="rolling, lag 1", model=OddShapes, num_steps=14):
+def train(controller, mode="keep", *, rule="exact", model=OddShapes, num_steps=14):
     """Return the weights after every step, the reports, and the optimizer's log."""
     model = model()
     settings = {"max_grad_norm": 0.3} if mode == "release" else {}
@@ -59,7 +59,7 @@ def train(controller, mode="keep", *, rule="rolling, lag 1", model=OddShapes, nu
     return weights, reports, optimizer.decision_log
 
 
-@pytest.mark.parametrize("rule", ["rolling, lag 1", "aligned, lag S", "window moments, lag S"])
+@pytest.mark.parametrize("rule", ["exact", "exact, q = 1", "published"])
 def test_a_run_and_its_replay_in_the_other_mode_are_equal_bit_for_bit(rule):
     weights, _, log = train(controlled(), "keep", rule=rule)
     assert log == decisions(config_of(rule), sorted(CHANGES.items()))
@@ -78,7 +78,7 @@ def test_columns_move_at_the_end_of_the_first_step_of_the_new_k():
 
 def test_every_block_has_its_number_of_columns_and_every_row_its_place():
     model = OddShapes()
-    config = config_of("rolling, lag 1")
+    config = config_of("exact")
     optimizer = ZenFlowAdamW(model.parameters(), config=config, controller=controlled())
     with closing(optimizer):
         layout = optimizer._engine.layout
@@ -136,7 +136,7 @@ def test_upload_buffers_are_planned_for_the_windows_in_force():
 
     model, capacities, states = OddShapes(), [], []
     optimizer = ZenFlowAdamW(
-        model.parameters(), config=config_of("rolling, lag 1"), controller=controlled()
+        model.parameters(), config=config_of("exact"), controller=controlled()
     )
     with closing(optimizer):
         for step in range(12):
@@ -175,7 +175,7 @@ def test_a_k_without_host_memory_is_refused():
 
 
 def test_a_checkpoint_with_a_smaller_k_needs_memory_for_it():
-    config, log = config_of("rolling, lag 1"), [(2, {"topk_ratio": 0.1})]
+    config, log = config_of("exact"), [(2, {"topk_ratio": 0.1})]
     _, saved = uninterrupted(6, config=config, mode="keep", log=log)
     with closing(Run(config, "keep", log=[(2, {"topk_ratio": 0.5})])) as run:
         before = weights_of(run.model)
@@ -184,7 +184,7 @@ def test_a_checkpoint_with_a_smaller_k_needs_memory_for_it():
         assert_equal(weights_of(run.model), before)
 
 
-@pytest.mark.parametrize("rule", ["window moments", "window moments, lag S", "no overlap"])
+@pytest.mark.parametrize("rule", ["published", "published, no overlap", "no overlap"])
 def test_a_run_whose_k_changed_resumes_bit_for_bit_under_other_rules(rule):
     log = [(2, {"topk_ratio": 0.6}), (3, {"topk_ratio": 0.1}), (6, {"topk_ratio": 0.2})]
     settings = {"config": config_of(rule), "mode": "keep", "log": log, "dtype": torch.bfloat16}
@@ -197,7 +197,7 @@ def test_a_run_whose_k_changed_resumes_bit_for_bit_under_other_rules(rule):
 
 
 def test_going_back_to_a_checkpoint_goes_back_to_its_k():
-    settings = {"config": config_of("rolling, lag 1"), "mode": "keep"}
+    settings = {"config": config_of("exact"), "mode": "keep"}
     settings["log"] = [(3, {"topk_ratio": 0.6}), (7, {"topk_ratio": 0.1})]
     weights, saved = uninterrupted(**settings)
     with closing(Run(**settings)) as run:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import pytest
 import torch
 
 from zenflow.host import kernel, library
+from zenflow.host.jobs import AdamStep, ReplayJob, SumJob, Upload
 
-HYPER = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.9999, "prediction": 1.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SOURCES = [Path(kernel.__file__).with_name(f"_host_{name}.c") for name in ("kernel", "pool")]
 FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
@@ -43,50 +44,62 @@ def backend(request, monkeypatch):
     return request.param
 
 
-def problem(rows, cols, *, grad_dtype=torch.bfloat16, out_dtype=torch.bfloat16, seed=0):
-    """Return keyword arguments of adamw in the middle of a training, every row at its own step."""
+def problem(
+    rows, cols, *, num_steps=3, grad_dtype=torch.bfloat16, out_dtype=torch.bfloat16, seed=0,
+    lead=1.0, repeats_last=True, beta1=0.9,
+):  # fmt: skip
+    """Return a replay in the middle of a training, every row at its own step, some idle."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale):
         return torch.randn(rows, cols, generator=generator) * scale
 
-    steps = torch.arange(1, rows + 1, dtype=torch.float64)
-    return {
-        "master": normal(0.1),
-        "exp_avg": normal(1e-2),
-        "exp_avg_sq": normal(1e-2).square(),
-        "out": torch.full((rows, cols), math.nan, dtype=out_dtype),
-        "grad": normal(1e-2).to(grad_dtype),
-        "grad_scale": 0.3,
-        "acc": normal(1e-2),
-        "count": 3,
-        "step_size": (1e-3 / (1 - 0.9**steps)).float(),
-        "denom_scale": (1 - 0.999**steps).sqrt().float(),
-        "active": torch.tensor([row % 3 != 1 for row in range(rows)], dtype=torch.uint8),
-        **HYPER,
-    }
+    steps = [
+        AdamStep(
+            lr=1e-3 * (index + 1), beta1=beta1, beta2=0.999 - 0.01 * index, eps=1e-8 * index,
+            decay=1.0 - 1e-4 * index, scale=0.3 + index, grad=normal(1e-2).to(grad_dtype),
+        )
+        for index in range(num_steps)
+    ]  # fmt: skip
+    other = AdamStep(lr=3e-3, beta1=0.8, beta2=0.95, eps=1e-7, decay=1.0)
+    is_last = repeats_last and num_steps > 0
+    return ReplayJob(
+        normal(0.1), normal(1e-2), normal(1e-2).square(), torch.arange(rows) // 2 + 1,
+        torch.tensor([row % 3 != 1 for row in range(rows)], dtype=torch.uint8), steps,
+        Upload(torch.full((rows, cols), math.nan, dtype=out_dtype), lead,
+               steps[-1] if is_last else other, is_last),
+    )  # fmt: skip
 
 
-def clone(arguments):
-    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+def clone(job):
+    """Return the job on tensors of its own."""
+    tensors = {name: getattr(job, name).clone() for name in (*STATE, "active")}
+    steps = [replace(step, grad=step.grad.clone()) for step in job.steps]
+    return ReplayJob(
+        **tensors, steps=steps, upload=replace(job.upload, out=job.upload.out.clone())
+    )
 
 
-def rows_of(arguments, first, last):
-    """Return views of a range of rows."""
-    return {k: v[first:last] if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+STATE = ("master", "exp_avg", "exp_avg_sq", "step")
 
 
-def run(arguments):
-    """Run adamw on a copy and return what it changed."""
-    arguments = clone(arguments)
-    kernel.adamw(**arguments)
-    return [arguments[name] for name in ("master", "exp_avg", "exp_avg_sq", "out")]
+def results_of(job):
+    return [*(getattr(job, name) for name in STATE), job.upload.out]
+
+
+def run(job):
+    """Run a job on a copy and return what it changed."""
+    job = clone(job)
+    kernel.run(job)
+    return results_of(job)
 
 
 def bits(tensor):
     """Return the tensor's bits, every NaN as one."""
-    tensor = torch.where(tensor.isnan(), torch.full_like(tensor, math.nan), tensor)
-    return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+    if tensor.is_floating_point():
+        tensor = torch.where(tensor.isnan(), torch.full_like(tensor, math.nan), tensor)
+    kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+    return tensor.contiguous().view(kinds[tensor.element_size()])
 
 
 def assert_same_bits(actual, expected):
@@ -104,40 +117,39 @@ def test_equals_torch_adamw_over_steps(backend, beta1):
     )
     master = parameter.detach().clone()
     exp_avg, exp_avg_sq, out = (torch.zeros_like(master) for _ in range(3))
+    count, active, waiting = torch.zeros(3, dtype=torch.int64), torch.ones(3).byte(), []
     for step in range(1, 31):
         grad = torch.randn(3, 37, generator=generator)
         parameter.grad = grad.clone()
         optimizer.step()
-        kernel.adamw(
-            master, exp_avg, exp_avg_sq, out, grad=grad, grad_scale=1.0, acc=None, count=1,
-            step_size=torch.full((3,), 1e-2 / (1 - beta1**step)),
-            denom_scale=torch.full((3,), math.sqrt(1 - 0.99**step)),
-            active=torch.ones(3, dtype=torch.uint8),
-            beta1=beta1, beta2=0.99, eps=1e-6, decay=1 - 1e-2 * 0.1, prediction=0.0,
-        )  # fmt: skip
+        waiting.append(AdamStep(1e-2, beta1, 0.99, 1e-6, 1 - 1e-2 * 0.1, 1.0, grad))
+        if len(waiting) == 1 + step % 4:  # one to four gradients at once
+            upload = Upload(out, 0.0, waiting[-1], repeats_last=True)
+            kernel.run(ReplayJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
+            waiting = []
+    upload = Upload(out, 0.0, AdamStep(0, 0, 0, 0, 1), repeats_last=False)
+    kernel.run(ReplayJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
     state = optimizer.state[parameter]
     torch.testing.assert_close(master, parameter.detach(), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(exp_avg, state["exp_avg"], rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(exp_avg_sq, state["exp_avg_sq"], rtol=1e-6, atol=1e-7)
     assert torch.equal(out, master)
+    assert count.tolist() == [30] * 3
 
 
-@pytest.mark.parametrize("sources", ["grad", "acc", "both"])
+@pytest.mark.parametrize("num_steps", [0, 1, 3, 70])
 @pytest.mark.parametrize("grad_dtype", DTYPES)
 @pytest.mark.parametrize("out_dtype", DTYPES)
-def test_c_and_torch_agree_bit_for_bit(monkeypatch, sources, grad_dtype, out_dtype):
+def test_c_and_torch_agree_bit_for_bit(monkeypatch, num_steps, grad_dtype, out_dtype):
     results = {}
     for name in ("c", "torch"):
         select(monkeypatch, name)
         results[name] = []
-        for count, beta1, prediction in ((1, 0.9, 0.0), (3, 0.9, 1.0), (4, 0.25, 0.5)):
-            arguments = problem(5, 331, grad_dtype=grad_dtype, out_dtype=out_dtype, seed=count)
-            arguments |= {"count": count, "beta1": beta1, "prediction": prediction}
-            if sources == "acc":
-                arguments["grad"] = None
-            elif sources == "grad":
-                arguments["acc"] = None
-            results[name] += run(arguments)
+        for lead, repeats_last, beta1 in ((0.0, True, 0.9), (1.3, True, 0.9), (2.0, False, 0.25)):
+            results[name] += run(
+                problem(5, 331, num_steps=num_steps, grad_dtype=grad_dtype, out_dtype=out_dtype,
+                        lead=lead, repeats_last=repeats_last, beta1=beta1)
+            )  # fmt: skip
     assert_same_bits(results["c"], results["torch"])
 
 
@@ -145,12 +157,26 @@ def test_non_finite_gradients_end_the_same_in_c_and_torch(monkeypatch):
     results = []
     for name in ("c", "torch"):
         select(monkeypatch, name)
-        arguments = problem(4, 40)
-        arguments["grad"][0, 0], arguments["grad"][2, 7] = math.inf, math.nan
-        arguments["exp_avg_sq"][3, 5] = -1.0
-        results.append(run(arguments))
+        job = problem(4, 40)
+        job.steps[0].grad[0, 0], job.steps[1].grad[2, 7] = math.inf, math.nan
+        job.exp_avg_sq[3, 5] = -1.0
+        results.append(run(job))
     assert results[0][0].isnan().sum() == 3
     assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 65, 130])
+@pytest.mark.parametrize("repeats_last", [True, False])
+def test_any_cut_of_the_steps_gives_the_same_bits(backend, num_steps, repeats_last):
+    job = problem(5, 150, num_steps=num_steps, repeats_last=repeats_last)
+    expected = run(job)
+    for cut in {0, 1, num_steps // 2, num_steps}:
+        parts = clone(job)
+        kernel.run(replace(parts, steps=parts.steps[:cut], upload=None))
+        # The last step's displacement is not known any more where none is left to take.
+        upload = replace(parts.upload, repeats_last=repeats_last and cut < num_steps)
+        kernel.run(replace(parts, steps=parts.steps[cut:], upload=upload))
+        assert_same_bits(results_of(parts), expected)
 
 
 def test_clones_agree_with_plain_c_bit_for_bit(tmp_path, monkeypatch):
@@ -198,9 +224,10 @@ def rounding_cases(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_output_rounds_as_torch_casts(backend, dtype):
     master = rounding_cases(dtype).unsqueeze(0)
-    arguments = problem(1, master.numel(), out_dtype=dtype)
-    arguments |= {"master": master, "active": torch.zeros(1, dtype=torch.uint8)}
-    *_, out = run(arguments)
+    job = replace(
+        problem(1, master.numel(), num_steps=0, out_dtype=dtype, lead=0.0), master=master
+    )
+    *_, out = run(job)
     assert_same_bits([out], [master.to(dtype)])
     assert torch.equal(out.isnan(), master.isnan())
 
@@ -213,16 +240,16 @@ def test_every_16_bit_gradient_is_read_exactly(backend, dtype):
         tiny = expected.abs() < torch.finfo(torch.float32).tiny
         expected = torch.where(tiny, expected * 0.0, expected)
     acc = torch.empty(1, grad.numel())
-    kernel.accumulate(acc, grad.unsqueeze(0), 1.0, first=True)
+    kernel.run(SumJob(acc, grad.unsqueeze(0), 1.0, is_first=True))
     assert_same_bits([acc], [expected.unsqueeze(0)])
 
 
 def test_first_gradient_overwrites_and_later_ones_add(backend):
     acc = torch.full((2, 2), math.nan)
     grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    kernel.accumulate(acc, grad, 0.5, first=True)
+    kernel.run(SumJob(acc, grad, 0.5, is_first=True))
     assert acc.tolist() == [[0.5, 1.0], [1.5, 2.0]]
-    kernel.accumulate(acc, grad.bfloat16(), 2.0, first=False)
+    kernel.run(SumJob(acc, grad.bfloat16(), 2.0, is_first=False))
     assert acc.tolist() == [[2.5, 5.0], [7.5, 10.0]]
 
 
@@ -232,159 +259,143 @@ def test_accumulation_rounds_the_product_before_the_sum(backend, dtype):
     acc = torch.randn(7, 1001, generator=generator)
     grad = torch.randn(7, 1001, generator=generator).to(dtype)
     expected = acc + (grad.float() * 0.3)
-    kernel.accumulate(acc, grad, 0.3, first=False)
+    kernel.run(SumJob(acc, grad, 0.3, is_first=False))
     assert_same_bits([acc], [expected])
-
-
-def test_accumulating_the_last_gradient_in_the_update_changes_no_bit(backend):
-    fused = problem(4, 90)
-    split = clone(fused)
-    kernel.accumulate(split["acc"], split["grad"], split["grad_scale"], first=False)
-    assert_same_bits(run(fused), run(split | {"grad": None}))
-
-
-@pytest.mark.parametrize("beta1", [0.9, 0.3, 0.0])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_moments_first_and_weights_later_change_no_bit(backend, dtype, beta1):
-    fused = problem(5, 301, grad_dtype=dtype)
-    fused |= {"acc": None, "count": 1, "active": torch.ones(5, dtype=torch.uint8), "beta1": beta1}
-    apart = clone(fused)
-    kernel.moments(
-        apart["exp_avg"], apart["exp_avg_sq"], apart["grad"], 0.3, beta1=beta1, beta2=0.999
-    )
-    assert_same_bits([apart["exp_avg"], apart["exp_avg_sq"]], run(fused)[1:3])
-    assert_same_bits(run(apart | {"grad": None}), run(fused))
 
 
 def test_rows_step_by_their_own_constants(backend):
     together = run(problem(7, 50))
     for row in range(7):
-        alone = run(rows_of(problem(7, 50), row, row + 1))
+        alone = run(problem(7, 50).rows(row, row + 1))
         assert_same_bits(alone, [tensor[row : row + 1] for tensor in together])
 
 
 @pytest.mark.parametrize("cut", [range(12), [0, 1, 11], [0, 4, 5, 9, 11]])
 def test_any_cut_of_the_rows_gives_the_same_bits(backend, cut):
-    arguments = problem(11, 77)
-    # Neighbours alike in both constants, in one, in none; all but the last rows active.
-    arguments["step_size"] = arguments["step_size"][[0, 0, 0, 3, 4, 4, 6, 6, 6, 7, 7]]
-    arguments["denom_scale"] = arguments["denom_scale"][[0, 0, 2, 2, 3, 4, 4, 4, 6, 6, 6]]
-    arguments["active"] = (torch.arange(11) < 9).to(torch.uint8)
-    whole = run(arguments)
-    pieces = clone(arguments)
+    job = problem(11, 77)
+    whole, pieces = run(job), clone(job)
     for first, last in itertools.pairwise(cut):
-        kernel.adamw(**rows_of(pieces, first, last))
-    names = ("master", "exp_avg", "exp_avg_sq", "out")
-    assert_same_bits([pieces[name] for name in names], whole)
+        kernel.run(pieces.rows(first, last))
+    assert_same_bits(results_of(pieces), whole)
 
 
-def test_inactive_rows_keep_their_state_and_upload_their_weights(backend):
-    arguments = problem(6, 45)
-    results = run(arguments)
-    idle = arguments["active"] == 0
-    for name, result in zip(("master", "exp_avg", "exp_avg_sq"), results, strict=False):
-        assert torch.equal(result[idle], arguments[name][idle])
-        assert not torch.isclose(result[~idle], arguments[name][~idle], rtol=0, atol=0).any()
-    assert torch.equal(results[3][idle], arguments["master"][idle].bfloat16())
+def test_inactive_rows_keep_their_state_and_are_uploaded_by_it(backend):
+    job = problem(6, 45, lead=1.5)
+    results = run(job)
+    idle = job.active == 0
+    for name, result in zip(STATE, results, strict=False):
+        assert torch.equal(result[idle], getattr(job, name)[idle])
+        assert not torch.isclose(
+            result[~idle].float(), getattr(job, name)[~idle].float(), rtol=0, atol=0
+        ).any()
+    alone = replace(job, steps=[], upload=replace(job.upload, repeats_last=False))
+    assert torch.equal(results[-1][idle], run(alone)[-1][idle])
 
 
-@pytest.mark.parametrize(("prediction", "expected"), [(0.0, 0.5), (1.0, 0.0), (2.0, -0.5)])
-def test_upload_runs_ahead_by_the_predicted_share(backend, prediction, expected):
+@pytest.mark.parametrize(("lead", "expected"), [(0.0, 0.5), (1.0, 0.0), (2.0, -0.5)])
+@pytest.mark.parametrize("repeats_last", [True, False])
+def test_upload_runs_ahead_along_the_last_displacement(backend, lead, expected, repeats_last):
     # First step, gradient 1: m-hat and v-hat are 1, so Adam moves by the learning rate, 0.5.
-    one, zero = torch.ones(1, 1), torch.zeros(1, 1)
-    master, exp_avg, exp_avg_sq, out = run({
-        "master": one, "exp_avg": zero, "exp_avg_sq": zero, "out": zero,
-        "grad": one, "grad_scale": 4.0, "acc": one * 4, "count": 8,
-        "step_size": torch.tensor([0.5 / 0.1]), "denom_scale": torch.tensor([0.001**0.5]),
-        "active": torch.ones(1, dtype=torch.uint8), "beta1": 0.9, "beta2": 0.999, "eps": 0.0,
-        "decay": 1.0, "prediction": prediction,
-    })  # fmt: skip
+    step = AdamStep(0.5, 0.9, 0.999, 0.0, 1.0, scale=4.0, grad=torch.full((1, 1), 0.25))
+    master, exp_avg, exp_avg_sq, count, out = run(ReplayJob(
+        torch.ones(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1).long(),
+        torch.ones(1).byte(), [step], Upload(torch.zeros(1, 1), lead, step, repeats_last),
+    ))  # fmt: skip
     assert master.item() == pytest.approx(0.5, abs=1e-6)
     assert exp_avg.item() == pytest.approx(0.1)
     assert exp_avg_sq.item() == pytest.approx(0.001)
+    assert count.item() == 1
     assert out.item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_decay_shrinks_the_weight_but_is_not_predicted(backend):
-    arguments = problem(2, 9, out_dtype=torch.float32)
-    plain = run(arguments | {"decay": 1.0})
-    decayed = run(arguments | {"decay": 0.5})
-    lost = 0.5 * arguments["master"] * arguments["active"].unsqueeze(1)
+def test_rows_that_have_taken_no_step_are_uploaded_as_they_are(backend):
+    job = problem(2, 9, num_steps=0, out_dtype=torch.float32)
+    job.step.zero_()
+    assert torch.equal(run(job)[-1], job.master)
+
+
+def test_decay_shrinks_the_weight_but_does_not_lead(backend):
+    job = problem(2, 9, num_steps=1, out_dtype=torch.float32)
+    plain = run(job)
+    decayed = run(replace(job, steps=[replace(job.steps[0], decay=0.5)]))
+    lost = 0.5 * job.master * job.active.unsqueeze(1)
     torch.testing.assert_close(plain[0] - decayed[0], lost, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(plain[3] - decayed[3], lost, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(plain[-1] - decayed[-1], lost, rtol=1e-4, atol=1e-6)
 
 
 def test_a_first_moment_does_not_linger_in_the_subnormals(monkeypatch):
     select(monkeypatch, "c")
     if not FLUSHES:
         pytest.skip("this processor's mode is left alone")
-    arguments = problem(1, 64) | {"acc": None, "count": 1}
-    arguments["grad"].zero_()
-    arguments["exp_avg"].fill_(1e-39)
-    assert torch.equal(run(arguments)[1], torch.zeros(1, 64))
+    job = problem(1, 64, num_steps=1)
+    job.steps[0].grad.zero_()
+    job.exp_avg.fill_(1e-39)
+    assert torch.equal(run(job)[1], torch.zeros(1, 64))
     tiny = torch.full((1,), 1e-39)  # the caller's arithmetic keeps them
     assert (tiny * 1.0).item() == tiny.item() != 0
 
 
-@pytest.mark.parametrize("sources", ["grad", "both"])
+@pytest.mark.parametrize("num_steps", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_upload_may_take_the_place_of_the_gradient(backend, sources, dtype):
-    arguments = problem(7, 300, grad_dtype=dtype, out_dtype=dtype)
-    if sources == "grad":
-        arguments |= {"acc": None, "count": 1}
-    expected = run(arguments)
-    shared = clone(arguments)
-    shared["out"] = shared["grad"]
-    kernel.adamw(**shared)
-    names = ("master", "exp_avg", "exp_avg_sq", "out")
-    assert_same_bits([shared[name] for name in names], expected)
+def test_the_upload_may_take_the_place_of_the_first_gradient(backend, num_steps, dtype):
+    job = problem(7, 300, num_steps=num_steps, grad_dtype=dtype, out_dtype=dtype)
+    expected, shared = run(job), clone(job)
+    shared = replace(shared, upload=replace(shared.upload, out=shared.steps[0].grad))
+    kernel.run(shared)
+    assert_same_bits(results_of(shared), expected)
 
 
 def test_empty_row_ranges_are_no_work(backend):
     for rows, cols in ((0, 8), (3, 0)):
-        kernel.accumulate(torch.empty(rows, cols), torch.empty(rows, cols), 1.0, first=True)
+        kernel.run(SumJob(torch.empty(rows, cols), torch.empty(rows, cols), 1.0, is_first=True))
         assert run(problem(rows, cols))[0].shape == (rows, cols)
 
 
+def bad_grad(value):
+    return [AdamStep(1e-3, 0.9, 0.999, 1e-8, 1.0, 1.0, value)]
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "changes"),
     [
-        ("master", torch.zeros(12)),
-        ("master", torch.zeros(3, 4, dtype=torch.float64)),
-        ("exp_avg", torch.zeros(4, 4)),
-        ("exp_avg_sq", torch.zeros(4, 3).t()),
-        ("acc", torch.zeros(3, 4, dtype=torch.bfloat16)),
-        ("grad", torch.zeros(3, 4, dtype=torch.float64)),
-        ("grad", torch.zeros(4, 3).t()),
-        ("grad", torch.zeros(3, 5)),
-        ("out", torch.zeros(3, 4, dtype=torch.int16)),
-        ("out", torch.zeros(3, 4, device="meta")),
-        ("step_size", torch.zeros(4)),
-        ("step_size", torch.zeros(3, dtype=torch.float64)),
-        ("denom_scale", torch.zeros(3, 1)),
-        ("active", torch.zeros(3)),
-        ("active", torch.zeros(6, dtype=torch.uint8)[::2]),
-        ("count", 0),
+        ("master", {"master": torch.zeros(12)}),
+        ("master", {"master": torch.zeros(3, 4, dtype=torch.float64)}),
+        ("exp_avg", {"exp_avg": torch.zeros(4, 4)}),
+        ("exp_avg_sq", {"exp_avg_sq": torch.zeros(4, 3).t()}),
+        ("step", {"step": torch.zeros(3, dtype=torch.int32)}),
+        ("step", {"step": torch.zeros(4, dtype=torch.int64)}),
+        ("active", {"active": torch.zeros(3)}),
+        ("active", {"active": torch.zeros(6, dtype=torch.uint8)[::2]}),
+        ("the gradient of step 0", {"steps": bad_grad(torch.zeros(3, 4, dtype=torch.float64))}),
+        ("the gradient of step 0", {"steps": bad_grad(torch.zeros(4, 3).t())}),
+        ("the gradient of step 0", {"steps": bad_grad(torch.zeros(3, 5))}),
+        ("the gradient of step 1",
+         {"steps": bad_grad(torch.zeros(3, 4)) + bad_grad(torch.zeros(3, 4).half())}),
+        ("step 0 has no gradient", {"steps": bad_grad(None)}),
+        ("out", {"out": torch.zeros(3, 4, dtype=torch.int16)}),
+        ("out", {"out": torch.zeros(3, 4, device="meta")}),
     ],
-)
-def test_bad_arguments_are_refused_by_name(backend, name, value):
-    arguments = problem(3, 4) | {name: value}
+)  # fmt: skip
+def test_bad_arguments_are_refused_by_name(backend, name, changes):
+    job = problem(3, 4)
+    if "out" in changes:
+        changes = {"upload": replace(job.upload, **changes)}
     with pytest.raises(ValueError, match=f"^{name}"):
-        kernel.adamw(**arguments)
+        kernel.run(replace(job, **changes))
 
 
 @pytest.mark.parametrize(
-    ("acc", "grad", "name"),
+    ("total", "grad", "name"),
     [
-        (torch.zeros(4), torch.zeros(4), "acc"),
-        (torch.zeros(2, 2, dtype=torch.float16), torch.zeros(2, 2), "acc"),
+        (torch.zeros(4), torch.zeros(4), "total"),
+        (torch.zeros(2, 2, dtype=torch.float16), torch.zeros(2, 2), "total"),
         (torch.zeros(2, 2), torch.zeros(2, 3), "grad"),
         (torch.zeros(2, 3), torch.zeros(3, 2).t(), "grad"),
     ],
 )
-def test_bad_arguments_of_accumulate_are_refused_by_name(backend, acc, grad, name):
+def test_bad_arguments_of_a_sum_are_refused_by_name(backend, total, grad, name):
     with pytest.raises(ValueError, match=f"^{name}"):
-        kernel.accumulate(acc, grad, 1.0, first=True)
+        kernel.run(SumJob(total, grad, 1.0, is_first=True))
 
 
 def test_fallback_is_chosen_by_the_environment_and_says_so_once(monkeypatch, caplog):

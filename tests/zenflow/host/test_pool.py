@@ -7,89 +7,55 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import Accumulation, Moments, Update, WindowUpdate
-from zenflow.host import kernel
+from zenflow.host import kernel, torch_kernel
 from zenflow.host import pool as host_pool
+from zenflow.host.jobs import AdamStep, ReplayJob, SumJob, Upload
 from zenflow.host.library import c_library
 from zenflow.host.pool import HostPool
-from zenflow.rule.adamw import Hyper, host_row_scales
 
 pytestmark = pytest.mark.skipif(
     kernel.active_kernel() != "c", reason="needs the compiled host kernel"
 )
 
-HYPER = Hyper(lr=3e-3, beta1=0.9, beta2=0.98, eps=1e-8, weight_decay=0.1)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KINDS = ["sum", "replay", "upload"]
 
 
-def make_state(rows, cols, dtype, seed, *, most_steps=3):
-    """Return a block's tensors with rows of different ages, some of them inactive."""
+def job_of(kind, rows, cols, dtype, seed, *, most_steps=3):
+    """Return a job on rows of different ages, some of them inactive; the same for one seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal():
         return torch.randn(rows, cols, generator=generator)
 
-    return {
-        "master": normal(),
-        "exp_avg": normal() * 0.1,
-        "exp_avg_sq": normal().square() * 0.1,
-        "step": torch.randint(0, most_steps + 1, (rows,), generator=generator),
-        "grad": normal().to(dtype),
-        "acc": normal(),
-        "out": torch.zeros(rows, cols, dtype=dtype),
-        "active": torch.randint(0, 2, (rows,), generator=generator, dtype=torch.uint8),
-    }
+    if kind == "sum":
+        return SumJob(normal(), normal().to(dtype), 0.25, is_first=False)
+    count = torch.randint(0, most_steps + 1, (rows,), generator=generator)
+    active = torch.randint(0, 2, (rows,), generator=generator, dtype=torch.uint8)
+    steps = [
+        AdamStep(3e-3, 0.9, 0.98, 1e-8, 1.0 - 3e-4, 0.5 * index, normal().to(dtype))
+        for index in range(3 if kind == "replay" else 0)
+    ]
+    upload = Upload(
+        torch.zeros(rows, cols, dtype=dtype), 1.5,
+        AdamStep(3e-3, 0.9, 0.98, 1e-8, 1.0), repeats_last=False,
+    )  # fmt: skip
+    state = (normal(), normal() * 0.1, normal().square() * 0.1)
+    return ReplayJob(*state, count, active, steps, upload)
 
 
-def expected_of(kind, state, factor):
-    """Do with the kernel's own functions what the pool is asked for."""
-    want = {name: value.clone() for name, value in state.items()}
-    if kind == "accumulate":
-        kernel.accumulate(want["acc"], want["grad"], factor, first=False)
-    elif kind == "moments":
-        want["step"] += 1
-        kernel.moments(
-            want["exp_avg"], want["exp_avg_sq"], want["grad"], factor, beta1=0.9, beta2=0.98
-        )
-    else:
-        want["step"] += want["active"]
-        step_size, denom_scale = host_row_scales(want["step"].numpy(), HYPER, 2.0)
-        kernel.adamw(
-            want["master"], want["exp_avg"], want["exp_avg_sq"], want["out"],
-            grad=want["grad"], grad_scale=factor, acc=want["acc"], count=3, step_size=step_size,
-            denom_scale=denom_scale, active=want["active"], beta1=0.9, beta2=0.98, eps=1e-8,
-            decay=1.0 - HYPER.lr * 2.0 * HYPER.weight_decay, prediction=1.5,
-        )  # fmt: skip
-    return want
+def tensors_of(job):
+    if isinstance(job, SumJob):
+        return [job.total]
+    return [job.master, job.exp_avg, job.exp_avg_sq, job.step, job.upload.out]
 
 
-def rows_of(state):
-    return HostRows(
-        **{name: state[name] for name in ("master", "exp_avg", "exp_avg_sq", "step")},
-        accumulators=[state["acc"]],
-        staging=state["grad"],
-    )
-
-
-def job_of(kind, state):
-    host, shape = rows_of(state), tuple(state["master"].shape)
-    if kind == "accumulate":
-        return Accumulation(host, shape, accumulator=0, first=False).encode()
-    if kind == "moments":
-        return Moments(host, shape, HYPER).encode()
-    window = WindowUpdate(
-        hyper=HYPER, lr_scale=2.0, count=3, accumulator=0, reads_staging=True, prediction=1.5
-    )
-    return Update(host, shape, window, state["active"], state["out"]).encode()
-
-
-def assert_same(state, want):
-    for name, value in want.items():
-        assert torch.equal(state[name], value), name
-
-
-KINDS = ["accumulate", "moments", "adamw"]
+def assert_done(job, *arguments, **settings):
+    """Compare a job that was done with what the kernel does on one thread."""
+    want = job_of(*arguments, **settings)
+    kernel.run(want)
+    for ours, theirs in zip(tensors_of(job), tensors_of(want), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,24 +68,27 @@ KINDS = ["accumulate", "moments", "adamw"]
     threads=st.integers(0, 3),
 )
 def test_any_cut_on_any_threads_gives_the_kernels_bits(kinds, rows, cols, dtype, piece, threads):
-    states = [make_state(rows, cols, dtype, seed) for seed in range(len(kinds))]
-    wants = [expected_of(kind, state, 0.25) for kind, state in zip(kinds, states, strict=True)]
+    cases = [(kind, rows, cols, dtype, seed) for seed, kind in enumerate(kinds)]
+    jobs = [job_of(*case) for case in cases]
     pool = HostPool.open(threads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_pool, "PIECE_ELEMENTS", piece)
-        pool.run([job_of(*pair) for pair in zip(kinds, states, strict=True)], 0.25)
+        pool.run([job.encode() for job in jobs])
     pool.close()
-    for state, want in zip(states, wants, strict=True):
-        assert_same(state, want)
+    for job, case in zip(jobs, cases, strict=True):
+        assert_done(job, *case)
 
 
-def test_bias_corrections_of_a_long_run_are_those_of_pythons_floats():
-    state = make_state(600, 3, torch.float32, seed=1, most_steps=2**24 + 5)
-    want = expected_of("adamw", state, 1.0)
+def test_bias_corrections_of_a_long_run_are_those_of_pythons_floats(monkeypatch):
+    case, most_steps = ("replay", 600, 3, torch.float32, 1), 2**24 + 5
+    job = job_of(*case, most_steps=most_steps)
     pool = HostPool.open(2)
-    pool.run([job_of("adamw", state)], 1.0)
+    pool.run([job.encode()])
     pool.close()
-    assert_same(state, want)
+    want = job_of(*case, most_steps=most_steps)
+    torch_kernel.run(want)
+    for ours, theirs in zip(tensors_of(job), tensors_of(want), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_callers_share_the_threads_and_each_returns_when_its_own_rows_are_done(monkeypatch):
@@ -128,11 +97,12 @@ def test_callers_share_the_threads_and_each_returns_when_its_own_rows_are_done(m
 
     def call(seed):
         for turn in range(40):
-            state = make_state(50, 17, torch.bfloat16, seed=1000 * seed + turn)
-            kind = KINDS[turn % 3]
-            want = expected_of(kind, state, 0.5)
-            pool.run([job_of(kind, state)], 0.5)
-            wrong.extend(name for name in want if not torch.equal(state[name], want[name]))
+            case = (KINDS[turn % 3], 50, 17, torch.bfloat16, 1000 * seed + turn)
+            job, want = job_of(*case), job_of(*case)
+            pool.run([job.encode()])
+            kernel.run(want)
+            pairs = zip(tensors_of(job), tensors_of(want), strict=True)
+            wrong.extend(case for ours, theirs in pairs if not torch.equal(ours, theirs))
 
     callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
     for caller in callers:
@@ -145,12 +115,13 @@ def test_callers_share_the_threads_and_each_returns_when_its_own_rows_are_done(m
 
 
 def test_a_call_without_rows_returns_and_one_after_it_is_served():
-    pool, state = HostPool.open(2), make_state(9, 5, torch.float32, seed=3)
-    pool.run([], 1.0)
-    pool.run([job_of(kind, make_state(0, 5, torch.float32, seed=3)) for kind in KINDS], 1.0)
-    want = expected_of("moments", state, 1.0)
-    pool.run([job_of("moments", state)], 1.0)
-    assert_same(state, want)
+    pool, case = HostPool.open(2), ("replay", 9, 5, torch.float32, 3)
+    pool.run([])
+    empty = [job_of(kind, 0, 5, torch.float32, 3) for kind in KINDS]
+    pool.run([job.encode() for job in empty])
+    job = job_of(*case)
+    pool.run([job.encode()])
+    assert_done(job, *case)
     pool.close()
     pool.close()  # closing twice is fine
 
@@ -170,9 +141,8 @@ def test_a_call_returns_only_when_its_last_piece_is_done(monkeypatch):
     pool, over = HostPool.open(rows), threading.Event()
 
     def sum_of(rows, cols):
-        acc = torch.zeros(rows, cols)
-        host = HostRows(acc, acc, acc, acc, accumulators=[acc], staging=torch.ones(rows, cols))
-        pool.run([Accumulation(host, (rows, cols), accumulator=0, first=True).encode()], 1.0)
+        acc, grad = torch.zeros(rows, cols), torch.ones(rows, cols)
+        pool.run([SumJob(acc, grad, 1.0, is_first=True).encode()])
         return acc[:, -1].tolist()
 
     def call_again_and_again():

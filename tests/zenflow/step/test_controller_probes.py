@@ -85,10 +85,10 @@ def compare(config, *, num_steps=10, seed=0, mode="keep", max_norm=None, absent=
             yield [(found[age], expected[age]) for age in found]
 
 
-@pytest.mark.parametrize("moments", ["step", "window"])
+@pytest.mark.parametrize("rule", ["exact", "published"])
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.3, 0.9])
-def test_norms_are_estimated_without_bias(ratio, moments):
-    config = config_of(topk_ratio=ratio, deferred_moments=moments)
+def test_norms_are_estimated_without_bias(ratio, rule):
+    config = config_of(topk_ratio=ratio, update_rule=rule)
     estimated = total = 0.0
     for seed in range(6):
         for step in compare(config, seed=seed, num_steps=9, max_norm=0.7):
@@ -101,8 +101,8 @@ def test_norms_are_estimated_without_bias(ratio, moments):
 @pytest.mark.parametrize(
     "case",
     [
-        {"config": config_of(rolling=False)},
-        {"config": config_of(full_warm_up_rounds=3, lag=None)},
+        {"config": config_of(update_rule="published")},
+        {"config": config_of(full_warm_up_rounds=3)},
         {"config": config_of(), "mode": "release", "max_norm": 0.5},
         {"config": config_of(), "absent": 0.4},
         {"config": config_of(), "log": [(3, {"update_interval": 2}), (6, {"topk_ratio": 0.6})]},
@@ -117,9 +117,9 @@ def test_norms_follow_the_windows(case):
             assert 0.5 * true < ours < 2 * true
 
 
-@pytest.mark.parametrize("rolling", [True, False])
-def test_rolling_windows_show_all_ages_and_aligned_ones_one(rolling):
-    config = config_of(rolling=rolling, update_interval=3, block_elements=200)
+@pytest.mark.parametrize("rule", ["exact", "published"])
+def test_rolling_windows_show_all_ages_and_aligned_ones_one(rule):
+    config = config_of(update_rule=rule, update_interval=3, block_elements=200)
     model = GivenGradients(SHAPES)
     ages = []
     with closing(
@@ -128,11 +128,11 @@ def test_rolling_windows_show_all_ages_and_aligned_ones_one(rolling):
         for step in range(1, 10):
             feed(model, optimizer, model.draw_gradients(step), "keep")
             ages.append([norms.age for norms in optimizer.report.windows])
-    assert ages[3:] == ([[1, 2, 3]] * 6 if rolling else [[1], [2], [3]] * 2)
+    assert ages[3:] == ([[1, 2, 3]] * 6 if config.rolling else [[1], [2], [3]] * 2)
 
 
 def test_opposite_gradients_cancel_and_equal_ones_add_up():
-    config = config_of(rolling=False, update_interval=2, select_interval=0)
+    config = config_of(update_rule="published", update_interval=2, select_interval=0)
     for sign, growth in ((-1.0, 0.0), (1.0, 4.0)):
         model = GivenGradients(SHAPES, torch.bfloat16)
         grads = model.draw_gradients(1)
@@ -175,11 +175,11 @@ LOOKS = {1, 2, *range(6, 13), *range(16, 22)}
 
 
 @pytest.mark.parametrize("mode", ["keep", "release"])
-@pytest.mark.parametrize("rolling", [True, False])
+@pytest.mark.parametrize("rule", ["exact", "published"])
 def test_windows_that_began_while_they_were_looked_at_have_the_norms_that_they_always_have(
-    rolling, mode
+    rule, mode
 ):
-    changes = {"num_steps": 24, "rolling": rolling, "update_interval": 4, "block_elements": 150}
+    changes = {"num_steps": 24, "update_rule": rule, "update_interval": 4, "block_elements": 150}
     always, weights = run(Watching(), mode, **changes)
     at_times, same = run(NowAndThen(LOOKS), mode, **changes)
     assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
@@ -262,15 +262,15 @@ def run(controller, mode="keep", *, num_steps=8, accumulation_steps=1, **changes
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
-def test_both_modes_and_both_kinds_of_moments_measure_the_first_steps_alike(accumulation_steps):
+def test_both_modes_and_both_rules_measure_the_first_steps_alike(accumulation_steps):
     found = []
-    for mode, moments in itertools.product(("keep", "release"), ("step", "window")):
+    for mode, rule in itertools.product(("keep", "release"), ("exact", "published")):
         reports, _ = run(
             Watching(curve_interval=1),
             mode,
             num_steps=1,
             accumulation_steps=accumulation_steps,
-            deferred_moments=moments,
+            update_rule=rule,
         )
         found.append((reports[0].windows, reports[0].energy_curve))
     assert found == [found[0]] * 4

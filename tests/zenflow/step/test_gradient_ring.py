@@ -1,6 +1,7 @@
 """The ring holds each piece until it was sent, and never more than its memory."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,28 +16,36 @@ from zenflow.errors import DeadlineError, WorkerError
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import CopyLane
 from zenflow.step import ring_size
-from zenflow.step.gradient_ring import GradientRing
+from zenflow.step.gradient_ring import GradientRing, PackJob
 from zenflow.surface import assembly
 
 DEVICE = CpuDevice(torch.device("cpu"))
 
 
+class FakeBlock:
+    """As much of a block as the ring looks at."""
+
+    def __init__(self, num_rows, columns):
+        self.deferred_columns = columns
+        self.shape = SimpleNamespace(num_rows=num_rows)
+
+
 def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
-    """Return (gradient, columns, empty host buffer) of each (O, I), some columns left out."""
+    """Return a job for each (O, I), some columns left out, with an empty host buffer."""
     generator = torch.Generator().manual_seed(seed)
     jobs = []
     for rows, columns in shapes:
         grad = torch.randn(rows, columns, generator=generator).to(dtype)
         chosen = torch.randperm(columns, generator=generator)[: max(1, columns * 3 // 4)].sort()
-        jobs.append((grad, chosen.values, torch.zeros(len(chosen.values), rows, dtype=dtype)))
+        host = torch.zeros(len(chosen.values), rows, dtype=dtype)
+        jobs.append(PackJob(FakeBlock(rows, chosen.values), grad, host, 0, len(host)))
     return jobs
 
 
 def ring_for(jobs, monkeypatch=None, ring_bytes=None, wait_timeout=5.0):
     if ring_bytes is not None:
         monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
-    buffers = [host for _, _, host in jobs]
-    return GradientRing(DEVICE, buffers, wait_timeout=wait_timeout)
+    return GradientRing(DEVICE, [job.host for job in jobs], wait_timeout=wait_timeout)
 
 
 SHAPES = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=6)
@@ -68,8 +77,8 @@ def test_what_arrives_is_the_columns_however_late_copies_are(shapes, ring_bytes,
                 finish_oldest()
         while under_way:
             finish_oldest()
-        for grad, columns, host in jobs:
-            assert torch.equal(host, grad.t()[columns])
+        for job in jobs:
+            assert torch.equal(job.host, job.grad.t()[job.columns])
 
 
 @given(shapes=SHAPES, ring_bytes=st.integers(1, 100_000))
@@ -77,15 +86,13 @@ def test_pieces_have_every_column_once_and_leave_room_for_others(shapes, ring_by
     jobs = make_jobs(shapes)
     with pytest.MonkeyPatch.context() as patch:
         ring = ring_for(jobs, patch, ring_bytes)
-    tallest = max(host[:1].nbytes for _, _, host in jobs)
+    tallest = max(job.host[:1].nbytes for job in jobs)
     assert ring.num_bytes <= max(ring_bytes + 512, 4 * (tallest + 512))
-    seen = [
-        torch.cat([c for g, c, _ in ring_jobs(ring, jobs) if g is grad]) for grad, _, _ in jobs
-    ]
-    for columns, (_, expected, _) in zip(seen, jobs, strict=True):
-        assert torch.equal(columns, expected)
+    for job in jobs:
+        parts = [part for part in ring_jobs(ring, jobs) if part.block is job.block]
+        assert torch.equal(torch.cat([part.columns for part in parts]), job.columns)
     for piece in ring.pieces(jobs):
-        assert sum(host.nbytes for _, _, host in piece) <= max(ring.num_bytes // 4, tallest)
+        assert sum(job.num_bytes for job in piece) <= max(ring.num_bytes // 4, tallest)
 
 
 def ring_jobs(ring, jobs):

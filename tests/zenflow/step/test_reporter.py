@@ -19,7 +19,6 @@ def a_report(**changes):
         "update_interval": 4,
         "lag": 1,
         "topk_ratio": 0.1,
-        "rolling": True,
         "select_interval": 100,
         "learning_rates": (1e-3, 1e-4),
     }
@@ -53,7 +52,7 @@ def a_plan(**changes):
         "device_extra_bytes": 1200,
         "device_ring_bytes": 64,
     }
-    return MemoryPlan(**{**values, **changes})
+    return MemoryPlan(**{"queue_depth": 4, **values, **changes})
 
 
 def test_a_plan_says_bytes_per_parameter():

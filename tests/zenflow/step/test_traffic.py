@@ -41,12 +41,12 @@ def mean(values):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rolling", [True, False], ids=["rolling", "aligned"])
+@pytest.mark.parametrize("rule", ["exact", "published"])
 @pytest.mark.parametrize(("ratio", "window"), [(0.1, 4), (0.1, 2), (0.3, 3), (0.0, 4)])
-def test_traffic_per_step_is_the_cost_models_within_two_percent(ratio, window, rolling, dtype):
+def test_traffic_per_step_is_the_cost_models_within_two_percent(ratio, window, rule, dtype):
     model = make_model(dtype)
     config = ZenFlowConfig(
-        topk_ratio=ratio, update_interval=window, rolling=rolling, select_interval=0
+        topk_ratio=ratio, update_interval=window, update_rule=rule, select_interval=0
     )
     num_windows = 3
     reports = reports_of(model, config, (num_windows + 2) * window)[2 * window :]
@@ -73,22 +73,21 @@ def test_on_device_moves_nothing():
 
 def test_rolling_windows_upload_the_same_in_every_step_and_aligned_ones_in_bursts():
     uploads = {}
-    for rolling in (True, False):
-        config = ZenFlowConfig(rolling=rolling, select_interval=0)
+    for rule in ("exact", "published"):
+        config = ZenFlowConfig(update_rule=rule, select_interval=0)
         reports = reports_of(make_model(torch.bfloat16), config, 16)[8:]
-        uploads[rolling] = [report.h2d_bytes for report in reports]
-    assert max(uploads[True]) <= 1.05 * min(uploads[True])
-    assert sum(size > 0 for size in uploads[False]) == 2
-    assert sum(uploads[True]) == sum(uploads[False])
+        uploads[rule] = [report.h2d_bytes for report in reports]
+    assert max(uploads["exact"]) <= 1.05 * min(uploads["exact"])
+    assert sum(size > 0 for size in uploads["published"]) == 2
+    assert sum(uploads["exact"]) == sum(uploads["published"])
 
 
 @pytest.mark.parametrize(
     ("changes", "lag"),
     [
         ({}, 1),
-        ({"rolling": False, "lag": None}, 4),
-        ({"lag": 2}, 2),
-        ({"overlap_step": False, "prediction": 0.0}, 0),
+        ({"update_rule": "published"}, 4),
+        ({"overlap_step": False}, 0),
     ],
 )
 def test_reports_say_what_was_in_force_and_how_stale_gradients_were(changes, lag):

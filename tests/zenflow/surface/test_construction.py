@@ -16,7 +16,7 @@ from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import Copy, CopyLane
 from zenflow.step import engine
-from zenflow.step.host_tasks import HostTasks
+from zenflow.step.exact_tasks import ExactTasks
 from zenflow.surface import assembly
 from zenflow.trace.recorder import Recorder
 
@@ -146,18 +146,18 @@ def test_a_failed_construction_gives_the_devices_memory_back(monkeypatch, broken
 
 def test_tasks_are_queued_bucket_by_bucket_in_the_order_of_backward(monkeypatch):
     """A bucket's staging is then free in the order in which the next backward needs it."""
-    queued, accumulate, update = [], HostTasks.accumulate, HostTasks.update
+    queued, take_in, update = [], ExactTasks.take_in, ExactTasks.update
 
-    def noting_accumulate(self, step, bucket, skipped):
-        queued.append(("accumulate", bucket.index))
-        return accumulate(self, step, bucket, skipped)
+    def noting_take_in(self, step, bucket, due):
+        queued.append(("take in", bucket.index))
+        return take_in(self, step, bucket, due)
 
-    def noting_update(self, step, blocks, active):
+    def noting_update(self, step, blocks, active, opened):
         queued.extend(("update", block.split.bucket) for block in blocks[:1])
-        return update(self, step, blocks, active)
+        return update(self, step, blocks, active, opened)
 
-    monkeypatch.setattr(HostTasks, "accumulate", noting_accumulate)
-    monkeypatch.setattr(HostTasks, "update", noting_update)
+    monkeypatch.setattr(ExactTasks, "take_in", noting_take_in)
+    monkeypatch.setattr(ExactTasks, "update", noting_update)
     config = ZenFlowConfig(
         update_interval=2, topk_ratio=0.3, min_split_elements=1, select_interval=0
     )
@@ -170,4 +170,4 @@ def test_tasks_are_queued_bucket_by_bucket_in_the_order_of_backward(monkeypatch)
     buckets = [bucket for _, bucket in queued]
     assert num_buckets > 2
     assert buckets == sorted(buckets)
-    assert {kind for kind, _ in queued} == {"accumulate", "update"}
+    assert {kind for kind, _ in queued} == {"take in", "update"}

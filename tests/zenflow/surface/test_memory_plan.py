@@ -59,7 +59,7 @@ CONFIGS = {
     "delayed": ZenFlowConfig.preset("delayed"),
     "on_device": ZenFlowConfig.preset("on_device"),
     "warm-up": ZenFlowConfig(full_warm_up_rounds=4),
-    "no overlap": ZenFlowConfig(overlap_step=False, prediction=0),
+    "no overlap": ZenFlowConfig(overlap_step=False),
 }
 
 
@@ -94,12 +94,14 @@ def test_what_is_allocated_is_what_was_planned(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_default_takes_at_most_20_host_bytes_per_parameter(dtype):
+def test_the_default_takes_few_host_bytes_per_parameter(dtype):
+    """Three float32 numbers, one gradient staged and 1.6 on average that wait, and an upload."""
     model = make_model(dtype)
     with closing(ZenFlowAdamW(model.parameters())) as optimizer:
         assert optimizer.config == ZenFlowConfig()
         plan = optimizer.memory
-        assert 0 < plan.host_bytes_per_param <= 20
+        most = 12 + dtype.itemsize * (1 + 1.575 + 1 / 4)
+        assert 0.85 * most <= plan.host_bytes_per_param <= most
         assert plan.host_bytes_per_param == plan.host_bytes / plan.num_params
 
 
@@ -111,7 +113,7 @@ def test_what_lands_at_once_takes_no_host_memory_of_its_own(dtype):
             return optimizer.memory.host_bytes
 
     assert planned(full_warm_up_rounds=60) == planned()
-    assert planned(overlap_step=False, prediction=0) < planned()
+    assert planned(overlap_step=False) < planned()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -124,7 +126,7 @@ def test_the_device_takes_12_bytes_per_important_element_and_bounded_rings(ratio
     resident = plan.num_params - plan.split_params
     important = ratio * plan.split_params + resident
     # Vectors of one entry per column or row come on top; a block's count is rounded.
-    slack = 12 * 8 * WIDTH + 40 * 8 * WIDTH
+    slack = 12 * 8 * WIDTH + 68 * 8 * WIDTH
     assert plan.device_extra_bytes <= 12 * important * 1.02 + slack
     assert plan.device_ring_bytes <= 4 * max(p.nbytes for p in model.parameters())
 

@@ -27,7 +27,7 @@ def make(model, mode="keep", **arguments):
     )
 
 
-@pytest.mark.parametrize("config", [{"lag": 1}, "zenflow", 3])
+@pytest.mark.parametrize("config", [{"update_interval": 1}, "zenflow", 3])
 def test_a_config_of_another_type_is_refused_with_how_to_make_one(config):
     with pytest.raises(TypeError, match=r"config must be a ZenFlowConfig .* ZenFlowConfig\("):
         make(nn.Linear(4, 4), config=config)
@@ -93,8 +93,7 @@ def test_a_controller_that_changes_its_mind_at_every_step_starves_no_block():
                 calendar.close(block, step)
                 last_closed[block] = step
             assert step - last_closed[block] <= 4 + 6
-        chosen = {"update_interval": 3 + step % 4, "rolling": step % 3 > 0}
-        calendar.set_knobs(replace(knobs, **chosen), step)
+        calendar.set_knobs(replace(knobs, update_interval=3 + step % 4), step)
 
 
 def test_one_change_of_the_interval_lays_all_phases_out_anew():
@@ -105,18 +104,6 @@ def test_one_change_of_the_interval_lays_all_phases_out_anew():
                 calendar.close(block, step)
     calendar.set_knobs(replace(knobs, update_interval=4), 3)
     assert calendar.next_due == [4, 5, 6, 7] * 2
-
-
-def test_windows_that_ended_in_turn_end_together_once_they_are_aligned():
-    calendar, knobs = a_calendar(update_interval=4, num_blocks=8)
-    for step in (1, 2, 3):
-        for block in range(8):
-            if calendar.is_due(block, step):
-                calendar.close(block, step)
-    calendar.set_knobs(replace(knobs, rolling=False), 3)
-    assert calendar.next_due == [7] * 8  # 4 steps after the last of them began
-    calendar.set_knobs(replace(knobs, rolling=False, update_interval=2), 5)
-    assert calendar.next_due == [6] * 8
 
 
 def test_blocks_of_other_loads_are_laid_out_anew():
@@ -130,7 +117,7 @@ def test_blocks_of_other_loads_are_laid_out_anew():
 
 
 def test_resuming_without_the_controller_says_so():
-    config = ZenFlowConfig(min_split_elements=1, update_interval=1, deferred_moments="window")
+    config = ZenFlowConfig(min_split_elements=1, update_interval=1, update_rule="published")
     model = nn.Linear(8, 8)
     with_one = make(model, config=config, controller=LoggedDecisions([]))
     without = make(nn.Linear(8, 8), config=config)

@@ -1,0 +1,164 @@
+"""How many gradients wait on the host changes its memory and traffic, and no bit of the result."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing
+from tests.zenflow.step import test_timing as timing
+from tests.zenflow.test_reference import run_engine, scenarios
+from tests.zenflow.test_resume import Run, config_of, uninterrupted
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.columns.gradient_queue import RoomPool
+from zenflow.device.cpu import CpuDevice
+from zenflow.lanes.completion import Completion
+from zenflow.rule.queue_size import pool_bytes, queue_depth
+from zenflow.step import engine, exact_tasks
+
+
+def runs_of(scenario, mode, depths, dtype=torch.float32):
+    for depth in depths:
+        config = dataclasses.replace(scenario.config, update_rule="exact", queue_depth=depth)
+        yield [*run_engine(dataclasses.replace(scenario, config=config), mode, dtype)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    scenario=scenarios(),
+    mode=st.sampled_from(["keep", "release"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    depth=st.integers(2, 6),
+    room=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_any_depth_and_any_memory_give_the_same_bits(scenario, mode, dtype, depth, room):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            engine, "pool_bytes", lambda size, depth: int(room * pool_bytes(size, depth))
+        )
+        expected, actual = runs_of(scenario, mode, (1, depth), dtype)
+    for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
+        assert_equal(ours, theirs, f"step {step}")
+
+
+@pytest.mark.parametrize("depths", [(1, 4), (4, 1), (3, 2)])
+def test_a_run_resumes_bit_for_bit_with_another_depth(depths):
+    first, then = (dataclasses.replace(config_of("exact"), queue_depth=q) for q in depths)
+    weights, saved = uninterrupted(config=first, mode="release")
+    for start in range(1, 9):
+        with closing(Run(then, "release", seed=7)) as run:
+            run.load(saved[start])
+            for step in range(start, len(weights)):
+                assert_equal(run.step(step), weights[step], f"resumed at {start}, step {step}")
+
+
+class Watched:
+    """How the queues of an optimizer's blocks are used."""
+
+    def __init__(self, monkeypatch):
+        self.longest, self.passes, self.forced = 0, 0, 0
+        stage, apply = exact_tasks.ExactTasks.stage, exact_tasks.ExactTasks._apply
+
+        def noting_stage(tasks, block):
+            waited = len(block.queue)
+            self.longest = max(self.longest, waited)
+            staged = stage(tasks, block)
+            self.forced += len(block.queue) < waited
+            return staged
+
+        def noting_apply(tasks, blocks, step):
+            self.passes += len(blocks)
+            return apply(tasks, blocks, step)
+
+        monkeypatch.setattr(exact_tasks.ExactTasks, "stage", noting_stage)
+        monkeypatch.setattr(exact_tasks.ExactTasks, "_apply", noting_apply)
+
+
+@pytest.mark.parametrize(("interval", "depth"), [(4, 4), (8, 4), (8, 2), (6, 3), (5, 1)])
+def test_memory_is_enough_for_the_depth_in_a_long_run(monkeypatch, interval, depth):
+    """No block has to apply its gradients before it has as many as the depth allows."""
+    watched = Watched(monkeypatch)
+    model = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(12)))
+    config = ZenFlowConfig(update_interval=interval, queue_depth=depth, select_interval=0)
+    optimizer = ZenFlowAdamW(model.parameters(), config=config, max_grad_norm=1.0)
+    with closing(optimizer):
+        for step in range(4 * interval):
+            if step == 2 * interval:
+                watched.longest = watched.passes = watched.forced = 0
+            model(torch.randn(4, 300)).square().mean().backward()
+            optimizer.step()
+        num_blocks = len(optimizer._engine.layout.blocks)
+        assert optimizer.memory.queue_depth == depth
+    assert watched.forced == 0
+    assert watched.longest == depth - 1
+    # A window of S gradients takes S / q passes, the last of which ends it.
+    assert watched.passes == num_blocks * 2 * (-(-interval // depth) - 1)
+
+
+def test_a_pool_without_room_lets_blocks_apply_what_waits(monkeypatch):
+    watched = Watched(monkeypatch)
+    monkeypatch.setattr(engine, "pool_bytes", lambda size, depth: 0)
+    timing.train(TinyStack, timing.config_of("S 3"), "release", 12)
+    assert watched.forced > 0
+    assert watched.longest == 1
+
+
+DEVICE = CpuDevice(torch.device("cpu"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    calls=st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=40),
+    size=st.integers(0, 60),
+)
+def test_rooms_never_overlap_and_tell_what_still_uses_them(calls, size):
+    pool, like = RoomPool(DEVICE, 64 * size), torch.empty(0, dtype=torch.bfloat16)
+    live, users = [], []
+    for takes, number in calls:
+        taken = pool.take((number, 8), like) if takes else None
+        if takes and taken is not None:
+            values, room = taken
+            assert values.shape == (number, 8)
+            assert 0 <= room.first < room.last <= 64 * size
+            assert all(room.last <= r.first or r.last <= room.first for r in live)
+            for first, last, user in users:  # whoever used any of these bytes is awaited
+                if first < room.last and room.first < last:
+                    assert user in room.busy
+            users = [u for u in users if not (u[0] < room.last and room.first < u[1])]
+            live.append(room)
+        elif not takes and live:
+            room, user = live.pop(number % len(live)), Completion("a reader")
+            users.append((room.first, room.last, user))
+            pool.give(room, [user])
+    for room in live:
+        pool.give(room, [])
+    whole = pool.take((size * 4, 8), like)
+    assert whole is not None or size == 0
+
+
+def test_the_depth_follows_the_memory_and_never_passes_the_window():
+    assert queue_depth(None, 1, 100.0) == 1
+    assert queue_depth(None, 64, 100.0) == 4
+    assert [queue_depth(None, 8, spare) for spare in (0.5, 0.53, 1.04, 1.06, 1.58)] == [
+        1,
+        2,
+        2,
+        3,
+        4,
+    ]
+    assert queue_depth(7, 8, 0.0) == 7
+    assert queue_depth(9, 8, 0.0) == 8
+
+
+def test_a_host_without_memory_to_spare_lets_no_gradient_wait(monkeypatch):
+    plans = []
+    for free in (0.0, 1e12):
+        monkeypatch.setattr(engine, "free_bytes", lambda free=free: (free, "a test"))
+        config = ZenFlowConfig(**TINY)
+        with closing(ZenFlowAdamW(OddShapes().parameters(), config=config)) as optimizer:
+            plans.append(optimizer.memory)
+    assert [plan.queue_depth for plan in plans] == [1, 4]
+    assert plans[0].host_bytes < plans[1].host_bytes
