@@ -82,6 +82,26 @@ class Flow:
     """Bytes/s at present."""
 
 
+class Alarm(simpy.Event):
+    """An event that happens again whenever it is set, for waits of which there is one at a time.
+
+    A new event for each of them would take longer.
+    """
+
+    _ok = True
+    _value = None
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[Any], None]) -> None:
+        """Take what to call whenever it happens; it is not set yet."""
+        self.env = env
+        self.callbacks = self._calls = [callback]
+
+    def set(self, delay: float) -> None:
+        """Let it happen after so many seconds; it must not be set already."""
+        self.callbacks = self._calls  # SimPy has taken them off
+        self.env.schedule(self, delay=delay)
+
+
 @dataclass(slots=True)
 class FluidNetwork:
     """All flows of a machine. Rates change only where a flow begins or ends.
@@ -89,18 +109,23 @@ class FluidNetwork:
     Attributes:
         env: SimPy's environment, whose time is in seconds.
         flows: Those under way, in the order in which they began.
-        moved: Bytes of each kind of flow so far.
+        moved: Bytes of each kind of flow that have ended or been stopped.
     """
 
     env: simpy.Environment
     flows: list[Flow] = field(default_factory=list)
     moved: dict[FlowKind, float] = field(default_factory=dict)
     _since: float = 0.0
-    _plan: int = 0
+    _wake: simpy.Event | None = None
+    """Alarm of the next end. Those set before rates changed are still to come, and do nothing."""
+    _ending: Flow | None = None
+    """Flow that ends then."""
     _is_ending: bool = False
     """Whether flows are being ended: what begins meanwhile is shared out with what is left."""
     _known: dict[tuple[FlowKind, ...], list[float]] = field(default_factory=dict)
     """Fair rates by the kinds of the flows under way: few mixes ever occur."""
+    _spare: list[Alarm] = field(default_factory=list)
+    """Alarms that have happened, to be set again."""
 
     def send(self, kind: FlowKind, num_bytes: float, on_end: Callable[[], object]) -> Flow:
         """Begin a flow.
@@ -118,10 +143,12 @@ class FluidNetwork:
         flow = Flow(kind, num_bytes, on_end, num_bytes)
         if num_bytes == 0:
             on_end()
-            return flow
-        self._move()
-        self.flows.append(flow)
-        self._share_out()
+        elif self._is_ending:
+            self.flows.append(flow)
+        else:
+            self._move()
+            self.flows.append(flow)
+            self._share_out()
         return flow
 
     def stop(self, flow: Flow) -> float:
@@ -130,13 +157,20 @@ class FluidNetwork:
             return 0.0
         self._move()
         self.flows.remove(flow)
-        self._share_out()
+        self._count(flow)
+        if not self._is_ending:
+            self._share_out()
         return flow.remaining
 
     def carried(self, resource: Resource) -> float:
         """Return what a resource has moved so far."""
         self._move()
-        return sum(kind.uses.get(resource, 0.0) * moved for kind, moved in self.moved.items())
+        moved = [*self.moved.items(), *((f.kind, f.num_bytes - f.remaining) for f in self.flows)]
+        return sum(kind.uses.get(resource, 0.0) * num_bytes for kind, num_bytes in moved)
+
+    def _count(self, flow: Flow) -> None:
+        kind = flow.kind
+        self.moved[kind] = self.moved.get(kind, 0.0) + flow.num_bytes - flow.remaining
 
     def _move(self) -> None:
         """Take all flows to the present at the rates they had."""
@@ -145,20 +179,15 @@ class FluidNetwork:
         self._since = now
         if elapsed <= 0:
             return
-        moved = self.moved
         for flow in self.flows:
-            step = flow.rate * elapsed
-            step = min(step, flow.remaining)
-            flow.remaining -= step
-            moved[flow.kind] = moved.get(flow.kind, 0.0) + step
+            left = flow.remaining - flow.rate * elapsed
+            flow.remaining = left if left > 0.0 else 0.0
 
     def _share_out(self) -> None:
         """Give every flow its fair rate, and wake up when the next one ends."""
-        if self._is_ending:
-            return
-        self._plan += 1
         flows = self.flows
         if not flows:
+            self._wake = None
             return
         kinds = tuple([flow.kind for flow in flows])
         rates = self._known.get(kinds)
@@ -170,26 +199,29 @@ class FluidNetwork:
             left = flow.remaining / rate
             if left < soonest:
                 ending, soonest = flow, left
-        timeout = simpy.Timeout(self.env, soonest, (self._plan, ending))
-        timeout.callbacks.append(self._wake_up)
+        self._ending = ending
+        spare = self._spare
+        self._wake = wake = spare.pop() if spare else Alarm(self.env, self._wake_up)
+        wake.set(soonest)
 
-    def _wake_up(self, event: Any) -> None:
-        plan, ending = event.value
-        if plan != self._plan:
+    def _wake_up(self, event: Alarm) -> None:
+        self._spare.append(event)
+        if event is not self._wake:
             return  # rates have changed since
         self._move()
         # The one that this was about has ended, whatever rounding says: else an end that is
         # nearer than the clock can tell would be waited for again and again.
         still: list[Flow] = []
         ended: list[Flow] = []
+        ending = self._ending
         for flow in self.flows:
             over = flow is ending or flow.remaining <= _ENDED * flow.num_bytes
             (ended if over else still).append(flow)
         self.flows = still
         self._is_ending = True
         for flow in ended:
-            self.moved[flow.kind] = self.moved.get(flow.kind, 0.0) + flow.remaining
             flow.remaining = 0.0
+            self._count(flow)
             flow.on_end()
         self._is_ending = False
         self._share_out()

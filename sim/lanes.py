@@ -11,13 +11,13 @@ import heapq
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
 
-from sim.fluid import Flow, FlowKind, FluidNetwork
+from sim.fluid import Alarm, Flow, FlowKind, FluidNetwork
 from zenflow.trace.timeline import Span, Timeline
 
 SpanRow = tuple[str, str, float, float, int, float]
@@ -92,7 +92,8 @@ class _LaneJob:
     name: str
     step: int
     work: Work
-    done: simpy.Event
+    done: simpy.Event | None
+    """Event of its end; None if nobody asked for it."""
     after: list[simpy.Event]
     """Events that it still waits for."""
     deadline: int
@@ -118,6 +119,11 @@ class AbstractLane(ABC):
     _flow: Flow | None = None
     _started: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Take the clock, and make the alarm for the end of a job's own seconds."""
+        self._env = self.network.env
+        self._alarm = Alarm(self._env, self._begin_flow)
+
     def submit(
         self,
         name: str,
@@ -136,11 +142,31 @@ class AbstractLane(ABC):
             after: What must have happened before it starts.
             deadline: How urgent it is in a lane that goes by that: the step that waits for it.
         """
-        waits = [event for event in after if not event.processed]
-        done = simpy.Event(self.network.env)
+        done = simpy.Event(self._env)
+        self._submit(name, step, work, done, after, deadline)
+        return done
+
+    def submit_all(self, name: str, step: int, works: Sequence[Work]) -> simpy.Event:
+        """Queue jobs of one name, at least one; return the event of the end of the last.
+
+        An event for each end that nobody waits for would take as long as the job itself.
+        """
+        for work in works[:-1]:
+            self._submit(name, step, work, None, (), 0)
+        return self.submit(name, step, works[-1])
+
+    def _submit(
+        self,
+        name: str,
+        step: int,
+        work: Work,
+        done: simpy.Event | None,
+        after: Iterable[simpy.Event],
+        deadline: int,
+    ) -> None:
+        waits = [event for event in after if event.callbacks is not None]  # not yet processed
         order = next(self._order)
         self._queue(_LaneJob(name, step, work, done, waits, deadline, order, work.num_bytes))
-        return done
 
     @abstractmethod
     def _queue(self, job: _LaneJob) -> None:
@@ -152,11 +178,11 @@ class AbstractLane(ABC):
 
     def _start(self, job: _LaneJob) -> None:
         self._running = job
-        self._started = self.network.env.now
+        self._started = self._env.now
         work = job.work
         if not job.has_begun and (work.seconds > 0 or work.kind is None):
             job.has_begun = True
-            simpy.Timeout(self.network.env, work.seconds).callbacks.append(self._begin_flow)
+            self._alarm.set(work.seconds)
         else:
             self._begin_flow()
 
@@ -164,23 +190,26 @@ class AbstractLane(ABC):
         """Begin the job's flow, if it has one."""
         job = self._running
         assert job is not None
-        if job.work.kind is None or job.remaining <= 0:
+        kind = job.work.kind
+        if kind is None or job.remaining <= 0:
             self._end()
         else:
-            self._flow = self.network.send(job.work.kind, job.remaining, self._end)
+            self._flow = self.network.send(kind, job.remaining, self._end)
 
     def _end(self) -> None:
         job, self._running, self._flow = self._running, None, None
         assert job is not None
         self._record(job, job.remaining)
-        job.done.succeed()
+        if job.done is not None:
+            job.done.succeed()
         self._advance()
 
     def _record(self, job: _LaneJob, moved: float) -> None:
         """Record the job's span, in which so many bytes of its flow moved."""
-        work = job.work
-        share = moved / work.num_bytes if work.num_bytes else 1.0
-        now, counted = self.network.env.now, work.counted * share
+        work, now = job.work, self._env.now
+        counted = work.counted
+        if counted and work.num_bytes:
+            counted *= moved / work.num_bytes
         self.recording.add(self.name, job.name, self._started, now, job.step, counted)
 
 
@@ -248,7 +277,7 @@ class HostLane(AbstractLane):
         self._record(running, flow.num_bytes - running.remaining)
         if running.remaining > 0:
             heapq.heappush(self._ready, (running.deadline, running.order, running))
-        else:  # its end was due now
+        elif running.done is not None:  # its end was due now
             running.done.succeed()
         self._advance()
 

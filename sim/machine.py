@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import simpy
@@ -39,6 +39,8 @@ class Rates:
     """Bytes/s that the host threads of one device move at most."""
     core: float
     """Bytes/s that one of them moves."""
+    steps: float
+    """AdamW steps of an element, per second, that the host threads of one device take at most."""
     cores: float
     """Number of hardware threads at work at once, where a CPU plays the device."""
 
@@ -65,6 +67,7 @@ class Rates:
             sharing=hardware.devices_per_socket,
             host=threads * host.core_bandwidth.value * reach,
             core=host.core_bandwidth.value * reach,
+            steps=threads * host.core_update.value,
             cores=hardware.total_cores * host.core_sharing.value / 2,
         )
 
@@ -111,6 +114,7 @@ class Machine:
         self.pack_rate = overheads.pack_bandwidth.value
         self.unpack_rate = (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
         self.dram = Resource("dram", rates.dram)
+        self._bound_kinds: dict[float, FlowKind] = {}
         self._make_kinds()
 
     def _lane(self, name: str) -> SerialLane:
@@ -153,6 +157,10 @@ class Machine:
     ) -> simpy.Event:
         """Queue work on the device, to start after these events; return that of its end."""
         return self.device.submit(name, step, self.device_work(seconds), after)
+
+    def compute_all(self, name: str, seconds: Iterable[float], step: int) -> simpy.Event:
+        """Queue works on the device, at least one; return the event of the end of the last."""
+        return self.device.submit_all(name, step, [self.device_work(each) for each in seconds])
 
     def device_work(self, seconds: float) -> Work:
         """Return so many seconds of an undisturbed device as work."""
@@ -203,10 +211,29 @@ class Machine:
             return overhead
         return overhead + num_bytes / packing
 
-    def host_work(self, num_bytes: float) -> Work:
-        """Return a host task that moves so many bytes of DRAM as work."""
-        task = self.hardware.overheads.host_task.value
-        return Work(seconds=task, kind=self.host_kind, num_bytes=num_bytes)
+    def host_work(self, num_bytes: float, steps: float = 0.0) -> Work:
+        """Return a host task as work.
+
+        Args:
+            num_bytes: Bytes of DRAM that it moves.
+            steps: Number of AdamW steps of an element that it takes meanwhile.
+        """
+        task, kind = self.hardware.overheads.host_task.value, self.host_kind
+        if steps * kind.max_rate > num_bytes * self.rates.steps:
+            kind = self._bound_kind(self.rates.steps * num_bytes / steps)
+        return Work(seconds=task, kind=kind, num_bytes=num_bytes)
+
+    def _bound_kind(self, rate: float) -> FlowKind:
+        """Return the host's kind of flow where arithmetic holds it down to this rate, bytes/s."""
+        found = self._bound_kinds.get(rate)
+        if found is None:
+            kind, slower = self.host_kind, self.host_kind.max_rate / rate
+            found = replace(kind, max_rate=rate)
+            if self.compute_kind is not None:  # a byte takes more of the cores' time
+                uses = {resource: share * slower for resource, share in kind.uses.items()}
+                found = replace(found, uses=uses, weight=kind.weight / slower)
+            self._bound_kinds[rate] = found
+        return found
 
     def stall(self, cause: str, since: float, step: int) -> None:
         """Record that the device has waited from then until now."""

@@ -179,7 +179,8 @@ def simulate(
     Raises:
         ConfigError: The strategy's options are wrong.
     """
-    strategy.schedule(Machine(costs.hardware), costs)  # refuses options before they are used
+    if strategy.config is None:  # refuses options before they are used
+        strategy.schedule(Machine(costs.hardware), costs)
     period = strategy.period
     wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
     measured = -(-wanted // period) * period

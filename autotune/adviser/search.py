@@ -15,7 +15,7 @@ from autotune.adviser.messages import ForecastedSetting
 from autotune.constraints import Feasibility
 from autotune.model.twin import Twin
 from autotune.space import SearchSpace
-from sim.timing.block_plan import window_bytes
+from sim.timing.host_passes import window_bytes
 from zenflow.knobs import Knobs
 
 _RANKED_SHARE = 2 / 3

@@ -25,7 +25,6 @@ EVIDENCE: Mapping[str, str] = {
     "S = 8": "+1.4% at a learning rate of 1e-3",
     "S = 16": "+0.0% at a learning rate of 1e-4, +4.0% at 1e-3",
     "k = 0": "+0.7% at a learning rate of 1e-3",
-    "window": "-3.1% at a learning rate of 1e-4, +1.5% at 1e-3",
 }
 """Held-out loss above AdamW's when a small decoder was fine-tuned, from the accuracy and
 update-rule records under `experiments/results`."""
@@ -260,18 +259,6 @@ def _accuracy(plan: Plan, chosen: Option) -> Iterator[str]:
         )
     else:
         yield f"Accuracy: {_evidence(chosen)} Nothing whose rule is AdamW exactly fits."
-    if plan.window is not None:
-        faster = plan.window.tokens_per_second / chosen.tokens_per_second - 1
-        yield (
-            f"Faster by {faster:.0%}, but with another rule: --deferred-moments window "
-            f"({_settings(plan.window)}). The decoder ended {EVIDENCE['window']}: compare the "
-            "losses of short runs of both before you use it."
-        )
-
-
-def _settings(option: Option) -> str:
-    rest = [change for change in option.changes if not change.startswith("deferred")]
-    return ", ".join(rest) or "the rest as it is"
 
 
 def _evidence(option: Option) -> str:

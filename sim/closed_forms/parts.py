@@ -7,11 +7,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.timing.block_plan import BlockPlan, intake_bytes, takes_last_in, update_bytes
+from sim.schedules.intake import intake_of
+from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import StepCosts
+from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTasks:
+    """A task of the host for each of L segments; no bytes are no task."""
+
+    num_bytes: Array
+    """Bytes of DRAM, (L,)."""
+    steps: Array
+    """AdamW steps of an element, (L,)."""
+
+    @classmethod
+    def none(cls, count: int) -> HostTasks:
+        """Return no tasks, to be added to."""
+        return cls(np.zeros(count), np.zeros(count))
+
+    def add(self, place: int, work: HostPass) -> None:
+        """Add work to a segment's task."""
+        self.num_bytes[place] += work.num_bytes
+        self.steps[place] += work.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,39 +42,35 @@ class WindowPhase:
 
     uploads: Array
     """Bytes that land on the device."""
-    intake: Array
-    """Bytes of DRAM for gradients taken in."""
-    update: Array
-    """Bytes of DRAM for windows that end."""
+    intake: HostTasks
+    """Work on gradients whose windows don't end."""
+    update: HostTasks
+    """Work on windows that end."""
 
 
 def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
     """Return what falls to each step of a window in the steady state, by the engine's calendar."""
-    calendar = plan.calendar()
+    calendar, intake = plan.calendar(), intake_of(plan, costs)
     count, size = len(costs.segments), costs.dtype_bytes
     window, lag = config.update_interval, config.effective_lag()
-    is_fused = takes_last_in(config, lag)
     steps = config.full_warm_up_rounds + 3 * window + lag
-    counts = [0] * len(plan.blocks)
     uploads = np.zeros((steps + lag + 1, count))
     phases = []
     for step in range(1, steps + 1):
-        intake, update = np.zeros(count), np.zeros(count)
+        taken, update = HostTasks.none(count), HostTasks.none(count)
+        for index in reversed(range(count)):
+            taken.add(count - 1 - index, intake.stage(index))
+        for index, work in enumerate(intake.take_in(calendar, step)):
+            taken.add(count - 1 - index, work)
         for block in plan.blocks:
+            if not calendar.is_due(block.index, step):
+                continue
             place = count - 1 - block.segment
-            counts[block.index] += 1
-            n = counts[block.index]
-            is_due = calendar.is_due(block.index, step)
-            if not (is_fused and is_due):
-                cost = intake_bytes(config, size, is_first=n == 1)
-                intake[place] += block.elements * cost
-            if is_due:
-                cost = update_bytes(config, size, count=n, is_fused=is_fused)
-                update[place] += block.elements * cost
+            if block.elements:
+                update.add(place, intake.end(block, calendar.lag(step)))
                 uploads[step + calendar.lag(step), place] += block.elements * size
-                counts[block.index] = 0
-                calendar.close(block.index, step)
-        phases.append(WindowPhase(uploads[step], intake * costs.intake_factor, update))
+            calendar.close(block.index, step)
+        phases.append(WindowPhase(uploads[step], taken, update))
     return phases[-window:]
 
 
@@ -120,7 +138,7 @@ class RingJobs:
     """Seconds of each copy beside those of its bytes, (2 L,)."""
     room: NDArray[np.intp]
     """Index of the copy that must end before backward goes on behind each segment, (L,); -1 is
-    none."""
+    none. Uploads that read it, or what was sent before, must have ended as well."""
 
     @classmethod
     def of(cls, grads: Array, fixed: float, ring: float) -> RingJobs:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sim.closed_forms.parts import (
     Array,
+    HostTasks,
     Jobs,
     Released,
     RingJobs,
@@ -28,14 +29,16 @@ from sim.closed_forms.parts import (
     window_phases,
 )
 from sim.machine import Rates
+from sim.schedules.zenflow import FRESH_PASSES
 from sim.simulate import Strategy
-from sim.timing.block_plan import BlockPlan, takes_last_in
+from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 
-AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host")
-"""What may differ from machine to machine: seconds of one micro-batch, and bytes/s."""
+AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host", "steps")
+"""What may differ from machine to machine: seconds of one micro-batch, bytes/s, and the AdamW steps
+of an element that the host takes in a second."""
 
 _EXACT = 1 + 1e-9
 """Factor that rounding may make."""
@@ -79,11 +82,16 @@ class ClosedForm:
             config = replace(strategy.config, select_interval=0)
             self._plan = BlockPlan(costs, config)
             self._phases = window_phases(self._plan, costs, config)
+            self._moved = self._plan.moved(self._plan.calendar(), config.full_warm_up_rounds + 1)
             shares = self._plan.shares[::-1]
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
             overheads = costs.hardware.overheads
             copy = overheads.copy.value + costs.hardware.link.latency.value
             self._ring = RingJobs.of(self._grads, copy, self._plan.ring)
+            # What lands under the exact rule is moved on by a gradient that came since.
+            moves = config.is_exact and config.overlap_step
+            late = FRESH_PASSES / costs.elementwise_bandwidth if moves else 0.0
+            self._unpack_rate = 1.0 / (1.0 / self._scatter_rate + late)
             self._uploads = [Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
@@ -164,10 +172,13 @@ class ClosedForm:
         seconds: Array = np.where(num_bytes > 0, fixed + num_bytes / rate[:, None], 0.0)
         return seconds
 
-    def _host_seconds(self, num_bytes: Array, axes: dict[str, Array]) -> Array:
+    def _host_seconds(self, tasks: HostTasks, axes: dict[str, Array]) -> Array:
+        """Return what each task takes, (N, L): its bytes' time or its arithmetic's."""
         task = self._costs.hardware.overheads.host_task.value
         rate = np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
-        seconds: Array = np.where(num_bytes > 0, task + num_bytes / rate[:, None], 0.0)
+        moving = tasks.num_bytes / rate[:, None]
+        work = np.maximum(moving, tasks.steps / axes["steps"][:, None])
+        seconds: Array = np.where(tasks.num_bytes > 0, task + work, 0.0)
         return seconds
 
     def _copies_are_free(self, axes: dict[str, Array], *, both_ways: bool) -> NDArray[np.bool_]:
@@ -198,7 +209,7 @@ class ClosedForm:
         copied = served(passed, copies)[:, -1]
         stepped = passed[:, -1] + overheads.step.value
         total = self._elements.sum(keepdims=True)
-        update = self._host_seconds(total * 28.0, axes)[:, 0]
+        update = self._host_seconds(HostTasks(total * 28.0, 0.0 * total), axes)[:, 0]
         upload = self._copy_seconds(total * size, axes["h2d"])[:, 0]
         seconds = np.maximum(stepped, copied) + update + upload
         limits = axes["dram"] / self._rates.sharing
@@ -227,8 +238,9 @@ class ClosedForm:
         passed, stepped, copied = step.passed, step.stepped, step.copied
         assert self._strategy.config is not None
         config = self._strategy.config
-        is_fused = takes_last_in(config, config.effective_lag())
+        is_fused = config.effective_lag() == 1
         applies = self._copies_are_free(axes, both_ways=True) & step.is_free
+        applies &= self._uploads_leave_in_time(axes, step)
         stalls = [
             np.maximum(0.0, uploads.ended(passed, axes["h2d"]) - stepped)
             for uploads in self._uploads
@@ -246,6 +258,22 @@ class ClosedForm:
             applies &= self._keeps_up(axes, stepped, copied, config)
         mean: Array = np.mean(stalls, axis=0)
         return Steady(stepped + mean, mean + step.pressed, applies)
+
+    def _uploads_leave_in_time(self, axes: dict[str, Array], step: Released) -> NDArray[np.bool_]:
+        """Return where the ring never waits for an upload that reads what lies in it."""
+        in_time = np.ones(len(step.stepped), bool)
+        # Uploads read the tails: that of segment l is copy 2 l + 1.
+        (waiting,) = np.nonzero(self._ring.room >= 1)
+        if not len(waiting):
+            return in_time
+        last = (self._ring.room[waiting] - 1) // 2
+        going_on = step.passed.copy()
+        going_on[:, -1] += step.pressed
+        for phase in self._phases:
+            lengths = self._copy_seconds(phase.uploads, axes["h2d"], self._unpack_rate)
+            ended = served(step.passed, lengths)[:, last]
+            in_time &= (ended <= going_on[:, waiting] * _EXACT).all(axis=1)
+        return in_time
 
     def _host_done(
         self,
@@ -286,7 +314,7 @@ class ClosedForm:
         return enough
 
     @property
-    def _unpack_rate(self) -> float:
+    def _scatter_rate(self) -> float:
         overheads = self._costs.hardware.overheads
         return (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
 
@@ -295,6 +323,8 @@ class ClosedForm:
         overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
         shares = self._plan.shares[::-1]
         intake = np.array([s.split * size / overheads.intake_bandwidth.value for s in shares])
+        moved = np.array(self._moved[::-1]) * size * FRESH_PASSES
+        intake += moved / self._costs.elementwise_bandwidth
         passed = self._passed(axes, intake + self._grads / overheads.pack_bandwidth.value)
         start = self._costs.accumulation * axes["forward"]
         start = start + (self._costs.accumulation - 1) * axes["backward"]

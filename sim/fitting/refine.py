@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 ENGINE_CONSTANTS = (
     "host.core_bandwidth",
     "host.core_sharing",
+    "host.core_update",
     "overheads.host_task",
     "overheads.copy",
     "overheads.bucket",

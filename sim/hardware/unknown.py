@@ -7,7 +7,15 @@ setting loads, not for its seconds. What uses them must correct them by measurem
 from __future__ import annotations
 
 from sim.hardware.catalog import find_machine
-from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Host, Link, Quantity
+from sim.hardware.profile import (
+    CORE_UPDATE,
+    Device,
+    EngineOverheads,
+    HardwareProfile,
+    Host,
+    Link,
+    Quantity,
+)
 
 SIGMA = 1.0
 """Log-normal spread of a generic figure: a factor of e is no surprise."""
@@ -58,6 +66,7 @@ def generic_cpu(cores: int, memory_bytes: float) -> HardwareProfile:
             core_bandwidth=_figure(1.5e10),
             numa_hop=_figure(1.0),
             core_sharing=_figure(1.2),
+            core_update=_figure(CORE_UPDATE),
         ),
         overheads=EngineOverheads(
             host_task=_figure(5e-5),

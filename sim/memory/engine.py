@@ -9,53 +9,46 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from sim.hardware.profile import HardwareProfile
 from sim.memory.parts import rounded
-from sim.timing.block_plan import ring_of
+from sim.timing.block_plan import blocks_of, ring_of
 from sim.timing.costs import is_split
+from sim.timing.host_memory import HostMemory, host_memory, largest
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
-from zenflow.rule.blocks import BlockShape, partition
-from zenflow.rule.calendar import WindowCalendar
 
 Shape = tuple[int, ...]
 
-# As in zenflow.columns.host_rows and zenflow.columns.device_rows, which load torch.
-_ALIGNMENT = 64
+# As in zenflow.columns.device_rows, which loads torch.
 _BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
+_COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
+"""Bytes of a split parameter's column: energy, score, second moment, factor, ownership, index."""
+_FRESH_BYTES = _INDEX + 3 * _FLOAT
+"""Bytes of it that fresh steps need besides: as `zenflow.step.fresh_steps`, which loads torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
     """Bytes of one engine, by what they are for."""
 
-    host_state: int
-    """Bytes of masters and both moments of deferred elements, float32."""
-    accumulators: int
-    """Bytes of windows' sums."""
-    steps: int
-    """Bytes of Adam's step counts, one for each deferred column."""
-    staging: int
-    """Pinned bytes of the last step's gradients."""
-    upload_buffer: int
-    """Bytes of one upload buffer, as asked for: see `sim.memory.parts.rounded`."""
-    num_uploads: int
-    """Number of upload buffers."""
+    host: HostMemory
+    """Memory of the host."""
+    depth: int
+    """Largest number of a column's gradients that wait on the host."""
     device_state: int
     """Bytes of moments and masters of important columns and of whole parameters."""
     column_vectors: int
-    """Bytes of scores, energies, ownership and indices of split parameters' columns."""
+    """Bytes of what the device keeps for each column of split parameters."""
     packed: int
     """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
     ring: int
     """Bytes of the ring through which released gradients leave a GPU."""
     block: int
     """Number of deferred elements of the largest block."""
-    deferred: int
-    """Number of elements that the host owns."""
     important: int
     """Number of elements of important columns."""
     resident: int
@@ -68,19 +61,42 @@ class EngineMemory:
     """Bytes of an element of the model."""
 
     @property
+    def deferred(self) -> int:
+        """Number of elements that the host owns."""
+        return self.host.deferred
+
+    @property
     def num_params(self) -> int:
         """Elements of all parameters."""
         return self.deferred + self.important + self.resident
 
     @property
+    def pool(self) -> int:
+        """Pinned bytes in which gradients wait on the host, beside staging."""
+        return self.host.pool(self.depth)
+
+    @property
     def uploads(self) -> int:
         """Bytes of all upload buffers, as asked for."""
-        return self.upload_buffer * self.num_uploads
+        return self.host.upload_buffer * self.host.num_uploads
 
     @property
     def rounding(self) -> int:
         """Bytes that torch's pinned allocator adds to the upload buffers on a GPU."""
-        return (rounded(self.upload_buffer) - self.upload_buffer) * self.num_uploads
+        size = self.host.upload_buffer
+        return (rounded(size) - size) * self.host.num_uploads
+
+    def on(self, hardware: HardwareProfile, reserve: float = 0.0) -> EngineMemory:
+        """Return the same with as many waiting gradients as a machine's host has room for.
+
+        Args:
+            hardware: The machine.
+            reserve: Bytes of the host that have to stay free.
+        """
+        num_own = self.important + self.resident
+        return replace(
+            self, depth=self.host.depth_on(hardware, self.num_params, num_own, reserve)
+        )
 
     def plan(self, *, has_ring: bool) -> MemoryPlan:
         """Return the engine's own plan, which leaves the rounding out.
@@ -88,13 +104,15 @@ class EngineMemory:
         Args:
             has_ring: Whether gradients leave through a ring: in release mode on a GPU.
         """
-        pinned = self.staging + self.uploads
+        host = self.host
+        pinned = host.staging + self.pool + self.uploads
         return MemoryPlan(
             num_params=self.num_params,
             split_params=self.deferred + self.important,
             model_bytes=self.num_params * self.dtype_bytes,
-            host_bytes=self.host_state + self.accumulators + self.steps + pinned,
+            host_bytes=host.state + host.sums + host.steps + pinned,
             pinned_bytes=pinned,
+            queue_depth=self.depth,
             device_extra_bytes=self.device_state + self.column_vectors,
             device_ring_bytes=self.ring if has_ring else self.packed,
         )
@@ -104,6 +122,9 @@ def engine_memory(
     shapes: Sequence[Shape], config: ZenFlowConfig, dtype_bytes: int
 ) -> EngineMemory:
     """Return what an engine takes for parameters of these shapes, in order of registration.
+
+    As many gradients wait as the engine chooses where it has memory for them; `EngineMemory.on`
+    says how many on a machine.
 
     Args:
         shapes: Of each trainable parameter, tied ones once.
@@ -123,73 +144,36 @@ def _engine_memory(
         for shape, size in zip(shapes, sizes, strict=True)
         if len(shape) > 1 and is_split(size, config)
     ]
-    blocks = partition(
-        split,
-        topk_ratio=config.topk_ratio,
-        update_interval=config.update_interval,
-        block_elements=config.block_elements,
-    )
+    blocks = blocks_of(tuple(split), config)
     columns = [0] * len(split)
     for block in blocks:
         columns[block.matrix] += block.num_deferred
     packed = [rows * own * dtype_bytes for (rows, _), own in zip(split, columns, strict=True)]
-    deferred = sum(block.deferred_elements for block in blocks)
+    host = host_memory(blocks, config, dtype_bytes)
+    deferred = host.deferred
     num_split = sum(rows * width for rows, width in split)
     resident = sum(sizes) - num_split
     num_residents = len(shapes) - len(split)
     important_columns = sum(width for _, width in split) - sum(columns)
     own_master = _FLOAT if dtype_bytes < _FLOAT else 0
-    lag = config.effective_lag()
+    each = _COLUMN_BYTES + (_FRESH_BYTES if config.is_exact else 0)
     return EngineMemory(
-        host_state=3 * _FLOAT * deferred,
-        accumulators=_FLOAT * deferred * num_accumulators(config),
-        steps=_INDEX * sum(columns),
-        staging=sum(_aligned(size) for size in packed),
-        upload_buffer=_upload_buffer(blocks, config, dtype_bytes),
-        num_uploads=lag if config.rolling else 1,
+        host=host,
+        depth=host.depth(math.inf),
         device_state=3 * _FLOAT * (num_split - deferred)
         + _INDEX * important_columns
         + (2 * _FLOAT + own_master) * resident
         + _FLOAT * num_residents,
-        column_vectors=(2 * _FLOAT + 1 + _INDEX) * sum(width for _, width in split),
+        column_vectors=each * sum(width for _, width in split),
         packed=2 * max(packed, default=0),
         ring=ring_of(blocks, dtype_bytes),
         block=max((block.deferred_elements for block in blocks), default=0),
-        deferred=deferred,
         important=num_split - deferred,
         resident=resident,
-        bucket=_largest((b.bucket, b.num_columns * b.num_rows) for b in blocks),
+        bucket=largest((b.bucket, b.num_columns * b.num_rows) for b in blocks),
         bank=_largest_bank(split, columns),
         dtype_bytes=dtype_bytes,
     )
-
-
-def num_accumulators(config: ZenFlowConfig) -> int:
-    """Return how many sums of a window's gradients each block has, with a fixed window length.
-
-    As `zenflow.surface.arguments.num_accumulators_for`, which says why, without a controller.
-    """
-    if config.deferred_moments == "step":
-        return 0
-    if config.update_interval == 1:
-        return 0 if config.effective_lag() <= 1 else 2
-    return 1 if not config.overlap_step or config.lag == 1 else 2
-
-
-def _upload_buffer(blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_bytes: int) -> int:
-    """Return the bytes of the largest boundary step whose updates land later."""
-    if not config.overlap_step:
-        return 0
-    sizes = [_aligned(block.deferred_elements * dtype_bytes) for block in blocks]
-    return _largest(zip(WindowCalendar(config, blocks).phases(), sizes, strict=True))
-
-
-def _largest(sizes: Iterable[tuple[int, int]]) -> int:
-    """Return the largest sum of sizes with the same key; 0 if there are none."""
-    sums: Counter[int] = Counter()
-    for key, size in sizes:
-        sums[key] += size
-    return max(sums.values(), default=0)
 
 
 def _largest_bank(split: Sequence[tuple[int, int]], deferred: Sequence[int]) -> int:
@@ -202,7 +186,3 @@ def _largest_bank(split: Sequence[tuple[int, int]], deferred: Sequence[int]) -> 
         open_banks[rows] = more if filled + more > _BANK_ELEMENTS else filled + more
         largest = max(largest, open_banks[rows])
     return largest
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

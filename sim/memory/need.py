@@ -18,7 +18,7 @@ from sim.memory.parts import PLACES, DeviceParts, Part, SystemCase, fullest, gib
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
-from zenflow.config import ZenFlowConfig
+from sim.timing.host_memory import PROCESS_BYTES
 
 Place = Literal["device", "host", "nvme"]
 
@@ -28,8 +28,6 @@ CONTEXT_BYTES = 0.8e9
 Estimated: a context alone is 0.3 to 0.6 GB."""
 COLLECTIVE_BYTES = 0.4e9
 """Bytes of a GPU's buffers for collectives, with several devices. Estimated."""
-PROCESS_BYTES = 2e9
-"""Bytes of the host for each device's interpreter, libraries and data loader. Estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +74,9 @@ class MemoryNeed:
     strategy: Strategy
     num_devices: int
     """Number of devices that share the work."""
+    queue_depth: int = 1
+    """Largest number of a column's gradients, q, that wait on the host, as many as it has room
+    for; 1 where the strategy has no queue."""
     parts: tuple[Part, ...]
     """Bytes by place and purpose."""
     moment: str
@@ -157,9 +158,11 @@ class MemoryNeed:
             )
         config = self.strategy.config
         if place == "host" and config is not None:
-            sums = sum(part.num_bytes for part in self.parts if part.name == "accumulators")
-            if sums:
-                yield f"deferred_moments='step' saves {gib(sums)}"
+            sizes = {part.name: part.num_bytes for part in self.parts}
+            if "sums" in sizes:
+                yield f"update_rule='exact' saves {gib(sizes['sums'])}"
+            if "waiting gradients" in sizes:
+                yield f"queue_depth=1 saves {gib(sizes['waiting gradients'])}"
             if self.num_devices > 1:
                 yield "take fewer devices, each of which holds all of the engine's host state"
         if place == "device" and config is not None and config.topk_ratio == 1:
@@ -176,6 +179,7 @@ class MemoryNeed:
         return {
             "strategy": self.strategy.name,
             "num_devices": self.num_devices,
+            "queue_depth": self.queue_depth,
             "device_bytes": self.device_bytes,
             "host_bytes": self.host_bytes,
             "pinned_bytes": self.pinned_bytes,
@@ -208,15 +212,20 @@ def memory_of(
     Args:
         workload: Model and batch of each device.
         strategy: Or its name.
-        hardware: How many devices share the work, and whether its link keeps up with backward.
+        hardware: How many devices share the work, how much the host holds, and whether its link
+            keeps up with backward.
 
     Raises:
         ConfigError: The strategy is unknown, or the device has no peak for the workload's dtype.
     """
     if isinstance(strategy, str):
         strategy = Strategy.of(strategy)
+    depth = 1
     if strategy.config is not None:
-        device, host = _engine_parts(workload, strategy, strategy.config, hardware)
+        shapes = [parameter.shape for parameter in workload.parameters]
+        own = engine_memory(shapes, strategy.config, workload.dtype_bytes).on(hardware)
+        device, depth = _engine_parts(workload, strategy, own, hardware), own.depth
+        host = _engine_host_parts(own, hardware.num_devices, is_cpu=hardware.device.is_cpu)
     else:
         system = strategy.system
         options = system.options(strategy.options)
@@ -234,18 +243,17 @@ def memory_of(
         workload=workload,
         strategy=strategy,
         num_devices=count,
+        queue_depth=depth,
         parts=tuple(part for part in (*parts, *host, *fixed) if part.num_bytes > 0),
         moment=moment,
     )
 
 
 def _engine_parts(
-    workload: Workload, strategy: Strategy, config: ZenFlowConfig, hardware: HardwareProfile
-) -> tuple[DeviceParts, list[Part]]:
-    """Return the parts of the engine; each of several devices has all of them (keep mode, DDP)."""
-    shapes = [parameter.shape for parameter in workload.parameters]
+    workload: Workload, strategy: Strategy, own: EngineMemory, hardware: HardwareProfile
+) -> DeviceParts:
+    """Return a device's parts of the engine; each of several has all of them (keep mode, DDP)."""
     size, count = workload.dtype_bytes, hardware.num_devices
-    own = engine_memory(shapes, config, size)
     releases = strategy.releases and count == 1
     whole = float(own.num_params * size)
     in_flight, after, ring = 2.0 * own.bucket * size, whole, own.packed
@@ -261,13 +269,13 @@ def _engine_parts(
         ring = own.ring
     temporaries = 0.0 if hardware.device.is_cpu else 2.0 * own.block * size
     float_size = 4 if size < 4 else 0
-    device = DeviceParts(
+    return DeviceParts(
         always=[
             Part("weights", "device", whole),
             Part(
                 "optimizer state", "device", own.device_state, "important columns, whole tensors"
             ),
-            Part("column vectors", "device", own.column_vectors, "scores, indices"),
+            Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
             Part("rings", "device", ring, "packed gradients on their way"),
             Part("uploads' temporaries", "device", temporaries, "of the largest block"),
             Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
@@ -285,16 +293,16 @@ def _engine_parts(
             ),
         ],
     )
-    return device, _engine_host_parts(own, count, is_cpu=hardware.device.is_cpu)
 
 
 def _engine_host_parts(own: EngineMemory, count: int, *, is_cpu: bool) -> list[Part]:
     rounding = 0 if is_cpu else own.rounding
     return [
-        Part("optimizer state", "pageable", count * own.host_state, "masters, moments"),
-        Part("accumulators", "pageable", count * own.accumulators, "sums over windows"),
-        Part("step counts", "pageable", count * own.steps),
-        Part("gradient staging", "pinned", count * own.staging),
+        Part("optimizer state", "pageable", count * own.host.state, "masters, moments"),
+        Part("sums", "pageable", count * own.host.sums, "of windows' gradients"),
+        Part("step counts", "pageable", count * own.host.steps),
+        Part("gradient staging", "pinned", count * own.host.staging),
+        Part("waiting gradients", "pinned", count * own.pool, f"up to {own.depth} of a column"),
         Part("upload buffers", "pinned", count * own.uploads),
         Part("rounding", "pinned", count * rounding, "upload buffers, to powers of two"),
     ]

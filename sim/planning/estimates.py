@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory
-from sim.timing.block_plan import window_bytes
+from sim.schedules.zenflow import FRESH_PASSES
 from sim.timing.costs import StepCosts
+from sim.timing.host_passes import window_passes
 from zenflow.config import ZenFlowConfig
 
 
@@ -30,11 +31,14 @@ def estimated_seconds(
     window, size = config.update_interval, costs.dtype_bytes
     down = float(own.deferred * size)
     up = down / window
-    intake, update = window_bytes(config, size)
-    moved = own.deferred * (intake * costs.intake_factor + update) / window
-    host = max(moved / rates.host, rates.sharing * moved / rates.dram)
+    before, at_end = window_passes(config, size, own.depth)
+    before *= 1.0 if config.is_exact else costs.intake_factor
+    work = (before + at_end) * (own.deferred / window)
+    moved = work.num_bytes
+    host = max(moved / rates.host, rates.sharing * moved / rates.dram, work.steps / rates.steps)
     keeps = hardware.num_devices > 1 or not releases
-    device = _device_seconds(costs, own)
+    is_moved = config.is_exact and config.overlap_step  # else only what is not due
+    device = _device_seconds(costs, own, is_moved=is_moved)
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
         device += down / hardware.overheads.pack_bandwidth.value
     if not config.overlap_step and window == 1:  # all of it in turn
@@ -47,11 +51,13 @@ def estimated_seconds(
     return max(device, link, host, dram, _reduce_seconds(costs))
 
 
-def _device_seconds(costs: StepCosts, own: EngineMemory) -> float:
+def _device_seconds(costs: StepCosts, own: EngineMemory, *, is_moved: bool) -> float:
     overheads = costs.hardware.overheads
     seconds = costs.compute_seconds + overheads.step.value
     seconds += (own.important + own.resident) / overheads.device_update.value
     split = (own.deferred + own.important) * costs.dtype_bytes
+    if is_moved and own.deferred:
+        seconds += FRESH_PASSES * split / costs.elementwise_bandwidth
     return seconds + split / overheads.intake_bandwidth.value
 
 

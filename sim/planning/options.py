@@ -88,6 +88,7 @@ class Option:
             "sequence": work.sequence,
             "checkpointing": work.checkpointing,
             "config": None if config is None else config.to_dict(),
+            "queue_depth": self.need.queue_depth,
             "rule": self.rule,
             "fits": self.fits,
             "may_fit": self.may_fit,
@@ -153,7 +154,7 @@ class Planner:
             need=need,
             shortfalls=shortfalls,
             is_tight=bool(need.short_of(machine, self.reserve)),
-            prediction=None if shortfalls else self.predict(need.workload, need.strategy),
+            prediction=None if shortfalls else self.predict(need),
         )
 
     def costs(self, workload: Workload) -> StepCosts:
@@ -163,13 +164,16 @@ class Planner:
             self._costs[key] = costs_of(workload, self.hardware)
         return self._costs[key]
 
-    def predict(self, workload: Workload, strategy: Strategy) -> Prediction:
-        """Return a strategy's step, as if there were memory for it."""
+    def predict(self, need: MemoryNeed) -> Prediction:
+        """Return the step of a strategy with this need, as if there were memory for it."""
+        workload, strategy = need.workload, need.strategy
+        if strategy.config is not None:  # on a machine with other memory other numbers may wait
+            config = replace(strategy.config, queue_depth=need.queue_depth)
+            strategy = replace(strategy, config=config)
         key = (*_key(workload), strategy.name, strategy.config, str(strategy.options))
         if key not in self._known:
             # One window is enough where steps repeat; with a lag in between they take longer to.
-            config = strategy.config
-            repeats = config is None or config.lag is None or config.effective_lag() <= 1
+            repeats = strategy.config is None or strategy.config.effective_lag() <= 1
             self._known[key] = simulate(
                 self.costs(workload),
                 strategy,

@@ -24,8 +24,6 @@ from zenflow.config import PRESETS
 
 DRAWS = 100
 """Number of draws of the machine's uncertain figures for an interval."""
-_FASTER = 1.05
-"""Speed-up that a setting with window moments must bring to be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +46,6 @@ class Plan:
     """Fastest option whose rule is AdamW exactly.
 
     None if the recommended option's rule is, or if none fits."""
-    window: Option | None
-    """Faster option with moments of windows' means, which changes accuracy; None if there is
-    none."""
     tight: Option | None
     """Option that leaves less than the reserve, with more tokens to a step than the recommended
     one; None if there is none."""
@@ -81,7 +76,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        named = {name: getattr(self, name) for name in ("recommended", "exact", "window", "tight")}
+        named = {name: getattr(self, name) for name in ("recommended", "exact", "tight")}
         told = self.interval
         return {
             "model": self.workload.name,
@@ -132,7 +127,6 @@ def plan(
     kept = default_reserve(hardware) if reserve is None else reserve
     finder = _Finder(workload, hardware, strategies, checkpointing, kept)
     chosen, search, per_devices = finder.chosen()
-    exact, window = _others(search, chosen)
     return Plan(
         workload=workload,
         hardware=hardware,
@@ -140,8 +134,7 @@ def plan(
         options=tuple(finder.rows(search)),
         recommended=chosen,
         per_devices=per_devices,
-        exact=exact,
-        window=window,
+        exact=_exact(search, chosen),
         tight=finder.tight(chosen),
         interval=_interval(chosen, search, draws) if chosen and search and draws else None,
         improvements=tuple(finder.improvements(chosen, search)),
@@ -278,12 +271,8 @@ def _interval(option: Option, search: Search, draws: int) -> Interval:
     return interval_of(search.planner.hardware, tokens_per_second, count=draws)
 
 
-def _others(search: Search | None, chosen: Option | None) -> tuple[Option | None, Option | None]:
-    """Return `Plan.exact` and `Plan.window`."""
-    if search is None or chosen is None:
-        return None, None
-    exact = None if chosen.strategy.name in EXACT else search.best(names=EXACT)
-    window = search.best(names=("zenflow",), moments="window")
-    if window is not None and window.step_seconds * _FASTER > chosen.step_seconds:
-        window = None
-    return exact, window
+def _exact(search: Search | None, chosen: Option | None) -> Option | None:
+    """Return `Plan.exact`."""
+    if search is None or chosen is None or chosen.strategy.name in EXACT:
+        return None
+    return search.best(names=EXACT)

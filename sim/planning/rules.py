@@ -32,7 +32,9 @@ PRESET_RULES: Mapping[str, PresetRule] = {
         4,
         is_baseline=True,
     ),
-    "zenflow": PresetRule("AdamW's moments; the host's columns change once in S steps", 1),
+    "zenflow": PresetRule(
+        "AdamW for every gradient; the host's columns land once in S steps, estimated meanwhile", 1
+    ),
 }
 """Rule of each preset; other systems' are in their records."""
 
@@ -47,22 +49,22 @@ def rule_of(strategy: Strategy) -> str:
     config = strategy.config
     if config is None:
         return strategy.system.rule
-    if strategy.name == "zenflow" and config.deferred_moments == "window":
-        return "moments of windows' means, not AdamW's; the host's columns change once in S"
+    if strategy.name == "zenflow" and not config.is_exact:
+        return PRESET_RULES["zenflow_paper"].words
     return PRESET_RULES[strategy.name].words
 
 
 def distance(strategy: Strategy) -> int:
     """Return how far a preset's rule is from AdamW: 0 is AdamW itself.
 
-    Longer windows are farther; so are a longer lag, moments of windows' means, and no columns on
-    the device at all.
+    Longer windows are farther; so are no columns on the device at all.
     """
     config = strategy.config
     assert config is not None
+    if strategy.name == "zenflow" and not config.is_exact:
+        return PRESET_RULES["zenflow_paper"].distance
     far = PRESET_RULES[strategy.name].distance
     if strategy.name != "zenflow":
         return far
     far += max(0, (config.update_interval - 1).bit_length() - 2)  # 4 steps are the default
-    far += (config.deferred_moments == "window") + (config.effective_lag() > 1)
     return far + (config.topk_ratio == 0)

@@ -1,8 +1,8 @@
 """Search: the engine's fastest settings for one step's tokens on a machine.
 
-Micro-batches, checkpointing, k, S and moments are searched together. Estimates put the settings in
-order. Those that fit are simulated in this order, until none that is left promises more than the
-best of them.
+Micro-batches, checkpointing, k and S are searched together; as many gradients wait on the host as
+it has room for. Estimates put the settings in order. Those that fit are simulated in this order,
+until none that is left promises more than the best of them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ KS = (0.1, 0.0, 0.01, 0.02, 0.05, 0.2, 0.3, 0.45, 0.6, 0.8)
 """Values of k that are tried, the default first: it stays where nothing is faster."""
 INTERVALS = (4, 8, 16)
 """Values of S that are tried, in steps."""
-MOMENTS = ("step", "window")
-"""Values of `deferred_moments` that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +76,7 @@ class Search:
         self.planner = planner
         self.workload = workload
         self._shapes = [parameter.shape for parameter in workload.parameters]
-        self._needs: dict[PlannedSetting, MemoryNeed] = {}
+        self._needs: dict[tuple[PlannedSetting, int, bool], MemoryNeed] = {}
         recomputes = (False, True) if checkpointing is None else (checkpointing,)
         strategies = list(_strategies(names, releases=workload.dtype != "float16"))
         made = [
@@ -98,7 +96,6 @@ class Search:
         self,
         *,
         names: Collection[str] = PRESETS,
-        moments: str = "step",
         reserve: float | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Option | None:
@@ -110,24 +107,26 @@ class Search:
 
         Args:
             names: Presets to choose from.
-            moments: Value of `deferred_moments` for the preset zenflow.
             reserve: Bytes to leave free; None takes the planner's.
             hardware: The same machine with other memory; None takes it as it is.
         """
         first = [name for name in names if name not in BASELINES]
         for group in (first, [name for name in names if name in BASELINES]):
-            found = self._best(self.fitting(group, moments, reserve, hardware))
+            found = self._best(group, reserve, hardware)
             if found is not None:
-                return self.option(found, hardware)
+                return self.option(found, reserve, hardware)
         return None
 
-    def _best(self, fitting: Iterator[PlannedSetting]) -> PlannedSetting | None:
+    def _best(
+        self, names: Collection[str], reserve: float | None, hardware: HardwareProfile | None
+    ) -> PlannedSetting | None:
         scores: dict[PlannedSetting, float] = {}
-        for item in fitting:
+        for item in self.fitting(names, reserve, hardware):
             best = min(scores.values(), default=math.inf)
             if len(scores) == _MOST or item.score >= best * (1 - _AS_GOOD):
                 break
-            taken = self.planner.predict(item.workload, item.strategy).step_seconds
+            need = self.need(item, reserve, hardware)
+            taken = self.planner.predict(need).step_seconds
             scores[item] = taken * WORTH**item.distance
         if not scores:
             return None
@@ -138,40 +137,48 @@ class Search:
             key=lambda item: (len(item.changes), item.distance, self.need(item).device_bytes),
         )
 
-    def option(self, item: PlannedSetting, hardware: HardwareProfile | None = None) -> Option:
-        """Return a setting as an option, on the machine with other memory if one is given."""
-        found = self.planner.option_of(self.need(item), hardware)
-        return replace(found, changes=item.changes)
+    def option(
+        self,
+        item: PlannedSetting,
+        reserve: float | None = None,
+        hardware: HardwareProfile | None = None,
+    ) -> Option:
+        """Return a setting as an option; arguments are as in `best`."""
+        need = self.need(item, reserve, hardware)
+        found = self.planner.option_of(need, hardware)
+        config, changes = need.strategy.config, item.changes
+        if config is not None and config.queue_depth is not None:
+            changes = (*changes, f"queue_depth={config.queue_depth}")
+        return replace(found, changes=changes)
 
     def fitting(
         self,
         names: Collection[str] = PRESETS,
-        moments: str = "step",
         reserve: float | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Iterator[PlannedSetting]:
         """Yield the settings that fit, those that promise most first; arguments are as in `best`.
 
         A setting is left out unseen where its neighbours tell that it can't fit. More columns on
-        the device never need less of its memory, nor more of the host's. `deferred_moments`
-        concerns the host's memory alone; micro-batches and checkpointing the device's.
+        the device never need less of its memory, nor more of the host's; micro-batches and
+        checkpointing concern the device's alone.
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
         most_k: dict[tuple[str, int, int, bool], float] = {}
-        least_k: dict[tuple[str, int, str], float] = {}
+        least_k: dict[tuple[str, int], float] = {}
         for item in self._ordered:
             config = item.strategy.config
             assert config is not None
             name, k = item.strategy.name, config.topk_ratio
-            if name not in names or (name == "zenflow" and config.deferred_moments != moments):
+            if name not in names:
                 continue
             interval, work = config.update_interval, item.workload
             device = (name, interval, work.batch_size, work.checkpointing)
-            host = (name, interval, config.deferred_moments)
+            host = (name, interval)
             if k >= most_k.get(device, 2.0) or k <= least_k.get(host, -1.0):
                 continue
-            short = self.need(item).short_of(machine, kept)
+            short = self.need(item, kept, machine).short_of(machine, kept)
             if "device" in short:
                 most_k[device] = k
             if "host" in short and not machine.device.is_cpu:
@@ -179,11 +186,31 @@ class Search:
             if not short:
                 yield item
 
-    def need(self, item: PlannedSetting) -> MemoryNeed:
-        """Return the memory that a setting needs."""
-        if item not in self._needs:
-            self._needs[item] = memory_of(item.workload, item.strategy, self.planner.hardware)
-        return self._needs[item]
+    def need(
+        self,
+        item: PlannedSetting,
+        reserve: float | None = None,
+        hardware: HardwareProfile | None = None,
+    ) -> MemoryNeed:
+        """Return the memory that a setting needs; arguments are as in `best`.
+
+        Its strategy says how many gradients wait on the host where the engine, which knows of no
+        reserve, would let more of them wait.
+        """
+        machine = hardware or self.planner.hardware
+        kept = self.planner.reserve if reserve is None else reserve
+        config = item.strategy.config
+        assert config is not None
+        own = engine_memory(self._shapes, config, item.workload.dtype_bytes)
+        depth = own.on(machine, kept).depth
+        is_usual = own.on(machine).depth == depth
+        key = (item, depth, is_usual)
+        if key not in self._needs:
+            strategy = item.strategy
+            if not is_usual:
+                strategy = replace(strategy, config=replace(config, queue_depth=depth))
+            self._needs[key] = memory_of(item.workload, strategy, machine)
+        return self._needs[key]
 
     def estimate(self, option: Option, hardware: HardwareProfile | None = None) -> float:
         """Return an estimate of an option's step, seconds, on another machine if one is given."""
@@ -262,13 +289,10 @@ def _strategies(
             continue
         for k in KS:
             for interval in INTERVALS:
-                for moments in MOMENTS:
-                    knobs: dict[str, Any] = {
-                        "topk_ratio": k, "update_interval": interval, "deferred_moments": moments,
-                    }  # fmt: skip
-                    changed = {k: v for k, v in knobs.items() if v != getattr(default, k)}
-                    text = tuple(f"{key}={value}" for key, value in changed.items())
-                    yield Strategy.of(name, releases=releases, **changed), text
+                knobs: dict[str, Any] = {"topk_ratio": k, "update_interval": interval}
+                changed = {k: v for k, v in knobs.items() if v != getattr(default, k)}
+                text = tuple(f"{key}={value}" for key, value in changed.items())
+                yield Strategy.of(name, releases=releases, **changed), text
 
 
 def _changes_of(work: Workload, asked: Workload) -> tuple[str, ...]:

@@ -5,9 +5,11 @@ Backward packs gradients into it, and goes on once the link has carried what it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import simpy
 
-from sim.machine import Machine, Process
+from sim.machine import Machine
 
 
 class Ring:
@@ -23,7 +25,7 @@ class Ring:
         self._machine = machine
         self.capacity = capacity
         self.pressed = 0.0
-        self._waiting: list[tuple[float, simpy.Event]] = []
+        self._waiting: list[tuple[float, list[simpy.Event]]] = []
 
     def send(
         self,
@@ -31,6 +33,7 @@ class Ring:
         step: int,
         backward: tuple[simpy.Event, simpy.Event],
         after: list[simpy.Event],
+        readers: Sequence[simpy.Event] = (),
     ) -> tuple[simpy.Event, list[simpy.Event]]:
         """Queue the copies of a segment's gradients.
 
@@ -39,6 +42,7 @@ class Ring:
             step: Their step.
             backward: Begin and end of the segment's backward.
             after: What else must have happened.
+            readers: Ends of uploads that read the gradients where they lie.
 
         Returns:
             The end of the last copy, and what backward has to wait for before it goes on.
@@ -48,29 +52,45 @@ class Ring:
         if num_bytes > last:
             self._copy(num_bytes - last, step, [begun, *after])
         copied = self._copy(last, step, [passed, *after])
+        self._waiting[-1][1].extend(readers)
         return copied, self._room(passed, step)
 
     def _copy(self, num_bytes: float, step: int, after: list[simpy.Event]) -> simpy.Event:
         copied = self._machine.d2h.submit("grads", step, self._machine.down(num_bytes), after)
-        self._waiting.append((num_bytes, copied))
+        self._waiting.append((num_bytes, [copied]))
         return copied
 
     def _room(self, passed: simpy.Event, step: int) -> list[simpy.Event]:
-        """Return the copy, if any, that must be done for the ring to hold what came after it."""
+        """Return what must be over, if anything, for the ring to hold what came after it."""
         filled = 0.0
         for place in reversed(range(len(self._waiting))):
-            num_bytes, copied = self._waiting[place]
-            filled += num_bytes
+            filled += self._waiting[place][0]
             if filled > self.capacity:
+                readers = [event for _, own in self._waiting[: place + 1] for event in own]
                 del self._waiting[: place + 1]
-                self._machine.env.process(self._press(passed, copied, step))
-                return [copied]
+                room = [event for event in readers if event.callbacks is not None]
+                self._measure(passed, room, step)
+                return room
         return []
 
-    def _press(self, passed: simpy.Event, copied: simpy.Event, step: int) -> Process:
-        """Record the time that backward waits for room."""
-        yield passed
-        since = self._machine.env.now
-        yield copied
+    def _measure(self, passed: simpy.Event, room: list[simpy.Event], step: int) -> None:
+        """Let the time be recorded that backward, once passed, waits for these to be over."""
+
+        def wait(_: simpy.Event) -> None:
+            left = [event for event in room if event.callbacks is not None]
+            since, count = self._machine.env.now, len(left)
+
+            def is_over(_: simpy.Event) -> None:
+                nonlocal count
+                count -= 1
+                if not count:
+                    self._press(since, step)
+
+            for event in left:
+                event.callbacks.append(is_over)
+
+        passed.callbacks.append(wait)
+
+    def _press(self, since: float, step: int) -> None:
         self.pressed += self._machine.env.now - since
         self._machine.stall("d2h", since, step)

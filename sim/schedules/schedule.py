@@ -81,11 +81,13 @@ class AbstractSchedule(ABC):
 
     def forward(self, step: int) -> simpy.Event:
         """Queue the forward of one micro-batch; return the event of its end."""
-        ends = [
-            self.machine.compute("forward", segment.forward, step)
-            for segment in self.costs.segments
-        ]
-        return ends[-1]
+        seconds = [segment.forward for segment in self.costs.segments]
+        return self.machine.compute_all("forward", seconds, step)
+
+    def backward(self, step: int) -> simpy.Event:
+        """Queue the backward of a micro-batch that is not the step's last; return its end."""
+        seconds = [segment.backward for segment in reversed(self.costs.segments)]
+        return self.machine.compute_all("backward", seconds, step)
 
     def compute(self, step: int, *, passes: float = 1.0) -> list[simpy.Event]:
         """Queue forward and backward of a step.
@@ -98,16 +100,15 @@ class AbstractSchedule(ABC):
             For each segment, in the order of forward, the event of its last backward's end, with
             its gradient reduced over the devices.
         """
-        passed: list[simpy.Event] = []
-        for micro in range(self.costs.accumulation):
+        for _ in range(self.costs.accumulation - 1):
             self.forward(step)
-            is_last = micro == self.costs.accumulation - 1
-            for segment in reversed(self.costs.segments):
-                event = self.machine.compute("backward", segment.backward, step)
-                if is_last:
-                    size = passes * segment.numel * self.costs.dtype_bytes
-                    passed.append(self.machine.collective("reduce", size, step, event))
-                    self.computed = event
+            self.backward(step)
+        self.forward(step)
+        passed: list[simpy.Event] = []
+        for segment in reversed(self.costs.segments):
+            self.computed = self.machine.compute("backward", segment.backward, step)
+            size = passes * segment.numel * self.costs.dtype_bytes
+            passed.append(self.machine.collective("reduce", size, step, self.computed))
         return passed[::-1]
 
     def send(self, passed: list[simpy.Event], step: int, bytes_each: float) -> list[simpy.Event]:

@@ -2,30 +2,33 @@
 
 Mirrors `zenflow.step.engine` step for step: gradients leave as backward finishes each segment (or
 at the step, in keep mode), the host takes them in behind the next step, blocks whose window ends
-are updated, and what lands is uploaded behind the backward of its landing step. On a GPU in
-release mode backward itself packs gradients into a ring, and waits where the link leaves no room.
+are updated, and what lands is uploaded behind the backward of its landing step. Under the exact
+rule the device moves weights by each gradient itself until its update lands. On a GPU in release
+mode backward itself packs gradients into a ring, and waits where the link leaves no room.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import simpy
 
 from sim.machine import Machine, Process
+from sim.schedules.intake import by_segment, intake_of, total
 from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule, Step
-from sim.timing.block_plan import (
-    BlockPlan,
-    PlannedBlock,
-    intake_bytes,
-    takes_last_in,
-    update_bytes,
-)
+from sim.timing.block_plan import BlockPlan, PlannedBlock
 from sim.timing.costs import StepCosts
+from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
+
+FRESH_PASSES = 3
+"""Passes over a weight's bytes in a fresh step: gradient and weight are read, this is written."""
+_GATHERED = 2
+_CLONED = 2
+"""Passes more over landing weights: their gradients are gathered where they are not packed, and
+a CPU's lane works on a copy."""
 
 
 @dataclass(slots=True)
@@ -75,7 +78,8 @@ class EngineSchedule(AbstractSchedule):
         self.plan = BlockPlan(costs, config)
         self._calendar = self.plan.calendar()
         self._states = [_SegmentState() for _ in costs.segments]
-        self._counts = [0] * len(self.plan.blocks)
+        self._intake = intake_of(self.plan, costs)
+        self._moved: list[int] = []
         self._wants_selection = [False] * len(self.plan.blocks)
         self._landings: defaultdict[int, list[_Landing]] = defaultdict(list)
         self._ring: Ring | None = None
@@ -84,6 +88,7 @@ class EngineSchedule(AbstractSchedule):
 
     def _step(self, step: int) -> Step:
         machine, reducing = self.machine, 0.0
+        self._moved = self.plan.moved(self._calendar, step)
         if self._ring:
             self._ring.pressed = 0.0
         if self._releases:
@@ -125,14 +130,13 @@ class EngineSchedule(AbstractSchedule):
         """
         machine, segments = self.machine, self.costs.segments
         room: list[simpy.Event] = []
-        for micro in range(self.costs.accumulation):
-            begun = self.forward(step)
-            if micro < self.costs.accumulation - 1:
-                for segment in reversed(segments):
-                    machine.compute("backward", segment.backward, step)
+        for _ in range(self.costs.accumulation - 1):
+            self.forward(step)
+            self.backward(step)
+        begun = self.forward(step)
         # Gradients of a segment are taken to come evenly while its backward runs.
         for index in reversed(range(len(segments))):
-            seconds = segments[index].backward + self._intake(index)
+            seconds = segments[index].backward + self._gradient_seconds(index)
             if self._ring:  # where there is none a copy packs
                 seconds += self._gradient_bytes(index) / machine.pack_rate
             passed = machine.compute("backward", seconds, step, room)
@@ -140,16 +144,21 @@ class EngineSchedule(AbstractSchedule):
             begun = passed
         return room
 
-    def _intake(self, index: int) -> float:
-        """Return the seconds in which a segment's gradients are measured and gathered."""
+    def _gradient_seconds(self, index: int) -> float:
+        """Return the seconds in which a segment's gradients are measured, gathered and applied."""
         share, overheads = self.plan.shares[index], self.machine.hardware.overheads
         if not share.matrices:
             return 0.0
         size = share.split * self.costs.dtype_bytes
         seconds = size / overheads.intake_bandwidth.value
+        seconds += self._pass_seconds(self._moved[index], FRESH_PASSES)
         if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
             seconds += share.matrices * overheads.bucket.value
         return seconds
+
+    def _pass_seconds(self, elements: float, count: int) -> float:
+        """Return the seconds of elementwise passes over so many elements on the device."""
+        return elements * self.costs.dtype_bytes * count / self.costs.elementwise_bandwidth
 
     def _gradient_bytes(self, index: int) -> float:
         return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
@@ -157,7 +166,8 @@ class EngineSchedule(AbstractSchedule):
     def _step_seconds(self) -> float:
         seconds = self.step_overhead + self.update_seconds(self.plan.on_device)
         if not self._releases:
-            seconds += sum(self._intake(index) for index in range(len(self.costs.segments)))
+            count = len(self.costs.segments)
+            seconds += sum(self._gradient_seconds(index) for index in range(count))
         return seconds
 
     # ---- copies -------------------------------------------------------------------------------
@@ -177,12 +187,15 @@ class EngineSchedule(AbstractSchedule):
             What backward has to wait for before it goes on: room in the ring.
         """
         landings = [item for item in self._landings[step] if item.segment == index]
-        self._upload(landings, step, after=[passed])
+        uploads = self._upload(landings, step, after=[passed])
         state, num_bytes = self._states[index], self._gradient_bytes(index)
         if not num_bytes:
             return []
+        self._make_room(index, step)
         if self._ring:
-            copied, room = self._ring.send(num_bytes, step, (begun, passed), state.staging_free)
+            copied, room = self._ring.send(
+                num_bytes, step, (begun, passed), state.staging_free, uploads
+            )
         else:
             work, room = self.machine.down(num_bytes, packs=True), []
             copied = self.machine.d2h.submit("grads", step, work, [passed, *state.staging_free])
@@ -193,15 +206,28 @@ class EngineSchedule(AbstractSchedule):
         """Return what lands in a step, in the order of forward."""
         return sorted(self._landings[step], key=lambda item: item.segment)
 
-    def _upload(self, landings: list[_Landing], step: int, after: list[simpy.Event]) -> None:
-        """Queue one copy of all these updates: what the engine releases together goes together."""
+    def _upload(
+        self, landings: list[_Landing], step: int, after: list[simpy.Event]
+    ) -> list[simpy.Event]:
+        """Queue one copy of all these updates: what the engine releases together goes together.
+
+        Returns:
+            Its end, if there is anything to copy.
+        """
         if not landings:
-            return
-        work = self.machine.up(sum(item.num_bytes for item in landings), packs=True)
+            return []
+        num_bytes = sum(item.num_bytes for item in landings)
+        work = self.machine.up(num_bytes, packs=True)
+        if self._config.is_exact and self._calendar.lag(step):  # a gradient came since
+            passes = FRESH_PASSES + (0 if self._ring else _GATHERED)
+            passes += _CLONED if self.machine.hardware.device.is_cpu else 0
+            late = self._pass_seconds(num_bytes / self.costs.dtype_bytes, passes)
+            work = replace(work, seconds=work.seconds + late)
         computed = [item.computed for item in landings]
         done = self.machine.h2d.submit("params", step, work, [*after, *computed])
         for item in landings:
             item.uploaded = done
+        return [done]
 
     def _wait_landed(self, landings: list[_Landing], step: int) -> Process:
         """Wait for what must have landed, and call it by its cause."""
@@ -217,73 +243,60 @@ class EngineSchedule(AbstractSchedule):
     # ---- the host -----------------------------------------------------------------------------
 
     def _begin(self, step: int) -> list[PlannedBlock]:
-        """Count this step's gradients; return the blocks whose window ends."""
+        """Return the blocks whose window ends."""
         if self._calendar.selects(step):
             self._wants_selection = [True] * len(self._wants_selection)
         next_due = self._calendar.next_due
-        for block in self.plan.blocks:
-            self._counts[block.index] += 1
         return [block for block in self.plan.blocks if next_due[block.index] == step]
+
+    def _make_room(self, index: int, step: int) -> None:
+        """Queue what the host does before a segment's next gradients have room there."""
+        work, state = self._intake.stage(index), self._states[index]
+        if work.num_bytes:
+            before = [*state.copied, *state.staging_free]
+            state.staging_free = [self._submit(work, step - 1, before, deadline=step)]
 
     def _take_in(self, updating: list[PlannedBlock], step: int) -> None:
         """Queue the intake of this step's gradients and these updates, segment by segment.
 
         A segment's staging is so free in the order in which backward brings the next gradients.
         """
-        work = self._intake_work(step)
-        members = _by_segment(updating)
-        for index in reversed(range(len(work))):
-            state = self._states[index]
+        taken = self._intake.take_in(self._calendar, step)
+        members = by_segment([block for block in updating if block.elements])
+        for index in reversed(range(len(self._states))):
+            state, work = self._states[index], taken[index]
             before = [*state.copied, *state.staging_free]
             state.staging_free = []
-            if work[index]:
-                taken = self.machine.host_work(work[index] * self.costs.intake_factor)
-                state.staging_free = [
-                    self.machine.host.submit("accumulate", step, taken, before, deadline=step + 1)
-                ]
-            self._update(index, [block for block in members[index] if block.elements], step)
+            if work.num_bytes:
+                done = self._submit(work, step, before, deadline=step + 1)
+                state.staging_free = [done]
+            self._update(index, members[index], step)
 
-    def _intake_work(self, step: int) -> list[int]:
-        """Return the bytes of DRAM that each segment's intake moves."""
-        is_fused, next_due = self._is_fused(step), self._calendar.next_due
-        first = intake_bytes(self._config, self.costs.dtype_bytes, is_first=True)
-        later = intake_bytes(self._config, self.costs.dtype_bytes, is_first=False)
-        work = [0] * len(self._states)
-        for block in self.plan.blocks:
-            if not (is_fused and next_due[block.index] == step):
-                cost = first if self._counts[block.index] == 1 else later
-                work[block.segment] += block.elements * cost
-        return work
-
-    def _is_fused(self, step: int) -> bool:
-        """Whether a window's update takes its last gradient in itself."""
-        return takes_last_in(self._config, self._calendar.lag(step))
+    def _submit(
+        self, work: HostPass, step: int, after: list[simpy.Event], deadline: int
+    ) -> simpy.Event:
+        """Queue a task of the host that is not a window's end."""
+        made = self.machine.host_work(work.num_bytes, work.steps)
+        return self.machine.host.submit(self._intake.name, step, made, after, deadline=deadline)
 
     def _update(self, index: int, due: list[PlannedBlock], step: int) -> None:
-        """Queue the update of a segment's blocks whose windows end, if there are any."""
+        """Queue the end of the windows of a segment's blocks, if there are any."""
         if not due:
             return
-        lag, is_fused = self._calendar.lag(step), self._is_fused(step)
-        size, state = self.costs.dtype_bytes, self._states[index]
-        num_bytes = 0
-        for block in due:
-            count = self._counts[block.index]
-            cost = update_bytes(self._config, size, count=count, is_fused=is_fused)
-            num_bytes += block.elements * cost
-        after = [*state.copied, *state.last_update]
-        if not is_fused:
-            after += state.staging_free
-        work, deadline = self.machine.host_work(num_bytes), min(lag, 1) if is_fused else lag
-        done = self.machine.host.submit("adam", step, work, after, deadline=step + deadline)
+        lag, state = self._calendar.lag(step), self._states[index]
+        holds = any(self._intake.holds_staging(block, lag) for block in due)
+        work = total(self._intake.end(block, lag) for block in due)
+        made = self.machine.host_work(work.num_bytes, work.steps)
+        after = [*state.copied, *state.staging_free, *state.last_update]
+        done = self.machine.host.submit("adam", step, made, after, deadline=step + lag)
         state.last_update = [done]
-        if is_fused:
+        if holds:
             state.staging_free.append(done)
-        elements = sum(block.elements for block in due)
-        self._landings[step + lag].append(_Landing(index, elements * size, done))
+        num_bytes = sum(block.elements for block in due) * self.costs.dtype_bytes
+        self._landings[step + lag].append(_Landing(index, num_bytes, done))
 
     def _close(self, due: list[PlannedBlock], step: int) -> None:
         for block in due:
-            self._counts[block.index] = 0
             self._wants_selection[block.index] = False
             self._calendar.close(block.index, step)
 
@@ -295,7 +308,7 @@ class EngineSchedule(AbstractSchedule):
         """Wait for the blocks' host work, hand columns over, and start their updates."""
         machine = self.machine
         since = machine.env.now
-        members = _by_segment(blocks)
+        members = by_segment(blocks)
         for index in members:
             state = self._states[index]
             for event in [*state.copied, *state.staging_free, *state.last_update]:
@@ -306,10 +319,3 @@ class EngineSchedule(AbstractSchedule):
         for index, due in members.items():
             self._update(index, due, step)
         self._close(blocks, step)
-
-
-def _by_segment(blocks: Iterable[PlannedBlock]) -> defaultdict[int, list[PlannedBlock]]:
-    found: defaultdict[int, list[PlannedBlock]] = defaultdict(list)
-    for block in blocks:
-        found[block.segment].append(block)
-    return found

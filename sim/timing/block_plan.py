@@ -6,11 +6,13 @@ simulated can't drift from what is done.
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sim.timing.costs import StepCosts, is_split
+from sim.timing.host_memory import host_memory
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.blocks import BlockShape, partition
 from zenflow.rule.calendar import WindowCalendar
@@ -25,11 +27,8 @@ class PlannedBlock:
     shape: BlockShape
     segment: int
     """Index of its segment, in the order of forward."""
-
-    @property
-    def elements(self) -> int:
-        """Deferred elements."""
-        return self.shape.deferred_elements
+    elements: int
+    """Deferred elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +47,26 @@ class SegmentShare:
     """Number of elements of parameters that stay on the device whole."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """One split matrix with columns that the host owns."""
+
+    segment: int
+    elements: int
+    blocks: list[int]
+    """Indices of its blocks that defer any column."""
+
+
 class BlockPlan:
     """All blocks of a model under a configuration.
 
     Attributes:
+        config: The update rule's settings.
         blocks: In backward order.
         shares: Of every segment, in the order of forward.
         ring: Bytes of the ring through which released gradients leave a GPU.
+        depth: Largest number of a column's gradients that wait on the host.
+        pool: Bytes of the rooms in which all but the first ones wait.
     """
 
     def __init__(self, costs: StepCosts, config: ZenFlowConfig) -> None:
@@ -63,33 +75,37 @@ class BlockPlan:
         shapes: list[tuple[int, int]] = []
         homes: list[int] = []
         for index, segment in enumerate(costs.segments):
-            split = [m for m in segment.matrices if is_split(m[0] * m[1], config)]
-            shapes += split
-            homes += [index] * len(split)
-        cut = partition(
-            shapes,
-            topk_ratio=config.topk_ratio,
-            update_interval=config.update_interval,
-            block_elements=config.block_elements,
-        )
-        self.blocks = [PlannedBlock(i, s, homes[s.matrix]) for i, s in enumerate(cut)]
+            matrices = [m for m in segment.matrices if is_split(m[0] * m[1], config)]
+            shapes += matrices
+            homes += [index] * len(matrices)
+        cut = blocks_of(tuple(shapes), config)
+        self.blocks = [
+            PlannedBlock(i, s, homes[s.matrix], s.deferred_elements) for i, s in enumerate(cut)
+        ]
+        split, deferred = Counter[int](), Counter[int]()
+        for block in self.blocks:
+            split[block.segment] += block.shape.num_columns * block.shape.num_rows
+            deferred[block.segment] += block.elements
+        of_segment = Counter(homes)
         self.shares = [
-            self._share(costs, index, sum(home == index for home in homes))
-            for index in range(len(costs.segments))
+            SegmentShare(
+                matrices=of_segment[index],
+                split=split[index],
+                deferred=deferred[index],
+                important=split[index] - deferred[index],
+                resident=segment.numel - split[index],
+            )
+            for index, segment in enumerate(costs.segments)
         ]
         self.ring = ring_of(cut, costs.dtype_bytes)
-
-    def _share(self, costs: StepCosts, index: int, matrices: int) -> SegmentShare:
-        own = [block.shape for block in self.blocks if block.segment == index]
-        split = sum(shape.num_columns * shape.num_rows for shape in own)
-        deferred = sum(shape.deferred_elements for shape in own)
-        return SegmentShare(
-            matrices=matrices,
-            split=split,
-            deferred=deferred,
-            important=split - deferred,
-            resident=costs.segments[index].numel - split,
-        )
+        self._matrices = _matrices_of(self.blocks)
+        self._moved = [0] * len(costs.segments)
+        for matrix in self._matrices:
+            self._moved[matrix.segment] += matrix.elements
+        memory = host_memory(cut, config, costs.dtype_bytes)
+        elements = costs.num_params, costs.num_params - memory.deferred
+        self.depth = memory.depth_on(costs.hardware, *elements)
+        self.pool = memory.pool(self.depth)
 
     @property
     def on_device(self) -> int:
@@ -100,6 +116,60 @@ class BlockPlan:
         """Return the engine's calendar over these blocks."""
         return WindowCalendar(self.config, [block.shape for block in self.blocks])
 
+    def moved(self, calendar: WindowCalendar, step: int) -> list[int]:
+        """Return the elements of each segment's matrices that fresh steps move in this step.
+
+        A matrix is passed over as a whole where any of its blocks lands later than in this step.
+        """
+        if not self.config.is_exact:
+            return [0] * len(self.shares)
+        if self.config.overlap_step and not calendar.is_warm_up(step):
+            return self._moved
+        moved = [0] * len(self.shares)
+        for matrix in self._matrices:
+            if any(calendar.next_landing(block) > step for block in matrix.blocks):
+                moved[matrix.segment] += matrix.elements
+        return moved
+
+
+def blocks_of(
+    shapes: tuple[tuple[int, int], ...], config: ZenFlowConfig
+) -> tuple[BlockShape, ...]:
+    """Return the blocks that split matrices of these shapes are cut into, in backward order."""
+    return _blocks_of(shapes, config.topk_ratio, config.update_interval, config.block_elements)
+
+
+@functools.lru_cache(maxsize=256)  # a search asks for the same ones again and again
+def _blocks_of(
+    shapes: tuple[tuple[int, int], ...],
+    topk_ratio: float,
+    update_interval: int,
+    block_elements: int | None,
+) -> tuple[BlockShape, ...]:
+    return tuple(
+        partition(
+            shapes,
+            topk_ratio=topk_ratio,
+            update_interval=update_interval,
+            block_elements=block_elements,
+        )
+    )
+
+
+def _matrices_of(blocks: Iterable[PlannedBlock]) -> list[_Matrix]:
+    members: defaultdict[int, list[PlannedBlock]] = defaultdict(list)
+    for block in blocks:
+        members[block.shape.matrix].append(block)
+    made = [
+        _Matrix(
+            segment=own[0].segment,
+            elements=sum(block.shape.num_columns * block.shape.num_rows for block in own),
+            blocks=[block.index for block in own if block.elements],
+        )
+        for own in members.values()
+    ]
+    return [matrix for matrix in made if matrix.blocks]
+
 
 def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int) -> int:
     """Return the bytes of the ring through which these blocks' gradients leave a GPU."""
@@ -107,38 +177,3 @@ def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int) -> int:
     for block in blocks:
         columns[block.matrix, block.num_rows] += block.num_deferred
     return ring_bytes((count, rows * dtype_bytes) for (_, rows), count in columns.items())
-
-
-def takes_last_in(config: ZenFlowConfig, lag: int) -> bool:
-    """Whether a window's update takes its last gradient in itself."""
-    return config.deferred_moments == "step" or lag <= 1
-
-
-def window_bytes(config: ZenFlowConfig, dtype_bytes: int) -> tuple[int, int]:
-    """Return the DRAM bytes per element of a whole window: of its intake, and of its update."""
-    window, is_fused = config.update_interval, takes_last_in(config, config.effective_lag())
-    taken = range(window - is_fused)
-    intake = sum(intake_bytes(config, dtype_bytes, is_first=index == 0) for index in taken)
-    return intake, update_bytes(config, dtype_bytes, count=window, is_fused=is_fused)
-
-
-def intake_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_first: bool) -> int:
-    """Return the DRAM bytes per element by which a gradient in mid-window is taken in.
-
-    Moments of every step: the gradient is read, both moments read and written. A window's sum: it
-    is written first, then read and written.
-    """
-    if config.deferred_moments == "step":
-        return dtype_bytes + 16
-    return dtype_bytes + (4 if is_first else 8)
-
-
-def update_bytes(config: ZenFlowConfig, dtype_bytes: int, *, count: int, is_fused: bool) -> int:
-    """Return the DRAM bytes per element of a window's update over ``count`` gradients.
-
-    Master and moments are read and written, the weight for upload is written; the last gradient
-    is read where the update takes it in itself, the sum where there is one.
-    """
-    last = dtype_bytes if is_fused else 0
-    has_sum = config.deferred_moments == "window" and count > is_fused
-    return 24 + dtype_bytes + last + (4 if has_sum else 0)

@@ -62,7 +62,8 @@ class StepCosts:
     accumulation: int = 1
     """Number of micro-batches of a step."""
     intake_factor: float = 1.0
-    """Factor on the host's bytes for gradients in mid-window; 0 for phases that leave it out."""
+    """Factor on the host's bytes for gradients that are added to sums; 0 for phases that leave it
+    out."""
 
     def __post_init__(self) -> None:
         """Check what every schedule relies on."""
@@ -89,6 +90,12 @@ class StepCosts:
     def backward_seconds(self) -> float:
         """Seconds of one micro-batch's backward."""
         return sum(segment.backward for segment in self.segments)
+
+    @property
+    def elementwise_bandwidth(self) -> float:
+        """Bytes/s that elementwise operations on the device move."""
+        device = self.hardware.device
+        return device.bandwidth.value * device.bandwidth_efficiency.value
 
     @property
     def compute_seconds(self) -> float:

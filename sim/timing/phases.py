@@ -28,6 +28,8 @@ _NEUTRAL = {
 """Figure that costs nothing and bounds nothing, by what it measures."""
 _UPDATE_BYTES = 28
 """Bytes of DRAM per parameter that the given update stands for."""
+_INTAKE_BYTES = 10
+"""The same of a gradient that is added to a sum."""
 
 
 def costs_of_phases(
@@ -54,8 +56,8 @@ def costs_of_phases(
         update: Of CPU AdamW over all parameters.
         h2d: Of all weights on their way back.
         num_params: Parameters of the model.
-        intake: Of taking one step's gradients in on the host without an update; a breakdown that
-            does not name it has it in none of its phases.
+        intake: Of adding one step's gradients to sums on the host, as the published rule does; a
+            breakdown that does not name it has it in none of its phases.
         num_layers: Layers that the phases are spread over.
         name: For tables.
 
@@ -68,9 +70,8 @@ def costs_of_phases(
     each = num_params // num_layers
     columns = max(64, math.isqrt(each))
     segment = {"matrices": ((each // columns, columns),), "vectors": each % columns}
-    # A window's gradients in mid-window cost the engine's bytes, scaled to the time given.
     speed = num_params * _UPDATE_BYTES / update
-    engine_intake = num_params * (size + 16) / speed
+    engine_intake = num_params * _INTAKE_BYTES / speed
     return StepCosts(
         segments=tuple(
             Segment(

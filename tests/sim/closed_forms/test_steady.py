@@ -22,12 +22,14 @@ STRATEGIES = {
     "zenflow_paper": Strategy.of("zenflow_paper", select_interval=0),
     "zenflow": Strategy.of("zenflow", select_interval=0),
     "zenflow S=2": Strategy.of("zenflow", select_interval=0, update_interval=2),
-    "zenflow lag=3": Strategy.of("zenflow", select_interval=0, lag=3),
-    "zenflow window moments": Strategy.of(
-        "zenflow", select_interval=0, deferred_moments="window", lag=2
+    "zenflow q=1": Strategy.of("zenflow", select_interval=0, queue_depth=1),
+    "zenflow S=5 q=3": Strategy.of(
+        "zenflow", select_interval=0, update_interval=5, queue_depth=3
     ),
-    "zenflow keeps moments in turn": Strategy.of(
-        "zenflow", select_interval=0, overlap_step=False, prediction=0, update_interval=1
+    "zenflow S=1": Strategy.of("zenflow", select_interval=0, update_interval=1),
+    "published S=1": Strategy.of("zenflow_paper", select_interval=0, update_interval=1),
+    "zenflow in turn": Strategy.of(
+        "zenflow", select_interval=0, overlap_step=False, update_interval=1
     ),
     "published_on_device": Strategy.of("published_on_device"),
     "published_zero_offload": Strategy.of("published_zero_offload"),
@@ -40,9 +42,12 @@ def costs(model="qwen2.5-0.5b", machine="hgx-h200", batch=8, **values):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@given(st.floats(0.2, 3.0), st.floats(0.2, 3.0), st.floats(0.1, 4.0), st.sampled_from([2, 8, 32]))
+@given(
+    *(st.floats(0.2, 3.0), st.floats(0.2, 3.0), st.floats(0.1, 4.0), st.floats(0.05, 2.0)),
+    st.sampled_from([2, 8, 32]),
+)
 @settings(max_examples=12, deadline=None)
-def test_the_formula_equals_the_simulation_where_it_applies(name, down, up, host, batch):
+def test_the_formula_equals_the_simulation_where_it_applies(name, down, up, host, steps, batch):
     full = {"link.duplex": 1.0}
     base = costs(batch=batch, **full)
     link, cpu = base.hardware.link, base.hardware.host
@@ -50,6 +55,7 @@ def test_the_formula_equals_the_simulation_where_it_applies(name, down, up, host
         "link.d2h": down * link.d2h.value,
         "link.h2d": up * link.h2d.value,
         "host.core_bandwidth": host * cpu.core_bandwidth.value,
+        "host.core_update": steps * cpu.core_update.value,
         **full,
     }
     given_costs = costs(batch=batch, **values)
@@ -65,7 +71,10 @@ def test_the_formula_equals_the_simulation_where_it_applies(name, down, up, host
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_formula_applies_on_a_machine_that_keeps_up(name):
-    fast = {"link.duplex": 1.0, "host.dram": 1e14, "host.core_bandwidth": 1e11, "link.d2h": 1e13}
+    fast = {
+        "link.duplex": 1.0, "host.dram": 1e14, "host.core_bandwidth": 1e11, "link.d2h": 1e13,
+        "link.h2d": 1e13, "host.core_update": 1e10,
+    }  # fmt: skip
     given_costs = costs("llama-3.1-8b", batch=16, **fast)
     found = ClosedForm(given_costs, STRATEGIES[name]).solve()
     assert found.applies[0]

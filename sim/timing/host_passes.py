@@ -1,0 +1,106 @@
+"""What the host does with a column's gradients: bytes of memory, and AdamW steps.
+
+One pass over an element's state reads and writes master and both moments and reads every gradient
+that it applies; the last pass of a window writes the weight for upload, too. Each gradient is one
+AdamW step under the exact rule; under the published one a window's gradients are added up, and
+their mean is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zenflow.config import ZenFlowConfig
+from zenflow.rule.queue_size import AUTOMATIC_DEPTH
+
+_STATE_BYTES = 24
+"""Bytes of master and both moments, read and written."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPass:
+    """Work of the host, of one element or of many."""
+
+    num_bytes: float = 0
+    """Bytes of DRAM that are moved."""
+    steps: float = 0
+    """Number of AdamW steps of an element."""
+
+    def __add__(self, other: HostPass) -> HostPass:
+        """Return both together."""
+        return HostPass(self.num_bytes + other.num_bytes, self.steps + other.steps)
+
+    def __mul__(self, count: float) -> HostPass:
+        """Return the same for so many elements."""
+        return HostPass(self.num_bytes * count, self.steps * count)
+
+
+def replayed(waiting: int, dtype_bytes: int) -> HostPass:
+    """Return the pass that applies the gradients that wait, without an upload."""
+    return HostPass(_STATE_BYTES + waiting * dtype_bytes, waiting)
+
+
+def added(dtype_bytes: int, *, is_first: bool) -> HostPass:
+    """Return the pass that adds a gradient to its window's sum, which the first one starts."""
+    return HostPass(dtype_bytes + (4 if is_first else 8))
+
+
+def ended(config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: bool) -> HostPass:
+    """Return the pass that ends a window.
+
+    Args:
+        config: The update rule's settings.
+        dtype_bytes: Bytes of an element of the model.
+        waiting: Number of gradients that have not been applied yet.
+        is_direct: Whether the published rule reads the window's only gradient, not a sum.
+    """
+    if config.is_exact:
+        return replayed(waiting, dtype_bytes) + HostPass(dtype_bytes)
+    read = dtype_bytes if is_direct else 4
+    return HostPass(_STATE_BYTES + read + dtype_bytes, 1)
+
+
+def is_direct(config: ZenFlowConfig, lag: int, count: int) -> bool:
+    """Whether the published rule updates from the window's only gradient, where it is staged."""
+    return not config.is_exact and count == 1 and lag <= 1
+
+
+def window_passes(
+    config: ZenFlowConfig, dtype_bytes: int, depth: int
+) -> tuple[HostPass, HostPass]:
+    """Return the work of a whole window for an element: before its end, and at its end.
+
+    Args:
+        config: The update rule's settings.
+        dtype_bytes: Bytes of an element of the model.
+        depth: Largest number of gradients that wait.
+    """
+    window = config.update_interval
+    direct = is_direct(config, config.effective_lag(), window)
+    before = HostPass()
+    if config.is_exact:
+        for _ in range((window - 1) // depth):
+            before += replayed(depth, dtype_bytes)
+        waiting = 1 + (window - 1) % depth
+        return before, ended(config, dtype_bytes, waiting=waiting, is_direct=False)
+    for index in range(0 if direct else window):
+        before += added(dtype_bytes, is_first=index == 0)
+    return before, ended(config, dtype_bytes, waiting=1, is_direct=direct)
+
+
+def window_bytes(
+    config: ZenFlowConfig, dtype_bytes: int, depth: int | None = None
+) -> tuple[int, int]:
+    """Return the DRAM bytes per element of a whole window: before its end, and at its end.
+
+    Args:
+        config: The update rule's settings.
+        dtype_bytes: Bytes of an element of the model.
+        depth: Largest number of gradients that wait; None is what the engine chooses where there
+            is memory for it.
+    """
+    if depth is None:
+        wanted = config.queue_depth or AUTOMATIC_DEPTH
+        depth = min(wanted, config.update_interval)
+    before, at_end = window_passes(config, dtype_bytes, depth)
+    return round(before.num_bytes), round(at_end.num_bytes)
