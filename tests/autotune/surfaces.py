@@ -15,11 +15,11 @@ from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 SPACE = SearchSpace(
-    topk_ratios=(0.05, 0.1, 0.2, 0.3),
-    update_intervals=(1, 2, 4, 8, 16),
+    topk_ratios=(0.05, 0.07, 0.1, 0.15, 0.2, 0.3),
+    update_intervals=(1, 2, 3, 4, 6, 8, 12, 16),
     select_intervals=(100,),
 )
-NUM_SETTINGS = 4 * 5
+NUM_SETTINGS = 6 * 8
 
 
 class Surface(AbstractBackend):

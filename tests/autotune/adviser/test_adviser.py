@@ -17,6 +17,7 @@ from tests.autotune.worlds import (
     CURVE,
     HERE,
     SPACE,
+    STEEP,
     Truth,
     a_question,
     knobs_at,
@@ -178,6 +179,13 @@ def test_with_no_time_left_a_probe_is_not_worth_its_trouble():
     assert late.best is None
 
 
+@pytest.fixture
+def steep(monkeypatch):
+    for place in ("autotune.adviser.forecasts", "tests.autotune.worlds"):
+        monkeypatch.setattr(f"{place}.FITTED", STEEP)
+
+
+@pytest.mark.usefixtures("steep")
 def test_where_a_measurement_would_tell_little_nothing_is_tried():
     truth = Truth()
     here = truth.best(SPACE.grid())
@@ -217,6 +225,7 @@ def selecting(decay, select_seconds, here=HERE):
     return best, adviser(EVERY).advise(asked)
 
 
+@pytest.mark.usefixtures("steep")
 def test_selections_are_as_often_as_their_cost_and_the_energys_decay_ask_for():
     best, advice = selecting(decay=0.0, select_seconds=0.5)
     assert advice.best.knobs == replace(best, select_interval=400)

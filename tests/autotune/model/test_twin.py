@@ -8,7 +8,6 @@ from autotune.model.twin import NEUTRAL, PARTS, Twin
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
 from tests.autotune.worlds import CONFIG, HERE, knobs_at, machine, twin, workload
-from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
 

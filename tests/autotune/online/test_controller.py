@@ -157,7 +157,8 @@ def test_when_the_budget_is_spent_what_was_seen_is_weighed_anew_until_a_drift():
     run.truth.constants = {**run.truth.constants, "device": 3.0}
     run.take(100)
     assert controller.rules.drifts == 1
-    assert 0 not in [question.num_trials for question in handle.asked[before:]][:1]
+    after = [q for q in handle.asked[before:] if q.stretches[0].last_step > 400]
+    assert 0 not in [question.num_trials for question in after][:1]
 
 
 def test_where_starting_has_used_the_budget_up_nothing_is_asked_and_it_says_so_once(caplog):
