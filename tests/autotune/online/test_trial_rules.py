@@ -132,7 +132,7 @@ def test_one_lucky_look_does_not_make_a_setting_stay():
     script.advise(OTHER, gain=0.01, error=0.04)
     assert script.measure(0.92) is None
     assert script.tuner.home == START, "it is still on trial"
-    assert script.measure(1.08).new == START
+    assert script.measure(1.12).new == START
 
 
 def test_a_trial_in_a_fast_minute_is_not_a_fast_setting():
