@@ -90,7 +90,9 @@ def test_a_point_is_what_simulate_says(tmp_path):
 
 def test_what_does_not_fit_or_go_together_is_a_row_with_a_reason():
     sweep = Sweep(
-        axes=parse_axes(["model=tiny,llama-2-70b", "lag=1,8"]), request=Request(gpu="rtx4090")
+        axes=parse_axes(["model=tiny,llama-2-70b", "strategy=zenflow,published_zenflow"]),
+        request=Request(gpu="rtx4090"),
+        knobs={"queue_depth": 2},
     )
     rows = all_rows(sweep)
     assert [rows[index]["status"] for index in range(4)] == [
@@ -105,7 +107,7 @@ def test_what_does_not_fit_or_go_together_is_a_row_with_a_reason():
 def test_a_sweep_without_any_sense_is_refused_before_it_begins(tmp_path):
     for words, said in (
         (["--gpu", "rtx9999", "--vary", "S=1,2"], "rtx5090"),
-        ([*CARD, "--vary", "lag=8,9"], "lag"),
+        ([*CARD, "--vary", "S=0,9"], "whole numbers of at least 1"),
         ([*CARD, "--host", "epyc-7742", "--vary", "host=epyc-9654"], "given and varied"),
         ([*CARD, "--update-interval", "2", "--vary", "S=1,2"], "given and varied"),
         ([*CARD, "--vary", "gpu=h100"], "given and varied"),
