@@ -56,6 +56,7 @@ def _rows(profile: HardwareProfile) -> Iterator[tuple[str, str, str]]:
         yield "link to the device", _rate(profile.link.h2d, "B/s"), "link.h2d"
     yield "host update, one core", _rate(host.core_bandwidth, "B/s"), "host.core_bandwidth"
     yield "host update, all cores", _rate(host.dram, "B/s"), "host.dram"
+    yield "AdamW on a core, its arithmetic", _rate(host.core_update, "param/s"), "host.core_update"
     if device.is_cpu:
         sharing = f"{host.core_sharing.value:.2f} x one"
         yield "compute and host update at once, together", sharing, "host.core_sharing"

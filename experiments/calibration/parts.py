@@ -194,10 +194,10 @@ def _matrix_samples(
     order = torch.randperm(columns, generator=torch.Generator().manual_seed(0)).to(device)
     deferred, important = order[:count].sort().values, order[count:].sort().values
     host = engine.host_slab(count * rows, dtype, pinned=True).view(count, rows)
-    energies = torch.zeros(columns, device=device)
+    energies, no_rows = torch.zeros(columns, device=device), torch.zeros(0, device=device)
 
     def intake() -> None:
-        engine.column_energies(grad, energies)
+        engine.energies(grad, energies, no_rows)
         grad.index_select(1, important)
 
     state = [torch.zeros(columns - count, rows, device=device) for _ in range(3)]

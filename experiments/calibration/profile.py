@@ -102,9 +102,12 @@ def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
         cores=usable_cores(),
         dram=measured(max(rates.by_threads.values()), "the host kernel on all its threads"),
         dram_bytes=measured(memory, "as the system says"),
-        core_bandwidth=measured(rates.by_threads[1], "the host kernel on one thread"),
+        core_bandwidth=measured(
+            rates.by_threads[1], "the host kernel on one thread, a gradient a pass"
+        ),
         numa_hop=assumed(1.0, "taken as one socket"),
         core_sharing=measured(sharing, "compute beside the host kernel"),
+        core_update=measured(rates.steps, "the host kernel on one thread, many gradients a pass"),
     )
 
 

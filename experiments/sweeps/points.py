@@ -49,7 +49,7 @@ RESULTS: Mapping[str, str] = {
 }
 """Columns of a table behind its axes; seconds and bytes."""
 
-_RATES = ("d2h", "h2d", "duplex", "dram", "host")
+_RATES = ("d2h", "h2d", "duplex", "dram", "host", "steps")
 """Axes of a closed form in which machines of one group differ."""
 _DIGITS = 12
 """Significant ones: a formula's last digit depends on how many points are solved together."""
@@ -155,8 +155,10 @@ def _why_not(case: Case, was_tried: bool) -> str:
 def _group(case: Case) -> str:
     """Return what machines that one formula answers have in common."""
     hardware = case.hardware
+    # How many gradients wait on the host follows from its memory.
+    depth = memory_of(case.workload, case.strategy, hardware).queue_depth
     same = (
-        id(case.workload), case.strategy, hardware.device, hardware.overheads,
+        id(case.workload), case.strategy, depth, hardware.device, hardware.overheads,
         hardware.link.latency, hardware.devices_per_socket, hardware.num_devices,
     )  # fmt: skip
     return repr(same)

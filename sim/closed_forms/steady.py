@@ -29,16 +29,16 @@ from sim.closed_forms.parts import (
     window_phases,
 )
 from sim.machine import Rates
-from sim.schedules.zenflow import FRESH_PASSES
 from sim.simulate import Strategy
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import StepCosts
+from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 
 AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host", "steps")
-"""What may differ from machine to machine: seconds of one micro-batch, bytes/s, and the AdamW steps
-of an element that the host takes in a second."""
+"""What may differ from machine to machine: seconds of one micro-batch, bytes/s, and AdamW steps of
+an element, per second, on the host."""
 
 _EXACT = 1 + 1e-9
 """Factor that rounding may make."""
@@ -88,10 +88,9 @@ class ClosedForm:
             overheads = costs.hardware.overheads
             copy = overheads.copy.value + costs.hardware.link.latency.value
             self._ring = RingJobs.of(self._grads, copy, self._plan.ring)
-            # What lands under the exact rule is moved on by a gradient that came since.
-            moves = config.is_exact and config.overlap_step
-            late = FRESH_PASSES / costs.elementwise_bandwidth if moves else 0.0
-            self._unpack_rate = 1.0 / (1.0 / self._scatter_rate + late)
+            late = late_bytes(config, costs.dtype_bytes, is_packed=True, is_cpu=False)
+            late_seconds = late / costs.dtype_bytes / costs.elementwise_bandwidth
+            self._unpack_rate = 1.0 / (1.0 / self._scatter_rate + late_seconds)
             self._uploads = [Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def solve(self, *, tolerance: float = 0.0, **values: Array | float) -> Steady:
@@ -323,7 +322,8 @@ class ClosedForm:
         overheads, size = self._costs.hardware.overheads, self._costs.dtype_bytes
         shares = self._plan.shares[::-1]
         intake = np.array([s.split * size / overheads.intake_bandwidth.value for s in shares])
-        moved = np.array(self._moved[::-1]) * size * FRESH_PASSES
+        moved = np.array([float(elements) for elements in self._moved[::-1]]) * moved_bytes(size)
+        moved += [s.split * measured_bytes(self._plan.config, size) for s in shares]
         intake += moved / self._costs.elementwise_bandwidth
         passed = self._passed(axes, intake + self._grads / overheads.pack_bandwidth.value)
         start = self._costs.accumulation * axes["forward"]

@@ -1,7 +1,8 @@
 """Profile files: a `HardwareProfile` as JSON, what ``zenflow calibrate`` writes and others read.
 
 Every figure keeps its value, kind, source and sigma, bit for bit. A file has all keys of its
-schema and no others, so that a misspelt one can't pass for a default.
+schema and no others, so that a misspelt one can't pass for a default. A file of the schema before
+is read with an estimate for what it lacks.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sim.hardware.profile import HardwareProfile
+from sim.hardware.profile import CORE_UPDATE, HardwareProfile
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
-SCHEMA_VERSION = 1
-"""Version of the files that this code writes, and the only one that it reads."""
+SCHEMA_VERSION = 2
+"""Version of the files that this code writes. It reads the one before, too."""
+_FORMER_VERSION = 1
+"""Version without the host's arithmetic, for which an estimate stands."""
 
 _REMEDY = "measure again with `zenflow calibrate`, or take the figure from its data sheet"
 
@@ -83,6 +86,10 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"the profile {path} must hold an object, got {content!r:.80}")
     version = content.pop("schema_version", None)
+    if type(version) is int and version == _FORMER_VERSION:
+        if isinstance(content.get("host"), dict):
+            content["host"].setdefault("core_update", asdict(CORE_UPDATE))
+        return content
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise ConfigError(
             f"{path}: schema_version must be {SCHEMA_VERSION}, got {version!r}: write the profile "

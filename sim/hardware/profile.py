@@ -34,10 +34,6 @@ RANGES: Mapping[str, tuple[float, float]] = {
 """Least and largest value of quantities that are bounded; none may be 0."""
 
 
-CORE_UPDATE = 1.4e9
-"""AdamW steps of an element, per second, that one core takes where none has been measured."""
-
-
 def bounded(name: str, value: float) -> float:
     """Return the value nearest to this one that the quantity of this name may have."""
     low, high = RANGES.get(name, (0.0, math.inf))
@@ -156,6 +152,14 @@ class Nvme:
     """Bytes that they hold."""
 
 
+CORE_UPDATE = Quantity(
+    value=1.4e9,
+    kind="estimated",
+    source="0.6 to 0.75 ns for a root and a division, on cores with AVX2 or AVX-512",
+)
+"""AdamW steps of an element, per second, of a core where none has been measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """CPU sockets and their memory."""
@@ -175,11 +179,7 @@ class Host:
     """Factor on links and DRAM for memory of another socket, in (0, 1]."""
     core_sharing: Quantity
     """Work of two busy hardware threads of one core as a multiple of one's, in [1, 2]."""
-    core_update: Quantity = Quantity(
-        value=CORE_UPDATE,
-        kind="estimated",
-        source="0.6 to 0.75 ns for a root and a division of a lane, on cores with AVX2 or AVX-512",
-    )
+    core_update: Quantity = CORE_UPDATE
     """AdamW steps of an element, per second, that one core takes on data in its caches: what
     bounds a pass over many gradients, where the loop's bytes no longer do."""
 

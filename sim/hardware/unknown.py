@@ -66,7 +66,7 @@ def generic_cpu(cores: int, memory_bytes: float) -> HardwareProfile:
             core_bandwidth=_figure(1.5e10),
             numa_hop=_figure(1.0),
             core_sharing=_figure(1.2),
-            core_update=_figure(CORE_UPDATE),
+            core_update=_figure(CORE_UPDATE.value),
         ),
         overheads=EngineOverheads(
             host_task=_figure(5e-5),

@@ -27,8 +27,10 @@ _BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
 _COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
 """Bytes of a split parameter's column: energy, score, second moment, factor, ownership, index."""
-_FRESH_BYTES = _INDEX + 3 * _FLOAT
-"""Bytes of it that fresh steps need besides: as `zenflow.step.fresh_steps`, which loads torch."""
+_FRESH_COLUMN_BYTES = _INDEX + 3 * _FLOAT
+_FRESH_ROW_BYTES = 4 * _FLOAT
+"""Bytes of it, and of a row, that fresh steps need besides: as `zenflow.step.fresh_steps`, which
+loads torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class EngineMemory:
     device_state: int
     """Bytes of moments and masters of important columns and of whole parameters."""
     column_vectors: int
-    """Bytes of what the device keeps for each column of split parameters."""
+    """Bytes of what the device keeps for each column and row of split parameters."""
     packed: int
     """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
     ring: int
@@ -94,9 +96,7 @@ class EngineMemory:
             reserve: Bytes of the host that have to stay free.
         """
         num_own = self.important + self.resident
-        return replace(
-            self, depth=self.host.depth_on(hardware, self.num_params, num_own, reserve)
-        )
+        return replace(self, depth=self.host.depth_on(hardware, self.num_params, num_own, reserve))
 
     def plan(self, *, has_ring: bool) -> MemoryPlan:
         """Return the engine's own plan, which leaves the rounding out.
@@ -156,7 +156,9 @@ def _engine_memory(
     num_residents = len(shapes) - len(split)
     important_columns = sum(width for _, width in split) - sum(columns)
     own_master = _FLOAT if dtype_bytes < _FLOAT else 0
-    each = _COLUMN_BYTES + (_FRESH_BYTES if config.is_exact else 0)
+    vectors = _COLUMN_BYTES * sum(width for _, width in split)
+    if config.is_exact:
+        vectors += sum(_FRESH_ROW_BYTES * r + _FRESH_COLUMN_BYTES * c for r, c in split)
     return EngineMemory(
         host=host,
         depth=host.depth(math.inf),
@@ -164,7 +166,7 @@ def _engine_memory(
         + _INDEX * important_columns
         + (2 * _FLOAT + own_master) * resident
         + _FLOAT * num_residents,
-        column_vectors=each * sum(width for _, width in split),
+        column_vectors=vectors,
         packed=2 * max(packed, default=0),
         ring=ring_of(blocks, dtype_bytes),
         block=max((block.deferred_elements for block in blocks), default=0),

@@ -18,6 +18,7 @@ from sim.memory.parts import PLACES, DeviceParts, Part, SystemCase, fullest, gib
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
+from sim.timing.fresh_steps import TEMPORARY_ELEMENTS
 from sim.timing.host_memory import PROCESS_BYTES
 
 Place = Literal["device", "host", "nvme"]
@@ -267,7 +268,11 @@ def _engine_parts(
         at_step = float((own.important + own.resident) * size)
         after = min(whole, at_step + in_flight)
         ring = own.ring
-    temporaries = 0.0 if hardware.device.is_cpu else 2.0 * own.block * size
+    temporaries = 0.0
+    if not hardware.device.is_cpu:
+        temporaries = 2.0 * own.block * size
+        if own.host.config.is_exact:
+            temporaries += 4.0 * (own.block + min(TEMPORARY_ELEMENTS, own.bucket))
     float_size = 4 if size < 4 else 0
     return DeviceParts(
         always=[
@@ -277,7 +282,7 @@ def _engine_parts(
             ),
             Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
             Part("rings", "device", ring, "packed gradients on their way"),
-            Part("uploads' temporaries", "device", temporaries, "of the largest block"),
+            Part("updates' temporaries", "device", temporaries, "of the largest block"),
             Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
         ],
         in_flight=min(whole, in_flight),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory
-from sim.schedules.zenflow import FRESH_PASSES
 from sim.timing.costs import StepCosts
+from sim.timing.fresh_steps import measured_bytes, moved_bytes
 from sim.timing.host_passes import window_passes
 from zenflow.config import ZenFlowConfig
 
@@ -37,8 +37,7 @@ def estimated_seconds(
     moved = work.num_bytes
     host = max(moved / rates.host, rates.sharing * moved / rates.dram, work.steps / rates.steps)
     keeps = hardware.num_devices > 1 or not releases
-    is_moved = config.is_exact and config.overlap_step  # else only what is not due
-    device = _device_seconds(costs, own, is_moved=is_moved)
+    device = _device_seconds(costs, config, own)
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
         device += down / hardware.overheads.pack_bandwidth.value
     if not config.overlap_step and window == 1:  # all of it in turn
@@ -51,14 +50,17 @@ def estimated_seconds(
     return max(device, link, host, dram, _reduce_seconds(costs))
 
 
-def _device_seconds(costs: StepCosts, own: EngineMemory, *, is_moved: bool) -> float:
+def _device_seconds(costs: StepCosts, config: ZenFlowConfig, own: EngineMemory) -> float:
     overheads = costs.hardware.overheads
     seconds = costs.compute_seconds + overheads.step.value
     seconds += (own.important + own.resident) / overheads.device_update.value
-    split = (own.deferred + own.important) * costs.dtype_bytes
-    if is_moved and own.deferred:
-        seconds += FRESH_PASSES * split / costs.elementwise_bandwidth
-    return seconds + split / overheads.intake_bandwidth.value
+    size = costs.dtype_bytes
+    split = own.deferred + own.important
+    moved = split * measured_bytes(config, size)
+    if config.is_exact and config.overlap_step and own.deferred:  # else only what is not due
+        moved += split * moved_bytes(size)
+    seconds += moved / costs.elementwise_bandwidth
+    return seconds + split * size / overheads.intake_bandwidth.value
 
 
 def _reduce_seconds(costs: StepCosts) -> float:

@@ -20,15 +20,9 @@ from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule, Step
 from sim.timing.block_plan import BlockPlan, PlannedBlock
 from sim.timing.costs import StepCosts
+from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
-
-FRESH_PASSES = 3
-"""Passes over a weight's bytes in a fresh step: gradient and weight are read, this is written."""
-_GATHERED = 2
-_CLONED = 2
-"""Passes more over landing weights: their gradients are gathered where they are not packed, and
-a CPU's lane works on a copy."""
 
 
 @dataclass(slots=True)
@@ -85,6 +79,12 @@ class EngineSchedule(AbstractSchedule):
         self._ring: Ring | None = None
         if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
             self._ring = Ring(machine, self.plan.ring)
+        self._late_bytes = late_bytes(
+            config,
+            costs.dtype_bytes,
+            is_packed=self._ring is not None,
+            is_cpu=machine.hardware.device.is_cpu,
+        )
 
     def _step(self, step: int) -> Step:
         machine, reducing = self.machine, 0.0
@@ -149,16 +149,14 @@ class EngineSchedule(AbstractSchedule):
         share, overheads = self.plan.shares[index], self.machine.hardware.overheads
         if not share.matrices:
             return 0.0
-        size = share.split * self.costs.dtype_bytes
-        seconds = size / overheads.intake_bandwidth.value
-        seconds += self._pass_seconds(self._moved[index], FRESH_PASSES)
+        size = self.costs.dtype_bytes
+        seconds = share.split * size / overheads.intake_bandwidth.value
+        moved = self._moved[index] * moved_bytes(size)
+        moved += share.split * measured_bytes(self._config, size)
+        seconds += moved / self.costs.elementwise_bandwidth
         if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
             seconds += share.matrices * overheads.bucket.value
         return seconds
-
-    def _pass_seconds(self, elements: float, count: int) -> float:
-        """Return the seconds of elementwise passes over so many elements on the device."""
-        return elements * self.costs.dtype_bytes * count / self.costs.elementwise_bandwidth
 
     def _gradient_bytes(self, index: int) -> float:
         return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
@@ -218,11 +216,9 @@ class EngineSchedule(AbstractSchedule):
             return []
         num_bytes = sum(item.num_bytes for item in landings)
         work = self.machine.up(num_bytes, packs=True)
-        if self._config.is_exact and self._calendar.lag(step):  # a gradient came since
-            passes = FRESH_PASSES + (0 if self._ring else _GATHERED)
-            passes += _CLONED if self.machine.hardware.device.is_cpu else 0
-            late = self._pass_seconds(num_bytes / self.costs.dtype_bytes, passes)
-            work = replace(work, seconds=work.seconds + late)
+        if self._late_bytes and self._calendar.lag(step):  # a gradient came since
+            moved = num_bytes / self.costs.dtype_bytes * self._late_bytes
+            work = replace(work, seconds=work.seconds + moved / self.costs.elementwise_bandwidth)
         computed = [item.computed for item in landings]
         done = self.machine.h2d.submit("params", step, work, [*after, *computed])
         for item in landings:

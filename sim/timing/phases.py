@@ -113,7 +113,14 @@ def _hardware(name: str, d2h: float, h2d: float, host: float) -> HardwareProfile
         name=name,
         device=_free(Device, name=name, flops={"bfloat16": _NEUTRAL["FLOP/s"]}),
         link=_free(Link, name=name, d2h=measured(d2h), h2d=measured(h2d)),
-        host=_free(Host, name=name, sockets=1, cores=1, core_bandwidth=measured(host)),
+        host=_free(
+            Host,
+            name=name,
+            sockets=1,
+            cores=1,
+            core_bandwidth=measured(host),
+            core_update=_NEUTRAL["parameters/s"],
+        ),
         overheads=_free(EngineOverheads),
         host_threads=1,
     )

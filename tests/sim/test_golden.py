@@ -2,8 +2,9 @@
 
 A layer takes 1 s of forward and 2 s of backward. Its gradients or weights take 1 s to copy in 16
 bits, its CPU update 2.8 s: 0.1 s for each of the 28 bytes that an element moves. The device would
-update it in 1 s. The drives read or write its state in 4 s; a ring of two devices reduces or
-gathers it in 1 s.
+update it in 1 s. Of elementwise operations it does 20 bytes an element in 1 s: it measures the
+rows of a layer's gradients in 0.1 s, and moves its weights by them in 0.7 s. The drives read or
+write a layer's state in 4 s; a ring of two devices reduces or gathers it in 1 s.
 
 A line is start and end in seconds from the end of the step before, lane, name, and the step that
 caused it.
@@ -27,7 +28,9 @@ def two_layers(devices=1):
         forward=2.0, backward=4.0, d2h=2.0, update=5.6, h2d=2.0, num_params=PARAMS, num_layers=2
     )
     hardware = replace(
-        found.hardware.with_values({"overheads.device_update": PARAMS / 2.0}),
+        found.hardware.with_values(
+            {"overheads.device_update": PARAMS / 2.0, "device.bandwidth": 20.0 * PARAMS / 2}
+        ),
         num_devices=devices,
         fabric=Fabric(name="ring", bandwidth=figure(PARAMS / 2), latency=figure(1e-12)),
         nvme=Nvme(
@@ -197,28 +200,28 @@ LOGS = [
         """
   0.0-  1.0 device forward 1
   1.0-  2.0 device forward 1
-  2.0-  4.0 device backward 1
-  4.0-  6.0 device backward 1
-  4.0-  5.0 d2h grads 1
-  6.0-  7.0 device stall:d2h 1
-  6.0-  7.0 d2h grads 1
-  6.0-  8.8 host adam 1
-  7.0- 11.6 device stall:host 1
-  8.8- 11.6 host adam 1
- 11.6- 13.6 device stall:h2d 1
- 11.6- 13.6 h2d params 1
- 13.6- 14.6 device forward 2
- 14.6- 15.6 device forward 2
- 15.6- 17.6 device backward 2
- 17.6- 19.6 device backward 2
- 17.6- 18.6 d2h grads 2
- 19.6- 20.6 device stall:d2h 2
- 19.6- 20.6 d2h grads 2
- 19.6- 22.4 host adam 2
- 20.6- 25.2 device stall:host 2
- 22.4- 25.2 host adam 2
- 25.2- 27.2 device stall:h2d 2
- 25.2- 27.2 h2d params 2
+  2.0-  4.1 device backward 1
+  4.1-  6.2 device backward 1
+  4.1-  5.1 d2h grads 1
+  6.2-  7.2 device stall:d2h 1
+  6.2-  7.2 d2h grads 1
+  6.2-  9.0 host adam 1
+  7.2- 11.8 device stall:host 1
+  9.0- 11.8 host adam 1
+ 11.8- 13.8 device stall:h2d 1
+ 11.8- 13.8 h2d params 1
+ 13.8- 14.8 device forward 2
+ 14.8- 15.8 device forward 2
+ 15.8- 17.9 device backward 2
+ 17.9- 20.0 device backward 2
+ 17.9- 18.9 d2h grads 2
+ 20.0- 21.0 device stall:d2h 2
+ 20.0- 21.0 d2h grads 2
+ 20.0- 22.8 host adam 2
+ 21.0- 25.6 device stall:host 2
+ 22.8- 25.6 host adam 2
+ 25.6- 27.6 device stall:h2d 2
+ 25.6- 27.6 h2d params 2
 """,
     ),
     # Step 1's update runs behind step 2.
@@ -280,32 +283,85 @@ LOGS = [
  13.0- 15.8 host adam 3
 """,
     ),
-    # S = 2, rolling: one layer's window ends in odd steps, the other's in even ones. Half of the
-    # columns are deferred, so that all that is theirs takes half: copies 0.5 s, an update of 28
-    # bytes 1.4 s, taking a gradient in between (18 bytes) 0.9 s.
+    # S = 2: one layer's window ends in odd steps, the other's in even ones. Half of the columns
+    # are deferred, so that all that is theirs takes half: copies 0.5 s, moving them on by the
+    # gradient that came since 0.35 s more, an update of two gradients (24 bytes, 4, and an
+    # upload's 2) 1.5 s.
     (
         "zenflow", HALF_DEFERRED, 3, 4, 1,
         """
   0.0-  1.0 device forward 3
-  0.0-  0.9 host accumulate 2
-  0.9-  2.3 host adam 2
+  0.0-  1.5 host adam 2
   1.0-  2.0 device forward 3
-  2.0-  4.0 device backward 3
-  4.0-  6.0 device backward 3
-  4.0-  4.5 d2h grads 3
-  6.0-  7.0 device step 3
-  6.0-  6.5 d2h grads 3
-  6.0-  6.5 h2d params 3
-  7.0-  8.0 device forward 4
-  7.0-  8.4 host adam 3
-  8.0-  9.0 device forward 4
-  8.4-  9.3 host accumulate 3
-  9.0- 11.0 device backward 4
- 11.0- 13.0 device backward 4
- 11.0- 11.5 d2h grads 4
- 11.0- 11.5 h2d params 4
- 13.0- 14.0 device step 4
- 13.0- 13.5 d2h grads 4
+  2.0-  4.8 device backward 3
+  4.8-  7.6 device backward 3
+  4.8-  5.3 d2h grads 3
+  7.6-  8.6 device step 3
+  7.6-  8.1 d2h grads 3
+  7.6-  8.5 h2d params 3
+  8.6-  9.6 device forward 4
+  8.6- 10.1 host adam 3
+  9.6- 10.6 device forward 4
+ 10.6- 13.4 device backward 4
+ 13.4- 16.2 device backward 4
+ 13.4- 13.9 d2h grads 4
+ 13.4- 14.3 h2d params 4
+ 16.2- 17.2 device step 4
+ 16.2- 16.7 d2h grads 4
+""",
+    ),
+    # No gradient waits: a pass in mid-window (26 bytes) takes 1.3 s, a window's end (28) 1.4 s.
+    (
+        "zenflow", {**HALF_DEFERRED, "queue_depth": 1}, 3, 4, 1,
+        """
+  0.0-  1.0 device forward 3
+  0.0-  1.3 host adam 2
+  1.0-  2.0 device forward 3
+  1.3-  2.7 host adam 2
+  2.0-  4.8 device backward 3
+  4.8-  7.6 device backward 3
+  4.8-  5.3 d2h grads 3
+  7.6-  8.6 device step 3
+  7.6-  8.1 d2h grads 3
+  7.6-  8.5 h2d params 3
+  8.6-  9.6 device forward 4
+  8.6- 10.0 host adam 3
+  9.6- 10.6 device forward 4
+ 10.0- 11.3 host adam 3
+ 10.6- 13.4 device backward 4
+ 13.4- 16.2 device backward 4
+ 13.4- 13.9 d2h grads 4
+ 13.4- 14.3 h2d params 4
+ 16.2- 17.2 device step 4
+ 16.2- 16.7 d2h grads 4
+""",
+    ),
+    # Without overlap the device moves the other layer's weights only: these land in this step.
+    (
+        "zenflow", {**HALF_DEFERRED, "overlap_step": False}, 3, 4, 1,
+        """
+  0.0-  1.0 device forward 3
+  1.0-  2.0 device forward 3
+  2.0-  4.1 device backward 3
+  4.1-  6.9 device backward 3
+  4.1-  4.6 d2h grads 3
+  6.9-  7.9 device step 3
+  6.9-  7.4 d2h grads 3
+  7.9-  9.4 device stall:host 3
+  7.9-  9.4 host adam 3
+  9.4-  9.9 device stall:h2d 3
+  9.4-  9.9 h2d params 3
+  9.9- 10.9 device forward 4
+ 10.9- 11.9 device forward 4
+ 11.9- 14.7 device backward 4
+ 14.7- 16.8 device backward 4
+ 14.7- 15.2 d2h grads 4
+ 16.8- 17.8 device step 4
+ 16.8- 17.3 d2h grads 4
+ 17.8- 19.3 device stall:host 4
+ 17.8- 19.3 host adam 4
+ 19.3- 19.8 device stall:h2d 4
+ 19.3- 19.8 h2d params 4
 """,
     ),
     # S = 2, aligned: windows end in even steps and land two later. First gradients of a window are

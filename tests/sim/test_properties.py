@@ -1,6 +1,7 @@
 """What holds on any machine, for any model and strategy."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -27,7 +28,10 @@ OPTIONS = {
         "subgroup": st.sampled_from([300, 5000]), "stride": st.none() | COUNTS,
     },
     "superoffload": {"ratio": SHARES, "clipping": st.booleans()},
-    "zenflow": {"topk_ratio": SHARES, "update_interval": COUNTS, "rolling": st.booleans()},
+    "zenflow": {
+        "topk_ratio": SHARES, "update_interval": COUNTS, "overlap_step": st.booleans(),
+        "queue_depth": st.none() | COUNTS,
+    },
     "zenflow_paper": {"topk_ratio": SHARES, "update_interval": COUNTS},
 }  # fmt: skip
 ENGINE = {"min_split_elements": 500}
@@ -61,6 +65,8 @@ def machines(draw, cpu_allowed=True):
         "link.pageable": st.floats(0.2, 1.0),
         "host.dram": spread(1e4, 1e6),
         "host.core_bandwidth": spread(1e3, 1e6),
+        "host.core_update": spread(1e2, 1e6),
+        "device.bandwidth": spread(1e4, 1e6),
         "host.numa_hop": st.floats(0.5, 1.0),
         "overheads.host_task": overhead,
         "overheads.copy": overhead,
@@ -123,12 +129,17 @@ class CountingMachine(Machine):
 
     def __init__(self, hardware: HardwareProfile) -> None:
         self.host_bytes = 0.0
+        self.host_steps = 0.0
+        self.host_kinds = Counter()
         self.device_seconds = 0.0
         super().__init__(hardware)
 
-    def host_work(self, num_bytes):
+    def host_work(self, num_bytes, steps=0.0):
+        work = super().host_work(num_bytes, steps)
         self.host_bytes += num_bytes
-        return super().host_work(num_bytes)
+        self.host_steps += steps
+        self.host_kinds[work.kind] += num_bytes
+        return work
 
     def device_work(self, seconds):
         self.device_seconds += seconds
@@ -199,6 +210,7 @@ def test_nothing_is_faster_than_its_resources(costs, strategy):
         assert makespan >= found.busy(lane)
     assert found.step_ends[-1] * (1 + 1e-9) >= 6 * costs.compute_seconds
     assert makespan >= machine.host_bytes / machine.rates.host
+    assert makespan >= machine.host_steps / machine.rates.steps
     for resource in {r for kind in machine.network.moved for r in kind.uses}:
         assert makespan >= machine.network.carried(resource) / resource.capacity
     for lane, kind in lane_kinds(machine).items():
@@ -230,7 +242,7 @@ def test_resources_carry_what_was_sent_over_them_and_no_more(costs, strategy):
     found = run(costs, strategy)
     machine = found.machine
     sent = [(kind, found.moved(lane)) for lane, kind in lane_kinds(machine).items()]
-    sent.append((machine.host_kind, machine.host_bytes))
+    sent += machine.host_kinds.items()
     if machine.compute_kind is not None:
         sent.append((machine.compute_kind, machine.device_seconds))
     else:
@@ -247,8 +259,9 @@ def test_the_same_inputs_give_the_same_timeline(costs, strategy):
 
 
 BANDWIDTHS = [
-    "link.d2h", "link.h2d", "host.dram", "host.core_bandwidth", "fabric.bandwidth", "nvme.read",
-    "nvme.write", "overheads.device_update", "overheads.intake_bandwidth",
+    "link.d2h", "link.h2d", "host.dram", "host.core_bandwidth", "host.core_update",
+    "fabric.bandwidth", "nvme.read", "nvme.write", "overheads.device_update",
+    "overheads.intake_bandwidth",
 ]  # fmt: skip
 
 

@@ -10,9 +10,12 @@ from sim.machine import Machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.deep_optimizer_states import DeepOptimizerStates
+from sim.schedules.intake import ExactIntake
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
+from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of
 from sim.timing.phases import costs_of_phases
+from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
 LAYERS = 10
@@ -150,15 +153,66 @@ def test_zenflow_waits_for_no_more_than_the_first_layers_upload():
 
 
 def test_a_host_too_slow_for_any_window_sets_zenflows_pace():
-    # Moments of each step: 24 + 2 + 2 bytes once in four steps for 0.9 of all elements, 2 + 16 in
-    # the three others; the update takes 300 s for 28.
+    # One pass for the four gradients of a window: 24 + 4 x 2 + 2 bytes for 0.9 of all elements;
+    # the update takes 300 s for 28.
     found = replace(costs(update=300.0), intake_factor=1.0)
-    work = 0.9 * 300 * ((28 + 3 * 18) / 28) / 4
-    assert step(found, "zenflow", min_split_elements=0) == pytest.approx(work, rel=1e-3)
-    # The window's sum instead: written 4 + 2 at first, 8 + 2 then, read with the last update.
-    work = 0.9 * 300 * ((28 + 4) + (2 + 4) + 2 * (2 + 8)) / 28 / 4
-    paper = step(found, "zenflow_paper", min_split_elements=0, lag=1)
-    assert paper == pytest.approx(work, rel=1e-3)
+
+    def zenflow(**knobs):
+        return step(found, "zenflow", min_split_elements=0, **knobs)
+
+    each = 0.9 * 300 / 28 / 4
+    assert zenflow() == pytest.approx(34 * each, rel=1e-3)
+    # A pass for each of them, or for three, when the queue is full, and for the last one.
+    assert zenflow(queue_depth=1) == pytest.approx((3 * 26 + 28) * each, rel=1e-3)
+    assert zenflow(queue_depth=3) == pytest.approx((30 + 28) * each, rel=1e-3)
+    # The window's sum instead: written 4 + 2 at first, 8 + 2 then, and read at the end.
+    paper = step(found, "zenflow_paper", min_split_elements=0)
+    assert paper == pytest.approx((2 + 4 + 3 * (2 + 8) + 24 + 4 + 2) * each, rel=1e-3)
+
+
+def test_arithmetic_bounds_a_pass_over_many_gradients():
+    # An element's AdamW step takes as long as 20 bytes: more than a fourth of 34, less than 28.
+    found = costs(update=300.0)
+    rate = found.hardware.host.core_bandwidth.value / 20
+    found = replace(found, hardware=found.hardware.with_values({"host.core_update": rate}))
+    each = 0.9 * 300 / 28 / 4
+    for depth, work in ((4, 80), (2, 2 * 40), (1, 3 * 26 + 28)):
+        knobs = {"min_split_elements": 0, "queue_depth": depth}
+        assert step(found, "zenflow", **knobs) == pytest.approx(work * each, rel=1e-3)
+
+
+def test_a_full_pool_makes_room_by_a_pass_over_what_waits():
+    # Two layers and S = 8: each block's second gradients have a room where the queue is two deep.
+    found = costs(update=300.0, layers=2)
+    plan = BlockPlan(found, ZenFlowConfig(min_split_elements=0, queue_depth=2, update_interval=8))
+    intake = ExactIntake(plan, found)
+    calendar = plan.calendar()
+    early, full = [], []
+    for number in range(1, 41):
+        early.append(sum(intake.stage(index).steps for index in range(2)))
+        full.append(sum(work.steps for work in intake.take_in(calendar, number)))
+        for block in plan.blocks:
+            if calendar.is_due(block.index, number):
+                intake.end(block, 1)
+                calendar.close(block.index, number)
+    # At first all blocks want a second room at once; from then on they take turns.
+    assert early[1] > 0
+    assert not any(early[16:])
+    assert all(full[16:])
+
+
+def test_the_device_moves_weights_that_land_later_and_no_others():
+    # 14 bytes of each element in 7 s: the gradient, a temporary twice, the weight twice. The first
+    # layer's last quarter lands with that behind its copy. Measuring rows takes 2 bytes.
+    found = costs(update=ENDLESS, d2h=ENDLESS, h2d=ENDLESS)
+    slow = {"device.bandwidth": 2.0 * PARAMS}
+    found = replace(found, hardware=found.hardware.with_values(slow))
+    knobs = {"min_split_elements": 0, "select_interval": 0}
+    assert step(found, "zenflow", **knobs) == near(30 + 1 + 7 + 0.7 * 0.9 / 4)
+    assert step(found, "zenflow", **knobs, overlap_step=False, update_interval=1) == near(30 + 1)
+    assert step(found, "zero_offload", min_split_elements=0) == near(30 + 1)
+    for name in ("delayed", "zenflow_paper", "on_device"):
+        assert step(found, name, min_split_elements=0) == near(30)
 
 
 def test_layers_updated_at_once_hide_all_but_the_first_layers():

@@ -18,11 +18,11 @@ def test_a_lane_that_falls_behind_is_waited_for_in_the_end():
     # Copies take 3.15 s of a 3 s step. With a lag of 4 nothing waits for them at first: 12 s have
     # to pile up, in 80 steps.
     slow = costs(d2h=3.5)
-    strategy = Strategy.of("zenflow", update_interval=8, lag=4, select_interval=0)
+    strategy = Strategy.of("zenflow_paper", update_interval=4, select_interval=0)
     found = simulate(slow, strategy)
     assert found.step_seconds == pytest.approx(3.15, rel=0.002)
     assert max(found.busy_seconds.values()) <= found.step_seconds * 1.001
-    early = simulate(slow, Strategy.of("zenflow", update_interval=8, lag=1, select_interval=0))
+    early = simulate(slow, Strategy.of("zenflow", update_interval=8, select_interval=0))
     assert early.step_seconds == pytest.approx(3.15, rel=0.002)
 
 
@@ -81,7 +81,7 @@ def test_an_unknown_strategy_is_answered_with_the_nearest():
 
 def test_a_run_that_settles_late_is_cut_where_it_is_asked_to_be():
     slow = costs(d2h=3.5)
-    strategy = Strategy.of("zenflow", update_interval=8, lag=4, select_interval=0)
+    strategy = Strategy.of("zenflow_paper", update_interval=4, select_interval=0)
     cut = simulate(slow, strategy, num_steps=8, settling_windows=1, longest_settling=1)
     assert cut.step_seconds < 3.1, "nothing waits for the copies yet"
     assert simulate(slow, strategy, num_steps=8).step_seconds == pytest.approx(3.15, rel=0.002)

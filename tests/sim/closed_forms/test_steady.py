@@ -23,9 +23,7 @@ STRATEGIES = {
     "zenflow": Strategy.of("zenflow", select_interval=0),
     "zenflow S=2": Strategy.of("zenflow", select_interval=0, update_interval=2),
     "zenflow q=1": Strategy.of("zenflow", select_interval=0, queue_depth=1),
-    "zenflow S=5 q=3": Strategy.of(
-        "zenflow", select_interval=0, update_interval=5, queue_depth=3
-    ),
+    "zenflow S=5 q=3": Strategy.of("zenflow", select_interval=0, update_interval=5, queue_depth=3),
     "zenflow S=1": Strategy.of("zenflow", select_interval=0, update_interval=1),
     "published S=1": Strategy.of("zenflow_paper", select_interval=0, update_interval=1),
     "zenflow in turn": Strategy.of(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
 from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
-from sim.hardware.profile import KINDS, Quantity
+from sim.hardware.profile import CORE_UPDATE, KINDS, Quantity
 from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server")
@@ -95,7 +95,21 @@ def test_metadata_that_json_would_change_is_not_written(metadata, path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", 1.5, True, None])
+def test_a_file_without_the_hosts_arithmetic_is_read_with_an_estimate_of_it(path):
+    def change(content):
+        content["schema_version"] = 1
+        del content["host"]["core_update"]
+
+    edited(path, change)
+    found = read_profile(path)
+    assert found.host.core_update == CORE_UPDATE
+    assert found == replace(BASE, host=replace(BASE.host, core_update=CORE_UPDATE))
+    edited(path, lambda content: content["host"].pop("core_update"))
+    with pytest.raises(ConfigError, match=r"host\.core_update is missing"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("version", [0, 3, "1", "2", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):

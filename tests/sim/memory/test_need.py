@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
-from sim.memory.engine import engine_memory, num_accumulators
-from sim.memory.need import CONTEXT_BYTES, PROCESS_BYTES, memory_of
+from sim.memory.engine import engine_memory
+from sim.memory.need import CONTEXT_BYTES, memory_of
 from sim.memory.parts import DeviceParts, Part, fullest, rounded
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Strategy
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of
+from sim.timing.host_memory import PROCESS_BYTES
 from zenflow.config import PRESETS, ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -27,12 +28,12 @@ CONFIGS = {
     "all split": {"preset": "zenflow", "min_split_elements": 16},
     "small blocks": {"preset": "zenflow", "block_elements": 5000},
     "warm-up": {"preset": "zenflow", "full_warm_up_rounds": 3},
-    "long lag": {"preset": "zenflow", "update_interval": 5, "lag": 2},
-    "lag S": {"preset": "zenflow", "lag": None},
-    "no overlap": {"preset": "zenflow", "overlap_step": False, "prediction": 0},
-    "aligned": {"preset": "zenflow", "rolling": False},
-    "window moments": {"preset": "zenflow", "deferred_moments": "window"},
-    "paper, lag 1": {"preset": "zenflow_paper", "lag": 1},
+    "longer queue than window": {"preset": "zenflow", "update_interval": 5, "queue_depth": 16},
+    "no queue": {"preset": "zenflow", "queue_depth": 1},
+    "no overlap": {"preset": "zenflow", "overlap_step": False},
+    "in turn": {"preset": "zenflow", "overlap_step": False, "update_interval": 1},
+    "paper, S = 1": {"preset": "zenflow_paper", "update_interval": 1},
+    "paper, no overlap": {"preset": "zenflow_paper", "overlap_step": False},
 }
 
 
@@ -93,7 +94,6 @@ def test_the_engines_memory_is_its_own_plan_to_the_byte(has_ring, name, dtype, k
     found = engine_memory(shapes, config_of(name), getattr(torch, dtype).itemsize)
     assert found.plan(has_ring=has_ring) == planned
     layout = engine.layout
-    assert num_accumulators(config_of(name)) == layout.num_accumulators
     assert found.bank == max((b.num_columns * b.num_rows for b in layout.banks), default=0)
     buckets = [sum(s.num_rows * s.num_columns for s in b.splits) for b in layout.buckets]
     assert found.bucket == max(buckets, default=0)

@@ -1,0 +1,45 @@
+"""What fresh steps cost the device: passes over memory, by bytes of each element.
+
+Under the exact rule the device moves deferred weights by each gradient at once, as
+`zenflow.step.fresh_steps` does, on the compute stream; what lands is moved by the gradient that
+came since, on the stream that brings it. The product of gradient and factors is a float32
+temporary, which is counted as any memory is: no figure of a profile says what a cache keeps.
+"""
+
+from __future__ import annotations
+
+from zenflow.config import ZenFlowConfig
+
+_TEMPORARY_BYTES = 8
+"""Bytes of a float32 that is written and read."""
+TEMPORARY_ELEMENTS = 1 << 22
+"""Largest number of elements of a matrix that are moved at once."""
+
+
+def moved_bytes(dtype_bytes: int) -> int:
+    """Return the bytes of moving an element: gradient and weight read, temporary, weight written.
+
+    >>> moved_bytes(2)
+    14
+    """
+    return 3 * dtype_bytes + _TEMPORARY_BYTES
+
+
+def measured_bytes(config: ZenFlowConfig, dtype_bytes: int) -> int:
+    """Return the bytes of measuring an element's row; columns are measured under either rule."""
+    return dtype_bytes if config.is_exact else 0
+
+
+def late_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_packed: bool, is_cpu: bool) -> int:
+    """Return the bytes of moving an element that lands by the gradient that came since.
+
+    Args:
+        config: The update rule's settings.
+        dtype_bytes: Bytes of an element of the model.
+        is_packed: Whether its gradients lie packed in a ring; else they are gathered.
+        is_cpu: Whether a CPU's lane does it, which works on a copy.
+    """
+    if not (config.is_exact and config.overlap_step):
+        return 0
+    more = (0 if is_packed else 2) + (2 if is_cpu else 0)
+    return moved_bytes(dtype_bytes) + more * dtype_bytes
