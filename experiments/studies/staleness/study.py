@@ -42,7 +42,7 @@ _COLOURS: Mapping[float, str] = {0.0: "#d95f02", 0.1: "#1b9e77", 0.3: "#7570b3"}
 def _training(scope: Scope) -> list[TrainSettings]:
     """Return the runs of one seed and rate: those on the device, then the knobs'."""
     common = settings_of(SCRATCH, smoke=scope.smoke)
-    shares, changes = (SHARES[:3], KNOBS[:1]) if scope.smoke else (SHARES, KNOBS)
+    shares, changes = ((1.0, 0.5, 0.75), KNOBS[:1]) if scope.smoke else (SHARES, KNOBS)
     lengths = [round(share * (common.steps or 0)) for share in shares]
     on_device = [replace(common, strategy=BASELINE, steps=steps) for steps in lengths]
     return [*on_device, *(replace(common, knobs=dict(knobs)) for knobs in changes)]

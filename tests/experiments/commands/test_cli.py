@@ -195,8 +195,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
 def test_config_file_mistakes_name_the_nearest_key(tmp_path, text, hint):
     path = tmp_path / "run.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=hint):
-        read_config_file(path)
+    assert hint in ended(2, "--config", path)
 
 
 def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):
@@ -210,7 +209,7 @@ def test_a_file_with_a_setting_that_is_no_more_says_so(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[zenflow]\nlag = 1\nqueue_dept = 2\n")
     said = ended(2, "--config", path)
-    assert "zenflow.lag is no setting any more: leave it out" in " ".join(said.split())
+    assert "key 'lag' is no longer a setting" in " ".join(said.split())
     assert "did you mean 'queue_depth'" in said
 
 

@@ -12,6 +12,8 @@ from experiments.sweeps import answers
 @pytest.mark.parametrize("key", catalogue.names(catalogue.WHAT_IF))
 def test_a_committed_row_is_what_the_simulator_says(key):
     study, kept = catalogue.load(key), records.committed(key)
+    if not kept.is_of(study):
+        pytest.skip("it is of a former rule: the study is to be made anew")
     cells = study.cells(study.scope(Scope()))
     step = 1 + len(cells) // 6
     for cell, row in list(zip(cells, kept.rows, strict=True))[::step]:
