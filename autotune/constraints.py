@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from autotune.space import SearchSpace, effective_lag
+from autotune.space import SearchSpace
 from sim.hardware.profile import HardwareProfile
 from sim.memory.need import memory_of
 from sim.models.workload import Workload
@@ -48,7 +48,7 @@ class Constraints:
     host_bytes: float | None = None
     """Most bytes of the host, for all devices."""
     largest_staleness: int | None = None
-    """Most steps; a setting's own staleness is its lag + S."""
+    """Most steps; a setting's own staleness is S + 1, and S without overlap."""
     smallest_captured: float | None = None
     """Least share of gradient energy in the important columns, in (0, 1)."""
 
@@ -143,15 +143,15 @@ def needs_of(
 
 
 def staleness_of(knobs: Knobs, base: ZenFlowConfig | None = None) -> int:
-    """Return the largest age in steps at which a gradient's update lands: lag + S.
+    """Return the largest age in steps at which a gradient's update lands: S and the lag.
 
-    >>> staleness_of(Knobs.of(ZenFlowConfig(update_interval=4, lag=1)))
+    >>> staleness_of(Knobs.of(ZenFlowConfig(update_interval=4)))
     5
     """
     if knobs.topk_ratio == 1:
         return 0
-    overlaps = base is None or base.overlap_step
-    return knobs.update_interval + (effective_lag(knobs) if overlaps else 0)
+    config = base or ZenFlowConfig()
+    return knobs.update_interval + config.effective_lag(knobs.update_interval)
 
 
 class Feasibility:
@@ -274,7 +274,7 @@ def _conflict(limits: Sequence[_Limit], points: _Points) -> str:
 
 def _parted_by(one: _Limit, other: _Limit, points: _Points) -> str | None:
     """Return the knob of which two constraints leave different values, if there is one."""
-    for name in ("topk_ratio", "update_interval", "lag"):
+    for name in ("topk_ratio", "update_interval"):
         for low, high in ((one, other), (other, one)):
             most = max(getattr(k, name) for k, need in points if low.missed_by(need) <= 0)
             least = min(getattr(k, name) for k, need in points if high.missed_by(need) <= 0)

@@ -24,10 +24,7 @@ class SearchSpace:
     """
 
     topk_ratios: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-    update_intervals: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
-    lags: tuple[int, ...] = (1, 2, 4, 8)
-    """A lag above S counts as S, as it does in the engine."""
-    rollings: tuple[bool, ...] = (True, False)
+    update_intervals: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     select_intervals: tuple[int, ...] = (50, 100, 200, 400)
 
     def __post_init__(self) -> None:
@@ -44,7 +41,7 @@ class SearchSpace:
             yield from broken
             if len(set(values)) != len(values):
                 yield f"{item.name} must not repeat a value, got {values!r}: leave one out"
-            elif not broken and item.name != "rollings" and list(values) != sorted(values):
+            elif not broken and list(values) != sorted(values):
                 yield f"{item.name} must ascend, got {values!r}: sort it"
 
     @property
@@ -53,46 +50,30 @@ class SearchSpace:
         return {_knob_of(item.name): getattr(self, item.name) for item in fields(self)}
 
     def grid(self) -> Iterator[Knobs]:
-        """Yield every setting once, lags never above S.
+        """Yield every setting once.
 
-        >>> space = SearchSpace(update_intervals=(1, 3), lags=(1, 2, 4), topk_ratios=(0.1,),
-        ...     rollings=(True,), select_intervals=(100,))
-        >>> [(knobs.update_interval, knobs.lag) for knobs in space.grid()]
-        [(1, 1), (3, 1), (3, 2), (3, 3)]
+        >>> space = SearchSpace(topk_ratios=(0.1,), update_intervals=(1, 4))
+        >>> len(list(space.grid()))
+        8
         """
-        for ratio, window in product(self.topk_ratios, self.update_intervals):
-            lags = dict.fromkeys(min(lag, window) for lag in self.lags)
-            for lag, rolling, select in product(lags, self.rollings, self.select_intervals):
-                yield Knobs(
-                    topk_ratio=ratio,
-                    update_interval=window,
-                    lag=lag,
-                    rolling=rolling,
-                    select_interval=select,
-                )
+        for values in product(*self.values.values()):
+            yield Knobs(**dict(zip(self.values, values, strict=True)))
 
     def __contains__(self, knobs: Knobs) -> bool:
-        """Return whether a setting, its lag at most S, is one of the grid's."""
-        lag = effective_lag(knobs)
-        others = {name: values for name, values in self.values.items() if name != "lag"}
-        return lag in {min(own, knobs.update_interval) for own in self.lags} and all(
-            getattr(knobs, name) in values for name, values in others.items()
-        )
+        """Return whether a setting is one of the grid's."""
+        return all(getattr(knobs, name) in values for name, values in self.values.items())
 
     def neighbours(self, knobs: Knobs) -> list[Knobs]:
         """Return the settings of the space that are one value away in one knob.
 
         From a knob whose value is not in the space it is one away to the nearest values that are.
         """
-        found: dict[Knobs, None] = {}
-        start = replace(knobs, lag=effective_lag(knobs))
-        for name, values in self.values.items():
-            for value in _beside(getattr(start, name), values):
-                moved = replace(start, **{name: value})
-                moved = replace(moved, lag=effective_lag(moved))
-                if moved != start and moved in self:
-                    found[moved] = None
-        return list(found)
+        moved = (
+            replace(knobs, **{name: value})
+            for name, values in self.values.items()
+            for value in _beside(getattr(knobs, name), values)
+        )
+        return [other for other in moved if other in self]
 
     def suggest(self, trial: BaseTrial) -> Knobs:
         """Return a setting that a trial chooses among the values themselves.
@@ -100,7 +81,7 @@ class SearchSpace:
         What is stored is then what a person reads: ``topk_ratio=0.1``. Optuna takes the values
         for categories, so that a sampler does not know their order.
         """
-        return _setting_of(
+        return Knobs.from_dict(
             {name: trial.suggest_categorical(name, values) for name, values in self.values.items()}
         )
 
@@ -114,7 +95,7 @@ class SearchSpace:
             name: values[trial.suggest_int(f"{name}{INDEX_SUFFIX}", 0, len(values) - 1)]
             for name, values in self.values.items()
         }
-        return _setting_of(chosen)
+        return Knobs.from_dict(chosen)
 
     def params_of(self, knobs: Knobs) -> dict[str, Any]:
         """Return the parameters with which ``suggest`` gives this setting, for enqueue_trial.
@@ -127,10 +108,7 @@ class SearchSpace:
                 f"only settings of the search space can be tried, but {knobs} is not in "
                 f"{dict(self.values)}: add its values to the space"
             )
-        params = knobs.to_dict()
-        lag = effective_lag(knobs)
-        same = (own for own in self.lags if min(own, knobs.update_interval) == lag)
-        return {**params, "lag": next(same)}
+        return knobs.to_dict()
 
     def indices_of(self, knobs: Knobs) -> dict[str, int]:
         """Return the parameters with which ``suggest_indices`` gives this setting.
@@ -146,21 +124,8 @@ INDEX_SUFFIX = "_index"
 """Ending of a knob's name where its parameter is a place in the order of its values."""
 
 
-def _setting_of(values: Mapping[str, Any]) -> Knobs:
-    """Return the setting with these values, its lag at most S."""
-    knobs = Knobs.from_dict(values)
-    return replace(knobs, lag=effective_lag(knobs))
-
-
 def _knob_of(field_name: str) -> str:
     return field_name.removesuffix("s")
-
-
-def effective_lag(knobs: Knobs) -> int:
-    """Return the lag in steps: at most S, and S where it is None."""
-    if knobs.lag is None:
-        return knobs.update_interval
-    return min(knobs.lag, knobs.update_interval)
 
 
 def _rule_violations(name: str, values: Sequence[Any]) -> Iterator[str]:
@@ -168,17 +133,13 @@ def _rule_violations(name: str, values: Sequence[Any]) -> Iterator[str]:
     start = Knobs.of(ZenFlowConfig())
     for value in values:
         try:
-            if value is None:
-                raise ConfigError("give a number of steps")
             replace(start, **{_knob_of(name): value}).applied_to(ZenFlowConfig())
         except (ConfigError, TypeError) as error:
             yield f"{name} has {value!r}, which can't be run: {error}"
 
 
 def _beside(value: Any, values: Sequence[Any]) -> list[Any]:
-    """Return the next lower and the next higher of some values; the other one of a bool."""
-    if isinstance(value, bool):
-        return [own for own in values if own != value]
+    """Return the next lower and the next higher of some values."""
     below = [own for own in values if own < value]
     above = [own for own in values if own > value]
     return [*below[-1:], *above[:1]]

@@ -14,7 +14,8 @@ from zenflow import ZenFlowAdamW
 from zenflow.step import engine
 
 PARTS = {
-    "device": {"column_energies": "energies"},
+    "device": {"energies": "energies"},
+    "fresh": {"apply": "fresh steps", "finish": "fresh steps"},
     "collector": {"take": "important columns", "_send": "queueing copies"},
     "engine": {
         "measure": "norm and scores",
@@ -86,6 +87,8 @@ def breakdown(optimizer: ZenFlowAdamW, turn: Callable[[], Any], repeats: int) ->
 
         for member, functions in PARTS.items():
             owner = engine if member == "engine" else getattr(running, member)
+            if owner is None:
+                continue  # the published rule takes no fresh steps
             for name, part in functions.items():
                 patch(owner, name, part)
         patch(optimizer, "step", REST)

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import spread
+from sim.timing.host_passes import window_bytes
 from zenflow import StepReport, Timeline, ZenFlowConfig
 
 TRACED_STEPS = 8  # at the end of each run: two windows
@@ -86,22 +87,21 @@ def lane_figures(timeline: Timeline) -> dict[str, Any]:
     return found
 
 
-def host_bytes(config: ZenFlowConfig, deferred: int, size: int = 2) -> float:
+def host_bytes(config: ZenFlowConfig, deferred: int, depth: int, size: int = 2) -> float:
     """Return the bytes that the host must read and write per step, on average.
 
-    In a window of S steps, one update reads the last gradient, reads and writes master and
-    moments, and writes the weight. Each gradient before is read and moves both moments; with
-    moments of the window's mean it goes into a sum, which is written once, read and written S - 2
-    times, and read by the update. Where the window's last gradient can't be fused into the
-    update, it goes into the sum too.
+    A pass over an element's state reads and writes master and both moments, and reads the
+    gradients that it takes in; a window's last pass writes the weight, too. The published rule
+    adds gradients to a sum, which is written once, read and written after that, and read by the
+    update.
+
+    Args:
+        config: The update rule's settings.
+        deferred: Number of elements that the host owns.
+        depth: Number of gradients that wait for a pass, q.
+        size: Bytes of an element of the model.
     """
-    window, lag = config.update_interval, config.effective_lag()
-    if config.deferred_moments == "step":
-        return deferred * ((window - 1) * (size + 16) + size + 24 + size) / window
-    accumulated = window - 1 if lag <= 1 else window
-    sums = accumulated * size + (4 + 8 * (accumulated - 1) + 4 if accumulated else 0)
-    last = size if lag <= 1 else 0
-    return deferred * (sums + last + 24 + size) / window
+    return deferred * sum(window_bytes(config, size, depth)) / config.update_interval
 
 
 def floors(record: dict[str, Any], speeds: dict[str, Any]) -> dict[str, float]:
@@ -231,7 +231,7 @@ def _of_zenflow(
         excess = _excess(run, device)
         text = f"{name}: loss above on_device's, at most {MOST_LOSS:.0%}"
         yield Aim(text, excess, excess <= MOST_LOSS)
-    if run["config"]["rolling"]:
+    if run["config"]["update_rule"] == "exact":
         slowest = run["slowest_position"]
         text = f"{name}: slowest position of a window, at most {MOST_SLOWEST} medians"
         yield Aim(text, slowest, slowest <= MOST_SLOWEST)

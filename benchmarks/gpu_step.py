@@ -198,7 +198,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
             **figures(reports, first=first, tokens=bench.tokens),
             "slowest_position": slowest_position(reports, first, config.update_interval),
             "lanes": lane_figures(timeline),
-            "host_bytes_per_step": host_bytes(config, deferred),
+            "host_bytes_per_step": host_bytes(config, deferred, optimizer.memory.queue_depth),
             "profiled": training.profiled(TRACED_STEPS),
             "reports": [report.to_dict() for report in reports],
             "losses": [float(loss) for loss in training.losses],

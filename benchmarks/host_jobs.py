@@ -1,27 +1,36 @@
-"""What the host benchmark times: our two passes over host state, their rivals, the memory."""
+"""What the host benchmark times: our passes over host state, their rivals, the memory."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import Moments, Update, WindowUpdate
-from zenflow.host.pool import HostJob, HostPool
-from zenflow.rule.adamw import Hyper
+from zenflow.host.jobs import AdamStep, HostJob, ReplayJob, SumJob, Upload
+from zenflow.host.pool import HostPool
 
 COLUMNS = 4096
 CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache
 BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 1e-4, 0.01
-HYPER = Hyper(LR, *BETAS, EPS, DECAY)
-OURS, MOMENTS, CAST, FUSED, DEEPSPEED = (
-    "zenflow host update",
-    "zenflow moments (mid-window)",
+STEP = AdamStep(LR, *BETAS, EPS, decay=1 - LR * DECAY)
+DEPTHS = (1, 2, 4, 8)
+"""Numbers of gradients of one pass, q."""
+WINDOW = 4
+"""Number of gradients of the published rule's window."""
+
+
+def replay_of(depth: int) -> str:
+    """Return the name of the pass that takes so many gradients in."""
+    return f"zenflow replay, q = {depth}"
+
+
+OURS, PUBLISHED, CAST, FUSED, DEEPSPEED = (
+    replay_of(1),
+    f"published rule, sums of S = {WINDOW} and a step",
     "cast + torch fused AdamW + cast",
     "torch fused AdamW alone (float32)",
     "cast + DeepSpeed CPUAdam + cast",
@@ -39,6 +48,8 @@ class Job:
     run: Callable[[], Any]
     traffic: int
     """Bytes the memory moves for each: those, and lines that are read before they are written."""
+    gradients: int = 1
+    """Number of gradients that the call takes in."""
 
 
 class State:
@@ -53,31 +64,23 @@ class State:
         self.grad = (torch.randn(shape, generator=generator) * 0.01).bfloat16()
         self.out = torch.empty(shape, dtype=torch.bfloat16)
         self.active = torch.ones(self.rows, dtype=torch.uint8)
-        self.shape = shape
-        self.host = HostRows(
+        self.step = torch.full((self.rows,), 100)
+
+    def replay(self, grads: Sequence[Tensor]) -> ReplayJob:
+        """Return our pass over all rows, which takes gradients in and uploads weights."""
+        return ReplayJob(
             master=self.master.data,
             exp_avg=self.exp_avg,
             exp_avg_sq=self.exp_avg_sq,
-            step=torch.full((self.rows,), 100),
-            accumulators=[],
-            staging=self.grad,
+            step=self.step,
+            active=self.active,
+            steps=[replace(STEP, grad=grad) for grad in grads],
+            upload=Upload(self.out, lead=1.0, step=STEP, repeats_last=True),
         )
 
-    def update(self) -> HostJob:
-        """Return our update of all rows, which reads their gradients and moves the moments."""
-        window = WindowUpdate(
-            hyper=HYPER,
-            lr_scale=1.0,
-            count=1,
-            accumulator=None,
-            reads_staging=True,
-            prediction=1.0,
-        )
-        return Update(self.host, self.shape, window, self.active, self.out).encode()
-
-    def move_moments(self) -> HostJob:
-        """Return our mid-window pass over all rows."""
-        return Moments(self.host, self.shape, HYPER).encode()
+    def grads(self, count: int) -> list[Tensor]:
+        """Return so many gradients, each in memory of its own."""
+        return [self.grad, *(self.grad.clone() for _ in range(count - 1))]
 
     def adopt(self, optimizer: torch.optim.Optimizer, step: Tensor | int) -> None:
         """Give the optimizer our moments, so that all jobs walk over the same memory."""
@@ -86,7 +89,7 @@ class State:
 
 
 def our_jobs(state: State, threads: int) -> list[Job]:
-    """Return our two passes, on a pool as the engine's.
+    """Return our passes by q and the published rule's, on a pool as the engine's.
 
     Raises:
         RuntimeError: There is no C kernel.
@@ -94,10 +97,27 @@ def our_jobs(state: State, threads: int) -> list[Job]:
     pool = HostPool.open(threads - 1)
     if pool is None:
         raise RuntimeError("the C kernel is not built: reinstall with a C compiler present")
-    return [
-        Job(OURS, 28, lambda: pool.run([state.update()], 1.0), traffic=30),
-        Job(MOMENTS, 18, lambda: pool.run([state.move_moments()], 1.0), traffic=18),
-    ]
+    grads = state.grads(max(DEPTHS))
+
+    def runs(*jobs: HostJob) -> Callable[[], None]:
+        def run() -> None:
+            for job in jobs:  # each needs what the one before has done
+                pool.run([job.encode()])
+
+        return run
+
+    total = torch.empty(state.grad.shape)
+    sums = [SumJob(total, grad, 1.0, is_first=n == 0) for n, grad in enumerate(grads[:WINDOW])]
+    # Master and moments read and written, gradients read, the weight for upload written.
+    replays = [
+        Job(replay_of(depth), 26 + 2 * depth, runs(state.replay(grads[:depth])),
+            traffic=28 + 2 * depth, gradients=depth)
+        for depth in DEPTHS
+    ]  # fmt: skip
+    summing = 2 * WINDOW + 4 + 8 * (WINDOW - 1)
+    window = runs(*sums, state.replay([total]))
+    published = Job(PUBLISHED, 30 + summing, window, traffic=36 + summing, gradients=WINDOW)
+    return [*replays, published]
 
 
 def optimizer_jobs(state: State) -> tuple[list[Job], str]:

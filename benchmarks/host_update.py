@@ -3,10 +3,11 @@
     python -m benchmarks.host_update [--params N] [--threads 1 2] [--repeats R] [--out FILE]
 
 Each job updates the same N parameters: bfloat16 gradients in, float32 masters and moments,
-bfloat16 weights out. Jobs and the floors they are compared with (copy, triad, scaling in place)
-take turns in one process for each number of threads. Bytes are counted as in STREAM: what the job
-must read and write, not the line that a write to fresh memory reads first. Scaling in place has no
-such read, so it shows what the memory really moves.
+bfloat16 weights out. A replay takes q gradients in, an AdamW step for each, in one pass; what
+counts is therefore steps of an element. Jobs and the floors they are compared with (copy, triad,
+scaling in place) take turns in one process for each number of threads. Bytes are counted as in
+STREAM: what the job must read and write, not the line that a write to fresh memory reads first.
+Scaling in place has no such read, so it shows what the memory really moves.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from benchmarks.host_jobs import (
     CAST,
     COLUMNS,
     DEEPSPEED,
+    DEPTHS,
     FLOORS,
     OURS,
     SCALE,
@@ -39,6 +41,7 @@ from benchmarks.host_jobs import (
     floor_jobs,
     optimizer_jobs,
     our_jobs,
+    replay_of,
 )
 from benchmarks.record import seconds_of, setting, spread, take_turns
 from zenflow.host import kernel
@@ -46,13 +49,13 @@ from zenflow.host.pool import HostPool
 
 TARGETS = (
     (OURS, "bandwidth", TRIAD, 0.8),
-    (OURS, "parameters/s", CAST, 1.3),
-    (OURS, "parameters/s", DEEPSPEED, 1.5),
+    (OURS, "steps/s", CAST, 1.3),
+    (OURS, "steps/s", DEEPSPEED, 1.5),
 )
 
 
-def cached_rate(threads: int) -> float:
-    """Return our parameters/s on data in each core's own cache: the speed of the arithmetic.
+def cached_rate(threads: int, depth: int) -> float:
+    """Return our steps/s on data in each core's own cache: the speed of the arithmetic.
 
     The best of short bursts, each thread with a pool of its own, less the time of calls without
     rows: Python's part of a call is much beside so small a piece.
@@ -60,12 +63,13 @@ def cached_rate(threads: int) -> float:
 
     def best(state: State) -> float:
         bursts = []
-        job, pool = state.update(), HostPool.open(0)
+        replay, pool = state.replay(state.grads(depth)), HostPool.open(0)
+        job = replay.encode()  # it holds addresses alone
         assert pool is not None
         for _ in range(60):
             started = time.perf_counter()
             for _ in range(20):
-                pool.run([job], 1.0)
+                pool.run([job])
             bursts.append((time.perf_counter() - started) / 20)
         pool.close()
         return min(bursts)
@@ -74,7 +78,7 @@ def cached_rate(threads: int) -> float:
         states = [State(CACHED_PARAMS) for _ in range(threads)]
         busy = list(callers.map(best, states))
     overhead = best(State(0))
-    return sum(CACHED_PARAMS / (seconds - overhead) for seconds in busy)
+    return sum(depth * CACHED_PARAMS / (seconds - overhead) for seconds in busy)
 
 
 def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
@@ -91,13 +95,15 @@ def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
         rows[job.name] = {
             "seconds": seconds[job.name],
             "seconds_quartiles": quartiles,
-            "bytes_per_param": job.bytes_per_param,
-            "traffic_bytes_per_param": job.traffic,
-            "params_per_second": params / quartiles[1],
+            "bytes_per_step": job.bytes_per_param / job.gradients,
+            "traffic_bytes_per_step": job.traffic / job.gradients,
+            "steps_per_second": job.gradients * params / quartiles[1],
             "bytes_per_second": params * job.bytes_per_param / quartiles[1],
         }
     record = {"threads": threads, "jobs": rows, "missing": missing}
-    record["cached_params_per_second"] = cached_rate(threads)
+    record["cached_steps_per_second"] = {
+        str(depth): cached_rate(threads, depth) for depth in (DEPTHS[0], DEPTHS[-1])
+    }
     record["targets"] = verdicts(rows)
     return record
 
@@ -106,13 +112,13 @@ def verdicts(rows: dict[str, Any]) -> list[dict[str, Any]]:
     """Return for each target what was measured; a target without its peer has no verdict."""
     found = []
     for job, quantity, against, least in TARGETS:
-        name = "bytes_per_second" if quantity == "bandwidth" else "params_per_second"
+        name = "bytes_per_second" if quantity == "bandwidth" else "steps_per_second"
         ratio = rows[job][name] / rows[against][name] if against in rows else None
         reached = None if ratio is None else ratio >= least
         target = {"quantity": quantity, "against": against, "least": least}
         allowed = None
         if against in rows and quantity != "bandwidth":
-            traffic = "traffic_bytes_per_param"
+            traffic = "traffic_bytes_per_step"
             allowed = rows[against][traffic] / rows[job][traffic]
         found.append({**target, "ratio": ratio, "reached": reached, "memory_allows": allowed})
     return found
@@ -123,14 +129,14 @@ def show(record: dict[str, Any]) -> None:
     rows = record["jobs"]
     triad = rows[TRIAD]["bytes_per_second"]
     print(f"\n{record['threads']} thread(s)")
-    print(f"{'job':<34}{'ms median (quartiles)':>26}{'Mparam/s':>10}{'B/param':>9}"
+    print(f"{'job':<44}{'ms median (quartiles)':>26}{'Mstep/s':>10}{'B/step':>9}"
           f"{'GB/s':>7}{'of triad':>10}")  # fmt: skip
     for name, row in rows.items():
         low, middle, high = (1e3 * value for value in row["seconds_quartiles"])
-        rate = "" if name in FLOORS else f"{row['params_per_second'] / 1e6:.0f}"
+        rate = "" if name in FLOORS else f"{row['steps_per_second'] / 1e6:.0f}"
         print(
-            f"{name:<34}{f'{middle:.1f} ({low:.1f}..{high:.1f})':>26}{rate:>10}"
-            f"{row['bytes_per_param']:>9}{row['bytes_per_second'] / 1e9:>7.1f}"
+            f"{name:<44}{f'{middle:.1f} ({low:.1f}..{high:.1f})':>26}{rate:>10}"
+            f"{row['bytes_per_step']:>9.1f}{row['bytes_per_second'] / 1e9:>7.1f}"
             f"{row['bytes_per_second'] / triad:>10.2f}"
         )
     for target in record["targets"]:
@@ -142,17 +148,20 @@ def show(record: dict[str, Any]) -> None:
             allowed = target["memory_allows"]
             bounded = "" if allowed is None else f"; {allowed:.2f} where memory bounds both"
             print(f"{aim}: {word} ({target['ratio']:.2f}{bounded})")
-    print(bound(rows, record["cached_params_per_second"]))
+    for depth, cached in record["cached_steps_per_second"].items():
+        print(bound(rows, int(depth), cached))
 
 
-def bound(rows: dict[str, Any], cached: float) -> str:
-    """Return the sentence on what keeps our update from being faster."""
-    rate = rows[OURS]["params_per_second"]
-    moved = rate * rows[OURS]["traffic_bytes_per_param"] / rows[SCALE]["bytes_per_second"]
+def bound(rows: dict[str, Any], depth: int, cached: float) -> str:
+    """Return the sentence on what keeps our pass over so many gradients from being faster."""
+    row = rows[replay_of(depth)]
+    rate = row["steps_per_second"]
+    moved = rate * row["traffic_bytes_per_step"] / rows[SCALE]["bytes_per_second"]
     what = "memory" if cached > 1.25 * rate else "arithmetic"
     return (
-        f"bound by {what}: {cached / 1e6:.0f} Mparam/s from cache is {cached / rate:.2f} x the "
-        f"rate from memory, whose traffic is {moved:.2f} of what scaling in place moves"
+        f"q = {depth} is bound by {what}: {cached / 1e6:.0f} Mstep/s from cache is "
+        f"{cached / rate:.2f} x the rate from memory, whose traffic is {moved:.2f} of what "
+        "scaling in place moves"
     )
 
 
@@ -177,7 +186,7 @@ def in_own_process(params: int, threads: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--params", type=int, default=1 << 26, help="32 bytes of memory each")
+    parser.add_argument("--params", type=int, default=1 << 26, help="50 bytes of memory each")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, help="JSON file for the whole record")

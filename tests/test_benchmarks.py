@@ -41,7 +41,6 @@ def _report(step, seconds, stalls):
         update_interval=4,
         lag=1,
         topk_ratio=0.1,
-        rolling=True,
         select_interval=100,
         learning_rates=(1e-3,),
     )
@@ -76,18 +75,19 @@ def test_a_lanes_speed_counts_only_the_time_in_which_it_copied():
 
 
 @pytest.mark.parametrize(
-    ("preset", "bytes_per_param"),
+    ("preset", "depth", "bytes_per_param"),
     [
-        ("on_device", 0.0),
-        ("zero_offload", 28.0),  # one update a step: gradient, master, moments, weight
-        ("zenflow", 20.5),  # in 4 steps: 3 gradients that move moments, 18 each, one update of 28
-        ("zenflow_paper", 16.5),  # 4 gradients summed in 8 + 28, one update of 30
+        ("on_device", 1, 0.0),
+        ("zero_offload", 1, 28.0),  # one pass a step: gradient, master, moments, weight
+        ("zenflow", 4, 8.5),  # in 4 steps one pass: 4 gradients, master, moments, weight
+        ("zenflow", 1, 26.5),  # 4 passes with a gradient each, a weight in one of them
+        ("zenflow_paper", 1, 16.5),  # 4 gradients summed in 8 + 28, one step of 30
     ],
 )
-def test_host_bytes_follow_from_the_rule(preset, bytes_per_param):
+def test_host_bytes_follow_from_the_rule(preset, depth, bytes_per_param):
     config = ZenFlowConfig.preset(preset)
     deferred = 0 if preset == "on_device" else 10
-    assert gpu_figures.host_bytes(config, deferred) == deferred * bytes_per_param
+    assert gpu_figures.host_bytes(config, deferred, depth) == deferred * bytes_per_param
 
 
 def test_floor_bytes_without_important_columns_are_a_read_and_the_copies():
@@ -168,7 +168,7 @@ def _run(name, **facts):
         "stall_fraction": 0.0,
         "stall_seconds_per_step": {},
         "slowest_position": 1.0,
-        "config": {"rolling": True},
+        "config": {"update_rule": "exact"},
         "lanes": {},
         "losses": [2.0] * 10,
     }
@@ -323,11 +323,11 @@ def test_nested_parts_are_counted_once():
 def test_the_host_benchmark_says_what_memory_would_allow():
     record = host_update.measure(1 << 16, threads=1, repeats=2)
     rows = record["jobs"]
-    assert rows[host_jobs.OURS]["params_per_second"] > 0
-    assert rows[host_jobs.MOMENTS]["params_per_second"] > 0
+    assert rows[host_jobs.replay_of(8)]["bytes_per_step"] == 42 / 8
+    assert rows[host_jobs.PUBLISHED]["bytes_per_step"] == 66 / 4
     targets = {target["against"]: target for target in record["targets"]}
     assert targets[host_jobs.CAST]["memory_allows"] == pytest.approx(46 / 30)
-    ours, cast = (rows[name]["params_per_second"] for name in (host_jobs.OURS, host_jobs.CAST))
+    ours, cast = (rows[name]["steps_per_second"] for name in (host_jobs.OURS, host_jobs.CAST))
     assert targets[host_jobs.CAST]["ratio"] == pytest.approx(ours / cast)
     assert targets[host_jobs.TRIAD]["memory_allows"] is None
 

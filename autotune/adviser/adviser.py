@@ -17,7 +17,7 @@ from autotune.constraints import Constraints, Feasibility, Need, needs_of
 from autotune.efficiency import EnergyCurve
 from autotune.model.residual import distance
 from autotune.model.twin import Twin
-from autotune.space import SearchSpace, effective_lag
+from autotune.space import SearchSpace
 from zenflow.knobs import Knobs
 
 _RISK = 2.0
@@ -63,7 +63,6 @@ class Adviser:
         """
         feasibility = self.feasibility(None)
         feasibility.check()
-        wanted = replace(wanted, lag=effective_lag(wanted))
         if feasibility.allows(wanted):
             return wanted
         allowed = [knobs for knobs in self.space.grid() if feasibility.allows(knobs)]
@@ -253,25 +252,18 @@ def _intervals(
 
 
 def _differ_in_interval(one: Knobs, other: Knobs) -> bool:
-    """Whether two settings differ in S, and in the lag only as far as S bounds it."""
-    interval = min(one.update_interval, other.update_interval)
-    alike = (
-        replace(k, update_interval=interval, lag=min(effective_lag(k), interval))
-        for k in (one, other)
-    )
-    return one.update_interval != other.update_interval and len(set(alike)) == 1
+    """Whether two settings differ in S alone."""
+    return one != other and replace(one, update_interval=other.update_interval) == other
 
 
 def _distance(one: Knobs, other: Knobs) -> float:
-    """Return how far two settings are apart: factors of two, and 1 for the kind of window."""
+    """Return how far two settings are apart, in factors of two."""
     pairs = (
         (one.topk_ratio, other.topk_ratio),
         (one.update_interval, other.update_interval),
-        (effective_lag(one), effective_lag(other)),
         (max(one.select_interval, 1), max(other.select_interval, 1)),
     )
-    apart = sum(abs(math.log2(max(a, 1e-3) / max(b, 1e-3))) for a, b in pairs)
-    return apart + (one.rolling != other.rolling)
+    return sum(abs(math.log2(max(a, 1e-3) / max(b, 1e-3))) for a, b in pairs)
 
 
 def _expected_improvement(gain: float, error: float) -> float:

@@ -27,7 +27,7 @@ def search(
 ) -> list[ForecastedSetting]:
     """Return what a study has looked at, each setting once.
 
-    They differ in k, S, lag and rolling; each comes with the ``select_interval`` that suits it.
+    They differ in k and S; each comes with the ``select_interval`` that suits it.
 
     Args:
         forecasts: By the question's evidence.
@@ -47,7 +47,8 @@ def search(
         if found and time.process_time() >= until:
             break
         trial = study.ask()
-        knobs = _canonical(space.suggest_indices(trial), question.here.select_interval, space)
+        chosen = space.suggest_indices(trial)
+        knobs = replace(chosen, select_interval=question.here.select_interval)
         if knobs not in found:
             if not feasibility.allows(knobs):
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -63,9 +64,7 @@ def promising(
     """Return settings by an optimistic bound on their goodput, the best first.
 
     No step is shorter than its busiest lane, and what a lane carries is known in proportion: so a
-    few simulations, of those with the best bounds, do the work of many. Next to the first come the
-    one in force and the first itself with windows of the other kind: of these the bound knows
-    least.
+    few simulations, of those with the best bounds, do the work of many.
     """
     here = forecasts.question.here
     busy = forecasts.forecast(here).busy_seconds
@@ -80,22 +79,9 @@ def promising(
         return math.log(forecasts.efficiency(alike)) - math.log(max(lanes))
 
     every = space.select_intervals[0]  # any one: how often to select is worked out for each
-    settings = [knobs for knobs in space.grid() if knobs == _canonical(knobs, every, space)]
+    settings = [knobs for knobs in space.grid() if knobs.select_interval == every]
     ranked = sorted(settings, key=lambda knobs: (-bound(knobs), str(knobs)))
-    first = next((knobs for knobs in ranked if feasibility.allows(knobs)), None)
-    if first is not None:
-        others = [
-            replace(knobs, rolling=not knobs.rolling, select_interval=every)
-            for knobs in (here, first)
-        ]
-        ranked = list(dict.fromkeys([first, *(o for o in others if o in settings), *ranked]))
     return list(islice((knobs for knobs in ranked if feasibility.allows(knobs)), count))
-
-
-def _canonical(knobs: Knobs, select_interval: int, space: SearchSpace) -> Knobs:
-    """Return a setting with this ``select_interval``; windows of one step end together anyhow."""
-    rolling = knobs.rolling or (knobs.update_interval == 1 and True in space.rollings)
-    return replace(knobs, rolling=rolling, select_interval=select_interval)
 
 
 def update_share(knobs: Knobs, twin: Twin) -> float:

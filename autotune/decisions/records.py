@@ -17,7 +17,7 @@ from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files that this code writes, and the only one that it reads."""
 
 Deciders: TypeAlias = Literal["twin", "zen-auto"]

@@ -15,7 +15,6 @@ import numpy as np
 
 from autotune.model.speed_noise import Array, SpeedNoise
 from autotune.model.stretch import Stretch
-from autotune.space import effective_lag
 from zenflow.knobs import Knobs
 
 _STRUCTURE = 0.06
@@ -92,14 +91,9 @@ def _structure(settings: Sequence[Knobs], log_ratios: Sequence[float], seen: flo
 
 
 def _features(knobs: Sequence[Knobs]) -> Array:
-    """Return coordinates in which settings at a distance of 1 have errors of their own, (N, 4)."""
+    """Return coordinates in which settings at a distance of 1 have errors of their own, (N, 2)."""
     rows = [
-        (
-            math.log2(item.update_interval) / 2.0,
-            math.log2(max(effective_lag(item), 1)) / 1.5,
-            math.log(max(item.topk_ratio, 1e-3)) / 1.5,
-            1.0 * item.rolling,
-        )
+        (math.log2(item.update_interval) / 2.0, math.log(max(item.topk_ratio, 1e-3)) / 1.5)
         for item in knobs
     ]
-    return np.array(rows, float).reshape(len(rows), 4)
+    return np.array(rows, float).reshape(len(rows), 2)

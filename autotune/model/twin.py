@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autotune.space import effective_lag
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
@@ -108,15 +107,9 @@ class Twin:
 
     def _simulated(self, knobs: Knobs, constants: Constants) -> Forecast:
         done = self._simulate(knobs, constants)
-        step, stall = done.step_seconds, done.stall_seconds
-        if effective_lag(knobs) > 1:
-            # Where a lane can't keep up, a long lag puts its stall off for longer than this saw.
-            prompt = self.forecast(replace(knobs, lag=1), constants)
-            late = max(0.0, max(prompt.busy_seconds.values()) - step)
-            step, stall = step + late, stall + late
         forward_backward = done.busy_seconds["device"] - done.update_seconds
         busy = {**done.busy_seconds, "device": forward_backward, "step": done.update_seconds}
-        return Forecast(step, stall, busy)
+        return Forecast(done.step_seconds, done.stall_seconds, busy)
 
     def _simulate(self, knobs: Knobs, constants: Constants) -> Prediction:
         config = knobs.applied_to(self.config)

@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import optuna
@@ -23,7 +23,7 @@ from autotune.offline.backends import AbstractBackend
 from autotune.offline.objective import Objective, objectives_of
 from autotune.offline.samplers import ORDERED, make_sampler, tell_misses
 from autotune.offline.storage import fail_lost_trials, open_storage, signature
-from autotune.space import SearchSpace, effective_lag
+from autotune.space import SearchSpace
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
@@ -65,9 +65,8 @@ class TuningTask:
 
     @property
     def default(self) -> Knobs:
-        """The backend's default as the space has settings, its lag in steps."""
-        knobs = self.backend.default
-        return replace(knobs, lag=effective_lag(knobs))
+        """The setting that is there before anything is tuned."""
+        return self.backend.default
 
 
 def open_study(task: TuningTask) -> optuna.Study:

@@ -25,7 +25,6 @@ from autotune.online.log_writer import DecisionWriter
 from autotune.online.stretches import StretchGatherer, settling_steps, stretch_steps
 from autotune.online.trial_rules import KnobChange, TrialRules
 from autotune.online.zen_auto import ZenAuto
-from autotune.space import effective_lag
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, ObservedTimeline
 from zenflow.errors import CheckpointError, ConfigError, WorkerError
@@ -72,7 +71,7 @@ class Searching(Enum):
 
 
 class TwinController(AbstractController):
-    """Chooses k, S, lag, rolling and select_interval by predicted goodput.
+    """Chooses k, S and select_interval by predicted goodput.
 
     Attributes:
         rules: Rules of trying, keeping and going back, and what is known.
@@ -114,7 +113,6 @@ class TwinController(AbstractController):
         """
         adviser.feasibility(None).check()
         space, start = adviser.space, Knobs.of(config)
-        start = replace(start, lag=effective_lag(start))
         self.measures_windows = zen_auto is not None
         self.least_topk_ratio = min(*space.topk_ratios, config.topk_ratio)
         self.largest_interval = max(*space.update_intervals, config.update_interval)
@@ -310,7 +308,7 @@ class TwinController(AbstractController):
         interval = self._zen.next_interval(report) if report.windows else now
         if interval == now:
             return knobs
-        new = replace(knobs, update_interval=interval, lag=min(effective_lag(knobs), interval))
+        new = replace(knobs, update_interval=interval)
         self.rules.here = new
         reason = "the gradient that accumulates over this S has become comparable"
         return self._carry_out(step, knobs, KnobChange(new=new, reason=reason), by="zen-auto")

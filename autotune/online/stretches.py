@@ -13,7 +13,6 @@ from statistics import fmean, median
 
 from autotune.efficiency import EnergyCurve
 from autotune.model.stretch import Stretch, robust_mean
-from autotune.space import effective_lag
 from zenflow.controller import ObservedTimeline
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
@@ -21,7 +20,8 @@ from zenflow.trace.timeline import Timeline
 
 _LEAST_STEPS = 12
 """Least number of steps of a stretch."""
-_LEAST_WINDOWS = 3
+_WINDOWS, _ENOUGH_STEPS = 3, 48
+"""Number of windows of a stretch, unless fewer of them are this many steps."""
 _KEPT = 5
 """Number of selections that are remembered."""
 _LEAST_BETWEEN = 20
@@ -93,7 +93,7 @@ class StretchGatherer:
         stretch = Stretch(
             index=self.num_stretches,
             last_step=step,
-            knobs=replace(knobs, lag=effective_lag(knobs)),
+            knobs=knobs,
             step_seconds=mean,
             noise=noise,
             stall_seconds=max(0.0, stalled),
@@ -112,7 +112,7 @@ class StretchGatherer:
         newest, interval = reports[-1], reports[-1].update_interval
         first = min((span.step for span in timeline.spans), default=newest.step) + 1
         first = max(first, reports[0].step)  # the first that is kept may be cut
-        last = newest.step - max(1, newest.lag)
+        last = newest.step - 1
         count = (last - first + 1) // interval * interval
         if count < 1:
             return {}
@@ -133,14 +133,15 @@ class StretchGatherer:
 
 
 def stretch_steps(knobs: Knobs) -> int:
-    """Return the steps of a stretch: whole windows, several of them."""
+    """Return the steps of a stretch: whole windows, several of them unless they are long."""
     interval = knobs.update_interval
-    return max(_LEAST_WINDOWS, math.ceil(_LEAST_STEPS / interval)) * interval
+    wanted = max(_LEAST_STEPS, min(_WINDOWS * interval, _ENOUGH_STEPS))
+    return math.ceil(wanted / interval) * interval
 
 
 def settling_steps(knobs: Knobs) -> int:
     """Return the steps after a change in which queues fill."""
-    return knobs.update_interval + effective_lag(knobs) + 1
+    return knobs.update_interval + 2  # an update lands a step after its window
 
 
 class SelectionWatch:

@@ -99,14 +99,14 @@ CPU_VALIDATION = (
     RunPlan("zenflow", "small", 3, 128, 0.9, knobs={"topk_ratio": 0.2}),
     RunPlan("zenflow", "base", 3, 96, 1.0, knobs={"topk_ratio": 0.05, "update_interval": 8}),
     RunPlan("zenflow", "small", 2, 96, 2.0, knobs={"update_interval": 2}),
-    RunPlan("zenflow", "mini", 5, 128, 1.5, knobs={"update_interval": 8, "lag": 4}),
+    RunPlan("zenflow", "mini", 5, 128, 1.5, knobs={"update_interval": 16}),
     RunPlan("zenflow", "base", 2, 64, 0.5, knobs={"topk_ratio": 0.3, "update_interval": 2}),
     RunPlan("zenflow", "small", 4, 64, 0.8, settings={"gradients": "keep"}),
     RunPlan("zenflow", "mini", 3, 96, 1.0, settings={"grad_accum": 2}),
     RunPlan("zenflow", "base", 1, 128),
-    RunPlan("zenflow", "small", 3, 64, 0.6, knobs={"deferred_moments": "window"}, up_share=3.0),
+    RunPlan("zenflow", "small", 3, 64, 0.6, knobs={"queue_depth": 1}, up_share=3.0),
 )
-"""Runs of which none was used to calibrate: other batches, k, S, lags, links, modes."""
+"""Runs of which none was used to calibrate: other batches, k, S, q, links, modes."""
 
 GPU_VALIDATION = (
     RunPlan("on_device", "1b", 3, 1024),
@@ -120,7 +120,7 @@ GPU_VALIDATION = (
     RunPlan("zenflow", "1b", 1, 2048, knobs={"topk_ratio": 0.2}),
     RunPlan("zenflow", "1b", 6, 1024, knobs={"topk_ratio": 0.05, "update_interval": 8}),
     RunPlan("zenflow", "large", 8, 512, knobs={"update_interval": 2}),
-    RunPlan("zenflow", "large", 16, 1024, knobs={"update_interval": 8, "lag": 4}),
+    RunPlan("zenflow", "large", 16, 1024, knobs={"update_interval": 16}),
     RunPlan("zenflow", "1b", 4, 512, settings={"gradients": "keep"}),
 )
 

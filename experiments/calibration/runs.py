@@ -93,7 +93,7 @@ def _observe(
 
 def _take_turn(run: ShortRun, length: int) -> _Turn:
     config = run.setup.config
-    # The turn before ended with empty queues: they fill up within a window and its lag.
+    # The turn before ended with empty queues: they fill up until an update has landed.
     for _ in range(max(WARM_STEPS, config.update_interval + config.effective_lag())):
         run.step()
     reports = run.reports(length)
@@ -182,8 +182,9 @@ def label_of(settings: TrainSettings) -> str:
     config = settings.config(None)
     parts = [settings.strategy, settings.model, f"{settings.batch_size}x{settings.sequence}"]
     if settings.strategy.startswith("zenflow"):
-        lag = config.effective_lag()
-        parts.append(f"k={config.topk_ratio:g} S={config.update_interval} lag={lag}")
+        parts.append(f"k={config.topk_ratio:g} S={config.update_interval}")
+    if config.queue_depth is not None:
+        parts.append(f"q={config.queue_depth}")
     if settings.grad_accum > 1:
         parts.append(f"accum={settings.grad_accum}")
     if settings.gradients == "keep":

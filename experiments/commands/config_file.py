@@ -11,7 +11,6 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from zenflow.errors import ConfigError
 
 _KEYS = {item.key: item for item in written_settings(TrainSettings)}
 _FILE_NAMES = (*_KEYS, "zenflow", "tuned_for")
+_NEAREST = tuple(name for name in PRESETS if name != "delayed")  # no file of DeepSpeed asks for it
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_KNOBS = tuple(item.name for item in fields(ZenFlowConfig))
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -44,12 +43,11 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     unknown = [
         f"key {unknown_name(key, _FILE_NAMES)}" for key in content if key not in _FILE_NAMES
     ]
-    unknown += [f"zenflow.{unknown_name(key, _KNOBS)}" for key in knobs if key not in _KNOBS]
     raise_violations(str(path), unknown)
     read = {item.name: item.read(content[key]) for key, item in _KEYS.items() if key in content}
     raise_violations(str(path), [wrong for _, wrong in read.values() if wrong is not None])
     settings = {name: value for name, (value, _) in read.items()}
-    return settings, {**knobs, **({"lag": None} if knobs.get("lag") == "S" else {})}
+    return settings, dict(knobs)
 
 
 def tuned_for(path: Path) -> str | None:
@@ -134,7 +132,7 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     found = read_deepspeed(path, steps_per_epoch=1)
     # Only the published rule leaves knobs to a controller, and S = 1 is just where it starts.
     strategy, knobs = _nearest_preset(
-        found.config, ("zenflow_paper",) if found.auto_knobs else PRESETS
+        found.config, ("zenflow_paper",) if found.auto_knobs else _NEAREST
     )
     knobs |= dict.fromkeys(found.auto_knobs, "auto")
     settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}

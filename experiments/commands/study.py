@@ -63,6 +63,10 @@ _common = with_flags(
     "--keep", type=FOLDER,
     help="Where cells are kept until the record is there; default: beside the records.",
 )  # fmt: skip
+@click.option(
+    "--minutes", type=click.FloatRange(min=0, min_open=True),
+    help="Begin no other cell of a study after so long: the record has those that are there.",
+)  # fmt: skip
 @click.option("--dataset", help="In place of --data-dir a data set of the hub.")
 @_common
 def study_command(
@@ -119,6 +123,7 @@ def _carry_out(
     scope = Scope(**{name: flags[name] for name in ("smoke", "seeds", *_OF_SOME_STUDIES)})
     session = Session(
         out=out, keep=keep or out / _PARTIAL, scope=scope, force=flags["force"],
+        seconds=None if flags.get("minutes") is None else 60 * flags["minutes"],
         workers=flags["workers"], named=bool(names) and "all" not in names, group=group,
         console=console,
     )  # fmt: skip

@@ -39,6 +39,8 @@ class Session:
     """Whether what is done is made again."""
     workers: int
     """Number of cells at a time."""
+    seconds: float | None
+    """Time after which no other cell of a study is begun."""
     named: bool
     """Whether the studies were asked for by name."""
     group: str | None
@@ -78,6 +80,9 @@ class Session:
             kept = records.committed(study.key)
             if kept is None:
                 self._say(f"{name}: no committed record")
+                continue
+            if not kept.is_of(study):
+                self._say(f"{name}: the committed record is of a former rule; make it anew")
                 continue
             fresh = self._fresh(study)
             lines, how = check.rederived(study, kept), "findings derived again"
@@ -124,6 +129,7 @@ class Session:
         runner = Runner(
             study=study, scope=study.scope(self.scope), folder=self._folder(study),
             kept=self.keep / self._name(study), force=self.force, workers=self.workers,
+            seconds=self.seconds,
         )  # fmt: skip
         with self._bar(label) as progress:
             runner.progress = progress
@@ -132,6 +138,8 @@ class Session:
         if runner.made:
             seconds = record.header["seconds"]
             self._say(f"{label}: {record.folder / PICTURE} ({seconds:.0f} s)")
+            if runner.left:
+                self._say(f"{label}: {runner.left} cells are left: the same command goes on")
         else:
             if not (record.folder / PICTURE).is_file():
                 records.draw(record.folder, study, record.data(study))
@@ -149,7 +157,7 @@ class Session:
         shutil.rmtree(self.keep / self._name(study), ignore_errors=True)
         self._tidy(self.keep / self._name(study))
         kept = None if self.scope.smoke else records.committed(study.key)
-        if kept is not None and self.group is not None:
+        if kept is not None and kept.is_of(study) and self.group is not None:
             self._say(f"{label}: the committed record; to make it anew: {error}")
             return records.put(self._folder(study), study, kept.header, kept.rows)
         if self.named:

@@ -21,11 +21,8 @@ _KNOB_HELP: Mapping[str, str] = {
     "select_interval": "Between two selections; 0: only the first.",
     "update_interval": "Steps of a window, S.",
     "overlap_step": "Host updates behind following steps.",
-    "lag": "Steps until an update lands, or S.",
-    "rolling": "Windows end in turn, or together.",
-    "deferred_moments": "What the host's moments see.",
-    "deferred_lr_scale": "Host rate for a window.",
-    "prediction": "Gamma of the uploaded weights.",
+    "update_rule": "What becomes of columns on the host.",
+    "queue_depth": "Gradients that wait on the host, q.",
     "full_warm_up_rounds": "First steps that defer nothing.",
     "importance_decay": "Memory of the columns' scores.",
     "hysteresis": "Lead that a column needs to be selected.",
@@ -33,10 +30,6 @@ _KNOB_HELP: Mapping[str, str] = {
     "block_elements": "Most elements in a block.",
 }
 KNOB_NAMES = tuple(_KNOB_HELP)
-_OPPOSITES = {"rolling": "aligned"}
-"""Flags that switch a setting off, where that is not --no- before its name."""
-_NONE = {"lag": "S"}
-"""Words that stand for None among the knobs."""
 
 _KNOBS = settings_of(ZenFlowConfig)
 _TUNING = written_settings(TuningSettings)
@@ -46,17 +39,15 @@ _OF_A_RUN = tuple(item for item in written_settings(TrainSettings) if item not i
 def _flag(item: Setting, words: str) -> Callable[[Any], Any]:
     name = item.key.replace("_", "-")
     if item.kind is bool:
-        off = _OPPOSITES.get(item.key, f"no-{name}")
-        return click.option(f"--{name}/--{off}", default=None, help=words)
+        return click.option(f"--{name}/--no-{name}", default=None, help=words)
     return click.option(f"--{name}", type=_type(item), default=None, help=words)
 
 
 def _type(item: Setting) -> Any:
-    word = item.none or _NONE.get(item.name)
     if item.choices:
         return click.Choice(item.choices)
-    if word is not None:
-        return NumberOr(item.kind, word)
+    if item.none is not None:
+        return NumberOr(item.kind, item.none)
     if item.kind is tuple:
         return (float, float) if item.unit == 1.0 else LinkRates()
     return item.kind if item.unit == 1.0 else Gigabytes()
@@ -80,7 +71,7 @@ tuning_flags = with_flags(
     click.option(
         "--auto",
         is_flag=True,
-        help="Choose k, S, lag, windows and selections while the run goes on: --controller both.",
+        help="Choose k, S and selections while the run goes on: --controller both.",
     ),
     *(_flag(item, item.help) for item in _TUNING),
 )

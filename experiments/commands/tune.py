@@ -86,7 +86,7 @@ _SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _T
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes.")
 @click.option("--device-memory", type=float, help="Most GB of one device.")
 @click.option("--host-memory", type=float, help="Most GB of the host.")
-@click.option("--largest-staleness", type=int, help="Most steps, lag + S.")
+@click.option("--largest-staleness", type=int, help="Most steps, S + 1.")
 @click.option("--smallest-captured", type=float, help="Least share of energy on the device.")
 @click.option("--out", type=FOLDER, help="Results go here.")
 @click.option(
@@ -243,11 +243,14 @@ def _space(knobs: dict[str, Any], *, measured: bool) -> SearchSpace:
             f"select_strategy {knobs['select_strategy']!r} can't be tuned: give selections in "
             "steps (select_interval)"
         )
+    if knobs.get("update_rule") == "published":
+        raise ConfigError(
+            "the published rule can't be tuned, as what its late updates cost is not known: leave "
+            "out update_rule"
+        )
     space = SearchSpace()
     fixed: dict[str, Any] = {"select_intervals": (100,)} if measured else {}
     for field, name in zip(fields(space), space.values, strict=True):
         if name in knobs:
-            # A lag of S is the longest of every window.
-            value = max(space.update_intervals) if knobs[name] is None else knobs[name]
-            fixed[field.name] = (value,)
+            fixed[field.name] = (knobs[name],)
     return replace(space, **fixed)

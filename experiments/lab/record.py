@@ -53,6 +53,10 @@ class Record:
         found: str | None = self.header["commit"]
         return found
 
+    def is_of(self, study: Study) -> bool:
+        """Return whether it has the study's revision: rows of another mean something else."""
+        return bool(self.config.get("revision", 1) == study.revision)
+
     def data(self, study: Study) -> Data:
         """Return the summary of the rows, as JSON has it."""
         return as_json(study.summarise(self.rows, self.config))

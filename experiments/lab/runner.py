@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import shutil
 import time
@@ -41,10 +42,15 @@ class Runner:
     """Whether everything is made anew; the record that is there stays until then."""
     workers: int = 1
     """Number of cells at a time, where the study allows more than one."""
+    seconds: float | None = None
+    """Time after which no other cell is begun; the record then has those that are there."""
     progress: Progress = lambda share, text: None
     """Called as cells advance."""
     made: int = field(default=0, init=False)
     """Number of cells made by this runner."""
+    left: int = field(default=0, init=False)
+    """Number of cells that the same call would still make."""
+    _end: float = field(init=False, default=math.inf)
     _config: Data = field(init=False)
     _rows: dict[str, Row] = field(init=False, default_factory=dict)
     """Rows that are there, by the cell's slug."""
@@ -75,7 +81,9 @@ class Runner:
         rows = [self._rows[cell.slug] for cell in cells if cell.slug in self._rows]
         rows += [self._reused[cell.slug] for cell in cells if cell.slug in self._reused]
         record = records.write(self.folder, self.study, self._config, rows, self._seconds)
-        shutil.rmtree(self.kept, ignore_errors=True)
+        self.left = len(self._missing(cells))
+        if not self.left:
+            shutil.rmtree(self.kept, ignore_errors=True)
         return record
 
     def _take(self, before: Record | None, cells: Sequence[Cell]) -> None:
@@ -113,8 +121,9 @@ class Runner:
         if before is not None and self._rows:
             theirs = {"study": before.name, **before.config, **_origin(before.header)}
             refuse_others(self.folder, theirs, own)
-            self._seconds = float(before.header["seconds"] or 0.0)
         mark = self.kept / _MARK
+        if before is not None and self._rows and not mark.is_file():
+            self._seconds = float(before.header["seconds"] or 0.0)
         if not mark.is_file():
             if self.kept.exists() and any(self.kept.iterdir()):
                 raise ConfigError(
@@ -131,6 +140,8 @@ class Runner:
 
     def _make(self, missing: Sequence[Cell]) -> None:
         """Make cells and keep each as it comes."""
+        if self.seconds is not None:
+            self._end = time.monotonic() + self.seconds
         workers = 1 if self.study.one_at_a_time else min(self.workers, len(missing))
         makers = self._one_by_one(missing) if workers <= 1 else self._together(missing, workers)
         for cell, row, seconds in makers:
@@ -151,6 +162,8 @@ class Runner:
                 self.progress((number + share) / len(cells), text)
 
             begun = time.monotonic()
+            if begun >= self._end:
+                return
             row = self.study.run(cell, replace(self._job(cell), progress=show))
             yield cell, row, time.monotonic() - begun
 
@@ -162,6 +175,10 @@ class Runner:
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
             try:
                 while waiting or running:
+                    if time.monotonic() >= self._end:
+                        waiting.clear()
+                        if not running:
+                            return
                     ready = [
                         cell
                         for cell in waiting.values()

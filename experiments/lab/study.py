@@ -96,11 +96,11 @@ def identity(settings: Mapping[str, Any]) -> str:
     """Return settings as text, the same for settings that mean the same.
 
     Values that are None count as absent. In a ``config``, fields that a record has from before
-    they existed take their defaults.
+    they existed take their defaults; one with fields that are no more is like none of today's.
     """
     known = {name: value for name, value in settings.items() if value is not None}
     if "config" in known:
-        known["config"] = ZenFlowConfig.from_dict(known["config"]).to_dict()
+        known["config"] = {**ZenFlowConfig().to_dict(), **known["config"]}
     return json.dumps(strict(known), sort_keys=True)
 
 

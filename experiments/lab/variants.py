@@ -1,4 +1,4 @@
-"""The strategies by name: a preset, with its share k, its interval S or its lag changed.
+"""The strategies by name: a preset, with its share k or its interval S changed.
 
 ``zenflow k=0.01 S=16`` is the preset ``zenflow`` with these two; ``auto`` is ``zenflow`` under
 the tuner. Does not import torch.
@@ -29,7 +29,6 @@ STRATEGIES = (
 _KNOBS: Mapping[str, tuple[str, type]] = {
     "k": ("topk_ratio", float),
     "S": ("update_interval", int),
-    "lag": ("lag", int),
 }
 _CHANGEABLE = ("zenflow", "zenflow_paper")
 
@@ -69,7 +68,7 @@ def parse_variant(name: str) -> Variant:
         raise ConfigError(f"strategy {unknown_name(preset, (*PRESETS, AUTO))}")
     if changes and preset not in _CHANGEABLE:
         raise ConfigError(
-            f"k, S and lag can be changed of {' and '.join(_CHANGEABLE)}, but not of {preset!r}"
+            f"k and S can be changed of {' and '.join(_CHANGEABLE)}, but not of {preset!r}"
         )
     if preset == AUTO:
         return Variant(name=name, strategy="zenflow", knobs={}, controller="twin")

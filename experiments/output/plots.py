@@ -144,11 +144,11 @@ def draw_excess(excesses: Mapping[tuple[str, str, float], Sequence[float]]) -> F
         axes.axhline(0, color=STRATEGY_COLOURS["on_device"], linewidth=1)
         drawn: Counter[str] = Counter()
         for variant in dict.fromkeys(v for r, v, _ in excesses if r == regime):
-            points = [
+            points = sorted(
                 (rate, [100 * value for value in values])
                 for (r, v, rate), values in excesses.items()
                 if (r, v) == (regime, variant)
-            ]
+            )
             rates = [rate for rate, _ in points]
             preset = variant.split(",")[0]
             colour = STRATEGY_COLOURS.get(preset, _OTHER_COLOUR)
@@ -158,6 +158,7 @@ def draw_excess(excesses: Mapping[tuple[str, str, float], Sequence[float]]) -> F
                       linestyle=style, label=variant)  # fmt: skip
             axes.vlines(rates, [min(v) for _, v in points], [max(v) for _, v in points], colour)
         axes.set_xscale("log")
+        rates = sorted({rate for r, _, rate in excesses if r == regime})
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
         axes.minorticks_off()
         axes.set_title(regime, fontsize=11)

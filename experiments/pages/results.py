@@ -39,6 +39,8 @@ a CPU, over a link whose copies really take their time. *Simulated* is predicted
 More: [on a GPU](gpu.md), [validation](validation.md) of predictions, and the
 [reproduction](reproduction.md) of the paper's figures.
 """
+FORMER = "**Of a former update rule**: the study is to be made anew."
+"""What stands beside a record that is not of its study's revision."""
 _FIRST_RUN = "first-run"
 _HEADLINES = "headlines"
 
@@ -112,6 +114,8 @@ def _section(section: Section) -> Iterator[str]:
     yield ""
     yield f"*{section.kind.capitalize()}.* `{section.command}`, record [{folder.name}]({link})."
     yield ""
+    if section.file == PAGE and not needed(section.record).is_of(catalogue.load(section.record)):
+        yield from (FORMER, "")
     yield section.text
     shown = (folder / section.file).read_text(encoding="utf-8").strip()
     if section.file == PAGE:
@@ -134,9 +138,12 @@ def _what_ifs() -> Iterator[str]:
         study, record = catalogue.load(key), needed(key)
         name = record.folder.relative_to(RESULTS).as_posix()
         link = f"../experiments/results/{name}"
-        (answer,) = study.tables(record.data(study))
         yield from ("", f"### {study.title}", "", f"Record [{name}]({link}).", "")
-        yield from (f"- {line}" for (line,) in answer.texts)
+        if record.is_of(study):
+            (answer,) = study.tables(record.data(study))
+            yield from (f"- {line}" for (line,) in answer.texts)
+        else:
+            yield FORMER
         yield from ("", f"![{study.name}]({link}/picture.png)")
 
 

@@ -23,7 +23,7 @@ from zenflow.rule.blocks import BlockShape
 from zenflow.rule.calendar import WindowCalendar
 
 PICTURE = RESULTS.parent.parent / "docs" / "pictures" / "windows.svg"
-CONFIG = ZenFlowConfig(topk_ratio=0.25, update_interval=4, lag=1)
+CONFIG = ZenFlowConfig(topk_ratio=0.25, update_interval=4)
 NUM_BLOCKS, NUM_STEPS = 4, 12
 COLUMNS_PER_BLOCK = 8
 _IMPORTANT, _DEFERRED, _LANDED = SPAN_COLOURS["backward"], SPAN_COLOURS["accumulate"], "#2e7d32"
@@ -41,7 +41,7 @@ class Window:
     opened: int
     """Step after which the window begins."""
     due: int
-    """Step at whose end the host moves the block's weights."""
+    """Step whose end is the window's."""
     lands: int
     """Step at whose end the device has the update."""
 
@@ -75,8 +75,8 @@ def draw() -> Figure:
     _draw_steps(steps)
     marks = [
         Patch(color=_IMPORTANT, label="important: the device updates it in every step"),
-        Patch(color=_DEFERRED, label="deferred: the host's moments see every gradient"),
-        Line2D([], [], color=_ENDS, marker="s", ls="", label="window ends: weights move"),
+        Patch(color=_DEFERRED, label="deferred: the host takes an exact step for every gradient"),
+        Line2D([], [], color=_ENDS, marker="s", ls="", label="window ends: weights leave"),
         Line2D([], [], color=_LANDED, marker="v", ls="", label="lands: the next forward uses it"),
     ]
     figure.legend(handles=marks, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
@@ -123,8 +123,7 @@ def _draw_steps(axes: Axes) -> None:
     axes.set(xlim=(0, NUM_STEPS + 0.1), ylim=(-0.75, NUM_BLOCKS + 0.9), xlabel="step")
     axes.spines[:].set_visible(False)
     axes.set_title(
-        f"S = {CONFIG.update_interval}: steps of a window, in turn (rolling); "
-        f"lag = {CONFIG.lag}: steps until it lands",
+        f"S = {CONFIG.update_interval}: steps of a window, in turn; it lands a step later",
         fontsize=11,
     )
 

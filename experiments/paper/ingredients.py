@@ -1,4 +1,4 @@
-"""What each ingredient contributes: selection, interval, overlap, landing in turn, placement.
+"""What each ingredient contributes: selection, interval, overlap, placement.
 
 Simulated for the paper's machine from its published phases, simulated as released for the set-up
 on which overlap was measured independently, and emulated here with the real engine.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _STEPS, _ROUNDS = 72, 3
 _ISSUE = "deepspeedai/DeepSpeed #7478: Qwen2.5-3B on 2 A100, 1564 to 1381 ms and 1344 to 1217 ms"
 _OVERLAP = Range(low=0.09, high=0.12)
-_AT_ONCE = {"overlap_step": False, "lag": None, "prediction": 0.0}
+_AT_ONCE = {"overlap_step": False}
 
 
 _LABELS = {
@@ -68,8 +68,6 @@ RUNGS: tuple[Rung, ...] = (
     Rung(name="overlap alone", strategy="delayed", is_alone=True),
     Rung(name="selection + interval", strategy="zenflow_paper", knobs=_AT_ONCE),
     Rung(name="+ overlap", strategy="zenflow_paper"),
-    Rung(name="+ landing in turn", strategy="zenflow_paper",
-         knobs={"rolling": True, "lag": 1}),
     Rung(name="the default rule", strategy="zenflow"),
     Rung(name="no offload", strategy="on_device", is_alone=True),
 )  # fmt: skip

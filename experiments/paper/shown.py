@@ -32,11 +32,13 @@ def shown(name: str, study: str, **fields: Any) -> Study:
                             progress=job.progress).run()  # fmt: skip
         else:
             found = committed(study)
-            if found is None or job.model is not None or job.seed:
+            is_others = job.model is not None or job.seed != 0
+            if found is None or not found.is_of(own) or is_others:
                 options = "".join(f" --{use.replace('_', '-')}" for use in sorted(own.uses))
                 raise NeedsInputError(
-                    f"this figure shows the committed record of {study}, and there is none, or "
-                    f"another model or seed is asked for: zenflow study {study}{options} makes it"
+                    f"this figure shows the committed record of {study}, and there is none of "
+                    "today's rule, or another model or seed is asked for: "
+                    f"zenflow study {study}{options} makes it"
                 )
             record = found
         return {"trained_at": record.commit, **record.data(own)}

@@ -9,4 +9,5 @@ STUDY = shown(
     title="The update rule's ablation",
     minutes=0.1,
     exact=True,
+    revision=2,
 )

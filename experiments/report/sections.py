@@ -21,7 +21,7 @@ from experiments.traces.facts import TraceFacts
 
 Chart = tuple[str, str, figure]
 """Title, note and figure."""
-KNOBS = {"update_interval": "S", "topk_ratio": "k", "lag": "lag", "select_interval": "selection"}
+KNOBS = {"update_interval": "S", "topk_ratio": "k", "select_interval": "selection"}
 _WORK_COLOUR = "#4a90c4"
 _SPARE_COLOURS = ("#1f77b4", "#a3762e", "#1795a5", "#a0655a", "#9467bd", "#5f7fb5")
 _MOST_NAMES = 12

@@ -13,7 +13,6 @@ from typing import Any
 from autotune.decisions.file import DecisionFile
 from autotune.decisions.records import Decision, End, Header, WindowRecord, record_of
 from zenflow.errors import ConfigError
-from zenflow.knobs import Knobs
 
 
 def read_story(path: Path) -> DecisionFile:
@@ -49,7 +48,7 @@ def read_story(path: Path) -> DecisionFile:
 def knobs_over_steps(story: DecisionFile) -> list[tuple[int, dict[str, Any]]]:
     """Return the knobs at the start, and after the step of each decision."""
     points = [(0, story.header.knobs), *((each.step, each.new) for each in story.decisions)]
-    return [(step, {**knobs.to_dict(), "lag": _lag(knobs)}) for step, knobs in points]
+    return [(step, knobs.to_dict()) for step, knobs in points]
 
 
 def measured_after(story: DecisionFile, place: int) -> float | None:
@@ -68,11 +67,4 @@ def measured_after(story: DecisionFile, place: int) -> float | None:
 def changes(decision: Decision) -> list[tuple[str, Any, Any]]:
     """Return name, old and new value of each knob that a decision moved."""
     before, after = decision.old.to_dict(), decision.new.to_dict()
-    # A lag of None is as long as the window.
-    values = {name: ("S" if old is None else old, "S" if after[name] is None else after[name])
-              for name, old in before.items()}  # fmt: skip
-    return [(name, old, new) for name, (old, new) in values.items() if old != new]
-
-
-def _lag(knobs: Knobs) -> int:
-    return knobs.update_interval if knobs.lag is None else knobs.lag
+    return [(name, old, after[name]) for name, old in before.items() if old != after[name]]

@@ -86,11 +86,11 @@ class MeasuredBackend(AbstractBackend):
             raise ConfigError(f"the device's memory is too small for {knobs}: {error}") from error
 
     def _measured(self, run: ShortRun, knobs: Knobs) -> TrialFigures:
-        window, lag = knobs.update_interval, run.setup.config.effective_lag()
+        window = knobs.update_interval
         on_gpu = run.setup.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        for _ in range(2 * window + lag + 1):  # the first windows have nothing to land
+        for _ in range(2 * window + 2):  # the first windows have nothing to land
             run.step()
         length = -(-max(_FEWEST_STEPS, _WINDOWS * window) // window) * window
         turns = [run.reports(length) for _ in range(self._repeats)]

@@ -101,13 +101,7 @@ def _draw_history(axes: Axes, result: TuneResult, name: str) -> None:
 
 
 def _draw_slice(axes: Axes, result: TuneResult, knob: str, name: str) -> None:
-    places = {value: place for place, value in enumerate(result.task.space.values[knob])}
-    places |= {
-        getattr(c.knobs, knob): len(places)
-        for c in result.candidates
-        if getattr(c.knobs, knob) not in places  # a lag that S has cut off
-    }
-    ordered = sorted(places)
+    ordered = list(result.task.space.values[knob])
     found = [c for c in result.candidates if c.allowed]
     axes.scatter(
         [ordered.index(getattr(c.knobs, knob)) for c in found],

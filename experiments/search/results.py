@@ -110,7 +110,7 @@ def _toml_line(name: str, value: Any) -> str | None:
     """Return a line of TOML; None for what the file leaves to its default."""
     known = settings_of(TrainSettings).get(name)
     if value is None:  # TOML has no null
-        word = "S" if name == "lag" else known.none if known is not None else None
+        word = None if known is None else known.none
         return None if word is None else f'{name} = "{word}"'
     if known is not None:
         name, value = known.key, known.written(value)

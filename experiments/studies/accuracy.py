@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -22,26 +22,38 @@ from experiments.studies.regimes import (
     train,
 )
 
-WARM_UP = 160
-"""Steps W in which one variant defers nothing: twice the rise of the learning rate."""
-RATES = {SCRATCH: (4e-4, 1e-3), FINE_TUNING: (1e-4, 3e-4, 1e-3)}
-_WINDOW = {"deferred_moments": "window"}
-_COMPARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    BASELINE: (BASELINE, {}),
-    "zenflow_paper": ("zenflow_paper", {}),
-    "zenflow": ("zenflow", {}),
-    "zenflow, window moments": ("zenflow", _WINDOW),
-}
-VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-    SCRATCH: {
-        **_COMPARED,
-        f"zenflow, window moments, W = {WARM_UP}": (
-            "zenflow", {**_WINDOW, "full_warm_up_rounds": WARM_UP},
-        ),
-    },
-    FINE_TUNING: {**_COMPARED, "zenflow, S = 16": ("zenflow", {"update_interval": 16})},
-}  # fmt: skip
-"""Presets, and what is changed in them, by regime and name."""
+RATES = {SCRATCH: (1e-3, 2e-3, 4e-4, 2e-4), FINE_TUNING: (3e-4, 1e-3, 1e-4)}
+"""Learning rates by regime, AdamW's best first."""
+INTERVALS = {SCRATCH: (4, 16, 8, 1), FINE_TUNING: (4, 16, 32)}
+"""Windows of the default rule, S."""
+BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A rule, and the weights' dtype on the device."""
+
+    name: str
+    strategy: str
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+
+
+def variants(regime: str, rate: float) -> list[Variant]:
+    """Return what is trained at a rate; bfloat16 at AdamW's best rate alone."""
+    found = [
+        Variant(BASELINE, BASELINE),
+        *(Variant(f"zenflow, S = {s}", "zenflow", {"update_interval": s})
+          for s in INTERVALS[regime]),
+        Variant("zenflow_paper", "zenflow_paper"),
+    ]  # fmt: skip
+    if rate == RATES[regime][0]:
+        found += [
+            Variant(f"{name}, {BFLOAT16}", name, dtype=BFLOAT16) for name in ("zenflow", BASELINE)
+        ]
+    return found
+
+
 _MARGIN = 1.0
 """Percent of the held-out loss that counts as none lost."""
 _PERCENT = 100
@@ -49,25 +61,26 @@ _KEPT = ("regime", "variant", "lr", "seed", "steps", "eval_loss")
 
 
 def _cells(scope: Scope) -> Sequence[Cell]:
+    """Return every run: seed by seed, so that a part of them says something of each regime."""
     return [
-        cell_of(
-            regime,
-            variant,
-            replace(
-                settings_of(regime, smoke=scope.smoke),
-                strategy=strategy,
-                knobs=dict(knobs),
-                lr=rate,
-                seed=seed,
-            ),
-        )
+        _cell(regime, variant, rate, seed, scope)
+        for seed in scope.seeds or ()
         for regime, rates in RATES.items()
         for rate in (rates[:1] if scope.smoke else rates)
-        for variant, (strategy, knobs) in list(VARIANTS[regime].items())[
-            : 2 if scope.smoke else None
-        ]
-        for seed in scope.seeds or ()
+        for variant in variants(regime, rate)[: 2 if scope.smoke else None]
     ]
+
+
+def _cell(regime: str, variant: Variant, rate: float, seed: int, scope: Scope) -> Cell:
+    training = replace(
+        settings_of(regime, smoke=scope.smoke),
+        strategy=variant.strategy,
+        knobs=dict(variant.knobs),
+        dtype=variant.dtype,
+        lr=rate,
+        seed=seed,
+    )
+    return cell_of(regime, variant.name, training)
 
 
 def _summarise(rows: Sequence[Row]) -> Data:
@@ -83,8 +96,9 @@ def excesses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], 
     }
     found: dict[tuple[str, str, float], list[float]] = {}
     for row in rows:
-        if row["variant"] != BASELINE:
-            ratio = row["eval_loss"] / baseline[row["regime"], row["lr"], row["seed"]]
+        base = baseline.get((row["regime"], row["lr"], row["seed"]))
+        if row["variant"] != BASELINE and base is not None:
+            ratio = row["eval_loss"] / base
             found.setdefault((row["regime"], row["variant"], row["lr"]), []).append(ratio - 1)
     return found
 
@@ -127,18 +141,18 @@ def _tables(data: Data) -> Sequence[Table]:
     tables = []
     for regime in dict.fromkeys(row["regime"] for row in rows):
         own = [row for row in rows if row["regime"] == regime]
-        variants = [v for v in dict.fromkeys(row["variant"] for row in own) if v != BASELINE]
+        names = [v for v in dict.fromkeys(row["variant"] for row in own) if v != BASELINE]
         lines = [
             {
                 "lr": rate,
                 BASELINE: fmean(
                     r["eval_loss"] for r in own if r["lr"] == rate and r["variant"] == BASELINE
                 ),
-                **{variant: found[regime, variant, rate] for variant in variants},
+                **{variant: found.get((regime, variant, rate)) for variant in names},
             }
-            for rate in dict.fromkeys(row["lr"] for row in own)
+            for rate in sorted({row["lr"] for row in own if row["variant"] == BASELINE})
         ]
-        columns = [key("lr", "g", "learning rate"), key(BASELINE, ".3f"), *map(_spread, variants)]
+        columns = [key("lr", "g", "learning rate"), key(BASELINE, ".3f"), *map(_spread, names)]
         title = f"{regime}, {own[0]['steps']} steps"
         tables.append(Table(title=title, columns=columns, rows=lines))
     return tables
@@ -147,7 +161,11 @@ def _tables(data: Data) -> Sequence[Table]:
 def _spread(variant: str) -> Column:
     def show(row: Mapping[str, Any]) -> str:
         values = row[variant]
-        return f"{fmean(values):+.1%} ({min(values):+.1%} to {max(values):+.1%})"
+        return (
+            ""
+            if values is None
+            else f"{fmean(values):+.1%} ({min(values):+.1%} to {max(values):+.1%})"
+        )
 
     return Column(head=variant, show=show)
 
@@ -163,5 +181,5 @@ STUDY = Study(
     tables=_tables,
     draw=lambda data: draw_excess(excesses(data["rows"])),
     seeds=(0, 1, 2),
-    minutes=180,
+    minutes=240,
 )

@@ -9,7 +9,6 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from experiments.lab.study import Cell, Job, Row
 from experiments.studies.trained import trained
@@ -54,7 +53,7 @@ def settings_of(regime: str, *, smoke: bool) -> TrainSettings:
 
 
 def cell_of(
-    regime: str, variant: str, training: TrainSettings, *, needs: Sequence[Cell] = (), **more: Any
+    regime: str, variant: str, training: TrainSettings, *, needs: Sequence[Cell] = ()
 ) -> Cell:
     """Return the cell of one run; fine-tuning's model is that of the first cell that it needs.
 
@@ -63,7 +62,6 @@ def cell_of(
         variant: Name of the rule.
         training: Settings of the run.
         needs: Cells that must be made before, besides the model that fine-tuning starts from.
-        more: More settings that decide the row.
     """
     start = (_pretraining(training),) if regime == FINE_TUNING else ()
     return Cell(
@@ -73,7 +71,7 @@ def cell_of(
             "lr": training.lr,
             "seed": training.seed,
             "steps": training.steps,
-            **more,
+            "dtype": training.dtype,
             "config": training.config(None).to_dict(),
         },
         needs=(*start, *needs),

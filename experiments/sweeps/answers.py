@@ -17,6 +17,8 @@ from zenflow.knobs import Knobs
 if TYPE_CHECKING:
     import pandas as pd
 
+DEPTH = "queue_depth"
+"""Axis of how many gradients wait on the host for one pass over its state."""
 STALL_FREE = 0.02
 """Share of a step, selections aside, up to which it counts as free of stall."""
 
@@ -89,8 +91,8 @@ def _what_fits(frame: pd.DataFrame) -> str:
 def worth() -> float:
     """Return what a step of the default preset is worth beside one of AdamW, in (0, 1].
 
-    From the record of what late updates cost a small model, and its energy in a tenth of the
-    columns: other models will have another.
+    By the tuner's model of what late updates cost, which is of a small model at AdamW's best rate,
+    and by that model's energy in a tenth of the columns: other models will have another.
     """
     config = ZenFlowConfig()
     deferred = 1.0 - EnergyCurve.default().captured(config.topk_ratio)
@@ -133,7 +135,7 @@ def break_even(frame: pd.DataFrame, *, tokens: int) -> list[str]:
         f"zenflow is at most {most['speedup']:.2f} times as fast as zero_offload, with "
         f"{_tokens(most['grad_accum'] * tokens)} tokens a step and {most['dram']:g} GB/s of host "
         "memory; with more tokens the device's own work hides what zero_offload waits for.",
-        f"A step of zenflow is worth {worth():.3f} of AdamW's by the record of small models, so "
+        f"A step of zenflow is worth {worth():.3f} of AdamW's by the tuner's model of that, so "
         f"it pays while it is {needed:.3f} times as fast: up to {_listed(parts)} of host memory, "
         "in tokens a step.",
         "On the device alone "
@@ -167,17 +169,17 @@ def _tokens(count: float) -> str:
 # ---- DRAM for a GPU ---------------------------------------------------------------------------
 
 
-def least_dram(frame: pd.DataFrame) -> dict[tuple[str, str], float | None]:
+def least_dram(frame: pd.DataFrame) -> dict[tuple[int, str], float | None]:
     """Return the least DRAM bandwidth, GB/s, from which on steps are free of stall.
 
-    By (deferred_moments, gpu), interpolated; None where the largest of the table is not enough.
+    By (queue_depth, gpu), interpolated; None where the largest of the table is not enough.
     """
-    found: dict[tuple[str, str], float | None] = {}
-    for (moments, gpu), part in frame.groupby(["deferred_moments", "gpu"], sort=False):
+    found: dict[tuple[int, str], float | None] = {}
+    for (depth, gpu), part in frame.groupby([DEPTH, "gpu"], sort=False):
         by_rate = predicted_rows(part).sort_values("dram")
         rates, waits = list(by_rate["dram"]), list(waiting(by_rate))
         is_enough = bool(rates) and waits[-1] <= STALL_FREE
-        found[str(moments), str(gpu)] = crossing(rates, waits, STALL_FREE) if is_enough else None
+        found[int(depth), str(gpu)] = crossing(rates, waits, STALL_FREE) if is_enough else None
     return found
 
 
@@ -186,29 +188,27 @@ def dram_for_gpu(frame: pd.DataFrame) -> list[str]:
     least = least_dram(frame)
     largest = frame["dram"].max()
     sentences = []
-    for moments, what in (
-        ("step", "AdamW's own moments (the default)"),
-        ("window", "moments of windows' means"),
-    ):
-        own = {gpu: rate for (kind, gpu), rate in least.items() if kind == moments}
+    depths = sorted({depth for depth, _ in least})
+    for depth in depths:
+        own = {gpu: rate for (other, gpu), rate in least.items() if other == depth}
         enough = [f"{gpu} {rate:.0f}" for gpu, rate in own.items() if rate is not None]
         short = [gpu for gpu, rate in own.items() if rate is None]
-        said = f"With {what} a step is free of stall from"
+        said = f"With q = {depth} a step is free of stall from"
         said += f" these GB/s of host memory on: {_listed(enough)}" if enough else " none"
         if short:
             said += f"; up to {largest:.0f} is not enough on {_listed(short)}"
         sentences.append(said + ".")
     sentences += _not_the_memory(frame, {gpu for (_, gpu), rate in least.items() if rate is None})
-    both = [
-        (least["step", gpu], least["window", gpu])
-        for kind, gpu in least
-        if kind == "step" and least["step", gpu] and least["window", gpu]
-    ]
-    if both:
-        shares = sorted(window / step for step, window in both if step and window)
+    low, high = depths[0], depths[-1]
+    shares = sorted(
+        deep / flat
+        for depth, gpu in least
+        if depth == low and (flat := least[low, gpu]) and (deep := least[high, gpu])
+    )
+    if shares and low < high:
         sentences.append(
-            f"Where both are known, moments of means need {shares[0]:.0%} to {shares[-1]:.0%} of "
-            "that bandwidth: the host then reads its moments once a window, not every step."
+            f"Where both are known, q = {high} needs {shares[0]:.0%} to {shares[-1]:.0%} of the "
+            f"bandwidth of q = {low}: one pass over the host's state takes more gradients in."
         )
     return sentences
 
@@ -237,22 +237,20 @@ def cores_against_interval(frame: pd.DataFrame) -> list[str]:
     """Say how many cores each window needs, and whether longer windows save cores."""
     known = predicted_rows(frame).assign(waits=waiting)
     sentences = []
-    for moments, own in known.groupby("deferred_moments", sort=False):
+    for depth, own in known.groupby(DEPTH, sort=False):
         parts = []
         for interval, part in own.groupby("S"):
             free = _least_cores(part)
             parts.append(f"{'no number here' if free is None else free} at S={int(interval)}")
-        sentences.append(
-            f"Cores for a step without stall, with {moments} moments: {_listed(parts)}."
-        )
+        sentences.append(f"Cores for a step without stall, with q = {depth}: {_listed(parts)}.")
     best = known.loc[known["step_seconds"].idxmin()]
     least = known[known["cores"] == known["cores"].min()]
     fewest = least.loc[least["step_seconds"].idxmin()]
     sentences.append(
         f"The fastest step, {best['step_seconds']:.2f} s, has S={int(best['S'])} and "
-        f"{best['deferred_moments']} moments on {int(best['cores'])} cores; with "
+        f"q = {int(best[DEPTH])} on {int(best['cores'])} cores; with "
         f"{int(fewest['cores'])} cores the best is {fewest['step_seconds']:.2f} s, at "
-        f"S={int(fewest['S'])} and {fewest['deferred_moments']} moments."
+        f"S={int(fewest['S'])} and q = {int(fewest[DEPTH])}."
     )
     return sentences
 

@@ -26,8 +26,6 @@ _MOST_VALUES = 100_000
 """Most values of one axis."""
 _ROUNDING = 1e-9
 """Share of a step by which a range's end may be missed and still be its last value."""
-WHOLE_WINDOW = "S"
-"""What stands for a lag of S, whatever S is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,18 +158,13 @@ def _knob(name: str) -> Callable[[str], Value]:
     def parse(word: str) -> Value:
         if kind is bool:
             return _switch(word)
-        value: Value = None
-        if name != "lag" or word != WHOLE_WINDOW:
-            try:
-                value = kind(word)
-            except ValueError:
-                what = {int: "whole numbers", float: "numbers"}[kind]
-                other = f" or {WHOLE_WINDOW}" if name == "lag" else ""
-                raise ConfigError(f"values must be {what}{other}, got {word!r}") from None
-        # Beside a value that suits it: what two axes are together is for the points to say.
-        beside = {"update_interval": value} if name == "lag" and value is not None else {}
-        ZenFlowConfig.preset("zenflow", **{**beside, name: value})
-        return WHOLE_WINDOW if value is None else value
+        try:
+            value: Value = kind(word)
+        except ValueError:
+            what = {int: "whole numbers", float: "numbers"}[kind]
+            raise ConfigError(f"values must be {what}, got {word!r}") from None
+        ZenFlowConfig.preset("zenflow", **{name: value})
+        return value
 
     return parse
 
@@ -180,9 +173,12 @@ def _knob(name: str) -> Callable[[str], Value]:
 
 _SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
-    "deferred_lr_scale", "prediction", "full_warm_up_rounds", "importance_decay", "hysteresis",
-    "select_strategy", "steps_per_epoch",
-)  # fmt: skip
+    "full_warm_up_rounds",
+    "importance_decay",
+    "hysteresis",
+    "select_strategy",
+    "steps_per_epoch",
+)
 """Knobs that no steady step's time or memory depends on."""
 
 

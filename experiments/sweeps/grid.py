@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.axes import WHOLE_WINDOW, Axis, Value
+from experiments.sweeps.axes import Axis, Value
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
@@ -112,15 +112,13 @@ class Sweep:
             if kind.place == "flag":
                 named[kind.target] = scaled
             elif kind.place == "knob":
-                knobs[kind.target] = None if value == WHOLE_WINDOW else value
+                knobs[kind.target] = value
             elif kind.place == "strategy":
                 name = str(value)
             elif kind.place == "figure":
                 figures[kind.target] = float(scaled)  # type: ignore[arg-type]
             else:
                 parts[kind.target] = float(scaled)  # type: ignore[arg-type]
-        if knobs.get("overlap_step") is False:
-            knobs.setdefault("prediction", 0.0)  # which it needs, and no time depends on
         request = replace(self.request, **named)
         workload = _workload(request)
         hardware = _changed(_machine(request), parts, figures, workload.dtype)

@@ -40,8 +40,7 @@ RESULTS: Mapping[str, str] = {
     "h2d_bytes": "to the device in a step, one device; empty with a closed form",
     "device_bytes": "memory of one device at its fullest",
     "host_bytes": "memory of the host for all devices",
-    "staleness_steps": "lag + S, the largest age of a gradient when it lands; empty for other "
-    "systems",
+    "staleness_steps": "largest age of a gradient when it lands; empty for other systems",
     "num_params": "of the model",
     "num_devices": "that train together",
     "device_name": "of the machine",

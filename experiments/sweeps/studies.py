@@ -81,6 +81,7 @@ def _what_if(
         about=lambda data: _about(asked(data["smoke"])),
         settings=lambda scope: asked(scope.smoke).to_dict(),
         exact=True,
+        revision=2,
     )
 
 
@@ -136,8 +137,8 @@ def _draw_dram(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     least = answers.least_dram(frame)
     gpus = list(map(str, _axis(sweep, "gpu").values))
     bars = {
-        f"{moments} moments": [least[str(moments), gpu] for gpu in gpus]
-        for moments in _axis(sweep, "deferred_moments").values
+        f"q = {depth}": [least[depth, gpu] for gpu in gpus]
+        for depth in _axis(sweep, answers.DEPTH).values
     }
     return draw_bars(gpus, bars, title="least host DRAM for a step without stall", unit="GB/s")
 
@@ -148,7 +149,7 @@ def _draw_cores(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     waits = frame.assign(**{"share of a step waited": answers.waiting(frame)})
     return draw_heat_maps(
         waits, _axis(sweep, "S"), _axis(sweep, "cores"),
-        "share of a step waited", panel=_axis(sweep, "deferred_moments"),
+        "share of a step waited", panel=_axis(sweep, answers.DEPTH),
         note=" (selections aside; red: free of stall)",
         levels=[answers.STALL_FREE],
     )  # fmt: skip
@@ -176,9 +177,9 @@ STUDIES = (
         "cores_against_interval",
         "How many cores does the host need, and do longer windows save any?",
         [
-            "deferred_moments=step,window",
+            "queue_depth=1,8",
             "cores=2,4,6,8,10,12,14,16,20,24,32,64",
-            "S=1:32:x2",
+            "S=1:64:x2",
         ],
         {"gpu": "a100-80-pcie", "host": "epyc-7742", "link": "pcie4-x16", **_MICRO_BATCH},
         answers.cores_against_interval,
@@ -188,7 +189,7 @@ STUDIES = (
         "dram_for_gpu",
         "What host DRAM bandwidth does a GPU need for steps without stall?",
         [
-            "deferred_moments=step,window",
+            "queue_depth=1,8",
             "gpu=rtx3090,rtx4090,rtx5090,a100-80-sxm,h100-sxm,h200-sxm,b200-sxm",
             "dram=20:1500:x1.15",
         ],

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from zenflow.config import ZenFlowConfig
 
+
 def check_host_memory(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool) -> None:
     """Refuse a run whose optimizer can't have the memory that it allocates at once.
 

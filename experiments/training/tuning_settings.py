@@ -9,9 +9,7 @@ from typing import Any
 
 from experiments.training.setting import Rule, Setting, at_least, setting, settings_of
 
-_ALL = (
-    "topk_ratio", "update_interval", "lag", "rolling", "select_strategy", "select_interval",
-)  # fmt: skip
+_ALL = ("topk_ratio", "update_interval", "select_strategy", "select_interval")
 CHOSEN_KNOBS: Mapping[str, tuple[str, ...]] = {
     "twin": _ALL,
     "zen-auto": ("update_interval",),
@@ -49,7 +47,7 @@ class TuningSettings:
         None,
         "Most steps from a gradient to its landing, with --auto.",
         _STALENESS,
-        bounds=("update_interval", "lag"),
+        bounds=("update_interval",),
     )
     smallest_captured: float | None = setting(
         None,
@@ -83,6 +81,12 @@ def tuning_errors(
         yield (
             f"controller {name!r} tunes {' and '.join(_TUNABLE)}, but strategy is {strategy!r}, "
             "which has nothing to choose: leave one of the two out"
+        )
+    rule = knobs.get("update_rule", "published" if strategy == "zenflow_paper" else "exact")
+    if name in ("twin", "both") and rule == "published":
+        yield (
+            f"controller {name!r} knows what late updates cost under the exact rule alone: use "
+            "strategy 'zenflow' with it, or controller 'zen-auto'"
         )
     for knob in CHOSEN_KNOBS.get(str(name), ()):
         if knob in knobs:

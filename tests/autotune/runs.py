@@ -115,7 +115,7 @@ class Run:
         self._controller = controller
         self._late = late
         self._slower = slower
-        self._settled_from = knobs.update_interval + knobs.lag + 2
+        self._settled_from = knobs.update_interval + 3
         self._reports = []
         self._spans = []
         self._kept = controller.timeline_steps if kept is None else kept
@@ -147,9 +147,8 @@ class Run:
             stalls={"host": found.stall_seconds},
             captured_energy=self.truth.curve.captured(knobs.topk_ratio),
             update_interval=knobs.update_interval,
-            lag=knobs.lag,
+            lag=1,
             topk_ratio=knobs.topk_ratio,
-            rolling=knobs.rolling,
             select_interval=knobs.select_interval,
             windows=norms(knobs) if is_looking else (),
             energy_curve=dict(self.truth.curve.points[1:-1]) if self.step % 50 == 0 else None,
@@ -160,20 +159,16 @@ class Run:
         if chosen != knobs:
             self.decision_log.append((self.step, chosen))
             windows = knobs.update_interval + chosen.update_interval
-            self._settled_from = self.step + windows + chosen.lag + 2
+            self._settled_from = self.step + windows + 3
             self.knobs = chosen
 
     def _record(self, found):
-        """Add the step's spans; aligned windows upload all that they have at their end."""
-        interval = self.knobs.update_interval
+        """Add the step's spans."""
         for part, seconds in found.busy_seconds.items():
-            length = seconds
-            if part == "h2d" and not self.knobs.rolling:
-                length = interval * seconds if self.step % interval == 0 else 0.0
-            if length:
+            if seconds:
                 lane, name = ("device", "step") if part == "step" else (part, "work")
                 at = self.seconds + (found.busy_seconds["device"] if part == "step" else 0.0)
-                self._spans.append(Span(lane, name, at, at + length, self.step))
+                self._spans.append(Span(lane, name, at, at + seconds, self.step))
 
 
 def started_log(path, knobs=HERE):

@@ -15,17 +15,15 @@ from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 SPACE = SearchSpace(
-    topk_ratios=(0.05, 0.1, 0.2, 0.3),
-    update_intervals=(1, 2, 4, 8),
-    lags=(1, 2),
-    rollings=(True, False),
+    topk_ratios=(0.05, 0.07, 0.1, 0.15, 0.2, 0.3),
+    update_intervals=(1, 2, 3, 4, 6, 8, 12, 16),
     select_intervals=(100,),
 )
-NUM_SETTINGS = 4 * (1 + 2 + 2 + 2) * 2
+NUM_SETTINGS = 6 * 8
 
 
 class Surface(AbstractBackend):
-    """Step seconds are least at k = 0.2, S = 4, and grow with lag and with aligned windows."""
+    """Step seconds are least at k = 0.2, S = 4."""
 
     kind = "simulated"
 
@@ -65,8 +63,8 @@ class Surface(AbstractBackend):
             1 + (math.log(knobs.topk_ratio / 0.2)) ** 2 + math.log2(knobs.update_interval / 4) ** 2
         )
         return TrialFigures(
-            step_seconds=step + 0.1 * knobs.lag + 0.3 * (not knobs.rolling),
-            stall_seconds=0.1 * knobs.lag,
+            step_seconds=step,
+            stall_seconds=0.1 / knobs.update_interval,
             tokens_per_step=1000,
             **asdict(self.need(knobs)),
         )

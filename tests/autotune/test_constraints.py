@@ -22,8 +22,6 @@ GB = 1e9
 SPACE = SearchSpace(
     topk_ratios=(0.1, 0.2, 0.3, 0.4),
     update_intervals=(1, 2, 4),
-    lags=(1, 2),
-    rollings=(True,),
     select_intervals=(100,),
 )
 DEFAULT = Knobs.of(ZenFlowConfig())
@@ -51,7 +49,7 @@ def message_of(**limits):
 
 
 def test_a_setting_is_allowed_if_it_keeps_every_limit():
-    knobs = Knobs(topk_ratio=0.2, update_interval=2, lag=1, rolling=True, select_interval=100)
+    knobs = Knobs(topk_ratio=0.2, update_interval=2, select_interval=100)
     kept = {
         "device_bytes": 30 * GB,
         "host_bytes": 44 * GB,
@@ -73,10 +71,10 @@ def test_a_setting_is_allowed_if_it_keeps_every_limit():
 
 
 def test_misses_are_shares_of_the_limit():
-    knobs = Knobs(topk_ratio=0.2, update_interval=4, lag=2, rolling=True, select_interval=100)
-    limited = feasibility(device_bytes=20 * GB, largest_staleness=5, host_bytes=100 * GB)
+    knobs = Knobs(topk_ratio=0.2, update_interval=4, select_interval=100)
+    limited = feasibility(device_bytes=20 * GB, largest_staleness=4, host_bytes=100 * GB)
     assert limited.misses(knobs) == pytest.approx(
-        {"device_bytes": 0.5, "largest_staleness": 0.2, "host_bytes": 0.0}
+        {"device_bytes": 0.5, "largest_staleness": 0.25, "host_bytes": 0.0}
     )
 
 
@@ -245,12 +243,12 @@ def workload():
 def test_needs_are_the_simulators_memory_and_the_rules_staleness():
     machine = find_machine("rtx4090-desktop")
     work = workload()
-    knobs = Knobs(topk_ratio=0.05, update_interval=4, lag=None, rolling=False, select_interval=50)
+    knobs = Knobs(topk_ratio=0.05, update_interval=4, select_interval=50)
     own = needs_of(work, machine, captured=lambda ratio: 2 * ratio)(knobs)
-    strategy = Strategy.of("zenflow", topk_ratio=0.05, update_interval=4, lag=None, rolling=False)
+    strategy = Strategy.of("zenflow", topk_ratio=0.05, update_interval=4)
     memory = memory_of(work, strategy, machine)
     assert (own.device_bytes, own.host_bytes) == (memory.device_bytes, memory.host_bytes)
-    assert own.staleness == 8
+    assert own.staleness == 5
     assert own.captured == 0.1
     assert needs_of(work, machine)(knobs).captured is None
 
@@ -268,8 +266,8 @@ def test_a_cpu_in_the_devices_role_has_the_hosts_memory_only():
 
 def test_needs_that_are_known_are_those_of_the_setting_that_is_asked_for():
     needs = needs_of(workload(), find_machine("rtx4090-desktop"))
-    longer = replace(DEFAULT, lag=4)
-    assert needs(DEFAULT).host_bytes < needs(longer).host_bytes, "more uploads are in flight"
+    more = replace(DEFAULT, topk_ratio=0.3)
+    assert needs(DEFAULT).host_bytes > needs(more).host_bytes
     assert needs(replace(DEFAULT, select_interval=7)) == needs(DEFAULT)
 
 
@@ -285,7 +283,7 @@ def test_the_machines_own_memory_limits_where_nothing_smaller_does():
 
 def test_staleness_is_window_and_lag_and_none_without_deferred_columns():
     for knobs in SearchSpace().grid():
-        assert staleness_of(knobs) == knobs.update_interval + knobs.lag
-    whole = Knobs(topk_ratio=1.0, update_interval=4, lag=1, rolling=True, select_interval=0)
-    assert staleness_of(whole) == 0
-    assert staleness_of(DEFAULT, ZenFlowConfig(overlap_step=False, prediction=0)) == 4
+        assert staleness_of(knobs) == knobs.update_interval + 1
+    assert staleness_of(replace(DEFAULT, topk_ratio=1.0)) == 0
+    assert staleness_of(DEFAULT, ZenFlowConfig(overlap_step=False)) == 4
+    assert staleness_of(DEFAULT, ZenFlowConfig(update_rule="published")) == 8

@@ -14,44 +14,48 @@ from zenflow.knobs import Knobs
 
 START = Knobs.of(ZenFlowConfig())
 
-BOUND = DelayCost(scale=1.0, lag_weight=1.0, power=1.0)
-"""The paper's bound, for a rule without exact moments, scaled steps and prediction."""
-
-costs = st.sampled_from([BOUND, FITTED])
+costs = st.builds(
+    DelayCost,
+    interval=st.floats(10, 200),
+    power=st.floats(0.5, 4),
+    rate_power=st.floats(0.5, 4),
+) | st.just(FITTED)
 shares = st.floats(0.0, 1.0)
+rates = st.floats(0.1, 4.0)
 settings_of_windows = st.builds(
-    lambda interval, lag: replace(START, update_interval=interval, lag=lag),
-    st.integers(1, 64),
-    st.none() | st.integers(1, 64),
+    lambda interval: replace(START, update_interval=interval), st.integers(1, 64)
 )
 
 
-@given(settings_of_windows, shares, costs)
-def test_an_efficiency_is_a_share_and_one_where_nothing_is_deferred(knobs, rho, cost):
-    assert 0 < cost.of(knobs, rho) <= 1
-    assert cost.of(knobs, 0.0) == 1
+@given(settings_of_windows, shares, rates, costs)
+def test_an_efficiency_is_a_share_and_one_where_nothing_is_deferred(knobs, rho, rate, cost):
+    assert 0 < cost.of(knobs, rho, rate) <= 1
+    assert cost.of(knobs, 0.0, rate) == 1
 
 
-@given(settings_of_windows, st.floats(0.01, 0.99), costs)
-def test_more_delay_and_more_deferred_energy_are_worth_less(knobs, rho, cost):
-    worth = cost.of(knobs, rho)
+@given(settings_of_windows, st.floats(0.01, 0.99), rates, costs)
+def test_longer_windows_more_deferred_energy_and_higher_rates_are_worth_less(
+    knobs, rho, rate, cost
+):
+    def lost(interval, rho, rate):
+        return 1 / cost.of(replace(knobs, update_interval=interval), rho, rate) - 1
+
     interval = knobs.update_interval
-    assert cost.of(replace(knobs, update_interval=interval + 1), rho) < worth
-    assert cost.of(knobs, rho + 0.01) < worth
-    if knobs.lag is not None and knobs.lag < interval:
-        assert cost.of(replace(knobs, lag=knobs.lag + 1), rho) < worth
+    assert lost(interval + 1, rho, rate) >= lost(interval, rho, rate)
+    assert lost(interval, rho + 0.01, rate) >= lost(interval, rho, rate)
+    assert lost(interval, rho, 1.1 * rate) >= lost(interval, rho, rate)
 
 
-@given(settings_of_windows, shares, costs)
-def test_a_lag_above_the_window_is_the_window(knobs, rho, cost):
-    whole = replace(knobs, lag=knobs.update_interval)
-    for lag in (None, knobs.update_interval + 5):
-        assert cost.of(replace(knobs, lag=lag), rho) == cost.of(whole, rho)
+def test_the_formula_is_what_it_says():
+    cost = DelayCost(interval=8.0, power=2.0, rate_power=3.0)
+    knobs = replace(START, update_interval=16)
+    assert cost.of(knobs, 0.5) == pytest.approx(1 / (1 + 0.5 * 4))
+    assert cost.of(knobs, 0.5, rate=0.5) == pytest.approx(1 / (1 + 0.5 * 4 / 8))
 
 
-def test_the_bound_is_the_papers():
-    knobs = replace(START, update_interval=4, lag=2)
-    assert BOUND.of(knobs, 0.5) == pytest.approx(1 / (1 + 0.5 * (4 - 1 + 2)))
+def test_short_windows_cost_next_to_nothing_at_the_best_rate():
+    assert FITTED.of(replace(START, update_interval=16), 1.0) > 0.99
+    assert FITTED.of(replace(START, update_interval=64), 1.0) < 0.95
 
 
 @pytest.mark.parametrize("rho", [-0.1, 1.1, float("nan")])

@@ -18,19 +18,15 @@ GRID = list(SPACE.grid())
 TINY = SearchSpace(
     topk_ratios=(0.1, 0.2),
     update_intervals=(1, 2, 4),
-    lags=(1, 4),
-    rollings=(True, False),
     select_intervals=(50, 100),
 )
 
 settings_of_the_space = st.sampled_from(GRID)
 
 
-def test_the_grid_has_every_setting_once_with_lags_up_to_s():
-    assert len(set(GRID)) == len(GRID)
-    assert all(1 <= knobs.lag <= knobs.update_interval for knobs in GRID)
-    # Lags of (1, 2, 4, 8) for S of 1, 2, 3, 4, 6, 8, 12, 16.
-    assert len(GRID) == 10 * (1 + 2 + 3 + 3 + 4 + 4 + 4 + 4) * 2 * 4
+def test_the_grid_has_every_setting_once():
+    assert len(set(GRID)) == len(GRID) == 10 * 11 * 4
+    assert max(knobs.update_interval for knobs in GRID) == 64
 
 
 def test_every_setting_of_the_grid_is_one_that_the_engine_takes():
@@ -45,11 +41,9 @@ def test_the_default_setting_is_in_the_default_space():
 @given(settings_of_the_space)
 def test_the_grid_is_what_the_space_contains(knobs):
     assert knobs in SPACE
-    assert (replace(knobs, lag=None) in SPACE) == (knobs.update_interval <= 8), "None is S"
     assert replace(knobs, topk_ratio=0.11) not in SPACE
     assert replace(knobs, update_interval=5) not in SPACE
     assert replace(knobs, select_interval=0) not in SPACE
-    assert replace(knobs, rolling=False) not in replace(SPACE, rollings=(True,))
 
 
 @given(st.sampled_from(["suggest", "suggest_indices"]), settings_of_the_space)
@@ -72,7 +66,7 @@ def test_suggestions_reach_every_setting_and_nothing_else(method):
     assert found == set(TINY.grid())
     names = set(study.trials[0].params)
     suffix = "" if method == "suggest" else "_index"
-    knobs = ("topk_ratio", "update_interval", "lag", "rolling", "select_interval")
+    knobs = ("topk_ratio", "update_interval", "select_interval")
     assert names == {f"{name}{suffix}" for name in knobs}
 
 
@@ -81,10 +75,8 @@ def test_neighbours_are_one_value_away_in_one_knob():
     assert set(around) == {
         replace(DEFAULT, topk_ratio=0.07),
         replace(DEFAULT, topk_ratio=0.15),
-        replace(DEFAULT, update_interval=3),
+        replace(DEFAULT, update_interval=2),
         replace(DEFAULT, update_interval=6),
-        replace(DEFAULT, lag=2),
-        replace(DEFAULT, rolling=False),
         replace(DEFAULT, select_interval=50),
         replace(DEFAULT, select_interval=200),
     }
@@ -96,10 +88,7 @@ def test_neighbours_are_other_settings_of_the_space_and_lead_back(knobs):
     assert len(set(around)) == len(around)
     assert knobs not in around
     assert all(near in SPACE for near in around)
-    # A longer window makes room for a lag that the shorter one had cut off.
-    kept = [near for near in around if near.lag == knobs.lag or near.update_interval ==
-            knobs.update_interval]  # fmt: skip
-    assert all(knobs in SPACE.neighbours(near) for near in kept)
+    assert all(knobs in SPACE.neighbours(near) for near in around)
 
 
 def test_every_setting_is_reached_from_neighbour_to_neighbour():
@@ -135,8 +124,7 @@ def test_what_is_not_in_the_space_can_not_be_enqueued():
         ({"topk_ratios": (0.1, 1.5)}, r"topk_ratios has 1.5, .* number in \[0, 1\]"),
         ({"update_intervals": (0, 1)}, "update_intervals has 0, .* integer >= 1"),
         ({"update_intervals": (2, 2)}, "update_intervals must not repeat"),
-        ({"lags": (None,)}, "lags has None, .* number of steps"),
-        ({"rollings": (1, 0)}, "rollings has 1, .* True or False"),
+        ({"update_intervals": (None,)}, "update_intervals has None, .* integer >= 1"),
         ({"select_intervals": (-1,)}, "select_intervals has -1"),
     ],
 )
@@ -147,4 +135,4 @@ def test_values_that_can_not_be_run_are_refused_with_the_rule(changes, rule):
 
 def test_all_broken_rules_are_listed_together():
     with pytest.raises(ConfigError, match="breaks 2 rules"):
-        SearchSpace(lags=(2, 1), select_intervals=())
+        SearchSpace(update_intervals=(2, 1), select_intervals=())

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from autotune.adviser.messages import Advice, ForecastedSetting, Question
-from autotune.efficiency import FITTED, EnergyCurve
+from autotune.efficiency import FITTED, DelayCost, EnergyCurve
 from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL, Twin
@@ -19,15 +19,15 @@ from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
 SPACE = SearchSpace(
-    topk_ratios=(0.05, 0.1, 0.3),
-    update_intervals=(1, 2, 4, 8),
-    lags=(1, 2),
-    rollings=(True, False),
+    topk_ratios=(0.05, 0.1, 0.2, 0.3),
+    update_intervals=(1, 2, 4, 8, 16),
     select_intervals=(100,),
 )
-SMALL = replace(SPACE, topk_ratios=(0.1, 0.3), lags=(1,))
+SMALL = replace(SPACE, topk_ratios=(0.1, 0.3), update_intervals=(1, 2, 4, 8))
 CONFIG = ZenFlowConfig(min_split_elements=1024)
 HERE = Knobs.of(CONFIG)
+STEEP = DelayCost(interval=20.0, power=2.0, rate_power=1.0)
+"""A price of late updates at which every knob has something to weigh."""
 CURVE = EnergyCurve.of({0.05: 0.15, 0.1: 0.25, 0.3: 0.5})
 
 

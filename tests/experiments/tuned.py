@@ -32,10 +32,9 @@ class ByTheClock(AbstractController):
         self.turns += 1
         tick = time.perf_counter_ns() // 64
         changes: list[dict[str, Any]] = [
-            {"update_interval": 1 + tick % 8, "lag": 1 + tick % 3},
-            {"rolling": not knobs.rolling},
+            {"update_interval": 1 + tick % 8},
             {"topk_ratio": 0.05 + tick % 8 / 32},
-            {"lag": None if tick % 2 else 2, "select_interval": 2 + tick % 5},
+            {"select_interval": 2 + tick % 5},
             {"update_interval": 1 + (knobs.update_interval + tick % 3) % 8},
         ]
         return replace(knobs, **changes[self.turns % len(changes)])

@@ -21,6 +21,7 @@ import numpy as np
 from autotune.efficiency import FITTED, EnergyCurve
 from autotune.model.stretch import Stretch, robust_mean
 from autotune.model.twin import NEUTRAL, Forecast, Twin
+from autotune.online.stretches import stretch_steps
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
 from sim.models.table import find_model
@@ -63,8 +64,6 @@ _SPIKE_SHAPE = 1.5
 _PART_NOISE = 0.04
 """Relative noise of each part's busy seconds, drawn anew in each stretch."""
 _RHO_NOISE = 0.02
-_LEAST_STEPS, _LEAST_WINDOWS = 12, 3
-"""Least lengths of a stretch, as the engine's controller measures."""
 
 CONFIG = ZenFlowConfig()
 """What every method starts from."""
@@ -173,9 +172,8 @@ class HiddenMachine:
 
     def measure(self, knobs: Knobs) -> Stretch:
         """Return what an engine would measure of a stretch of steps."""
-        interval = knobs.update_interval
-        count = max(_LEAST_WINDOWS, math.ceil(_LEAST_STEPS / interval)) * interval
-        mean, noise = robust_mean(self._step_times(knobs, count), interval)
+        count = stretch_steps(knobs)
+        mean, noise = robust_mean(self._step_times(knobs, count), knobs.update_interval)
         busy = {
             part: seconds * math.exp(_PART_NOISE * self._noise.standard_normal())
             for part, seconds in self._forecast(knobs).busy_seconds.items()

@@ -38,8 +38,7 @@ class Contest:
     space: SearchSpace = field(
         default_factory=lambda: SearchSpace(
             topk_ratios=(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5),
-            update_intervals=(1, 2, 4, 8, 16),
-            lags=(1, 2, 4),
+            update_intervals=(1, 2, 4, 8, 16, 32, 64),
             select_intervals=(START.select_interval,),
         )
     )
@@ -52,8 +51,6 @@ def _contest(scope: Scope) -> Contest:
     space = SearchSpace(
         topk_ratios=(0.05, 0.1, 0.5),
         update_intervals=(1, 4),
-        lags=(1,),
-        rollings=(True,),
         select_intervals=(START.select_interval,),
     )
     return Contest(num_windows=4, num_trials=4, drift_at=2, space=space)

@@ -14,14 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.staleness.formulas import (
-    Formula,
-    Linear,
-    Measured,
-    Power,
-    residuals,
-    stretch_of,
-)
+from experiments.studies.staleness.formulas import Measured, fitted, residuals
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
@@ -94,78 +87,57 @@ class Setting:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether constants are fitted to it: it selects by default and is not too costly."""
-        default = self.knobs.select_interval == ZenFlowConfig().select_interval
-        return default and self.efficiency >= LEAST_FITTED
+        """Whether constants are fitted to it: it is not too costly."""
+        return self.efficiency >= LEAST_FITTED
 
     @property
     def efficiency(self) -> float:
         """That of the mean cost over seeds."""
-        return 1 / (1 + self.measured.cost)
+        return 1 / (1 + self.cost)
 
     @property
-    def measured(self) -> Measured:
-        """The setting and its cost, mean over seeds."""
-        interval = self.knobs.update_interval
-        lag = min(self.knobs.lag or interval, interval)
-        cost = fmean(1 / efficiency - 1 for efficiency in self.efficiencies)
-        return Measured(interval, lag, self.rho, cost)
+    def cost(self) -> float:
+        """Further steps for each that counts, mean over seeds."""
+        return fmean(1 / efficiency - 1 for efficiency in self.efficiencies)
+
+    def measured(self, best: float) -> Measured:
+        """Return the setting and its cost, the learning rate over the best one."""
+        return Measured(self.knobs.update_interval, self.lr / best, self.rho, self.cost)
 
 
 def fit(rows: Rows) -> dict[str, Any]:
-    """Return exchange rates, every setting's efficiency, and the formulas' constants, JSON-ready.
+    """Return exchange rates, every setting's efficiency, and the formula's constants, JSON-ready.
 
-    ``fits`` has by learning rate both formulas for rolling windows, each with the root mean square
-    of its residuals, and ``shared``: the power formula with one shape at all rates. ``chosen`` is
-    the shared one at the rate with which the device's loss is the lowest, which a user would train
-    with, and how many times S - 1 counts in windows that end together (None without such runs).
+    ``fit`` has the constants, the root mean square of their residuals and ``best_lr``, the rate
+    with which the device's loss is the lowest.
 
     Raises:
         ConfigError: Too few runs are there, on the device or of the settings that are fitted.
     """
     exchanges = exchanges_of(rows)
     settings = settings_of(rows, exchanges)
-    rolling = {rate: _measured(settings, rate, rolling=True) for rate in exchanges}
-    _check_complete(rolling)
-    shared = dict(zip(rolling, Power.fitted(list(rolling.values())), strict=True))
-    aligned = [_measured(settings, rate, rolling=False) for rate in exchanges]
-    stretch = stretch_of(list(shared.values()), aligned) if any(aligned) else None
-    fits: dict[float, dict[str, Formula]] = {
-        rate: {
-            "linear": Linear.fitted(measured),
-            "power": Power.fitted([measured])[0],
-            "shared": shared[rate],
-        }
-        for rate, measured in rolling.items()
-    }
     best = _best_rate(rows)
+    measured = [setting.measured(best) for setting in settings if setting.is_fitted]
+    if not measured:
+        raise ConfigError(
+            f"a fit needs settings with an efficiency of {LEAST_FITTED} or more, but none was "
+            "trained: train shorter windows first"
+        )
+    formula = fitted(measured)
+    rms = math.sqrt(fmean(left**2 for left in residuals(formula, measured)))
     return {
         "exchange": {f"{rate:g}": asdict(exchange) for rate, exchange in exchanges.items()},
-        "fits": {
-            f"{rate:g}": {
-                name: {**asdict(formula), "rms": _rms(formula, rolling[rate])}
-                for name, formula in own.items()
+        "fit": {**asdict(formula), "rms": rms, "best_lr": best},
+        "settings": [
+            {
+                **asdict(setting),
+                "efficiency": setting.efficiency,
+                "is_fitted": setting.is_fitted,
+                "predicted_efficiency": formula.of(setting.knobs, setting.rho, setting.lr / best),
             }
-            for rate, own in fits.items()
-        },
-        "chosen": {"lr": best, **asdict(shared[best]), "aligned_stretch": stretch},
-        "settings": [_described(setting, shared[setting.lr], stretch) for setting in settings],
+            for setting in settings
+        ],
     }
-
-
-def _measured(settings: Sequence[Setting], rate: float, *, rolling: bool) -> list[Measured]:
-    return [
-        s.measured for s in settings if s.lr == rate and s.is_fitted and s.knobs.rolling == rolling
-    ]
-
-
-def _check_complete(rolling: Mapping[float, Sequence[Measured]]) -> None:
-    for rate, measured in rolling.items():
-        if not measured:
-            raise ConfigError(
-                f"a fit needs rolling windows with an efficiency of {LEAST_FITTED} or more, but "
-                f"at learning rate {rate:g} none was trained: train shorter windows or lags first"
-            )
 
 
 def exchanges_of(rows: Rows) -> dict[float, Exchange]:
@@ -196,7 +168,8 @@ def settings_of(rows: Rows, exchanges: Mapping[float, Exchange]) -> list[Setting
     whole = _whole_runs(rows)
     runs: dict[tuple[float, Knobs], list[Mapping[str, Any]]] = {}
     for row in rows:
-        if not _is_on_device(row) and (row["lr"], row["seed"]) in whole:
+        is_comparable = row["lr"] in exchanges and (row["lr"], row["seed"]) in whole
+        if is_comparable and not _is_on_device(row):
             knobs = Knobs.of(ZenFlowConfig.from_dict(row["config"]))
             runs.setdefault((row["lr"], knobs), []).append(row)
     found = []
@@ -236,18 +209,3 @@ def _best_rate(rows: Rows) -> float:
     for (rate, _), row in _whole_runs(rows).items():
         losses.setdefault(rate, []).append(row["eval_loss"])
     return min(losses, key=lambda rate: fmean(losses[rate]))
-
-
-def _rms(formula: Formula, measured: Sequence[Measured]) -> float:
-    return math.sqrt(fmean(left**2 for left in residuals(formula, measured)))
-
-
-def _described(setting: Setting, formula: Power, stretch: float | None) -> dict[str, Any]:
-    interval, lag, rho, _ = setting.measured
-    own_stretch = 1.0 if setting.knobs.rolling else stretch or 1.0
-    return {
-        **asdict(setting),
-        "efficiency": setting.efficiency,
-        "is_fitted": setting.is_fitted,
-        "predicted_efficiency": 1 / (1 + formula.cost(interval, lag, rho, own_stretch)),
-    }

@@ -12,7 +12,8 @@ import torch
 
 from autotune.efficiency import FITTED
 from autotune.model.stretch import robust_mean
-from autotune.space import SearchSpace, effective_lag
+from autotune.online.stretches import settling_steps, stretch_steps
+from autotune.space import SearchSpace
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.training.settings import TrainSettings
 from zenflow.controller import AbstractController
@@ -123,11 +124,10 @@ def measure_grid(settings: TrainSettings, grid: Sequence[Knobs]) -> list[GridPoi
         for knobs in grid:
             before, script.wanted = run.knobs, knobs
             resized = knobs.topk_ratio != before.topk_ratio
-            run.take(2 + before.update_interval + effective_lag(knobs) + knobs.update_interval)
+            run.take(before.update_interval + settling_steps(knobs))
             if resized:
                 run.take(knobs.update_interval)
-            windows = max(3, -(-12 // knobs.update_interval))
-            taken = run.take(windows * knobs.update_interval)
+            taken = run.take(stretch_steps(knobs))
             mean, _ = robust_mean(taken.seconds, knobs.update_interval)
             rho = 1.0 - sum(taken.captured) / len(taken.captured)
             points.append(GridPoint(knobs=knobs, step_seconds=mean, rho=rho))

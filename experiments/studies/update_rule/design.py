@@ -1,8 +1,7 @@
-"""Which runs the ablation of the update rule has: one knob at a time, a ladder, interactions.
+"""Which runs the ablation of the update rule has: one setting at a time around the preset.
 
-The full product of eight knobs would be tens of thousands of runs. So every knob is changed alone
-around the preset ``zenflow``; the published rule is turned into it one knob after another; and
-where two knobs are known to act on each other both are changed.
+Every setting is changed alone around the preset ``zenflow``. The published rule and the delayed
+update stand beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from experiments.studies.regimes import FINE_TUNING, SCRATCH
 
 CENTRE = "zenflow"
 PUBLISHED = "zenflow_paper"
@@ -19,16 +20,12 @@ WARM_UP_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A rule: a preset, what is changed in it, and what the study adds to the engine."""
+    """A rule: a preset and what is changed in it."""
 
     name: str
     strategy: str = CENTRE
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    clip: float | None = None
-    """Bound of ``step_clip``; None is no clipping."""
     warms_up: bool = False
-    changed: str = ""
-    """The one knob that differs from the centre's; empty of others."""
 
     def knobs_over(self, steps: int) -> dict[str, Any]:
         """Return the changed fields of ``ZenFlowConfig`` in a run of so many steps."""
@@ -36,75 +33,32 @@ class Variant:
         return {**self.knobs, **warm}
 
 
-def _one(knob: str, value: Any, text: str = "", **others: Any) -> Variant:
-    return Variant(name=text or f"{knob} = {value}", knobs={knob: value, **others}, changed=knob)
+def _changed(name: str, **knobs: Any) -> Variant:
+    return Variant(name=name, knobs=knobs)
 
-
-WINDOW = {"deferred_moments": "window"}
-
-ONE_KNOB: tuple[Variant, ...] = (
-    _one("deferred_lr_scale", "none"),
-    _one("deferred_lr_scale", "sqrt"),
-    _one("lag", 2),
-    _one("lag", 4),
-    _one("overlap_step", False, "no overlap", lag=None, prediction=0.0),
-    _one("rolling", False, "aligned windows"),
-    _one("prediction", 0.0),
-    _one("prediction", 0.5),
-    _one("deferred_moments", "window"),
-    _one("update_interval", 2, "S = 2"),
-    _one("update_interval", 8, "S = 8"),
-    _one("update_interval", 16, "S = 16"),
-    _one("topk_ratio", 0.0, "k = 0"),
-    _one("topk_ratio", 0.02, "k = 0.02"),
-    _one("topk_ratio", 0.3, "k = 0.3"),
-    Variant(name="host steps clipped at 0.25", clip=0.25, changed="step clip"),
-    Variant(name="warm-up", warms_up=True, changed="full_warm_up_rounds"),
-)
-
-_TO_CENTRE: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("+ linear lr", {"deferred_lr_scale": "linear"}),
-    ("+ lag 1", {"lag": 1}),
-    ("+ rolling", {"rolling": True}),
-)
-"""Changes of the published rule, one on top of another. With prediction on top it is the centre
-with window moments, and with step moments too it is the centre."""
-
-
-def _ladder() -> tuple[Variant, ...]:
-    knobs: dict[str, Any] = {}
-    rungs = [Variant(name=PUBLISHED, strategy=PUBLISHED)]
-    for name, change in _TO_CENTRE:
-        knobs = {**knobs, **change}
-        rungs.append(Variant(name=f"published {name}", strategy=PUBLISHED, knobs=knobs))
-    return tuple(rungs)
-
-
-LADDER = _ladder()
-LADDER_NAMES = (*(v.name for v in LADDER), "deferred_moments = window", CENTRE)
-LADDER_TEXTS = (
-    "published rule", *(name for name, _ in _TO_CENTRE), "+ prediction", "+ step moments",
-)  # fmt: skip
-
-TOGETHER: tuple[Variant, ...] = (
-    Variant(name="warm-up, window moments", knobs=WINDOW, warms_up=True),
-    Variant(name="S = 16, sqrt lr", knobs={"update_interval": 16, "deferred_lr_scale": "sqrt"}),
-    Variant(name="S = 16, steps clipped at 0.25", knobs={"update_interval": 16}, clip=0.25),
-    Variant(name="delayed", strategy="delayed"),
-    Variant(name="delayed + prediction", strategy="delayed", knobs={"prediction": 1.0}),
-)
 
 VARIANTS: Mapping[str, Variant] = {
-    v.name: v for v in (Variant(name=CENTRE), *LADDER, *ONE_KNOB, *TOGETHER)
+    v.name: v
+    for v in (
+        Variant(name=CENTRE),
+        Variant(name=PUBLISHED, strategy=PUBLISHED),
+        _changed("S = 16", update_interval=16),
+        _changed("S = 32", update_interval=32),
+        _changed("k = 0", topk_ratio=0.0),
+        _changed("S = 1", update_interval=1),
+        _changed("no overlap", overlap_step=False),
+        Variant(name="delayed", strategy="delayed"),
+        Variant(name="warm-up", warms_up=True),
+        _changed("S = 8", update_interval=8),
+        _changed("k = 0.02", topk_ratio=0.02),
+        _changed("k = 0.3", topk_ratio=0.3),
+        _changed("S = 2", update_interval=2),
+    )
 }
+"""Rules by name, the most telling first."""
 
-_SCRATCH = (
-    CENTRE, *(v.name for v in LADDER), "deferred_moments = window", "warm-up",
-    "warm-up, window moments", "deferred_lr_scale = none", "prediction = 0.0", "aligned windows",
-    "lag = 4", "no overlap", "host steps clipped at 0.25", "deferred_lr_scale = sqrt", "S = 8",
-    "k = 0.3",
-)  # fmt: skip
-"""Variants trained from scratch, which takes longest: what says least is left out."""
+FEW = 8
+"""Number of them at learning rates other than AdamW's best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,24 +67,16 @@ class Group:
 
     regime: str
     lr: float
-    variants: tuple[str, ...]
+    variants: tuple[str, ...] = tuple(VARIANTS)[:FEW]
 
 
 GROUPS: tuple[Group, ...] = (
-    Group(regime="fine-tuning", lr=1e-3, variants=tuple(VARIANTS)),
-    Group(regime="from scratch", lr=1e-3, variants=_SCRATCH),
-    Group(
-        regime="fine-tuning",
-        lr=3e-4,
-        variants=(
-            CENTRE, PUBLISHED, "deferred_moments = window", "deferred_lr_scale = none",
-            "prediction = 0.0", "S = 16",
-        ),
-    ),
-    Group(
-        regime="from scratch",
-        lr=4e-4,
-        variants=(CENTRE, PUBLISHED, "deferred_moments = window", "warm-up, window moments"),
-    ),
-)  # fmt: skip
+    Group(regime=SCRATCH, lr=1e-3, variants=tuple(VARIANTS)),
+    Group(regime=FINE_TUNING, lr=3e-4, variants=tuple(VARIANTS)),
+    Group(regime=SCRATCH, lr=2e-3),
+    Group(regime=FINE_TUNING, lr=1e-3),
+    Group(regime=SCRATCH, lr=4e-4),
+    Group(regime=SCRATCH, lr=2e-4),
+    Group(regime=FINE_TUNING, lr=1e-4),
+)
 """Groups in the order in which they are run."""

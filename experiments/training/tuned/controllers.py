@@ -32,18 +32,21 @@ def make_controller(setup: RunSetup, log: DecisionLog) -> AbstractController:
         ConfigError: The model can't be simulated, the machine is unknown, or no setting meets the
             bounds.
     """
-    settings, zen_auto = setup.settings, ZenAuto(start=setup.config.update_interval)
+    settings, start = setup.settings, setup.config.update_interval
     if settings.controller == "zen-auto":
-        return LoggedController(zen_auto, log, by="zen-auto", reason=lambda: _why(zen_auto))
+        alone = ZenAuto(start=start)
+        return LoggedController(alone, log, by="zen-auto", reason=lambda: _why(alone))
     # Imported late, as below: a run that is not tuned needs no simulator.
     from autotune.online.controller import SIGMAS, TwinController
 
+    adviser = setup.adviser or make_adviser(setup)
+    largest = max(*adviser.space.update_intervals, start)
     return TwinController(
-        setup.adviser or make_adviser(setup),
+        adviser,
         sigma=SIGMAS[source_of(settings)],
         config=setup.config,
         total_steps=setup.total_steps,
-        zen_auto=zen_auto if settings.controller == "both" else None,
+        zen_auto=ZenAuto(start=start, largest=largest) if settings.controller == "both" else None,
         log=log,
         seed=settings.seed,
     )

@@ -154,7 +154,7 @@ def _stalled(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
 
 
 def draw_tuning(series: TuningSeries) -> Figure:
-    """Return the picture: S and lag, k, step time, the prediction's error, stalled share."""
+    """Return the picture: S, k, step time, the prediction's error, stalled share."""
     figure = Figure(figsize=(11, 10), layout="constrained")
     panels = figure.subplots(5, 1, sharex=True, height_ratios=[2, 1.4, 2.4, 1.4, 1.2])
     _draw_windows(panels[0], series)
@@ -180,15 +180,9 @@ def draw_tuning(series: TuningSeries) -> Figure:
 
 def _draw_windows(axes: Axes, series: TuningSeries) -> None:
     intervals = [knobs.update_interval for _, knobs in series.knobs]
-    lags = [
-        knobs.update_interval if knobs.lag is None else min(knobs.lag, knobs.update_interval)
-        for _, knobs in series.knobs
-    ]
-    _draw_held(axes, series, intervals, label="S", color=STRATEGY_COLOURS["zenflow"])
-    _draw_held(axes, series, lags, label="lag", color=SPAN_COLOURS["backward"], linestyle="--")
+    _draw_held(axes, series, intervals, color=STRATEGY_COLOURS["zenflow"])
     axes.set_ylim(0, max(intervals) * 1.15)
-    axes.set_ylabel("steps")
-    axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
+    axes.set_ylabel("S, steps")
 
 
 def _draw_ratio(axes: Axes, series: TuningSeries) -> None:

@@ -17,6 +17,7 @@ from tests.autotune.worlds import (
     CURVE,
     HERE,
     SPACE,
+    STEEP,
     Truth,
     a_question,
     knobs_at,
@@ -81,7 +82,7 @@ def test_following_it_ends_at_the_best_of_the_grid(name):
     assert forecast.step_seconds == pytest.approx(truth.forecast(here).step_seconds, rel=0.05)
 
 
-@pytest.mark.parametrize("here", [knobs_at(update_interval=1), knobs_at(rolling=False, lag=2)])
+@pytest.mark.parametrize("here", [knobs_at(update_interval=1), knobs_at(update_interval=16)])
 def test_it_finds_the_best_from_wherever_it_starts(here):
     truth = Truth(h2d=1.5)
     found, _ = follow(truth, adviser(), start=here)
@@ -178,6 +179,13 @@ def test_with_no_time_left_a_probe_is_not_worth_its_trouble():
     assert late.best is None
 
 
+@pytest.fixture
+def steep(monkeypatch):
+    for place in ("autotune.adviser.forecasts", "tests.autotune.worlds"):
+        monkeypatch.setattr(f"{place}.FITTED", STEEP)
+
+
+@pytest.mark.usefixtures("steep")
 def test_where_a_measurement_would_tell_little_nothing_is_tried():
     truth = Truth()
     here = truth.best(SPACE.grid())
@@ -217,6 +225,7 @@ def selecting(decay, select_seconds, here=HERE):
     return best, adviser(EVERY).advise(asked)
 
 
+@pytest.mark.usefixtures("steep")
 def test_selections_are_as_often_as_their_cost_and_the_energys_decay_ask_for():
     best, advice = selecting(decay=0.0, select_seconds=0.5)
     assert advice.best.knobs == replace(best, select_interval=400)
@@ -291,7 +300,7 @@ def test_what_is_barred_must_promise_as_many_errors_as_a_trial_must_show():
 
     lost = [replace(other, select_interval=0)]
     alike = [replace(lost[0], topk_ratio=1.5 * other.topk_ratio)]
-    unlike = [replace(lost[0], rolling=False), replace(lost[0], update_interval=1)]
+    unlike = [replace(lost[0], topk_ratio=0.5), replace(lost[0], update_interval=1)]
     assert value(0.03, alike) == 0, "what is like it has hardly another chance"
     assert value(0.03, unlike) > 0
     assert value(0.03, []) > 0
@@ -318,7 +327,7 @@ def test_what_a_search_saw_is_weighed_anew_without_simulating():
 
 
 def test_what_was_measured_can_be_returned_to_though_no_search_saw_it():
-    near = replace(SPACE, topk_ratios=(0.1,), update_intervals=(4, 8), rollings=(True,))
+    near = replace(SPACE, topk_ratios=(0.1,), update_intervals=(4, 8))
     truth, advises = Truth(h2d=2.5), adviser(near)
     strange = knobs_at(topk_ratio=0.3, update_interval=2)
     stretches = [truth.stretch(0, strange, slower=0.5), truth.stretch(1, HERE)]
@@ -340,13 +349,13 @@ def test_what_is_as_good_about_here_is_a_range_of_s_with_here_in_it():
         assert low <= here.update_interval <= high
         for interval in SPACE.update_intervals:
             if low <= interval <= high:
-                same = replace(here, update_interval=interval, lag=min(here.lag, interval))
+                same = replace(here, update_interval=interval)
                 assert truth.progress(same) > 0.97 * truth.progress(here)
 
 
 def test_equal_settings_make_a_range_even_where_selections_may_be_chosen():
     """Bounds are of S alone: how often columns are selected is another matter."""
-    flat = replace(EVERY, update_intervals=(4, 6, 8), lags=(1,), rollings=(True,))
+    flat = replace(EVERY, update_intervals=(4, 6, 8))
     truth = Truth(h2d=0.1)
     asked = question([truth.stretch(0, HERE)], select_seconds=0.5)
     without = adviser(flat).advise(asked).intervals
@@ -371,7 +380,6 @@ def test_constraints_that_contradict_each_other_are_refused():
 
 def test_the_start_is_what_was_wanted_or_the_nearest_that_is_allowed():
     assert adviser().start(HERE) == HERE
-    assert adviser().start(replace(HERE, lag=None)).lag == HERE.update_interval
     near = adviser(largest_staleness=4).start(HERE)
     assert near == replace(HERE, update_interval=2)
     with pytest.raises(ConfigError, match="staleness"):
@@ -380,7 +388,7 @@ def test_the_start_is_what_was_wanted_or_the_nearest_that_is_allowed():
 
 def test_s_alone_is_left_to_the_controller_that_moves_it():
     """Else the two would undo one another's choice without end."""
-    truth, space = Truth(), replace(SPACE, lags=(1,))
+    truth, space = Truth(), SPACE
     for here in (knobs for knobs in space.grid() if knobs.topk_ratio == HERE.topk_ratio):
         stretches = [truth.stretch(0, here)]
         asked = question(stretches, here, leaves_interval=True)
@@ -392,13 +400,3 @@ def test_s_alone_is_left_to_the_controller_that_moves_it():
             if moved == here:
                 assert advice.best.gain > 0.01
                 assert not low <= advice.best.knobs.update_interval <= high
-
-
-def test_windows_of_one_step_are_looked_at_once():
-    truth = Truth()
-    here = replace(HERE, update_interval=1)
-    peaks = {
-        adviser().advise(question([truth.stretch(0, here)], here, seed=seed)).peak.knobs
-        for seed in range(4)
-    }
-    assert all(knobs.rolling for knobs in peaks if knobs.update_interval == 1)

@@ -37,13 +37,9 @@ def residual_of(evidence, speed_noise=None):
 
 
 settings_of_knobs = st.builds(
-    lambda k, interval, lag, rolling: replace(
-        START, topk_ratio=k, update_interval=interval, lag=lag, rolling=rolling
-    ),
+    lambda k, interval: replace(START, topk_ratio=k, update_interval=interval),
     st.sampled_from([0.02, 0.1, 0.4]),
     st.sampled_from([1, 2, 4, 16]),
-    st.sampled_from([None, 1, 2]),
-    st.booleans(),
 )
 pieces = st.builds(
     lambda knobs, ratio, noise, time: Evidence(
@@ -58,10 +54,7 @@ evidence_lists = st.lists(pieces, min_size=1, max_size=8)
 
 
 def place(knobs):
-    interval = knobs.update_interval
-    lag = interval if knobs.lag is None else min(knobs.lag, interval)
-    spread = [math.log2(interval) / 2, math.log2(lag) / 1.5, math.log(knobs.topk_ratio) / 1.5]
-    return np.array([*spread, float(knobs.rolling)])
+    return np.array([math.log2(knobs.update_interval) / 2, math.log(knobs.topk_ratio) / 1.5])
 
 
 def dense(evidence, one, other, speed_noise):
@@ -142,7 +135,7 @@ def test_one_measured_setting_decides_between_no_two(measured, ratio, one, other
 def test_neighbours_are_told_apart_with_less_error_than_strangers():
     residual = residual_of([Evidence(knobs=START, log_ratio=0.1, noise=0.0, time=0)])
     near = residual.error(START, replace(START, update_interval=START.update_interval + 1))
-    far = residual.error(START, replace(START, topk_ratio=0.5, update_interval=32, rolling=False))
+    far = residual.error(START, replace(START, topk_ratio=0.5, update_interval=32))
     assert 0 < near < 0.5 * far
     assert far < math.sqrt(2) * STRUCTURE
 

@@ -18,14 +18,12 @@ from zenflow.knobs import Knobs
 
 WORK = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=2, sequence=256)
 MACHINE = find_machine("rtx4090-desktop")
-KNOBS = Knobs(topk_ratio=0.2, update_interval=2, lag=1, rolling=False, select_interval=50)
+KNOBS = Knobs(topk_ratio=0.2, update_interval=2, select_interval=50)
 
 
 def test_figures_are_those_of_simulation_and_memory():
     done = SimulatedBackend(WORK, MACHINE).measure(KNOBS)
-    strategy = Strategy.of(
-        "zenflow", topk_ratio=0.2, update_interval=2, rolling=False, select_interval=50
-    )
+    strategy = Strategy.of("zenflow", topk_ratio=0.2, update_interval=2, select_interval=50)
     prediction = simulate(costs_of(WORK, MACHINE), strategy)
     memory = memory_of(WORK, strategy, MACHINE)
     assert (done.step_seconds, done.stall_seconds) == (
@@ -45,10 +43,10 @@ def test_what_is_known_without_a_run_is_what_the_run_has():
 
 
 def test_what_is_no_knob_stays_as_it_was_given():
-    window = ZenFlowConfig(deferred_moments="window", topk_ratio=0.3)
-    backend = SimulatedBackend(WORK, MACHINE, base=window)
+    base = ZenFlowConfig(queue_depth=1, topk_ratio=0.3)
+    backend = SimulatedBackend(WORK, MACHINE, base=base)
     assert backend.default.topk_ratio == 0.3
-    assert backend.need(KNOBS).host_bytes > SimulatedBackend(WORK, MACHINE).need(KNOBS).host_bytes
+    assert backend.need(KNOBS).host_bytes < SimulatedBackend(WORK, MACHINE).need(KNOBS).host_bytes
 
 
 def test_a_worker_process_gets_the_same_backend():

@@ -155,7 +155,7 @@ def test_what_breaks_a_constraint_is_not_measured_and_never_the_best(sampler, tm
         assert candidate.knobs.topk_ratio <= 0.11
         assert candidate.measurement.staleness <= 4
         assert candidate.allowed
-    assert result.default is None, "k = 0.1, S = 4, lag 1 is 5 steps late"
+    assert result.default is None, "k = 0.1, S = 4 is 5 steps late"
     assert result.num_trials["infeasible"] >= 1
 
 
@@ -186,8 +186,8 @@ def test_a_setting_that_can_not_be_carried_out_is_left_out_with_its_reason(tmp_p
     result = tune(
         task(backend=Surface(refused=(0.3,)), sampler="grid", num_trials=1000, storage=storage)
     )
-    assert len(result.candidates) == NUM_SETTINGS * 3 // 4
-    assert result.num_trials["error"] == NUM_SETTINGS // 4
+    assert len(result.candidates) == NUM_SETTINGS * 5 // 6
+    assert result.num_trials["error"] == NUM_SETTINGS // 6
     study = optuna.load_study(study_name="zenflow", storage=open_storage(storage))
     failed = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.FAIL]
     assert all("can't be carried out" in trial.user_attrs["message"] for trial in failed)
@@ -219,7 +219,7 @@ def test_a_study_is_not_continued_as_another_one(tmp_path):
         "surface": replace(first, backend=Surface(label="other")),
         "objectives": replace(first, objectives=("goodput",)),
         "constraints": replace(first, constraints=Constraints(largest_staleness=5)),
-        "space": replace(first, space=replace(SPACE, lags=(1,))),
+        "space": replace(first, space=replace(SPACE, update_intervals=(4,))),
     }
     for name, other in changed.items():
         with pytest.raises(ConfigError, match=f"differs in .*{name}.*another study name"):
@@ -239,7 +239,7 @@ def test_what_is_stored_can_be_read_with_optuna_alone(tmp_path):
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
-    assert "'topk_ratio': 0.1, 'update_interval': 4, 'lag': 1, 'rolling': True" in printed
+    assert "'topk_ratio': 0.1, 'update_interval': 4" in printed
     assert Knobs(**eval(printed[: printed.index("}") + 1])) == DEFAULT
 
 
@@ -252,7 +252,7 @@ def wait_for(condition):
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])
 def test_workers_that_start_at_the_same_time_never_share_a_trial(kind, tmp_path, capfd):
-    log, few = tmp_path / "log", replace(SPACE, lags=(1,))
+    log, few = tmp_path / "log", SPACE
     number = len(list(few.grid()))
     result = tune(
         task(

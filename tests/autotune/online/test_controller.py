@@ -75,11 +75,11 @@ def test_what_it_writes_is_what_was_done_in_the_order_in_which_it_was(tmp_path):
 
 @pytest.mark.parametrize(
     ("h2d", "changes"),
-    [(1.5, {"rolling": False, "update_interval": 8}), (0.05, {"topk_ratio": 0.3})],
-    ids=["aligned", "shorter"],
+    [(1.5, {"update_interval": 8}), (0.05, {"topk_ratio": 0.3})],
+    ids=["longer", "shorter"],
 )
 def test_a_stretchs_evidence_is_of_its_own_knobs_alone(h2d, changes):
-    """Also right after a change, and where windows are aligned and upload once in S steps."""
+    """Also right after a change."""
     truth, start = Truth(h2d=h2d), knobs_at(**changes)
     controller, handle = a_controller(config=start.applied_to(CONFIG))
     Run(truth, controller, knobs=start).take(300)
@@ -157,7 +157,8 @@ def test_when_the_budget_is_spent_what_was_seen_is_weighed_anew_until_a_drift():
     run.truth.constants = {**run.truth.constants, "device": 3.0}
     run.take(100)
     assert controller.rules.drifts == 1
-    assert 0 not in [question.num_trials for question in handle.asked[before:]][:1]
+    after = [q for q in handle.asked[before:] if q.stretches[0].last_step > 400]
+    assert 0 not in [question.num_trials for question in after][:1]
 
 
 def test_where_starting_has_used_the_budget_up_nothing_is_asked_and_it_says_so_once(caplog):
@@ -226,7 +227,7 @@ def test_constraints_are_kept_and_a_contradiction_is_refused_at_once():
     limits = Constraints(largest_staleness=5)
     controller, _ = a_controller(constraints=limits)
     run = Run(Truth(h2d=2.5), controller).take(400)
-    assert all(k.update_interval + k.lag <= 5 for _, k in [(0, HERE), *run.decision_log])
+    assert all(k.update_interval + 1 <= 5 for _, k in [(0, HERE), *run.decision_log])
     with pytest.raises(ConfigError, match="staleness"):
         a_controller(constraints=Constraints(largest_staleness=1))
 

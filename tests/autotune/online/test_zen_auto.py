@@ -240,17 +240,17 @@ def train_decoder(controller, *, num_steps=160, **knobs):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "rolling"),
+    ("ratio", "rule"),
     [
-        (0.05, True),
-        (0.1, False),
-        (0.3, True),
+        (0.05, "exact"),
+        (0.1, "published"),
+        (0.3, "exact"),
         *(pytest.param(*case, marks=pytest.mark.slow)
-          for case in [(0.05, False), (0.1, True), (0.3, False)]),
+          for case in [(0.05, "published"), (0.1, "exact"), (0.3, "published")]),
     ],
 )  # fmt: skip
-def test_windows_are_short_early_in_training_and_longer_once_it_settles(ratio, rolling):
-    intervals, loss, _ = train_decoder(ZenAuto(), topk_ratio=ratio, rolling=rolling)
+def test_windows_are_short_early_in_training_and_longer_once_it_settles(ratio, rule):
+    intervals, loss, _ = train_decoder(ZenAuto(), topk_ratio=ratio, update_rule=rule)
     assert max(intervals[:20]) <= 2
     assert min(intervals[-40:]) >= 4
     assert loss < 3.5  # of log(64) = 4.2 for a guess

@@ -120,7 +120,7 @@ def test_an_interval_holds_the_prediction_and_repeats():
         ([*MODEL], "one of --gpu, --machine and --profile says what the machine is, got none"),
         ([*MODEL, "--hardware", "gh200", "--gpu", "h200"], "got --gpu and --machine"),
         ([*SMALL, "--sequence", "0"], "sequence must be a whole number"),
-        ([*SMALL, "--lag", "9"], "lag must be at most update_interval"),
+        ([*SMALL, "--queue-depth", "0"], "queue_depth must be an integer >= 1"),
         ([*SMALL, "--hardware", "missing.json"], "missing.json"),
     ],
 )

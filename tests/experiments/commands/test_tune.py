@@ -27,7 +27,7 @@ from zenflow.knobs import Knobs
 
 ROOT = Path(__file__).parents[3]
 SIMULATED = ["--model", "qwen2.5-0.5b", "--gpu", "rtx4090", "--batch-size", "2"]
-FEW = [*SIMULATED, "--update-interval", "4", "--lag", "1"]
+FEW = [*SIMULATED, "--update-interval", "4"]
 """The same with fewer settings, whose memory is looked at before anything else."""
 MEASURED = [
     "--backend", "measured", "--model", "own:tiny", "--batch-size", "2", "--sequence", "32",
@@ -163,11 +163,9 @@ def test_every_file_is_there_and_can_be_read(simulated):
 
 def test_a_knob_that_is_given_is_not_searched(tmp_path):
     out = tmp_path / "out"
-    tuned(out, *SIMULATED, "--trials", "8", "--lag", "S", "--topk-ratio", "0.3", "--aligned")
+    tuned(out, *SIMULATED, "--trials", "8", "--queue-depth", "2", "--topk-ratio", "0.3")
     rows = rows_of(out)
     assert {row["topk_ratio"] for row in rows} == {"0.3"}
-    assert {row["rolling"] for row in rows} == {"False"}
-    assert all(row["lag"] == row["update_interval"] for row in rows)
     assert len({row["update_interval"] for row in rows}) > 1
 
 
@@ -267,7 +265,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path, request):
 def test_a_measured_study_trains_and_its_best_can_be_trained_with(tmp_path):
     data, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
     text = tuned(
-        out, *MEASURED, "--data", data, "--trials", "2", "--update-interval", "2", "--lag", "1",
+        out, *MEASURED, "--data", data, "--trials", "2", "--update-interval", "2",
         "--sampler", "random", "--max-grad-norm", "none", "--link-gbps", "0.5,0.25",
     )  # fmt: skip
     assert "Best settings, measured" in text
@@ -296,8 +294,8 @@ def test_a_config_file_says_what_is_measured_and_keeps_what_it_says(tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text(
         f'model = "own:tiny"\ndata = "{data}"\nbatch_size = 2\nsequence = 32\nlr = 1e-3\n'
-        'device = "cpu"\nsteps = 7\n[zenflow]\ntopk_ratio = 0.2\nlag = "S"\n'
-        "update_interval = 1\nhysteresis = 0.3\nrolling = true\n"
+        'device = "cpu"\nsteps = 7\n[zenflow]\ntopk_ratio = 0.2\n'
+        "update_interval = 1\nhysteresis = 0.3\n"
     )
     tuned(out, "--backend", "measured", "--config", config, "--trials", "5", "--lr", "2e-3")
     settings, knobs, best = knobs_of(out / "best.toml")
@@ -312,8 +310,8 @@ def test_needs_of_a_measured_setting_are_known_without_a_run(tmp_path):
         model="own:tiny", data=str(data), batch_size=2, sequence=32, device="cpu"
     )
     backend = MeasuredBackend(settings)
-    small = Knobs(topk_ratio=0.05, update_interval=2, lag=1, rolling=True, select_interval=100)
-    large = Knobs(topk_ratio=0.5, update_interval=2, lag=1, rolling=True, select_interval=100)
+    small = Knobs(topk_ratio=0.05, update_interval=2, select_interval=100)
+    large = Knobs(topk_ratio=0.5, update_interval=2, select_interval=100)
     assert backend.need(small).device_bytes < backend.need(large).device_bytes
     assert backend.need(small).staleness == staleness_of(small) == 3
     assert backend.need(small).captured is None
@@ -324,6 +322,7 @@ def test_needs_of_a_measured_setting_are_known_without_a_run(tmp_path):
     [
         (["--gpu", "rtx4090"], "a simulation needs a model"),
         (SIMULATED[:2], "one of --gpu, --machine and --profile"),
+        ([*FEW, "--update-rule", "published"], "the published rule can't be tuned"),
         ([*FEW, "--sampler", "tpee"], "did you mean 'tpe'"),
         ([*FEW, "--objective", "speed"], "'speed' is unknown"),
         ([*FEW, "--storage", "study.txt"], "write study.journal, or"),

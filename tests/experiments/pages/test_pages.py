@@ -74,11 +74,11 @@ def test_a_text_without_its_marks_is_refused():
 
 
 def test_the_picture_shows_the_windows_of_the_engine():
-    config = ZenFlowConfig(topk_ratio=0.25, update_interval=3, lag=2)
+    config = ZenFlowConfig(topk_ratio=0.25, update_interval=3)
     found = list(windows(config, NUM_STEPS))
     for block in range(NUM_BLOCKS):
         first, *later = [w for w in found if w.block == block]
         assert first.due <= 3
         assert all(w.due - w.opened == 3 for w in later)
-    assert all(w.lands - w.due == 2 for w in found)
+    assert all(w.lands - w.due == 1 for w in found)
     assert PICTURE.is_file()

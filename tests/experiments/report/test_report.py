@@ -238,9 +238,9 @@ def test_a_decision_is_shown_with_what_came_of_it(tmp_path):
 def test_a_change_names_every_knob_that_moved_whatever_its_value(tmp_path):
     write_decisions(write_run(tmp_path / "run", "auto"))
     (decision,) = read_story(tmp_path / "run" / "decisions.jsonl").decisions
-    old = replace(decision.old, lag=None, rolling=True, select_interval=4)
-    new = replace(decision.old, lag=1, rolling=False, select_interval=0)
-    moved = [("lag", "S", 1), ("rolling", True, False), ("select_interval", 4, 0)]
+    old = replace(decision.old, topk_ratio=0.5, select_interval=4)
+    new = replace(decision.old, topk_ratio=0.0, select_interval=0)
+    moved = [("topk_ratio", 0.5, 0.0), ("select_interval", 4, 0)]
     assert changes(replace(decision, old=old, new=new)) == moved
 
 

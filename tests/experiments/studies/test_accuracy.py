@@ -37,7 +37,7 @@ def test_runs_of_a_regime_differ_in_nothing_but_strategy_rate_and_seed():
     for regime in {cell.settings["regime"] for cell in cells}:
         own = [c.work.to_dict() for c in cells if c.settings["regime"] == regime]
         for settings in own:
-            for varied in ("strategy", "knobs", "lr", "seed"):
+            for varied in ("strategy", "knobs", "lr", "seed", "dtype"):
                 del settings[varied]
         assert all(settings == own[0] for settings in own)
 
@@ -67,7 +67,19 @@ def test_a_claim_is_decided_by_the_interval_of_the_excess():
     assert "can't tell" in found[2].note
 
 
-def test_the_record_says_that_from_scratch_zenflow_loses_and_in_fine_tuning_keeps():
+def test_part_of_the_runs_makes_a_page_too():
+    found = [
+        *rows("on_device", (2.0,), 4e-4), *rows("zenflow", (2.1,), 4e-4),
+        *rows("on_device", (2.0,)), *rows("zenflow", (2.1, 2.2)), *rows("other", (2.0,), 2e-3),
+    ]  # fmt: skip
+    data = {"rows": [{**row, "steps": 800} for row in found]}
+    (table,) = STUDY.tables(data)
+    assert [line["lr"] for line in table.rows] == [4e-4, 1e-3]
+    assert len(STUDY.findings(data)) == 2
+    STUDY.draw(data)
+
+
+def test_the_former_rules_record_says_that_from_scratch_it_loses_and_in_fine_tuning_keeps():
     data = needed("accuracy").data(STUDY)
     verdicts = {finding.claim: finding.verdict for finding in STUDY.findings(data)}
 

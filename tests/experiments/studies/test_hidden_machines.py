@@ -25,8 +25,6 @@ pytestmark = pytest.mark.usefixtures("simulated_once")
 TINY = SearchSpace(
     topk_ratios=(0.05, 0.1, 0.5),
     update_intervals=(1, 4),
-    lags=(1,),
-    rollings=(True,),
     select_intervals=(START.select_interval,),
 )
 SMALL = Contest(num_windows=4, num_trials=4, drift_at=2, space=TINY)

@@ -1,17 +1,17 @@
 """The study of what late updates cost: its arithmetic, and the constants that follow from it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.efficiency import FITTED
+from autotune.efficiency import FITTED, DelayCost
 from experiments.lab.finding import Verdict
-from experiments.lab.record import needed
-from experiments.lab.study import Scope
+from experiments.lab.study import Scope, as_json
 from experiments.studies.staleness.fit import Exchange, fit
-from experiments.studies.staleness.formulas import Linear, Measured, Power, residuals, stretch_of
+from experiments.studies.staleness.formulas import Measured, fitted, residuals
 from experiments.studies.staleness.study import STUDY
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -20,11 +20,10 @@ from zenflow.errors import ConfigError
 def costing(formula):
     """Return settings that cost exactly what the formula says."""
     return [
-        Measured(interval, lag, rho, formula.cost(interval, lag, rho))
-        for interval in (1, 2, 4, 16)
-        for lag in (1, 2, 8)
+        Measured(interval, rate, rho, rho * formula.cost(interval, rate))
+        for interval in (4, 16, 32, 64)
+        for rate in (0.4, 1.0, 2.0)
         for rho in (0.4, 0.8)
-        if lag <= interval
     ]
 
 
@@ -61,56 +60,30 @@ def test_a_loss_below_the_devices_is_an_efficiency_above_1():
     assert Exchange(0.1, 0.02, 0.4).share(-0.001) > 1
 
 
-@pytest.mark.parametrize("formula", [Linear(0.01, 0.05), Linear(0.0, 0.1), Linear(0.02, 0.0)])
-def test_linear_costs_give_their_constants_back(formula):
-    found = Linear.fitted(costing(formula))
-    assert (found.a, found.b) == pytest.approx((formula.a, formula.b), abs=1e-9)
+@pytest.mark.parametrize("constants", [(80.0, 3.0, 2.0), (20.0, 1.3, 0.6)])
+def test_costs_give_their_constants_back(constants):
+    names = ("interval", "power", "rate_power")
+    found = fitted(costing(DelayCost(**dict(zip(names, constants, strict=True)))))
+    assert (found.interval, found.power, found.rate_power) == pytest.approx(constants, rel=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(4.0, 2.0), (0.5, 1.3)])
-def test_power_costs_give_their_constants_back_with_one_shape_for_all(shape):
-    low, high = Power(0.0004, *shape), Power(0.002, *shape)
-    for formula, found in zip(
-        (low, high), Power.fitted([costing(low), costing(high)]), strict=True
-    ):
-        assert (found.c, found.d, found.p) == pytest.approx((formula.c, *shape), rel=1e-3)
-
-
-def test_what_windows_that_end_together_count_is_found_whatever_the_rate():
-    formulas = [Power(0.0004, 4.0, 2.0), Power(0.002, 4.0, 2.0)]
-    measured = [
-        [Measured(s, lag, 0.7, f.cost(s, lag, 0.7, 2.5)) for s, lag in ((4, 1), (4, 4), (8, 1))]
-        for f in formulas
-    ]
-    assert stretch_of(formulas, measured) == pytest.approx(2.5, rel=1e-3)
-    assert stretch_of(formulas, [measured[0], []]) == pytest.approx(2.5, rel=1e-3)
-
-
-def test_no_constant_is_negative_even_where_longer_windows_cost_less():
-    settings = [Measured(s, 1, 0.5, 0.1 / s) for s in (1, 2, 4, 8)]
-    linear, power = Linear.fitted(settings), Power.fitted([settings])[0]
-    assert linear.a == 0
-    assert linear.b > 0
-    assert min(power.c, power.d, power.p) >= 0
-    free = [Measured(s, 1, 0.5, -0.01) for s in (1, 2, 4)]
-    assert Linear.fitted(free) == Linear(0, 0)
-    assert Power.fitted([free])[0].c == 0
+def test_where_nothing_costs_anything_the_interval_is_endless():
+    found = fitted([Measured(s, 1.0, 0.5, -0.01) for s in (4, 16, 64)])
+    assert found.interval == math.inf
+    assert found.cost(64) == 0
 
 
 def test_constants_have_the_least_squared_residuals():
-    found = (1, 1, 0.02), (4, 1, 0.05), (4, 4, 0.2), (16, 1, 0.4), (16, 8, 0.9)
-    settings = [Measured(interval, lag, 0.7, cost) for interval, lag, cost in found]
+    places = ((4, 1.0, 0.0), (16, 1.0, 0.02), (64, 1.0, 0.3), (16, 2.0, 0.1), (64, 2.0, 0.9))
+    settings = [Measured(interval, rate, 0.7, cost) for interval, rate, cost in places]
 
     def error(formula):
         return sum(left**2 for left in residuals(formula, settings))
 
-    best = Linear.fitted(settings)
-    power = Power.fitted([settings])[0]
-    for step in (0.99, 1.01):
-        assert error(Linear(best.a * step, best.b)) > error(best)
-        assert error(Linear(best.a, best.b * step)) > error(best)
-        assert error(Power(power.c * step, power.d, power.p)) > error(power)
-        assert error(Power(power.c, power.d, power.p * step)) > error(power)
+    best = fitted(settings)
+    for name in ("interval", "power", "rate_power"):
+        for step in (0.99, 1.01):
+            assert error(replace(best, **{name: getattr(best, name) * step})) > error(best)
 
 
 def study_rows():
@@ -121,41 +94,35 @@ def study_rows():
     ]
     # Seed 1's losses lie 1 higher, the device's and the offloaded one's alike.
     rows += [row(400, 2.1, update_interval=8), row(400, 3.0, seed=1, update_interval=8)]
-    return [*rows, row(400, 2.4, update_interval=8, rolling=False)]
+    return [*rows, row(400, 2.05, update_interval=32)]
 
 
 def test_a_run_is_compared_with_the_whole_run_on_the_device_of_its_own_seed_and_rate():
-    rolling, aligned = fit(study_rows())["settings"]
-    assert rolling["excess"] == pytest.approx((2.1 / 2 - 1) / 2)
-    assert rolling["seeds"] == (0, 1)
-    assert rolling["rho"] == pytest.approx(0.75)
-    assert rolling["efficiencies"][1] == pytest.approx(1)
-    assert aligned["excess"] == pytest.approx(0.2)
+    short, long = fit(study_rows())["settings"]
+    assert short["excess"] == pytest.approx((2.1 / 2 - 1) / 2)
+    assert short["seeds"] == (0, 1)
+    assert short["rho"] == pytest.approx(0.75)
+    assert short["efficiencies"][1] == pytest.approx(1)
+    assert long["excess"] == pytest.approx(0.025)
     other_rate = [dict(r, lr=3e-4, eval_loss=5 * r["eval_loss"]) for r in study_rows()]
     both = fit(study_rows() + other_rate)
-    assert both["settings"][0] == rolling
-    assert both["fits"]["0.001"]["linear"] == fit(study_rows())["fits"]["0.001"]["linear"]
-    assert both["chosen"]["lr"] == 1e-3
+    assert both["settings"][0]["excess"] == short["excess"]
+    assert both["fit"]["best_lr"] == 1e-3
 
 
-def test_constants_come_from_rolling_windows_and_the_default_selection_alone():
-    alone = study_rows()[:-1]
-    others = [
-        row(400, 2.08, update_interval=8, rolling=False),
-        row(400, 2.05, update_interval=8, select_interval=25),
-    ]
-    assert fit(alone + others)["fits"] == fit(alone)["fits"]
-    assert fit(alone)["chosen"]["aligned_stretch"] is None
-    assert fit(alone + others[:1])["chosen"]["aligned_stretch"] > 1
-    assert fit(alone + others[1:])["chosen"]["aligned_stretch"] is None
-    rolling = row(400, 2.04, update_interval=16)
-    assert fit([*alone, rolling])["fits"] != fit(alone)["fits"]
-    rolling["eval_loss"] = 2.9
-    assert fit([*alone, rolling])["fits"] == fit(alone)["fits"], "too costly to be fitted"
+def test_what_is_too_costly_is_not_fitted():
+    known = fit(study_rows())["fit"]
+    other = row(400, 2.04, update_interval=16)
+    assert fit([*study_rows(), other])["fit"] != known
+    assert fit([*study_rows(), {**other, "eval_loss": 2.9}])["fit"] == known
+
+
+def test_a_rate_without_runs_on_the_device_is_left_out():
+    assert fit([*study_rows(), row(400, 2.0, lr=3e-4)]) == fit(study_rows())
 
 
 def test_missing_runs_are_named():
-    with pytest.raises(ConfigError, match=r"learning rate 0\.001 none was trained"):
+    with pytest.raises(ConfigError, match="none was trained"):
         fit([r for r in study_rows() if r["config"]["topk_ratio"] == 1])
 
 
@@ -167,11 +134,17 @@ def test_runs_differ_in_nothing_but_what_is_studied():
         for varied in ("strategy", "knobs", "lr", "seed", "steps"):
             del settings[varied]
     assert all(settings == left[0] for settings in left)
-    assert {c.work.steps for c in cells if c.work.strategy == "zenflow"} == {400}
+    assert {c.work.steps for c in cells if c.work.strategy == "zenflow"} == {800}
 
 
-def test_the_tuner_counts_delays_as_the_newest_record_has_them():
-    findings = needed("staleness").findings
-    assert len(findings) == 4
-    assert all(finding.verdict is Verdict.HOLDS for finding in findings)
-    assert findings[0].published == FITTED.scale
+def test_a_record_says_whether_the_tuner_counts_delays_as_it_has_them():
+    data = {"fit": {"interval": FITTED.interval, "power": 1.0, "rate_power": FITTED.rate_power}}
+    verdicts = [finding.verdict for finding in STUDY.findings(data)]
+    assert verdicts == [Verdict.HOLDS, Verdict.FAILS, Verdict.HOLDS]
+
+
+def test_the_picture_and_the_page_stand_without_any_cost():
+    found = fit([r for r in study_rows() if r["config"]["update_interval"] != 8 or r["seed"] == 1])
+    data = as_json({**found, "shorter": []})
+    STUDY.draw(data)
+    assert "rho" in STUDY.about(data)

@@ -28,7 +28,7 @@ def rows(*, stall=6.0, remaining=0.5, loss=2.01, rolling=(1.0, 1.05), aligned=(1
             },
             "seconds_by_position": list(places.get(variant, (1.0, 1.0))),
         }
-        for variant in (*COMPARED, ALIGNED)
+        for variant in COMPARED
     ]
 
 

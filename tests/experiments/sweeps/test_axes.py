@@ -39,7 +39,7 @@ def test_a_factors_range_begins_at_lo_and_ends_at_hi(low, factor, count):
 def test_decimals_are_what_they_are_written_as():
     assert parse_axis("k=0:0.3:0.1").values == (0.0, 0.1, 0.2, 0.3)
     assert parse_axis("S=1:10:x1.5").values == (1, 2, 3, 5, 8)
-    assert parse_axis("lag=1,S,2,1").values == (1, "S", 2)
+    assert parse_axis("S=1,8,2,1").values == (1, 8, 2)
 
 
 def test_names_are_spelt_as_the_table_spells_them():
@@ -56,7 +56,7 @@ def test_names_are_spelt_as_the_table_spells_them():
         ("link=25", "nearest|known are"),
         ("strategy=zenflw", "did you mean 'zenflow'"),
         ("S=0", "integer >= 1"),
-        ("prediction=0,1", "nothing to vary"),
+        ("hysteresis=0,1", "nothing to vary"),
         ("S=1.5", "1.5"),
         ("k=1.5", "share"),
         ("dram=-5", "positive"),
@@ -70,7 +70,7 @@ def test_names_are_spelt_as_the_table_spells_them():
         ("dram=0:2:x2", "never ends"),
         ("dram=1:1e9:1e-3", "more than"),
         ("model=llama2", "llama-2-7b"),
-        ("deferred_moments=step,windo", "window"),
+        ("update_rule=exact,publish", "published"),
     ],
 )
 def test_a_wrong_axis_is_refused_with_its_remedy(text, said):
@@ -93,8 +93,8 @@ def test_every_axis_moves_the_machine_or_the_work():
         "model": "mini", "gpu": "h100", "machine": "dgx-a100-40", "host": "epyc-9654",
         "link": "pcie3-x16", "fabric": "nvlink3", "nvme": "none", "dtype": "float32",
         "checkpointing": "yes", "strategy": "zero_offload", "k": "0.3", "topk_ratio": "0.3",
-        "S": "8", "update_interval": "8", "lag": "S", "rolling": "no", "overlap_step": "no",
-        "deferred_moments": "window", "select_interval": "7", "min_split_elements": "5000",
+        "S": "8", "update_interval": "8", "queue_depth": "2", "overlap_step": "no",
+        "update_rule": "published", "select_interval": "7", "min_split_elements": "5000",
         "block_elements": "4096",
         "duplex": "0.5",
     }  # fmt: skip

@@ -90,13 +90,14 @@ def test_a_point_is_what_simulate_says(tmp_path):
 
 def test_what_does_not_fit_or_go_together_is_a_row_with_a_reason():
     sweep = Sweep(
-        axes=parse_axes(["model=tiny,llama-2-70b", "lag=1,8"]), request=Request(gpu="rtx4090")
+        axes=parse_axes(["model=tiny,llama-2-70b", "gpu=rtx4090,v100-pcie"]),
+        request=Request(dtype="bfloat16"),
     )
     rows = all_rows(sweep)
     assert [rows[index]["status"] for index in range(4)] == [
         "ok", "invalid", "does not fit", "invalid",
     ]  # fmt: skip
-    assert "lag" in rows[1]["reason"]
+    assert "no machine of the table holds 1 v100-pcie" in rows[1]["reason"]
     assert "device memory: needs" in rows[2]["reason"]
     table = table_of(sweep, rows)
     assert table["step_seconds"].notna().tolist() == [True, False, False, False]
@@ -105,7 +106,7 @@ def test_what_does_not_fit_or_go_together_is_a_row_with_a_reason():
 def test_a_sweep_without_any_sense_is_refused_before_it_begins(tmp_path):
     for words, said in (
         (["--gpu", "rtx9999", "--vary", "S=1,2"], "rtx5090"),
-        ([*CARD, "--vary", "lag=8,9"], "lag"),
+        ([*CARD, "--vary", "S=0,9"], "integer >= 1"),
         ([*CARD, "--host", "epyc-7742", "--vary", "host=epyc-9654"], "given and varied"),
         ([*CARD, "--update-interval", "2", "--vary", "S=1,2"], "given and varied"),
         ([*CARD, "--vary", "gpu=h100"], "given and varied"),

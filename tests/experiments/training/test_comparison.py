@@ -249,8 +249,10 @@ def test_last_steps_are_cut_where_the_device_starts_them():
 
 def test_comparison_with_settings_of_one_strategy_only(tmp_path, blank_pictures):
     text = write_text(tmp_path / "a.txt")
-    out = trained(tmp_path / "r", "--compare", *FAST, "--data", text, "--steps", "3", "--lag", "2")
-    lags = {
-        s: json.loads((out / s / "config.json").read_text())["config"]["lag"] for s in COMPARED
+    flags = ["--compare", *FAST, "--data", text, "--steps", "3", "--queue-depth", "2"]
+    out = trained(tmp_path / "r", *flags)
+    depths = {
+        s: json.loads((out / s / "config.json").read_text())["config"]["queue_depth"]
+        for s in COMPARED
     }
-    assert lags == {"on_device": 1, "zero_offload": None, "zenflow_paper": None, "zenflow": 2}
+    assert depths == {**dict.fromkeys(COMPARED), "zenflow": 2}

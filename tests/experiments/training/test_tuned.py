@@ -42,8 +42,8 @@ def text(tmp_path, blank_pictures):
         (["--topk-ratio", "0.2"], ["topk_ratio is what controller 'both' chooses", "0.2",
                                    "--smallest-captured"]),
         (["--update-interval", "2"], ["leave it out, or bound it with --largest-staleness"]),
-        (["--lag", "2"], ["lag is what", "--largest-staleness"]),
-        (["--aligned"], ["rolling is what controller 'both' chooses", "leave it out"]),
+        (["--update-rule", "published"], ["under the exact rule alone", "strategy 'zenflow'"]),
+        (["--strategy", "zenflow_paper"], ["under the exact rule alone", "zen-auto"]),
         (["--select-interval", "9", "--select-strategy", "step"], ["breaks 2 rules"]),
         (["--strategy", "on_device"], ["tunes zenflow and zenflow_paper", "'on_device'"]),
         (["--controller", "zen-auto"], ["--auto is --controller both", "leave one"]),
@@ -75,10 +75,10 @@ def test_bounds_without_the_twin_are_refused(tmp_path, flags, word):
 
 
 def test_zen_auto_chooses_s_alone_and_starts_at_one():
-    given = {"topk_ratio": 0.3, "rolling": False, "select_interval": 7}
+    given = {"topk_ratio": 0.3, "update_rule": "published", "select_interval": 7}
     assert set(CHOSEN_KNOBS["zen-auto"]) == {"update_interval"}
     config = TrainSettings(controller="zen-auto", knobs=given).config(None)
-    assert (config.update_interval, config.topk_ratio, config.rolling) == (1, 0.3, False)
+    assert (config.update_interval, config.topk_ratio, config.is_exact) == (1, 0.3, False)
     assert TrainSettings(controller="both").config(None) == TrainSettings().config(None)
 
 
@@ -208,7 +208,7 @@ def test_a_tuned_run_starts_within_its_bounds_and_says_if_it_can_not(tmp_path, t
     flags = [*FAST, "--data", text, "--auto", "--steps", "4"]
     out = trained(tmp_path / "run", *flags, "--largest-staleness", "3")
     start = read_header(out / "decisions.jsonl").knobs
-    assert start.update_interval + start.lag <= 3
+    assert start.update_interval + 1 <= 3
     assert json.loads((out / "config.json").read_text())["config"]["update_interval"] == 2
     ended(0, "--resume", out, "--steps", "6")
     assert read_header(out / "decisions.jsonl").knobs == start

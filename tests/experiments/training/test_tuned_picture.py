@@ -78,10 +78,9 @@ def test_stalled_shares_are_of_seconds_and_cover_every_step():
 def test_the_picture_shows_decisions_measurement_and_prediction():
     series = tuning_series(decided(*windows()), ROWS)
     held, ratio, seconds, errors, stalled = draw_tuning(series).axes
-    drawn, lag = held.get_lines()[:2]
+    drawn = held.get_lines()[0]
     assert list(drawn.get_xdata()) == [0.5, 5.5, 12.5, 20.5]
     assert list(drawn.get_ydata()) == [4, 8, 8, 8]
-    assert list(lag.get_ydata()) == [1, 1, 8, 8]  # None is S
     assert list(ratio.get_lines()[0].get_ydata()) == [0.1, 0.1, 0.2, 0.2]
     labels = [text.get_text() for text in seconds.get_legend().get_texts()]
     assert labels == ["each step", "measured", "predicted"]
