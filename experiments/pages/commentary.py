@@ -21,6 +21,8 @@ class Section:
     command: str
     file: str = README
     """File of the record that is shown below the text."""
+    is_former: bool = False
+    """Whether the record is of the update rule before the exact one."""
     text: str
 
     @property
@@ -37,6 +39,7 @@ SECTIONS: Sequence[Section] = (
         record="stall_and_loss",
         kind="emulated",
         command="zenflow study stall_and_loss",
+        is_former=True,
         text="""\
 Two cores of a virtual machine play device and host, over an emulated link of 68.8 MB/s each way.
 A decoder of 836,992 parameters goes on learning Python's own source, 500 steps from a common
@@ -53,6 +56,7 @@ start.
         record="accuracy",
         kind="measured",
         command="zenflow study accuracy",
+        is_former=True,
         text="""\
 One small model and one kind of text; larger ones are to come.
 
@@ -69,6 +73,7 @@ One small model and one kind of text; larger ones are to come.
         record="update_rule",
         kind="measured",
         command="zenflow study update_rule",
+        is_former=True,
         text="""\
 - In fine-tuning at 1e-3 the published rule's loss is 4.06% above the device's. A linear rate alone
   makes it 8.47%, a lag of 1 then 3.19%, rolling windows 3.11%, prediction 1.50%, moments of every
@@ -84,6 +89,7 @@ One small model and one kind of text; larger ones are to come.
         record="staleness",
         kind="measured",
         command="zenflow study staleness",
+        is_former=True,
         text="""\
 In steps of AdamW: *efficiency* is the share of its steps with which the device alone reaches the
 same held-out loss.
@@ -101,6 +107,7 @@ The tuner weighs speed against this.
         record="sst2",
         kind="measured",
         command="zenflow study sst2",
+        is_former=True,
         text="""\
 A pretrained encoder learns the sentiment of 2560 sentences (SST-2) in 3 epochs: 240 steps.
 
@@ -115,6 +122,7 @@ A pretrained encoder learns the sentiment of 2560 sentences (SST-2) in 3 epochs:
         record="hidden_machines",
         kind="simulated",
         command="zenflow study hidden_machines",
+        is_former=True,
         text="""\
 30 simulated machines differ from what the tuner's simulator says: in their constants, in kinds of
 contention that it does not have, and in steps with heavy tails.
@@ -132,6 +140,7 @@ contention that it does not have, and in steps with heavy tails.
         record="tuned_goodput",
         kind="emulated",
         command="zenflow study tuned_goodput",
+        is_former=True,
         text="""\
 Runs of 2,400 steps, less than three minutes each, with everything that tuning costs. They take
 turns with the best of 70 fixed settings and with the defaults, over links of 58, 115 and
@@ -151,6 +160,7 @@ turns with the best of 70 fixed settings and with the defaults, over links of 58
         record="tuned_loss",
         kind="emulated",
         command="zenflow study tuned_loss",
+        is_former=True,
         text="""\
 After 2000 tuned steps over the slow link, held-out loss is within 0.01% of `on_device`'s, seed by
 seed. The runs took 4 to 12 decisions each, and ended at k = 0.3 or 0.5.
@@ -185,6 +195,7 @@ moves it.
         kind="measured",
         command="make bench",
         file="host_update.txt",
+        is_former=True,
         text="""\
 Two cores and 64M parameters (67108864), on an AMD EPYC.
 
@@ -204,6 +215,7 @@ On a busy machine single runs were far below these numbers.
         kind="measured",
         command="make bench",
         file="step_overhead.txt",
+        is_former=True,
         text="""\
 With the host idle, beside torch's foreach AdamW on the same tensors:
 

@@ -39,8 +39,8 @@ a CPU, over a link whose copies really take their time. *Simulated* is predicted
 More: [on a GPU](gpu.md), [validation](validation.md) of predictions, and the
 [reproduction](reproduction.md) of the paper's figures.
 """
-FORMER = "**Of a former update rule**: the study is to be made anew."
-"""What stands beside a record that is not of its study's revision."""
+FORMER = "**Of the former update rule**, before the exact one: it is to be made anew."
+"""What stands beside such a record."""
 _FIRST_RUN = "first-run"
 _HEADLINES = "headlines"
 
@@ -114,7 +114,7 @@ def _section(section: Section) -> Iterator[str]:
     yield ""
     yield f"*{section.kind.capitalize()}.* `{section.command}`, record [{folder.name}]({link})."
     yield ""
-    if section.file == PAGE and not needed(section.record).is_of(catalogue.load(section.record)):
+    if section.is_former:
         yield from (FORMER, "")
     yield section.text
     shown = (folder / section.file).read_text(encoding="utf-8").strip()

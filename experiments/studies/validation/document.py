@@ -3,11 +3,12 @@
 ``python -m experiments.studies.validation.document`` writes it.
 
 A record keeps what was measured. When the simulator changes, so do the predictions: this makes
-its table and picture again as well.
+its table and picture again as well. One of the former update rule keeps its own.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from experiments.studies.published.study import AIM, COLUMNS, milliseconds
 from experiments.studies.validation.study import (
     PROFILE,
     RECORD,
+    TABLE,
     errors_of,
+    is_former,
     read_record,
     validate,
 )
@@ -60,14 +63,19 @@ def document(results: Path = RESULTS) -> str:
 def validations(results: Path = RESULTS) -> list[Path]:
     """Return the validations that the document shows: the newest of each kind of device."""
     found = (_newest_on(results, is_cpu=is_cpu) for is_cpu in (True, False))
-    return [folder for folder in found if folder is not None]
+    return [folder for folder in found if folder is not None and not is_former(folder)]
 
 
 def _newest_on(results: Path, *, is_cpu: bool) -> Path | None:
     """Return the newest validation whose device is a CPU, or is none."""
     folders = sorted(path.parent for path in results.glob(f"*_validation_*/{RECORD}"))
-    chosen = [f for f in folders if read_profile(f / PROFILE).device.is_cpu == is_cpu]
+    chosen = [f for f in folders if _is_on_cpu(f) == is_cpu]
     return chosen[-1] if chosen else None
+
+
+def _is_on_cpu(folder: Path) -> bool:
+    profile = json.loads((folder / PROFILE).read_text(encoding="utf-8"))
+    return bool(profile["device"]["is_cpu"])
 
 
 def _published(found: Record | None) -> list[str]:
@@ -155,6 +163,13 @@ def _own(folder: Path | None) -> list[str]:
 
 
 def _runs(folder: Path) -> list[str]:
+    if is_former(folder):
+        table = (folder / TABLE).read_text(encoding="utf-8").splitlines()
+        return [
+            "**Of the former update rule**, before the exact one: it is to be made anew.",
+            "",
+            *("```text", *table, "```"),
+        ]
     runs = validate(read_profile(folder / PROFILE), read_record(folder))
     rows = [
         {

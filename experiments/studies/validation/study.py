@@ -21,7 +21,7 @@ PROFILE = "profile.json"
 TABLE = "table.txt"
 PICTURE = "errors.png"
 LANES = ("device", "d2h", "h2d", "host")
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +172,11 @@ def record_of(
         ],
         **provenance,
     }
+
+
+def is_former(folder: Path) -> bool:
+    """Return whether a record is of the former update rule: nothing can be predicted of it."""
+    return bool(json.loads((folder / RECORD).read_text(encoding="utf-8"))["format"] < _FORMAT)
 
 
 def read_record(folder: Path) -> list[tuple[Observation, float]]:

@@ -62,10 +62,10 @@ def test_it_is_said_that_a_run_never_came_back(data):
     assert "within 5% of the new best in none of the windows" in STUDY.about(late)
 
 
-def test_the_grid_has_more_than_60_settings_each_once_and_changes_k_seldom():
+def test_the_grid_has_35_settings_each_once_and_changes_k_seldom():
     for seed in range(3):
         grid = grid_of(seed)
-        assert len(set(grid)) == len(grid) >= 60
+        assert len(set(grid)) == len(grid) == 35
         changes = sum(a.topk_ratio != b.topk_ratio for a, b in itertools.pairwise(grid))
         assert changes == 4
 

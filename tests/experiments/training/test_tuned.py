@@ -127,11 +127,14 @@ def test_a_number_in_deepspeeds_file_or_on_the_command_line_is_no_controllers(tm
 
 
 def test_auto_takes_what_deepspeeds_file_leaves_open_and_no_more(tmp_path):
+    tuned = {"controller": "both", "strategy": "zenflow"}
     path = deepspeed(tmp_path / "ds.json", overlap_step=True)
-    assert settled(path, flags={"controller": "both"}).knobs == {}
+    assert settled(path, flags=tuned).knobs == {}
+    with pytest.raises(ConfigError, match="under the exact rule alone: use strategy 'zenflow'"):
+        settled(path, flags={"controller": "both"})
     path = deepspeed(tmp_path / "ds.json", overlap_step=True, topk_ratio=0.05)
     with pytest.raises(ConfigError, match="topk_ratio is what controller 'both' chooses"):
-        settled(path, flags={"controller": "both"})
+        settled(path, flags=tuned)
 
 
 def test_our_own_files_may_say_auto_too(tmp_path):
