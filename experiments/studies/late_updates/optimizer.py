@@ -1,0 +1,192 @@
+"""An optimizer under one of the rules: AdamW on most of a model, late AdamW on deferred columns.
+
+Blocks, phases and important columns are those of the engine, by its own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from experiments.studies.late_updates.rules import BLOCKS, Block, Rule
+from zenflow.config import ZenFlowConfig
+from zenflow.rule.adamw import Hyper
+from zenflow.rule.blocks import assign_phases, partition
+from zenflow.rule.importance import select_columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Parameters with one weight decay."""
+
+    params: Sequence[nn.Parameter]
+    """Parameters in the order of the model."""
+    weight_decay: float
+    """Decoupled decay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypers:
+    """AdamW's settings that all groups share."""
+
+    betas: tuple[float, float]
+    """Decay rates of the two moments."""
+    eps: float
+    """Addend of the denominator."""
+
+    def at(self, lr: float, weight_decay: float) -> Hyper:
+        """Return a group's settings at a learning rate."""
+        return Hyper(lr, *self.betas, self.eps, weight_decay)
+
+
+@dataclass(slots=True)
+class _Part:
+    """A block with where its gradient is found."""
+
+    block: Block
+    param: nn.Parameter
+    columns: slice
+    weight_decay: float
+    is_split: bool
+
+    def grad(self) -> Tensor:
+        """Return the block's gradient as a matrix."""
+        assert self.param.grad is not None
+        return _matrix(self.param.grad)[:, self.columns]
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.view(len(tensor), -1) if tensor.ndim > 1 else tensor.view(1, -1)
+
+
+class LateOptimizer:
+    """Takes steps under a rule.
+
+    Attributes:
+        t: Number of steps taken.
+        parts: All blocks, those of split parameters first, in backward's order.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], rule: Rule | None, config: ZenFlowConfig, hypers: Hypers
+    ) -> None:
+        """Cut matrices into blocks.
+
+        Args:
+            groups: All parameters.
+            rule: Rule of the deferred columns; None is AdamW everywhere.
+            config: Share and choice of important columns, and the size of blocks.
+            hypers: AdamW's settings.
+        """
+        self._rule, self._config, self._hypers = rule, config, hypers
+        self.t, self._clip = 0, 1.0
+        members = [(param, group.weight_decay) for group in groups for param in group.params]
+        split = [
+            (param, decay)
+            for param, decay in members
+            if rule is not None and param.ndim > 1 and param.numel() >= config.min_split_elements
+        ]
+        known = {id(param) for param, _ in split}
+        self.parts = self._split_parts(split) + [
+            self._resident(param, decay) for param, decay in members if id(param) not in known
+        ]
+
+    def _split_parts(self, split: Sequence[tuple[nn.Parameter, float]]) -> list[_Part]:
+        if self._rule is None:
+            return []
+        config, rule = self._config, self._rule
+        matrices = [_matrix(param.detach()) for param, _ in split]
+        shapes = partition(
+            [(matrix.shape[0], matrix.shape[1]) for matrix in matrices],
+            topk_ratio=config.topk_ratio,
+            update_interval=rule.interval,
+            block_elements=config.block_elements,
+        )
+        loads, buckets = [s.deferred_elements for s in shapes], [s.bucket for s in shapes]
+        phases = [rule.interval] * len(shapes)
+        if rule.rolling:
+            phases = assign_phases(loads, buckets, rule.interval)
+        parts = []
+        for shape, phase in zip(shapes, phases, strict=True):
+            columns = slice(shape.first, shape.first + shape.num_columns)
+            block = BLOCKS[rule.kind](
+                matrices[shape.matrix][:, columns], rule, shape.num_important
+            )
+            block.due = phase
+            parts.append(
+                _Part(block, split[shape.matrix][0], columns, split[shape.matrix][1], True)
+            )
+        return parts
+
+    def _resident(self, param: nn.Parameter, weight_decay: float) -> _Part:
+        """Return a parameter without deferred columns, which is AdamW's under any rule."""
+        matrix = _matrix(param.detach())
+        block = BLOCKS["former"](matrix, Rule(name="AdamW", kind="former"), matrix.shape[1])
+        return _Part(block, param, slice(None), weight_decay, False)
+
+    @torch.no_grad()
+    def step(self, lr: float, max_norm: float | None) -> None:
+        """Take a step with the parameters' gradients, clipped by their global norm."""
+        self.t += 1
+        pairs = []
+        for part in self.parts:
+            grad, hyper = part.grad(), self._hypers.at(lr, part.weight_decay)
+            energy = grad.square().sum(0)
+            part.block.device(self.t, grad, energy, self._clip, hyper)
+            pairs.append((part, grad, energy, hyper))
+        if max_norm is not None:
+            norm = float(torch.stack([energy.sum() for _, _, energy, _ in pairs]).sum().sqrt())
+            self._clip = min(1.0, max_norm / (norm + 1e-6))
+        for part, grad, energy, hyper in pairs:
+            self._host_part(part, grad, energy, hyper)
+
+    def _host_part(self, part: _Part, grad: Tensor, energy: Tensor, hyper: Hyper) -> None:
+        t, block, decay = self.t, part.block, self._config.importance_decay
+        block.score = decay * block.score + (1 - decay) * energy
+        block.length += 1
+        block.host(t, grad, energy, self._clip, hyper)
+        block.show_important()
+        if part.is_split and t == block.due:
+            block.close(t, hyper)
+            if self._selects(t, block):
+                self._select(block)
+            block.land, block.due, block.length = t + block.rule.lag, t + block.rule.interval, 0
+            if block.rule.lag == 0:
+                block.show(~block.important)
+            block.show_important()  # those chosen just now too
+
+    def _selects(self, t: int, block: Block) -> bool:
+        """Whether a selection was asked for since the block's last boundary."""
+        every = self._config.select_interval_steps or 10**9
+        first = t - block.length + 1
+        return first <= 1 or any((step - 1) % every == 0 for step in range(first, t + 1))
+
+    def _select(self, block: Block) -> None:
+        """Choose important columns anew; one that moves shows its master, not a prediction."""
+        chosen = select_columns(block.score, block.important, block.count, self._config.hysteresis)
+        block.upload = torch.where(chosen == block.important, block.upload, block.master)
+        block.important = chosen
+
+    @contextmanager
+    def true_weights(self) -> Iterator[None]:
+        """Show the masters for as long as the context is open."""
+        shown = [part.block.weight.clone() for part in self.parts]
+        for part in self.parts:
+            part.block.weight.copy_(part.block.master)
+        try:
+            yield
+        finally:
+            for part, weight in zip(self.parts, shown, strict=True):
+                part.block.weight.copy_(weight)
+
+    def deferred_count(self) -> int:
+        """Return the number of elements that are late."""
+        return sum(
+            int((~part.block.important).sum()) * len(part.block.weight)
+            for part in self.parts
+            if part.is_split
+        )

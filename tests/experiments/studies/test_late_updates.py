@@ -1,0 +1,167 @@
+"""Rules for late updates: their limits, and the rules that they are compared with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
+from experiments.studies.late_updates.rules import Rule, ahead, mean_ahead, mean_share
+from tests.reference import Reference
+from zenflow.config import ZenFlowConfig
+
+BETAS, EPS, DECAY, LR = (0.9, 0.95), 1e-8, 0.1, 1e-2
+MOST_NORM = 2.0
+"""About every second step's gradients are longer and are clipped."""
+STEPS = 14
+FORMER = Rule(name="former", kind="former")
+PUBLISHED = Rule(name="published", kind="published", lag=4, rolling=False)
+LATE = Rule(name="late")
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 20, bias=False), nn.Tanh(), nn.Linear(20, 6))
+
+
+def make_grads(model, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        [torch.randn(p.shape, generator=generator) * 0.1 for p in model.parameters()]
+        for _ in range(STEPS)
+    ]
+
+
+def config_of(**changes):
+    known = {"min_split_elements": 64, "topk_ratio": 0.25, "select_interval": 6}
+    return ZenFlowConfig(**{**known, "block_elements": 80, **changes})
+
+
+def groups_of(model, decay=DECAY):
+    params = list(model.parameters())
+    return [([p for p in params if p.ndim > 1], decay), ([p for p in params if p.ndim < 2], 0.0)]
+
+
+def rate(step):
+    return LR * (1 + step % 3)
+
+
+def trained(rule, config, grads=None, *, true=False, rate=rate, decay=DECAY):
+    """Return the weights after each step."""
+    model = make_model()
+    groups = [Group(params=params, weight_decay=own) for params, own in groups_of(model, decay)]
+    optimizer = LateOptimizer(groups, rule, config, Hypers(betas=BETAS, eps=EPS))
+    found = []
+    for step, own in enumerate(grads or make_grads(model)):
+        for param, grad in zip(model.parameters(), own, strict=True):
+            param.grad = grad.clone()
+        optimizer.step(rate(step), MOST_NORM)
+        if true:
+            with optimizer.true_weights():
+                found.append([p.detach().clone() for p in model.parameters()])
+        else:
+            found.append([p.detach().clone() for p in model.parameters()])
+    return found
+
+
+def torch_trained():
+    """Return the weights after each step of torch.optim.AdamW."""
+    model = make_model()
+    groups = [{"params": ps, "weight_decay": decay} for ps, decay in groups_of(model)]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    found = []
+    for step, own in enumerate(make_grads(model)):
+        for param, grad in zip(model.parameters(), own, strict=True):
+            param.grad = grad.clone()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MOST_NORM)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+        found.append([p.detach().clone() for p in model.parameters()])
+    return found
+
+
+def assert_same(found, expected, tolerance=2e-6):
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(
+                one, other, rtol=tolerance, atol=tolerance, msg=f"step {step}"
+            )
+
+
+def test_without_deferred_columns_it_is_adamw_of_torch():
+    assert_same(trained(None, config_of()), torch_trained())
+
+
+@pytest.mark.parametrize("interval", [1, 3, 4])
+@pytest.mark.parametrize("fresh", ["none", "column", "factored"])
+def test_the_masters_of_a_late_rule_are_adamw_s_in_every_step(interval, fresh):
+    rule = Rule(name="late", interval=interval, fresh=fresh)
+    found = trained(rule, config_of(update_interval=interval), true=True)
+    assert_same(found, torch_trained())
+
+
+def test_without_delay_and_with_windows_of_one_step_forward_sees_adamw_s_weights():
+    rule = Rule(name="no overlap", interval=1, lag=0)
+    assert_same(trained(rule, config_of(update_interval=1)), torch_trained())
+
+
+def referred(config, grads):
+    model = make_model()
+    groups = [
+        {"params": ps, "weight_decay": decay, "lr": LR, "betas": BETAS, "eps": EPS}
+        for ps, decay in groups_of(model)
+    ]
+    reference = Reference(groups, config, max_norm=MOST_NORM)
+    order = [p for ps, _ in groups_of(model) for p in ps]
+    places = [next(i for i, p in enumerate(model.parameters()) if p is q) for q in order]
+    found = []
+    for step, own in enumerate(grads):
+        for group in groups:
+            group["lr"] = rate(step)
+        reference.step([own[place] for place in places])
+        weights = dict(zip(places, reference.weights, strict=True))
+        found.append([weights[i].clone() for i in range(len(weights))])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "preset"),
+    [(FORMER, "zenflow"), (PUBLISHED, "zenflow_paper")],
+    ids=["former", "paper"],
+)
+def test_the_rules_compared_with_are_those_of_the_reference(rule, preset):
+    plain = config_of().to_dict()
+    kept = ("min_split_elements", "topk_ratio", "select_interval", "block_elements")
+    config = ZenFlowConfig.preset(preset, **{name: plain[name] for name in kept})
+    grads = make_grads(make_model())
+    assert_same(trained(rule, config, grads), referred(config, grads))
+
+
+def test_the_lead_of_one_window_by_hand():
+    assert ahead(3, 0.5) == 0.5 + 0.25 + 0.125
+    assert mean_ahead(1, 2, 0.5) == (0.5 + 0.75) / 2
+    assert mean_ahead(0, 2, 0.5) == (0 + 0.5) / 2
+    assert mean_share(3, 0.5) == pytest.approx((1 + 1.5 + 1.75) / 3)
+
+
+def test_on_a_constant_gradient_forward_sees_on_average_what_adamw_has():
+    """The lead of uploads and the shares of fresh gradients add up to AdamW's own motion."""
+    model = make_model()
+    ones = [[torch.ones_like(p) for p in model.parameters()]] * 160
+    config = config_of(topk_ratio=0.0)
+    same = {"rate": lambda step: LR, "decay": 0.0}
+    seen, true = (trained(LATE, config, ones, true=kind, **same) for kind in (False, True))
+    apart = torch.stack([s[0] - t[0] for s, t in zip(seen, true, strict=True)])
+    assert apart[-4:].mean(0).abs().max() < 1e-3 * LR
+    assert apart[-4:].abs().max() > 0.1 * LR
+
+
+def test_a_bound_holds_each_fresh_term_to_a_step():
+    rule = Rule(name="bound", interval=4, bound=1e-3)
+    config = config_of(topk_ratio=0.0)
+    seen, free = trained(rule, config), trained(LATE, config)
+    none = trained(Rule(name="none", fresh="none"), config)
+    moved = (seen[0][0] - none[0][0]).abs().max()
+    assert 0 < moved <= 1.01e-3 * LR < (free[0][0] - none[0][0]).abs().max()
