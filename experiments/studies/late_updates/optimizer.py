@@ -68,6 +68,7 @@ class LateOptimizer:
 
     Attributes:
         t: Number of steps taken.
+        clip: Clip factor of the last of them.
         parts: All blocks, those of split parameters first, in backward's order.
     """
 
@@ -83,7 +84,7 @@ class LateOptimizer:
             hypers: AdamW's settings.
         """
         self._rule, self._config, self._hypers = rule, config, hypers
-        self.t, self._clip = 0, 1.0
+        self.t, self.clip = 0, 1.0
         members = [(param, group.weight_decay) for group in groups for param in group.params]
         split = [
             (param, decay)
@@ -136,11 +137,11 @@ class LateOptimizer:
         for part in self.parts:
             grad, hyper = part.grad(), self._hypers.at(lr, part.weight_decay)
             energy = grad.square().sum(0)
-            part.block.device(self.t, grad, energy, self._clip, hyper)
+            part.block.device(self.t, grad, energy, self.clip, hyper)
             pairs.append((part, grad, energy, hyper))
         if max_norm is not None:
             norm = float(torch.stack([energy.sum() for _, _, energy, _ in pairs]).sum().sqrt())
-            self._clip = min(1.0, max_norm / (norm + 1e-6))
+            self.clip = min(1.0, max_norm / (norm + 1e-6))
         for part, grad, energy, hyper in pairs:
             self._host_part(part, grad, energy, hyper)
 
@@ -148,7 +149,7 @@ class LateOptimizer:
         t, block, decay = self.t, part.block, self._config.importance_decay
         block.score = decay * block.score + (1 - decay) * energy
         block.length += 1
-        block.host(t, grad, energy, self._clip, hyper)
+        block.host(t, grad, energy, self.clip, hyper)
         block.show_important()
         if part.is_split and t == block.due:
             block.close(t, hyper)
@@ -183,10 +184,18 @@ class LateOptimizer:
             for part, weight in zip(self.parts, shown, strict=True):
                 part.block.weight.copy_(weight)
 
-    def deferred_count(self) -> int:
-        """Return the number of elements that are late."""
-        return sum(
-            int((~part.block.important).sum()) * len(part.block.weight)
-            for part in self.parts
-            if part.is_split
-        )
+    def scales(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return, for each split parameter, the square root of 1 over AdamW's denominator."""
+        split: dict[nn.Parameter, list[_Part]] = {}
+        for part in self.parts:
+            if part.is_split or part.param.ndim > 1:
+                split.setdefault(part.param, []).append(part)
+        found = []
+        for param, parts in split.items():
+            scale = torch.empty_like(param)
+            for part in parts:
+                second = part.block.exp_avg_sq / (1 - self._hypers.betas[1] ** self.t)
+                denom = second.sqrt() + self._hypers.eps
+                _matrix(scale)[:, part.columns] = denom.rsqrt()
+            found.append((param, scale))
+        return found

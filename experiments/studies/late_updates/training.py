@@ -58,7 +58,7 @@ def train(
         batch = setup.data.train.batch(step)
         loss = cross_entropy(forward(setup.model, batch), batch)
         setup.model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         lr = settings.lr * schedule_factor(settings, setup.total_steps, step)
         optimizer.step(lr, settings.max_grad_norm)
         losses.append(loss.item())
