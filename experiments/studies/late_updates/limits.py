@@ -61,7 +61,7 @@ class _Quadratic:
             self.seen = np.where(lands, self.upload, self.seen)
         if rule.kind == "late" and rule.fresh != "none":
             self.seen = self.seen - self._shares(t) * gradient
-        self.sum = gradient + (self.sum if rule.kind == "published" else 0.0)
+        self.sum = (self.sum if rule.kind == "published" else 0.0 * self.sum) + gradient
         if rule.kind != "published":
             self.moment = beta1 * self.moment + (1 - beta1) * gradient
         if rule.kind == "late":
