@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.lab.finding import Verdict
+from experiments.lab.study import Scope
+from experiments.studies.late_updates.design import ADAMW, COLUMN, rule_of
+from experiments.studies.late_updates.design import PUBLISHED as PUBLISHED_NAME
 from experiments.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from experiments.studies.late_updates.rules import Rule, ahead, mean_ahead, mean_share
+from experiments.studies.late_updates.study import STUDY
 from tests.reference import Reference
 from zenflow.config import ZenFlowConfig
 
@@ -165,3 +170,51 @@ def test_a_bound_holds_each_fresh_term_to_a_step():
     none = trained(Rule(name="none", fresh="none"), config)
     moved = (seen[0][0] - none[0][0]).abs().max()
     assert 0 < moved <= 1.01e-3 * LR < (free[0][0] - none[0][0]).abs().max()
+
+
+def rows_of(losses):
+    """Return rows of trainings: (rule, S, seed) and the loss."""
+    return [
+        {"regime": "from scratch", "lr": 1e-3, "seed": seed, "variant": name, "interval": interval,
+         "eval_loss": loss}
+        for (name, interval, seed), loss in losses.items()
+    ]  # fmt: skip
+
+
+def test_runs_are_compared_with_adamw_s_of_the_same_seed():
+    rows = rows_of({
+        (ADAMW, 1, 0): 2.0, (ADAMW, 1, 1): 4.0, (COLUMN, 4, 0): 2.02, (COLUMN, 4, 1): 4.12,
+        (PUBLISHED_NAME, 4, 0): 2.5,
+    })  # fmt: skip
+    (group,) = STUDY.summarise(rows, {})["groups"]
+    column, published = group["rules"]
+    assert (column["excess"], column["least"], column["most"]) == pytest.approx((0.02, 0.01, 0.03))
+    assert (published["excess"], published["seeds"]) == (pytest.approx(0.25), 1)
+    (finding,) = STUDY.findings({"groups": [group]})
+    assert finding.verdict is Verdict.FAILS
+    held = rows_of({(ADAMW, 1, 0): 2.0, (COLUMN, 4, 0): 2.019})
+    assert STUDY.findings(STUDY.summarise(held, {}))[0].verdict is Verdict.HOLDS
+
+
+def test_every_run_of_the_study_is_another_and_has_its_rule_s_window():
+    cells = STUDY.cells(STUDY.scope(Scope(seeds=(0, 1))))
+    assert len({cell.slug for cell in cells}) == len(cells)
+    for cell in cells:
+        rule = rule_of(cell.labels["variant"], cell.settings["interval"])
+        assert (rule is None) == (cell.work.strategy == "on_device")
+        if rule is not None:
+            assert cell.work.config(None).update_interval == rule.interval
+        assert len(cell.needs) == (cell.settings["regime"] == "fine-tuning")
+
+
+def test_a_horizon_bounds_the_fresh_term_of_long_windows_only():
+    config = config_of(topk_ratio=0.0, update_interval=8)
+    grads = make_grads(make_model())
+
+    def first_move(**changes):
+        rule = Rule(name="late", interval=8, **changes)
+        none = trained(Rule(name="none", interval=8, fresh="none"), config, grads)
+        return (trained(rule, config, grads)[0][0] - none[0][0]).abs().sum()
+
+    assert first_move(horizon=2) < 0.9 * first_move()
+    assert first_move(horizon=9) == first_move()
