@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 BETA1 = 0.9
 _GROWTH = 1e-6
 """Excess of an eigenvalue over 1 that is no rounding."""
-_COARSE, _FINE = 1.08, 1.01
+_COARSE, _FINE = 1.1, 1.01
 """Factors between the values tried, and between the last two."""
 _LEAST, _MOST = 0.01, 60.0
 """Values between which a limit is looked for. AdamW's own is 38."""
@@ -43,19 +43,19 @@ class _Quadratic:
         groups = rule.interval if rule.rolling else 1
         self.phases = np.arange(1, groups + 1) if rule.rolling else np.array([rule.interval])
         self.along = groups**-0.5
-        parts = 5
-        state = np.eye(parts * groups).reshape(parts, groups, parts * groups)
-        self.seen, self.master, self.moment, self.upload, self.sum = state.copy()
+        # All groups see the same gradient, so one moment and one sum stand for all.
+        ends = np.cumsum([groups, groups, groups, 1])
+        parts = np.split(np.eye(3 * groups + 2), ends)
+        self.seen, self.master, self.upload, self.moment, self.sum = parts
 
     def state(self) -> Array:
         """Return everything as one matrix: the map of the steps taken so far."""
-        parts = np.stack([self.seen, self.master, self.moment, self.upload, self.sum])
-        return parts.reshape(-1, parts.shape[-1])
+        return np.concatenate([self.seen, self.master, self.upload, self.moment, self.sum])
 
     def step(self, t: int, curvature: float) -> None:
         """Take step t at a learning rate of 1."""
         rule, beta1 = self.rule, self.beta1
-        gradient = curvature * self.along * (self.along * self.seen.sum(0))
+        gradient = curvature * self.along**2 * self.seen.sum(0, keepdims=True)
         due, lands = self._in_turn(t), self._in_turn(t - rule.lag)
         if rule.lag:
             self.seen = np.where(lands, self.upload, self.seen)
@@ -92,7 +92,7 @@ class _Quadratic:
             lead = rule.lag + (interval - 1) / 2
         else:
             mean = self.beta1 * self.moment + (1 - self.beta1) * self.sum / interval
-            self.moment = np.where(due, mean, self.moment)
+            self.moment = np.where(due, mean, self.moment)  # aligned: a single group
             self.master = self.master - np.where(due, self.moment, 0.0)
             self.sum = np.where(due, 0.0, self.sum)
             lead = 0.0

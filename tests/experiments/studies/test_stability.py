@@ -57,8 +57,7 @@ def test_the_quadratic_s_map_is_what_the_rule_s_blocks_do():
     for phase, block in enumerate(blocks, 1):
         block.due = old + phase
     model = limits._Quadratic(rule, 0.9)
-    start = np.zeros(10)
-    start[[0, 1, 2, 3, 6, 7]] = tiny  # what is seen, masters, uploads
+    start = np.array([tiny] * 6 + [0.0] * 2)  # what is seen, masters, uploads; moment, sum
     for t in range(1, 7):
         seen = sum(share * float(block.weight) for block in blocks)
         grad = torch.full((1, 1), curvature * share * seen, dtype=torch.float64)
