@@ -48,14 +48,13 @@ GROUPS: Sequence[Group] = (
         regime=SCRATCH,
         lr=1e-3,
         rules=(
-            *((COLUMN, interval) for interval in (4, 16, 8, 1, 32, 64)),
-            (PUBLISHED, 4), (FORMER, 4), (NO_FRESH, 4),
-            *((FACTORED, interval) for interval in (4, 16, 64)),
+            *((COLUMN, interval) for interval in (4, 16, 64)), (FACTORED, 16), (FACTORED, 64),
+            (NO_FRESH, 4), (FORMER, 4), (PUBLISHED, 4),
         ),
     ),
     Group(regime=SCRATCH, lr=2e-3, rules=((COLUMN, 4), (COLUMN, 16))),
-    Group(regime=SCRATCH, lr=4e-4, rules=((COLUMN, 4), (COLUMN, 16))),
-    Group(regime=FINE_TUNING, lr=1e-3, rules=((COLUMN, 4), (COLUMN, 16))),
+    Group(regime=SCRATCH, lr=4e-4, rules=((COLUMN, 16),)),
+    Group(regime=FINE_TUNING, lr=1e-3, rules=((COLUMN, 16),)),
 )  # fmt: skip
 """Groups in the order in which they are run."""
 SMOKE: Sequence[Group] = (Group(regime=SCRATCH, lr=1e-3, rules=((COLUMN, 4), (PUBLISHED, 4))),)

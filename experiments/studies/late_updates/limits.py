@@ -78,8 +78,7 @@ class _Quadratic:
     def _shares(self, t: int) -> Array:
         """Return by how much of its learning rate each group takes the fresh gradient at once."""
         left = (self.phases - t) % self.rule.interval + self.rule.lag
-        uses = np.minimum(left, self.rule.horizon or left)
-        shares = [mean_share(int(count), self.beta1) * (1 - self.beta1) for count in uses]
+        shares = [mean_share(int(uses), self.beta1) * (1 - self.beta1) for uses in left]
         return np.array(shares)[:, None] * self.rule.fresh_share
 
     def _close(self, due: NDArray[np.bool_]) -> None:

@@ -69,8 +69,6 @@ class Rule:
     """Factor on the fresh term."""
     lead_share: float = 1.0
     """Factor on the lead of uploads."""
-    horizon: int | None = None
-    """Most forwards over which a fresh gradient's share is meant; None sets no bound."""
     bound: float | None = None
     """Largest fresh term of an element, over the learning rate; None sets no bound."""
 
@@ -155,8 +153,7 @@ class LateBlock(Block):
         denom = (columns / (1 - hyper.beta2**t)).sqrt_()
         if self.rule.fresh == "factored":
             denom = (rows / rows.mean().clamp_min(1e-38)).sqrt_()[:, None] * denom
-        uses = min(left, self.rule.horizon or left)
-        size = mean_share(uses, hyper.beta1) * (1 - hyper.beta1) / (1 - hyper.beta1**t) * clip
+        size = mean_share(left, hyper.beta1) * (1 - hyper.beta1) / (1 - hyper.beta1**t) * clip
         term = grad / (denom + hyper.eps) * (self.rule.fresh_share * size)
         if self.rule.bound is not None:
             term.clamp_(-self.rule.bound, self.rule.bound)

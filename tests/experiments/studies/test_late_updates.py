@@ -205,16 +205,3 @@ def test_every_run_of_the_study_is_another_and_has_its_rule_s_window():
         if rule is not None:
             assert cell.work.config(None).update_interval == rule.interval
         assert len(cell.needs) == (cell.settings["regime"] == "fine-tuning")
-
-
-def test_a_horizon_bounds_the_fresh_term_of_long_windows_only():
-    config = config_of(topk_ratio=0.0, update_interval=8)
-    grads = make_grads(make_model())
-
-    def first_move(**changes):
-        rule = Rule(name="late", interval=8, **changes)
-        none = trained(Rule(name="none", interval=8, fresh="none"), config, grads)
-        return (trained(rule, config, grads)[0][0] - none[0][0]).abs().sum()
-
-    assert first_move(horizon=1) < 0.9 * first_move()
-    assert first_move(horizon=9) == first_move()
