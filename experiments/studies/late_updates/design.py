@@ -9,18 +9,18 @@ from experiments.studies.late_updates.rules import Rule
 from experiments.studies.regimes import FINE_TUNING, SCRATCH
 
 ADAMW = "AdamW"
-_FRESH = Rule(name="fresh gradient, column v")
+_FRESH = Rule(name="fresh gradient, column v, bounded", bound=1.0)
 _KINDS = {
     rule.name: rule
     for rule in (
         _FRESH,
-        replace(_FRESH, name="fresh gradient, factored v", fresh="factored"),
-        replace(_FRESH, name="exact host, no fresh gradient", fresh="none"),
+        Rule(name="fresh gradient, column v"),
+        Rule(name="exact host, no fresh gradient", fresh="none"),
         Rule(name="former rule", kind="former"),
         Rule(name="published rule", kind="published", rolling=False),
     )
 }
-COLUMN, FACTORED, NO_FRESH, FORMER, PUBLISHED = _KINDS
+BOUNDED, COLUMN, NO_FRESH, FORMER, PUBLISHED = _KINDS
 
 
 def rule_of(name: str, interval: int) -> Rule | None:
@@ -48,13 +48,13 @@ GROUPS: Sequence[Group] = (
         regime=SCRATCH,
         lr=1e-3,
         rules=(
-            *((COLUMN, interval) for interval in (4, 16, 64)), (FACTORED, 16), (FACTORED, 64),
-            (NO_FRESH, 4), (FORMER, 4), (PUBLISHED, 4),
+            *((BOUNDED, interval) for interval in (4, 16, 64)), (FORMER, 4), (NO_FRESH, 4),
+            (COLUMN, 16), (COLUMN, 64), (PUBLISHED, 4),
         ),
     ),
-    Group(regime=SCRATCH, lr=2e-3, rules=((COLUMN, 4), (COLUMN, 16))),
-    Group(regime=SCRATCH, lr=4e-4, rules=((COLUMN, 16),)),
-    Group(regime=FINE_TUNING, lr=1e-3, rules=((COLUMN, 16),)),
+    Group(regime=SCRATCH, lr=2e-3, rules=((BOUNDED, 4), (BOUNDED, 16))),
+    Group(regime=SCRATCH, lr=4e-4, rules=((BOUNDED, 16),)),
+    Group(regime=FINE_TUNING, lr=1e-3, rules=((BOUNDED, 16),)),
 )  # fmt: skip
 """Groups in the order in which they are run."""
-SMOKE: Sequence[Group] = (Group(regime=SCRATCH, lr=1e-3, rules=((COLUMN, 4), (PUBLISHED, 4))),)
+SMOKE: Sequence[Group] = (Group(regime=SCRATCH, lr=1e-3, rules=((BOUNDED, 4), (PUBLISHED, 4))),)

@@ -17,8 +17,8 @@ from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.studies import regimes
 from experiments.studies.late_updates.design import (
     ADAMW,
+    BOUNDED,
     COLUMN,
-    FACTORED,
     GROUPS,
     SMOKE,
     Group,
@@ -111,7 +111,7 @@ def _findings(data: Data) -> Sequence[Finding]:
         )
         for group in data["groups"]
         for rule in group["rules"]
-        if rule["name"] == COLUMN
+        if rule["name"] == BOUNDED
     ]  # fmt: skip
 
 
@@ -134,8 +134,9 @@ def _tables(data: Data) -> Sequence[Table]:
 _ABOUT = (
     "Held-out loss over that of AdamW with the same seed and batches, less 1. Delays are numbers "
     "of steps in one thread: the rules alone are compared, with the engine's blocks, phases and "
-    "choice of important columns. A rule with another rounding ends 1 to 2% elsewhere from random "
-    "weights, so single runs say no more than that."
+    "choice of important columns. *Bounded*: no element's fresh term is larger than the learning "
+    "rate, about what a step of AdamW is. A rule with another rounding ends 1 to 2% elsewhere "
+    "from random weights, so single runs say no more than that."
 )
 
 
@@ -153,7 +154,7 @@ def _draw_group(axes: Axes, group: Mapping[str, Any]) -> None:
     axes.axhline(0, color="#444444", linewidth=1)
     for name in dict.fromkeys(rule["name"] for rule in group["rules"]):
         own = sorted((r["S"], 100 * r["excess"]) for r in group["rules"] if r["name"] == name)
-        style = "-" if name in (COLUMN, FACTORED) else ""
+        style = "-" if name in (BOUNDED, COLUMN) else ""
         axes.plot([s for s, _ in own], [v for _, v in own], style, marker="o", label=name)
     axes.set_xscale("log", base=2)
     intervals = sorted({rule["S"] for rule in group["rules"]})

@@ -8,7 +8,7 @@ from torch import nn
 
 from experiments.lab.finding import Verdict
 from experiments.lab.study import Scope
-from experiments.studies.late_updates.design import ADAMW, COLUMN, rule_of
+from experiments.studies.late_updates.design import ADAMW, BOUNDED, rule_of
 from experiments.studies.late_updates.design import PUBLISHED as PUBLISHED_NAME
 from experiments.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from experiments.studies.late_updates.rules import Rule, ahead, mean_ahead, mean_share
@@ -183,7 +183,7 @@ def rows_of(losses):
 
 def test_runs_are_compared_with_adamw_s_of_the_same_seed():
     rows = rows_of({
-        (ADAMW, 1, 0): 2.0, (ADAMW, 1, 1): 4.0, (COLUMN, 4, 0): 2.02, (COLUMN, 4, 1): 4.12,
+        (ADAMW, 1, 0): 2.0, (ADAMW, 1, 1): 4.0, (BOUNDED, 4, 0): 2.02, (BOUNDED, 4, 1): 4.12,
         (PUBLISHED_NAME, 4, 0): 2.5,
     })  # fmt: skip
     (group,) = STUDY.summarise(rows, {})["groups"]
@@ -192,7 +192,7 @@ def test_runs_are_compared_with_adamw_s_of_the_same_seed():
     assert (published["excess"], published["seeds"]) == (pytest.approx(0.25), 1)
     (finding,) = STUDY.findings({"groups": [group]})
     assert finding.verdict is Verdict.FAILS
-    held = rows_of({(ADAMW, 1, 0): 2.0, (COLUMN, 4, 0): 2.019})
+    held = rows_of({(ADAMW, 1, 0): 2.0, (BOUNDED, 4, 0): 2.019})
     assert STUDY.findings(STUDY.summarise(held, {}))[0].verdict is Verdict.HOLDS
 
 
