@@ -16,7 +16,6 @@ from experiments.studies.late_updates.rules import BLOCKS, Block, Rule
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.blocks import assign_phases, partition
-from zenflow.rule.importance import select_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +153,7 @@ class LateOptimizer:
         if part.is_split and t == block.due:
             block.close(t, hyper)
             if self._selects(t, block):
-                self._select(block)
+                block.choose(self._config.hysteresis)
             block.land, block.due, block.length = t + block.rule.lag, t + block.rule.interval, 0
             if block.rule.lag == 0:
                 block.show(~block.important)
@@ -165,12 +164,6 @@ class LateOptimizer:
         every = self._config.select_interval_steps or 10**9
         first = t - block.length + 1
         return first <= 1 or any((step - 1) % every == 0 for step in range(first, t + 1))
-
-    def _select(self, block: Block) -> None:
-        """Choose important columns anew; one that moves shows its master, not a prediction."""
-        chosen = select_columns(block.score, block.important, block.count, self._config.hysteresis)
-        block.upload = torch.where(chosen == block.important, block.upload, block.master)
-        block.important = chosen
 
     @contextmanager
     def true_weights(self) -> Iterator[None]:

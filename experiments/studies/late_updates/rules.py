@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zenflow.rule.adamw import Hyper
+from zenflow.rule.importance import select_columns
 
 Fresh = Literal["none", "column", "factored"]
 
@@ -116,6 +117,10 @@ class Block:
         """End the window: fill ``upload``."""
         raise NotImplementedError
 
+    def choose(self, hysteresis: float) -> None:
+        """Choose the important columns anew, behind ``close``."""
+        self.important = select_columns(self.score, self.important, self.count, hysteresis)
+
     def show(self, columns: Tensor) -> None:
         """Let forward see the upload in these columns, a mask."""
         torch.where(columns, self.upload, self.weight, out=self.weight)
@@ -183,7 +188,17 @@ class LateBlock(Block):
         torch.sub(self.master, self.last_step, alpha=hyper.lr * lead, out=self.upload)
 
 
-class FormerBlock(Block):
+class WindowBlock(Block):
+    """Deferred masters move once a window; a column that moves shows its master."""
+
+    def choose(self, hysteresis: float) -> None:
+        """Choose anew, without prediction for what moves."""
+        before = self.important
+        super().choose(hysteresis)
+        self.upload = torch.where(before == self.important, self.upload, self.master)
+
+
+class FormerBlock(WindowBlock):
     """Moments move in every step, deferred masters once a window by n times its last step.
 
     The upload is extrapolated along that displacement to the middle of its use.
@@ -207,7 +222,7 @@ class FormerBlock(Block):
         torch.sub(self.master, step, alpha=lead, out=self.upload)
 
 
-class PublishedBlock(Block):
+class PublishedBlock(WindowBlock):
     """Deferred moments and masters move once a window, by the mean of its gradients.
 
     Windows are aligned and an update lands a whole window late, as in ZenFlow's paper

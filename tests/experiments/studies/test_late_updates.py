@@ -11,15 +11,23 @@ from experiments.lab.study import Scope
 from experiments.studies.late_updates.design import ADAMW, BOUNDED, rule_of
 from experiments.studies.late_updates.design import PUBLISHED as PUBLISHED_NAME
 from experiments.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
-from experiments.studies.late_updates.rules import Rule, ahead, mean_ahead, mean_share
+from experiments.studies.late_updates.rules import (
+    FormerBlock,
+    Rule,
+    ahead,
+    mean_ahead,
+    mean_share,
+)
 from experiments.studies.late_updates.study import STUDY
 from tests.reference import Reference
 from zenflow.config import ZenFlowConfig
+from zenflow.rule.adamw import Hyper
 
 BETAS, EPS, DECAY, LR = (0.9, 0.95), 1e-8, 0.1, 1e-2
 MOST_NORM = 2.0
 """About every second step's gradients are longer and are clipped."""
 STEPS = 14
+HYPER = Hyper(LR, *BETAS, EPS, DECAY)
 FORMER = Rule(name="former", kind="former")
 PUBLISHED = Rule(name="published", kind="published", lag=4, rolling=False)
 LATE = Rule(name="late")
@@ -142,6 +150,31 @@ def test_the_rules_compared_with_are_those_of_the_reference(rule, preset):
     config = ZenFlowConfig.preset(preset, **{name: plain[name] for name in kept})
     grads = make_grads(make_model())
     assert_same(trained(rule, config, grads), referred(config, grads))
+
+
+def test_the_former_rule_is_that_of_a_plain_loop():
+    """All columns of one matrix deferred: moments each step, weights n = 4 steps at once."""
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(3, 5, generator=generator)
+    grads = [torch.randn(3, 5, generator=generator) for _ in range(STEPS)]
+    (beta1, beta2), interval, due = BETAS, 4, 4
+    block = FormerBlock(weight.clone(), FORMER, 0)
+    block.due = due
+    seen, master, m, v, upload = weight.clone(), weight.clone(), 0.0, 0.0, None
+    for t, grad in enumerate(grads, 1):
+        block.device(t, grad, grad.square().sum(0), 1.0, HYPER)
+        block.length += 1
+        block.host(t, grad, grad.square().sum(0), 1.0, HYPER)
+        if t == block.due:
+            block.close(t, HYPER)
+            block.land, block.due, block.length = t + 1, t + interval, 0
+        seen = seen if upload is None else upload
+        m, v, upload = beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad**2, None
+        if t == due:
+            step = 4 * LR * m / (1 - beta1**t) / ((v / (1 - beta2**t)) ** 0.5 + EPS)
+            master = master * (1 - 4 * LR * DECAY) - step
+            upload, due = master - step * (1 + 3 / 2) / 4, t + interval
+        torch.testing.assert_close(block.weight, seen, rtol=1e-5, atol=1e-6)
 
 
 def test_the_lead_of_one_window_by_hand():
