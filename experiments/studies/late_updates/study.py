@@ -14,18 +14,17 @@ from experiments.lab.columns import Column, Table, key
 from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.studies import regimes
 from experiments.studies.late_updates.design import (
     ADAMW,
-    BOUNDED,
     COLUMN,
+    FRESH,
     GROUPS,
     SMOKE,
     Group,
     rule_of,
 )
 from experiments.studies.late_updates.training import train
-from experiments.studies.regimes import FINE_TUNING, cell_of, settings_of
+from experiments.studies.regimes import settings_of
 
 _SAME = 0.01
 """Excess of the loss that counts as none: what another rounding moves a run from scratch by."""
@@ -49,22 +48,20 @@ def _cell(group: Group, name: str, interval: int, seed: int, *, smoke: bool) -> 
         knobs={} if rule is None else {"update_interval": interval},
     )  # fmt: skip
     plain = None if rule is None else {k: v for k, v in asdict(rule).items() if k != "name"}
-    return cell_of(group.regime, name, training, interval=interval, rule=plain)
+    settings = {
+        "regime": group.regime, "lr": group.lr, "seed": seed, "steps": training.steps,
+        "interval": interval, "rule": plain,
+    }  # fmt: skip
+    return Cell(labels={"variant": name}, settings=settings, work=training)
 
 
 def _run(cell: Cell, job: Job) -> Row:
-    regime = cell.settings["regime"]
-    if regime not in (FINE_TUNING, regimes.SCRATCH):
-        return regimes.train(cell, job)  # the model that fine-tuning goes on from
-    settings = cell.work
-    if regime == FINE_TUNING:
-        settings = replace(settings, model=str(job.folder_of(cell.needs[0]) / "model"))
     rule = rule_of(cell.labels["variant"], cell.settings["interval"])
 
     def watch(step: int, *_: Any) -> None:
-        job.progress(step / (settings.steps or step), f"step {step}")
+        job.progress(step / cell.settings["steps"], f"step {step}")
 
-    return train(settings, rule, watch=watch)
+    return train(cell.work, rule, watch=watch)
 
 
 def _summarise(rows: Sequence[Row], config: Data) -> Data:
@@ -111,7 +108,7 @@ def _findings(data: Data) -> Sequence[Finding]:
         )
         for group in data["groups"]
         for rule in group["rules"]
-        if rule["name"] == BOUNDED
+        if rule["name"] == FRESH
     ]  # fmt: skip
 
 
@@ -134,7 +131,8 @@ def _tables(data: Data) -> Sequence[Table]:
 _ABOUT = (
     "Held-out loss over that of AdamW with the same seed and batches, less 1. Delays are numbers "
     "of steps in one thread: the rules alone are compared, with the engine's blocks, phases and "
-    "choice of important columns. *Bounded*: no element's fresh term is larger than the learning "
+    "choice of important columns. The fresh gradient's second moment is that of rows and columns. "
+    "*By columns*: of columns alone, and no element's fresh term is larger than the learning "
     "rate, about what a step of AdamW is. A rule with another rounding ends 1 to 2% elsewhere "
     "from random weights, so single runs say no more than that."
 )
@@ -154,7 +152,7 @@ def _draw_group(axes: Axes, group: Mapping[str, Any]) -> None:
     axes.axhline(0, color="#444444", linewidth=1)
     for name in dict.fromkeys(rule["name"] for rule in group["rules"]):
         own = sorted((r["S"], 100 * r["excess"]) for r in group["rules"] if r["name"] == name)
-        style = "-" if name in (BOUNDED, COLUMN) else ""
+        style = "-" if name in (FRESH, COLUMN) else ""
         axes.plot([s for s, _ in own], [v for _, v in own], style, marker="o", label=name)
     axes.set_xscale("log", base=2)
     intervals = sorted({rule["S"] for rule in group["rules"]})

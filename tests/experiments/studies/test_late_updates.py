@@ -8,8 +8,7 @@ from torch import nn
 
 from experiments.lab.finding import Verdict
 from experiments.lab.study import Scope
-from experiments.studies.late_updates.design import ADAMW, BOUNDED, rule_of
-from experiments.studies.late_updates.design import PUBLISHED as PUBLISHED_NAME
+from experiments.studies.late_updates.design import ADAMW, FRESH, NO_FRESH, rule_of
 from experiments.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from experiments.studies.late_updates.rules import (
     FormerBlock,
@@ -216,16 +215,16 @@ def rows_of(losses):
 
 def test_runs_are_compared_with_adamw_s_of_the_same_seed():
     rows = rows_of({
-        (ADAMW, 1, 0): 2.0, (ADAMW, 1, 1): 4.0, (BOUNDED, 4, 0): 2.02, (BOUNDED, 4, 1): 4.12,
-        (PUBLISHED_NAME, 4, 0): 2.5,
+        (ADAMW, 1, 0): 2.0, (ADAMW, 1, 1): 4.0, (FRESH, 4, 0): 2.02, (FRESH, 4, 1): 4.12,
+        (NO_FRESH, 4, 0): 2.5,
     })  # fmt: skip
     (group,) = STUDY.summarise(rows, {})["groups"]
-    column, published = group["rules"]
-    assert (column["excess"], column["least"], column["most"]) == pytest.approx((0.02, 0.01, 0.03))
-    assert (published["excess"], published["seeds"]) == (pytest.approx(0.25), 1)
+    fresh, none = group["rules"]
+    assert (fresh["excess"], fresh["least"], fresh["most"]) == pytest.approx((0.02, 0.01, 0.03))
+    assert (none["excess"], none["seeds"]) == (pytest.approx(0.25), 1)
     (finding,) = STUDY.findings({"groups": [group]})
     assert finding.verdict is Verdict.FAILS
-    held = rows_of({(ADAMW, 1, 0): 2.0, (BOUNDED, 4, 0): 2.019})
+    held = rows_of({(ADAMW, 1, 0): 2.0, (FRESH, 4, 0): 2.019})
     assert STUDY.findings(STUDY.summarise(held, {}))[0].verdict is Verdict.HOLDS
 
 
@@ -237,4 +236,3 @@ def test_every_run_of_the_study_is_another_and_has_its_rule_s_window():
         assert (rule is None) == (cell.work.strategy == "on_device")
         if rule is not None:
             assert cell.work.config(None).update_interval == rule.interval
-        assert len(cell.needs) == (cell.settings["regime"] == "fine-tuning")
