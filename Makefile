@@ -123,6 +123,7 @@ unit: $(READY_DEV)
 docs: $(READY_DEV)
 	$(PY) -m experiments.pages.window_picture
 	$(PY) -m experiments.pages.results
+	$(PY) -m experiments.pages.late_updates
 	$(PY) -m benchmarks.gpu_document
 	$(PY) -m experiments.paper.document
 	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -40,6 +40,8 @@ _MODULES = {
     "accuracy": "experiments.studies.accuracy",
     "staleness": "experiments.studies.staleness.study",
     "update_rule": "experiments.studies.update_rule.study",
+    "late_updates": "experiments.studies.late_updates.study",
+    "stability": "experiments.studies.late_updates.stability",
     "stall_and_loss": "experiments.studies.stall_and_loss",
     "tuned_goodput": "experiments.studies.tuned_goodput.study",
     "tuned_loss": "experiments.studies.tuned_loss",

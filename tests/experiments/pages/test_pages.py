@@ -7,6 +7,7 @@ import pytest
 
 from experiments.lab.record import README as RECORD_PAGE
 from experiments.output.provenance import RESULTS
+from experiments.pages import late_updates
 from experiments.pages.commentary import SECTIONS
 from experiments.pages.headlines import headlines
 from experiments.pages.results import DOCUMENT, README, document, readme, with_part
@@ -23,6 +24,11 @@ def test_results_and_the_readmes_numbers_are_what_the_records_say():
     assert DOCUMENT.read_text(encoding="utf-8") == document(), MADE
     text = README.read_text(encoding="utf-8")
     assert text == readme(text), MADE
+
+
+def test_the_page_of_late_updates_has_the_record_s_picture_and_table():
+    text = late_updates.DOCUMENT.read_text(encoding="utf-8")
+    assert text == late_updates.document(text), "made by python -m experiments.pages.late_updates"
 
 
 def told(text):
