@@ -11,10 +11,10 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
    split parameter it measures the energies of columns and rows, keeps the important columns, and
    lets the rest wait for the other parameters of its bucket.
 3. Nothing reads a full bucket's weights any more. The fresh step (`step.fresh_steps`) moves the
-   deferred ones by the gradients that the host has not applied. The gradients' deferred columns
-   leave: packed into the ring (`step.gradient_ring`) on a GPU in release mode, and copied by the
-   d2h lane (`lanes.copies`) to where they wait on the host (`columns.gradient_queue`). Uploads into
-   the bucket's weights may begin.
+   deferred ones by the gradients that the host has not applied. Then these gradients' deferred
+   columns leave: packed into the ring (`step.gradient_ring`) on a GPU in release mode, and copied
+   by the d2h lane (`lanes.copies`) to where they wait on the host (`columns.gradient_queue`).
+   Uploads into the bucket's weights may begin.
 4. `step()` calls `Engine.finish_step`. `step.device_step` computes the global norm and the clip
    factor, moves the columns' scores on, and steps residents and important columns with AdamW
    (`rule.adamw`) in device memory (`columns.device_rows`).
