@@ -17,8 +17,10 @@ from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.studies.late_updates.design import (
     ADAMW,
     COLUMN,
+    FORMER,
     FRESH,
     GROUPS,
+    NO_FRESH,
     SMOKE,
     Group,
     rule_of,
@@ -140,23 +142,33 @@ _ABOUT = (
 
 def _draw(data: Data) -> Figure:
     """Return a panel for each group; a rule with several windows is a line."""
-    groups = data["groups"]
-    figure, shown = panels(3.6 * len(groups) + 1, 4, len(groups), title="Loss above AdamW's, %")
+    groups = sorted(data["groups"], key=lambda group: (group["regime"], group["lr"]))
+    figure, shown = panels(
+        3.2 * len(groups) + 1, 3.8, len(groups), title="Loss above AdamW's, %", sharey=True
+    )
     for axes, group in zip(shown, groups, strict=True):
         _draw_group(axes, group)
-    shown[0].legend(fontsize=8, frameon=False)
+    names: dict[str, Any] = {}
+    for axes in shown:
+        handles, labels = axes.get_legend_handles_labels()
+        names |= dict(zip(labels, handles, strict=True))
+    shown[0].legend(names.values(), names.keys(), fontsize=8, frameon=False)
     return figure
+
+
+_INTERVALS = (4, 16, 64)
+_COLOURS = {FRESH: "#1b9e77", COLUMN: "#b8860b", FORMER: "#d95f02", NO_FRESH: "#7570b3"}
 
 
 def _draw_group(axes: Axes, group: Mapping[str, Any]) -> None:
     axes.axhline(0, color="#444444", linewidth=1)
     for name in dict.fromkeys(rule["name"] for rule in group["rules"]):
         own = sorted((r["S"], 100 * r["excess"]) for r in group["rules"] if r["name"] == name)
-        style = "-" if name in (FRESH, COLUMN) else ""
-        axes.plot([s for s, _ in own], [v for _, v in own], style, marker="o", label=name)
+        axes.plot([s for s, _ in own], [v for _, v in own], color=_COLOURS[name], marker="o",
+                  label=name)  # fmt: skip
     axes.set_xscale("log", base=2)
-    intervals = sorted({rule["S"] for rule in group["rules"]})
-    axes.set_xticks(intervals, [str(interval) for interval in intervals])
+    axes.set_xticks(_INTERVALS, [str(interval) for interval in _INTERVALS])
+    axes.set_xlim(_INTERVALS[0] / 1.5, _INTERVALS[-1] * 1.5)
     axes.set_xlabel("steps in a window, S")
     axes.set_title(f"{group['regime']}, {group['lr']:g}", fontsize=11)
 
