@@ -26,7 +26,7 @@ _SLOWED: Mapping[str, tuple[str, ...]] = {
     "step": ("overheads.device_update",),
     "d2h": ("link.d2h", "overheads.pack_bandwidth"),
     "h2d": ("link.h2d", "overheads.unpack_bandwidth"),
-    "host": ("host.core_bandwidth", "host.dram"),
+    "host": ("host.core_bandwidth", "host.core_update", "host.dram"),
 }
 """Rates that a part's factor divides; a step's fixed seconds are multiplied."""
 

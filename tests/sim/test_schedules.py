@@ -571,3 +571,18 @@ def test_backward_waits_where_the_ring_holds_no_more():
         assert all(began <= s.start < stepped.start + 1e-9 for s in waits)
     waited = done.stall_seconds / done.step_seconds
     assert waited > 0.5
+
+
+def test_the_ring_keeps_what_an_upload_still_reads():
+    work = Workload.of_config(*find_model("llama-2-7b"), batch_size=4)
+    slow = find_machine("dgx-a100-80", 1).with_values({"link.h2d": 4e9, "link.duplex": 1.0})
+    slow = slow.with_values({"host.dram": 1e13, "host.core_bandwidth": 1e12})
+    found = costs_of(work, slow)
+    done = simulate(found, Strategy.of("delayed"))
+    most = 2 * max(segment.numel for segment in found.segments)
+    for step in {span.step for span in done.timeline.spans}:
+        own = [span for span in done.timeline.spans if span.step == step]
+        began = min(s.start for s in own if s.name == "backward")
+        (stepped,) = (s for s in own if s.lane == "device" and s.name == "step")
+        assert done.h2d_bytes - (stepped.start - began) * 4e9 <= most
+        assert any(s.name == "stall:d2h" for s in own), "backward waits for room"

@@ -66,6 +66,8 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     assert set(facts["constant_residuals"]) == set(facts["refined_over_probed"])
     assert facts["error_after"] <= facts["error_before"]
     assert facts["host_bytes_per_second_by_threads"]["1"] > 0
+    assert profile.host.core_update.kind == "measured"
+    assert facts["host_steps_per_second"] > 0
     assert set(facts["part_median_errors"]) == {"pack", "unpack", "intake", "update"}
     assert {"hardware", "versions", "commit"} <= profile.metadata.keys()
     assert "gradients packed for the host" in shown
@@ -114,6 +116,7 @@ def test_parts_take_longer_the_more_they_move():
     rates = measure_host(1, torch.device("cpu"))
     assert rates.by_threads.keys() == {1}
     assert 1e8 < rates.by_threads[1] < 1e12
+    assert 1e7 < rates.steps < 1e11
     overheads = overheads_of(measure_parts(torch.device("cpu"), torch.float32), is_cpu=True)
     for rate in (overheads.pack_bandwidth, overheads.unpack_bandwidth, overheads.intake_bandwidth):
         assert 1e7 < rate.value <= 1e12
@@ -129,14 +132,14 @@ def test_a_host_pass_takes_every_row_once_on_the_engines_pool(monkeypatch, has_p
         return real(num_helpers) if has_pool else None
 
     monkeypatch.setattr(HostPool, "open", opens)
-    monkeypatch.setattr(parts, "_HOST_PARAMS", 1 << 14)
-    moments = parts._moments_of_zeros()
-    moments.host.staging.fill_(1.0)
-    with parts._host_pass(moments, 3) as run:
+    replay = parts._replay_of_zeros(1 << 14, 2)
+    for step in replay.steps:
+        step.grad.fill_(1.0)
+    with parts._host_pass(replay, 3) as run:
         run()
     assert opened == [2]
-    assert moments.host.step.eq(1).all()
-    torch.testing.assert_close(moments.host.exp_avg, torch.full(moments.shape, 0.1))
+    assert replay.step.eq(2).all()
+    torch.testing.assert_close(replay.exp_avg, torch.full(replay.master.shape, 0.19))
 
 
 def test_a_call_is_timed_by_its_median(monkeypatch):

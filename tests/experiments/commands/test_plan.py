@@ -95,7 +95,7 @@ def test_the_model_is_called_as_the_hub_calls_it():
 def test_a_24_gb_card_is_told_how_to_train_8b():
     ran = run(*LLAMA, "--host-ram", "128", "--tokens", "1e9", "--usd-per-hour", "0.5")
     assert "3 x 1024 tokens do. Use zenflow" in ran.output
-    assert re.search(r"tokens/s \(80% interval: \d+ to [\d,]+\)", ran.output)
+    assert re.search(r"tokens/s \(80% interval: [\d,]+ to [\d,]+\)", ran.output)
     days, price = re.search(
         r"1,000,000,000 tokens: ([\d.]+) days .*, ([\d.]+) USD", ran.output
     ).groups()
@@ -135,14 +135,14 @@ def test_one_of_eight_devices_is_recommended_where_eight_do_not_fit():
 
 
 def test_several_devices_get_their_own_loop_and_the_command_of_one():
-    ran = run("plan", "--model", "llama-2-13b", "--gpu", "h100", "--num-gpus", "8",
+    ran = run("plan", "--model", "llama-2-7b", "--gpu", "h100", "--num-gpus", "8",
               "--draws", "0")  # fmt: skip
     assert "One device makes" in ran.output
     assert "DistributedDataParallel" in ran.output
     made = re.search(r"ZenFlowConfig\.preset\((.*)\)\)", ran.output)[1]
     name, *knobs = made.split(", ")
     given = {key: ast.literal_eval(value) for key, value in (knob.split("=") for knob in knobs)}
-    found = record("plan", "--model", "llama-2-13b", "--gpu", "h100", "--num-gpus", "8",
+    found = record("plan", "--model", "llama-2-7b", "--gpu", "h100", "--num-gpus", "8",
                    "--draws", "0")["recommended"]  # fmt: skip
     assert ZenFlowConfig.preset(name.strip('"'), **given).to_dict() == found["config"]
     command_of(ran.output)
