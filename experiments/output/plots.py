@@ -138,9 +138,10 @@ def draw_excess(excesses: Mapping[tuple[str, str, float], Sequence[float]]) -> F
         excesses: Relative excess of each seed by (regime, variant, learning rate).
     """
     regimes = list(dict.fromkeys(regime for regime, _, _ in excesses))
-    figure = Figure(figsize=(6 * len(regimes), 4), layout="constrained")
-    panels = figure.subplots(1, len(regimes), squeeze=False)[0]
-    for axes, regime in zip(panels, regimes, strict=True):
+    count = max(1, len(regimes))  # nothing is compared yet where only the baseline is there
+    figure = Figure(figsize=(6 * count, 4), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False)[0]
+    for axes, regime in zip(panels, regimes, strict=False):
         axes.axhline(0, color=STRATEGY_COLOURS["on_device"], linewidth=1)
         drawn: Counter[str] = Counter()
         for variant in dict.fromkeys(v for r, v, _ in excesses if r == regime):

@@ -62,9 +62,10 @@ def _default_finding(group: Mapping[str, Any], where: str) -> Finding:
 def draw(data: Data) -> Figure:
     """Return a panel for each group, with a bar for each rule."""
     groups = _groups(data)
-    tallest = max(len(group["variants"]) for group in groups)
-    figure = Figure(figsize=(3.6 * len(groups), 1.6 + 0.3 * tallest), layout="constrained")
-    for axes, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+    tallest = max((len(group["variants"]) for group in groups), default=1)
+    count = max(1, len(groups))  # nothing is compared yet where only runs on the device are there
+    figure = Figure(figsize=(3.6 * count, 1.6 + 0.3 * tallest), layout="constrained")
+    for axes, group in zip(figure.subplots(1, count, squeeze=False)[0], groups, strict=False):
         _draw_group(axes, group["variants"])
         axes.set_ylim(tallest - 0.4, -0.6)  # bars are as high in every panel
         title = f"{group['regime']}, lr {group['lr']:g}"

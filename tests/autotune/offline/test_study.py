@@ -134,7 +134,7 @@ def test_several_objectives_give_the_front_and_nothing_that_is_dominated():
     result = tune(
         task(objectives=("step_seconds", "device_bytes"), sampler="grid", num_trials=1000)
     )
-    assert [candidate.knobs.topk_ratio for candidate in result.best] == [0.2, 0.15, 0.1, 0.07, 0.05]
+    assert [c.knobs.topk_ratio for c in result.best] == [0.2, 0.15, 0.1, 0.07, 0.05]
     assert all(replace(c.knobs, topk_ratio=0.2) == BEST for c in result.best)
     for objectives in (("goodput",), ("goodput", "staleness", "host_bytes")):
         best = tune(task(objectives=objectives, sampler="nsgaii")).best

@@ -85,6 +85,23 @@ def test_a_study_is_stopped_goes_on_makes_no_cell_twice_and_leaves_a_record(key,
     assert len(counting.made) == before, "a finished study is made no more"
 
 
+def test_a_study_that_may_take_so_long_is_made_in_parts(tmp_path):
+    def run(cell, job):
+        time.sleep(0.02)
+        return {"eval_loss": 1.0}
+
+    study = replace(catalogue.load("update_rule"), run=run)
+    left, rows = [], []
+    for _ in range(4):  # the model that fine-tuning starts from comes first
+        runner = runner_of(study, tmp_path)
+        runner.seconds = 0.01
+        rows.append(len(runner.run().rows))
+        left.append(runner.left)
+        assert runner.made == 1
+    assert (left, rows) == ([3, 2, 1, 0], [0, 1, 2, 3])
+    assert not (tmp_path / "kept").exists()
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_a_committed_record_is_derived_again_as_committed(key):
     kept = records.committed(key)
