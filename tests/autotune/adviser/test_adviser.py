@@ -185,10 +185,9 @@ def steep(monkeypatch):
         monkeypatch.setattr(f"{place}.FITTED", STEEP)
 
 
-@pytest.mark.usefixtures("steep")
 def test_where_a_measurement_would_tell_little_nothing_is_tried():
-    truth = Truth()
-    here = truth.best(SPACE.grid())
+    truth = Truth(h2d=0.5)
+    here = knobs_at(topk_ratio=0.3, update_interval=8)
 
     def advice(factors):
         stretches = [truth.stretch(i, here, slower=factor) for i, factor in enumerate(factors)]
