@@ -97,6 +97,7 @@ class _LaneJob:
     after: list[simpy.Event]
     """Events that it still waits for."""
     deadline: int
+    rank: int
     order: int
     """Number of jobs queued before it."""
     remaining: float
@@ -132,6 +133,7 @@ class AbstractLane(ABC):
         after: Iterable[simpy.Event] = (),
         *,
         deadline: int = 0,
+        rank: int = 0,
     ) -> simpy.Event:
         """Queue a job and return the event of its end.
 
@@ -141,9 +143,10 @@ class AbstractLane(ABC):
             work: What it takes.
             after: What must have happened before it starts.
             deadline: How urgent it is in a lane that goes by that: the step that waits for it.
+            rank: Its place among a step's jobs of the same deadline, in such a lane.
         """
         done = simpy.Event(self._env)
-        self._submit(name, step, work, done, after, deadline)
+        self._submit(name, step, work, done, after, deadline, rank)
         return done
 
     def submit_all(self, name: str, step: int, works: Sequence[Work]) -> simpy.Event:
@@ -152,7 +155,7 @@ class AbstractLane(ABC):
         An event for each end that nobody waits for would take as long as the job itself.
         """
         for work in works[:-1]:
-            self._submit(name, step, work, None, (), 0)
+            self._submit(name, step, work, None, (), 0, 0)
         return self.submit(name, step, works[-1])
 
     def _submit(
@@ -163,10 +166,11 @@ class AbstractLane(ABC):
         done: simpy.Event | None,
         after: Iterable[simpy.Event],
         deadline: int,
+        rank: int,
     ) -> None:
         waits = [event for event in after if event.callbacks is not None]  # not yet processed
         order = next(self._order)
-        self._queue(_LaneJob(name, step, work, done, waits, deadline, order, work.num_bytes))
+        self._queue(_LaneJob(name, step, work, done, waits, deadline, rank, order, work.num_bytes))
 
     @abstractmethod
     def _queue(self, job: _LaneJob) -> None:
@@ -246,7 +250,7 @@ class HostLane(AbstractLane):
     is nothing: here a flow is stopped, and goes on later with the bytes it had left.
     """
 
-    _ready: list[tuple[int, int, _LaneJob]] = field(default_factory=list)
+    _ready: list[tuple[int, int, int, int, _LaneJob]] = field(default_factory=list)
 
     def _queue(self, job: _LaneJob) -> None:
         waits = len(job.after)
@@ -263,12 +267,15 @@ class HostLane(AbstractLane):
             self._make_ready(job)
 
     def _make_ready(self, job: _LaneJob) -> None:
-        heapq.heappush(self._ready, (job.deadline, job.order, job))
+        self._push(job)
         running, flow = self._running, self._flow
         if running is None:
             self._advance()
         elif flow is not None and job.deadline < running.deadline:
             self._interrupt(running, flow)
+
+    def _push(self, job: _LaneJob) -> None:
+        heapq.heappush(self._ready, (job.deadline, job.step, job.rank, job.order, job))
 
     def _interrupt(self, running: _LaneJob, flow: Flow) -> None:
         """Stop the running job's flow, and start the most urgent job."""
@@ -276,7 +283,7 @@ class HostLane(AbstractLane):
         running.remaining = self.network.stop(flow)
         self._record(running, flow.num_bytes - running.remaining)
         if running.remaining > 0:
-            heapq.heappush(self._ready, (running.deadline, running.order, running))
+            self._push(running)
         elif running.done is not None:  # its end was due now
             running.done.succeed()
         self._advance()

@@ -19,9 +19,11 @@ class AbstractIntake(ABC):
 
     Attributes:
         name: Name of the spans of work that is not a window's end.
+        takes_due: Whether that work has gradients of blocks whose windows end in its step.
     """
 
     name: str
+    takes_due: bool
 
     def __init__(self, plan: BlockPlan, costs: StepCosts) -> None:
         """Start with nothing."""
@@ -58,6 +60,7 @@ class ExactIntake(AbstractIntake):
     """
 
     name = "adam"
+    takes_due = False
 
     def __init__(self, plan: BlockPlan, costs: StepCosts) -> None:
         """Start with nothing."""
@@ -122,6 +125,7 @@ class PublishedIntake(AbstractIntake):
     """Gradients are added to their windows' sums, but for the only ones of their windows."""
 
     name = "accumulate"
+    takes_due = True
 
     def __init__(self, plan: BlockPlan, costs: StepCosts) -> None:
         """Start with nothing."""

@@ -45,6 +45,8 @@ class _SegmentState:
     """Host tasks that read its staged gradient."""
     last_update: list[simpy.Event] = field(default_factory=list)
     """Host task of the last update of its blocks."""
+    earlier: list[simpy.Event] = field(default_factory=list)
+    """Host tasks of earlier steps that read what is staged."""
 
 
 class EngineSchedule(AbstractSchedule):
@@ -250,7 +252,7 @@ class EngineSchedule(AbstractSchedule):
         work, state = self._intake.stage(index), self._states[index]
         if work.num_bytes:
             before = [*state.copied, *state.staging_free]
-            state.staging_free = [self._submit(work, step - 1, before, deadline=step)]
+            state.staging_free = [self._submit(index, work, step - 1, before, deadline=step)]
 
     def _take_in(self, updating: list[PlannedBlock], step: int) -> None:
         """Queue the intake of this step's gradients and these updates, segment by segment.
@@ -262,18 +264,21 @@ class EngineSchedule(AbstractSchedule):
         for index in reversed(range(len(self._states))):
             state, work = self._states[index], taken[index]
             before = [*state.copied, *state.staging_free]
-            state.staging_free = []
+            state.earlier, state.staging_free = state.staging_free, []
             if work.num_bytes:
-                done = self._submit(work, step, before, deadline=step + 1)
+                done = self._submit(index, work, step, before, deadline=step + 1)
                 state.staging_free = [done]
             self._update(index, members[index], step)
 
     def _submit(
-        self, work: HostPass, step: int, after: list[simpy.Event], deadline: int
+        self, index: int, work: HostPass, step: int, after: list[simpy.Event], deadline: int
     ) -> simpy.Event:
-        """Queue a task of the host that is not a window's end."""
+        """Queue a task of the host on a segment that is not a window's end."""
         made = self.machine.host_work(work.num_bytes, work.steps)
-        return self.machine.host.submit(self._intake.name, step, made, after, deadline=deadline)
+        # Later segments first: backward needs their memory first.
+        return self.machine.host.submit(
+            self._intake.name, step, made, after, deadline=deadline, rank=-index
+        )
 
     def _update(self, index: int, due: list[PlannedBlock], step: int) -> None:
         """Queue the end of the windows of a segment's blocks, if there are any."""
@@ -284,7 +289,9 @@ class EngineSchedule(AbstractSchedule):
         work = total(self._intake.end(block, lag) for block in due)
         made = self.machine.host_work(work.num_bytes, work.steps)
         after = [*state.copied, *state.staging_free, *state.last_update]
-        done = self.machine.host.submit("adam", step, made, after, deadline=step + lag)
+        done = self.machine.host.submit(
+            "adam", step, made, after, deadline=step + lag, rank=-index
+        )
         state.last_update = [done]
         if holds:
             state.staging_free.append(done)
@@ -307,7 +314,8 @@ class EngineSchedule(AbstractSchedule):
         members = by_segment(blocks)
         for index in members:
             state = self._states[index]
-            for event in [*state.copied, *state.staging_free, *state.last_update]:
+            tasks = state.staging_free if self._intake.takes_due else state.earlier
+            for event in [*state.copied, *tasks, *state.last_update]:
                 if not event.processed:
                     yield event
         yield machine.env.timeout(len(blocks) * machine.hardware.overheads.select.value)

@@ -25,12 +25,14 @@ class HostTask:
 
     deadline: int
     """Step by whose end the task must be done."""
+    step: int
+    """Number of the step that the task belongs to."""
+    rank: int
+    """Place among the step's tasks of the same deadline."""
     order: int
-    """Rank among tasks of the same deadline: the order of submission."""
+    """Number of tasks submitted before."""
     name: str = field(compare=False)
     """Name of the task's spans in a timeline."""
-    step: int = field(compare=False)
-    """Number of the step that the task belongs to."""
     parts: list[Callable[[], None]] = field(compare=False)
     """Parts that no thread has taken yet."""
     completion: Completion = field(compare=False)
@@ -74,12 +76,17 @@ class HostWorker:
         deadline: int,
         step: int,
         after: Sequence[Completion],
+        rank: int = 0,
     ) -> Completion:
-        """Queue a task and return its completion; it starts once all of `after` is done."""
+        """Queue a task and return its completion; it starts once all of `after` is done.
+
+        Of a step's tasks with the same deadline the lowest `rank` comes first.
+        """
         completion = Completion(f"the host's {name} of step {step}")
         awaited = [before for before in after if not before.has_succeeded]
         task = HostTask(
             deadline=deadline,
+            rank=rank,
             order=next(self._order),
             name=name,
             step=step,

@@ -107,6 +107,7 @@ class ExactTasks(AbstractHostTasks):
             ],
             step=step,
             deadline=step + 1,  # the next backward brings new gradients
+            bucket=min(block.split.bucket for block in blocks),
             after=[c for block in blocks for c in (*_copies(block.queue), block.last_update)],
         )
         for block in blocks:

@@ -204,6 +204,7 @@ class AbstractHostTasks(ABC):
             [work.rows for work in works],
             step=step.number,
             deadline=step.number + step.lag,
+            bucket=blocks[0].split.bucket,
             after=[*after, *self._former_uploads, *(block.last_update for block in blocks)],
         )
         for work in works:
@@ -227,9 +228,19 @@ class AbstractHostTasks(ABC):
         *,
         step: int,
         deadline: int,
+        bucket: int,
         after: Iterable[Completion],
     ) -> Completion:
-        """Queue one task of the host."""
+        """Queue one task of the host on a bucket's blocks.
+
+        Of tasks that are as urgent the bucket decides whose gradients backward brings first: the
+        next ones need the memory.
+        """
         return self.worker.submit(
-            name, parts_of(works, self.pool), deadline=deadline, step=step, after=unique(after)
+            name,
+            parts_of(works, self.pool),
+            deadline=deadline,
+            step=step,
+            after=unique(after),
+            rank=bucket,
         )

@@ -104,6 +104,7 @@ class PublishedTasks(AbstractHostTasks):
             ],
             step=step.number,
             deadline=step.number + 1,  # the next backward brings new gradients into the staging
+            bucket=bucket.index,
             after=[*step.copies_of(bucket.index), *(block.staging_free for block in blocks)],
         )
         for block in blocks:
@@ -171,6 +172,7 @@ class PublishedTasks(AbstractHostTasks):
                 [RowWork(block.host_shape, make)],
                 step=step.number,
                 deadline=step.number,
+                bucket=block.split.bucket,
                 after=[
                     *step.copies_of(block.split.bucket),
                     *(block.staging_free, block.last_update),

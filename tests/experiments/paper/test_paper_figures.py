@@ -89,11 +89,14 @@ def test_joined_spans_keep_what_each_lane_is_busy_with():
     assert len(again.spans) < len(timeline.spans)
 
 
-def test_a_longer_window_never_stalls_more(made):
-    for stalls in data_of(made, "pipeline")["stall_share"].values():
+def test_a_longer_window_stalls_less(made):
+    """Under the exact rule but for S = 5, where a window takes a second pass over the state."""
+    for name, stalls in data_of(made, "pipeline")["stall_share"].items():
         shares = [stalls[key] for key in sorted(stalls, key=int)]
-        assert all(b <= a + 1e-3 for a, b in itertools.pairwise(shares))
         assert shares[0] > 0.3
+        assert max(shares[2:]) < 0.02
+        if name == "zenflow_paper":
+            assert all(b <= a + 1e-3 for a, b in itertools.pairwise(shares))
 
 
 def test_speed_ups_fall_with_the_gpus_own_work_where_it_hides_the_host(made):

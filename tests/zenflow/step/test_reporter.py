@@ -71,7 +71,7 @@ def test_a_plan_reads_as_a_table():
     assert str(a_plan(host_bytes=140_000_000_000, num_params=7_000_000_000)).splitlines() == [
         "model                2 kB   7,000,000,000 parameters, 0.0% split",
         "host               140 GB   20.00 B per parameter",
-        "  pinned             1 kB   part of host",
+        "  pinned             1 kB   part of host, 4 gradients wait",
         "device extra       1.2 kB   0.00 B per parameter",
         "device rings         64 B   bounded",
     ]
