@@ -231,10 +231,9 @@ def _of_zenflow(
         excess = _excess(run, device)
         text = f"{name}: loss above on_device's, at most {MOST_LOSS:.0%}"
         yield Aim(text, excess, excess <= MOST_LOSS)
-    if run["config"]["update_rule"] == "exact":
-        slowest = run["slowest_position"]
-        text = f"{name}: slowest position of a window, at most {MOST_SLOWEST} medians"
-        yield Aim(text, slowest, slowest <= MOST_SLOWEST)
+    slowest = run["slowest_position"]
+    text = f"{name}: slowest position of a window, at most {MOST_SLOWEST} medians"
+    yield Aim(text, slowest, slowest <= MOST_SLOWEST)
     if offload is not None and offload["stall_fraction"] > 0:
         gone = 1 - _stalled(run) / _stalled(offload)
         text = f"{name}: share of zero_offload's stall gone, over {LEAST_GONE}"
