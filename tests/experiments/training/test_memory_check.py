@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from experiments.training import memory_check
-from experiments.training.memory_check import check_host_memory, free_bytes
+from experiments.training.memory_check import check_host_memory
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import build_setup, make_optimizer
 from tests.experiments.runs import FAST, ended, write_text
 from zenflow import ConfigError, ZenFlowConfig
+from zenflow.host import limits
+from zenflow.host.limits import free_bytes
 
 
 def group(folder, limit, used, cache):
@@ -27,7 +29,7 @@ def group(folder, limit, used, cache):
 
 def left(monkeypatch, folders):
     """Return what the control groups in these folders leave; infinite without a limit."""
-    monkeypatch.setattr(memory_check, "control_groups", lambda controller: folders)
+    monkeypatch.setattr(limits, "control_groups", lambda controller: folders)
     machine = SimpleNamespace(available=math.inf)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     return free_bytes()
@@ -55,7 +57,7 @@ def test_groups_of_the_first_version_count_too(tmp_path, monkeypatch):
 
 def test_a_limit_of_the_shell_counts():
     program = (
-        "import resource, psutil\nfrom experiments.training.memory_check import free_bytes\n"
+        "import resource, psutil\nfrom zenflow.host.limits import free_bytes\n"
         "room = psutil.Process().memory_info().vms + 200_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
         "free, limit = free_bytes()\n"

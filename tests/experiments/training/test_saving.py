@@ -378,5 +378,5 @@ def test_a_disk_that_is_too_small_for_a_checkpoint_is_told_before_the_first_step
     usage = shutil.disk_usage(tmp_path)._replace(free=2_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     said = ended(1, "--out", tmp_path / "run", *flags, "--steps", "2")
-    assert "Warning: a checkpoint of this run takes about 2.4" in said
+    assert "Warning: a checkpoint of this run takes about 2.4" in said, said
     assert "start it again, where there is room for one" in said
