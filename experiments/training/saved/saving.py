@@ -55,7 +55,7 @@ class SavePace:
 def warn_of_space(run: Training) -> None:
     """Say before the first step if a checkpoint will not fit, as far as can be told by then."""
     memory = run.optimizer.memory
-    # Nothing waits in pinned memory at a save. Deferred weights are saved as training sees them, too.
+    # Nothing waits in pinned memory at a save. Deferred weights are saved as they are used, too.
     states = memory.host_bytes - memory.pinned_bytes + memory.device_extra_bytes
     needed = 2 * run.setup.model_bytes + states
     free = shutil.disk_usage(run.folder).free
