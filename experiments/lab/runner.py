@@ -184,7 +184,7 @@ class Runner:
                         for cell in waiting.values()
                         if all(need.slug in self._rows for need in cell.needs)
                     ]
-                    for cell in ready:
+                    for cell in ready[: workers - len(running)]:  # the rest may find no time
                         del waiting[cell.slug]
                         job = self._job(cell)
                         running[pool.submit(_carried_out, self.study.key, cell, job)] = cell

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,23 @@ def test_a_study_that_may_take_so_long_is_made_in_parts(tmp_path):
         assert runner.made == 1
     assert (left, rows) == ([3, 2, 1, 0], [0, 1, 2, 3])
     assert not (tmp_path / "kept").exists()
+
+
+def test_several_workers_begin_no_cell_either_when_the_time_is_over(tmp_path, monkeypatch):
+    def carried_out(key, cell, job):
+        time.sleep(0.05)
+        return {"eval_loss": 1.0}, 0.05
+
+    monkeypatch.setattr(running, "_carried_out", carried_out)
+    monkeypatch.setattr(
+        running, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count)
+    )
+    study = catalogue.load("accuracy")
+    cells = [cell for cell in study.cells(Scope(seeds=(0,))) if not cell.needs]
+    runner = runner_of(study, tmp_path)
+    runner._end = time.monotonic() + 0.01
+    assert len(cells) > 2
+    assert len(list(runner._together(cells, 2))) == 2
 
 
 @pytest.mark.parametrize("key", KEYS)
