@@ -23,12 +23,21 @@ step before's stands for it, in C and R too, which take the right one at the end
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from zenflow.columns.layout import Block, ColumnVectors, Layout, RowVectors, SplitParam
+from zenflow.columns.layout import (
+    Block,
+    Bucket,
+    ColumnVectors,
+    Layout,
+    RowVectors,
+    SplitParam,
+)
 from zenflow.device.base import AbstractDevice, LateGradient
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
@@ -40,8 +49,22 @@ LEAST_ROOT = 1e-15
 """Least root of a second moment, for eps = 0: a row without any gradient is not divided by 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class _BucketVectors:
+    """A bucket's part of the vectors over all columns and over all rows."""
+
+    columns: ColumnVectors
+    column_gains: Tensor
+    shares: Tensor
+    rows: RowVectors
+    row_gains: Tensor
+
+
 class FreshSteps:
     """Moves deferred weights on the device as gradients become final.
+
+    What needs no gradient is computed when a step begins, for all parameters at once, and what
+    needs one by bucket: on small matrices the number of operations is what takes the time.
 
     Attributes:
         clip: Clip factor of the last step, shape (), on the device.
@@ -68,22 +91,48 @@ class FreshSteps:
         self._read_hypers = hypers
         where = layout.columns.scores.device
         self.clip = torch.ones((), device=where)
-        self._blocks = [block for split in layout.splits for block in split.blocks]
-        lengths = torch.tensor([block.shape.num_columns for block in self._blocks])
-        self._block_of = torch.arange(len(self._blocks)).repeat_interleave(lengths).to(where)
-        self._widths = [split.num_columns for split in layout.splits]
+        blocks = [block for split in layout.splits for block in split.blocks]
+        lengths = torch.tensor([block.shape.num_columns for block in blocks])
+        self._block_of_column = torch.arange(len(blocks)).repeat_interleave(lengths).to(where)
         widths, heights = (
             torch.tensor([getattr(split, name) for split in layout.splits])
             for name in ("num_columns", "num_rows")
         )
+        self._split_of_row = torch.arange(len(layout.splits)).repeat_interleave(heights).to(where)
         self._heights = heights.repeat_interleave(widths).to(where, torch.float32)
         self._widths_of_rows = widths.repeat_interleave(heights).to(where, torch.float32)
+        self._by_column = torch.zeros(5, len(self._block_of_column), device=where)
+        self._by_row = torch.zeros(3, len(self._split_of_row), device=where)
+        stays = self._by_column[4].split(widths.tolist())
+        self._stays = dict(zip(layout.splits, stays, strict=True))
+        self._buckets = self._cut()
         self._step = 0
+
+    def _cut(self) -> list[_BucketVectors]:
+        """Cut the vectors into buckets' parts; the parameters of a bucket are neighbours."""
+        parts = []
+        last, last_row = self._by_column.shape[1], self._by_row.shape[1]
+        for bucket in self._layout.buckets:  # in backward order: the last parameters first
+            first = last - sum(split.num_columns for split in bucket.splits)
+            first_row = last_row - sum(split.num_rows for split in bucket.splits)
+            parts.append(
+                _BucketVectors(
+                    self._layout.columns.part(first, last),
+                    self._by_column[0, first:last],
+                    self._by_column[1, first:last],
+                    self._layout.rows.part(first_row, last_row),
+                    self._by_row[0, first_row:last_row],
+                )
+            )
+            last, last_row = first, first_row
+        return parts
 
     @property
     def num_bytes(self) -> int:
         """Bytes on the device, vectors over all columns and rows."""
-        return self._block_of.nbytes + 3 * self._heights.nbytes + self._widths_of_rows.nbytes
+        of_columns = (self._block_of_column, self._heights, self._by_column)
+        of_rows = (self._split_of_row, self._widths_of_rows, self._by_row)
+        return sum(tensor.nbytes for tensor in (*of_columns, *of_rows))
 
     def begin(self, step: int, lands: Callable[[Block, int], bool], inverse_scale: float) -> None:
         """Get ready for a step's gradients, once in a step.
@@ -95,62 +144,93 @@ class FreshSteps:
         """
         if self._step == step:
             return
-        self._step, self._inverse_scale = step, inverse_scale
-        self._hypers = self._read_hypers()
-        shares, stays = [], []
+        self._step = step
+        self._rates: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
         self._landing: set[SplitParam] = set()
-        for block in self._blocks:
-            num_forwards = self._calendar.next_landing(block.index) - step
-            beta1 = self._hypers[block.split.group].beta1
-            share = fresh_share(beta1, num_forwards) if block.shape.num_deferred else 0.0
-            is_landing = lands(block, step)
-            shares.append(share)
-            stays.append(0.0 if is_landing else 1.0)
-            if share:
-                self._moving.add(block.split)
-            if is_landing:
-                self._landing.add(block.split)
-        by_block = self._device.to_device([*shares, *stays]).view(2, -1)
-        both = by_block.index_select(1, self._block_of)
-        both[0].masked_fill_(self._layout.columns.is_important, 0.0).mul_(self.clip)
-        parts = both.split(self._widths, dim=1)
-        self._parts = dict(zip(self._layout.splits, parts, strict=True))
-        self._squared_clip = self.clip.square()
+        by_block, by_split = [], []
+        hypers = self._read_hypers()
+        for split in self._layout.splits:
+            hyper, count = hypers[split.group], split.num_steps + 1
+            root = math.sqrt(1.0 - hyper.beta2**count)
+            steady = (1.0 - hyper.beta1) / (1.0 - hyper.beta1**count)
+            self._rates[split] = hyper.lr * steady * root * inverse_scale
+            gain = (1.0 - hyper.beta2) * inverse_scale**2
+            decay = hyper.beta2, max(hyper.eps * root, LEAST_ROOT) ** 2
+            by_split.append((gain / split.num_columns, *decay))
+            for block in split.blocks:
+                num_forwards = self._calendar.next_landing(block.index) - step
+                share = fresh_share(hyper.beta1, num_forwards) if block.shape.num_deferred else 0.0
+                if share:
+                    self._moving.add(split)
+                if is_landing := lands(block, step):
+                    self._landing.add(split)
+                by_block.append((gain / split.num_rows, share, *decay, float(not is_landing)))
+        self._spread(by_block, by_split)
+
+    def _spread(
+        self, by_block: Sequence[Sequence[float]], by_split: Sequence[Sequence[float]]
+    ) -> None:
+        """Bring numbers of blocks to their columns, of parameters to their rows, and use them.
+
+        Args:
+            by_block: Gain of an energy, share, decay and floor of second moments, and 1 for what
+                is not landing; of each block.
+            by_split: Gain, decay and floor; of each parameter.
+        """
+        sent = self._device.to_device([*chain(*by_block, *by_split)])
+        of_blocks, of_splits = sent[: 5 * len(by_block)], sent[5 * len(by_block) :]
+        columns, rows = self._layout.columns, self._layout.rows
+        squared_clip = self.clip.square()
+        for numbers, index, out in (
+            (of_blocks, self._block_of_column, self._by_column),
+            (of_splits, self._split_of_row, self._by_row),
+        ):
+            torch.index_select(numbers.view(-1, len(out)).t(), 1, index, out=out)
+            out[0].mul_(squared_clip)
+        self._by_column[1].masked_fill_(columns.is_important, 0.0).mul_(self.clip)
+        _, _, decays, floors, _ = self._by_column
+        torch.addcmul(floors, columns.mean_squares, decays, out=columns.fresh_factors)
+        _, decays, floors = self._by_row
+        torch.addcmul(floors, rows.mean_squares, decays, out=rows.fresh_factors)
 
     def forget(self) -> None:
         """Forget the step under way, which is not taken."""
         self._step = 0
 
-    def apply(self, split: SplitParam, grad_OI: Tensor) -> None:
-        """Move a parameter's weights, but for columns whose update is landing."""
-        if split not in self._moving:
+    def apply(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
+        """Move a bucket's weights, but for columns whose update is landing; once in a step.
+
+        Args:
+            bucket: The bucket; all gradients of it that there are have been measured.
+            grads: These gradients, (O, I).
+        """
+        moving = [split for split in grads if split in self._moving]
+        if not moving:
             return
-        shares, stays = self._parts[split]
+        part = self._buckets[bucket.index]
+        rows, columns = part.rows, part.columns
+        # The fresh factors are second moments here, but for this step's part.
+        rows.fresh_factors.addcmul_(rows.energies, part.row_gains)
+        roots = [split.rows.fresh_factors.mean().sqrt_() for split in moving]
+        rows.fresh_factors.rsqrt_()
+        columns.fresh_factors.addcmul_(columns.energies, part.column_gains)
+        columns.fresh_factors.rsqrt_().mul_(part.shares)
+        for split, root in zip(moving, roots, strict=True):
+            split.rows.fresh_factors.mul_(root)
+            self._move(split, grads[split])
+
+    def _move(self, split: SplitParam, grad_OI: Tensor) -> None:
         column_factors, row_factors = split.columns.fresh_factors, split.rows.fresh_factors
-        self._second_moments(split, split.rows, split.num_columns)
-        mean = row_factors.mean()
-        row_factors.rsqrt_().mul_(mean.sqrt_())
-        self._second_moments(split, split.columns, split.num_rows)
-        column_factors.rsqrt_().mul_(shares)
-        now = column_factors * stays if split in self._landing else column_factors
-        weight_OI, rate = split.weight(), self._rate(split)
+        if split in self._landing:
+            column_factors = column_factors * self._stays[split]
+        weight_OI, rate = split.weight(), self._rates[split]
         height = max(1, MOST_ELEMENTS // split.num_columns)
         for low in range(0, split.num_rows, height):
             part = slice(low, low + height)
             weight_OI[part].addcmul_(
-                grad_OI[part] * now, row_factors[part].unsqueeze(1), value=-rate
+                grad_OI[part] * column_factors, row_factors[part].unsqueeze(1), value=-rate
             )
-
-    def _second_moments(
-        self, split: SplitParam, vectors: ColumnVectors | RowVectors, length: int
-    ) -> None:
-        """Fill the fresh factors with second moments, this step's included, plus eps^2."""
-        hyper, factors = self._hypers[split.group], vectors.fresh_factors
-        gain = (1.0 - hyper.beta2) * self._inverse_scale**2 / length
-        floor = max(hyper.eps * self._corrections(split)[1], LEAST_ROOT) ** 2
-        torch.mul(vectors.mean_squares, hyper.beta2, out=factors)
-        factors.addcmul_(vectors.energies, self._squared_clip, value=gain).add_(floor)
 
     def late(self, split: SplitParam, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
         """Return what a landing column still has to be moved by, after `apply`.
@@ -163,18 +243,7 @@ class FreshSteps:
         if split not in self._moving:
             return None
         factors = split.columns.fresh_factors, split.rows.fresh_factors
-        return LateGradient(rows, is_packed, *factors, self._rate(split))
-
-    def _corrections(self, split: SplitParam) -> tuple[float, float]:
-        """Return 1 - beta1^t and sqrt(1 - beta2^t) of the step under way."""
-        hyper, count = self._hypers[split.group], split.num_steps + 1
-        return 1.0 - hyper.beta1**count, math.sqrt(1.0 - hyper.beta2**count)
-
-    def _rate(self, split: SplitParam) -> float:
-        """Return what a factor is to be multiplied by."""
-        hyper = self._hypers[split.group]
-        correction, root = self._corrections(split)
-        return hyper.lr * (1.0 - hyper.beta1) / correction * root * self._inverse_scale
+        return LateGradient(rows, is_packed, *factors, self._rates[split])
 
     def finish(
         self,

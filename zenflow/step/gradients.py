@@ -130,8 +130,7 @@ class GradientCollector:
         self.gradients.copied[bucket.index] = []
         self.gradients.sent += grads
         self.passed.begin()
-        for split, grad_OI in grads.items():
-            self.passed.move(split, grad_OI)
+        self.passed.move(bucket, grads)
         staged = {
             block: self.stage(block)
             for split in grads

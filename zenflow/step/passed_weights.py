@@ -33,10 +33,10 @@ class PassedWeights:
         if self.fresh is not None:
             self.fresh.begin(self.step(), self.gate.lands, inverse_scale)
 
-    def move(self, split: SplitParam, grad_OI: Tensor) -> None:
-        """Take a parameter's fresh step."""
+    def move(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
+        """Take a bucket's fresh step with its gradients, (O, I)."""
         if self.fresh is not None:
-            self.fresh.apply(split, grad_OI)
+            self.fresh.apply(bucket, grads)
 
     def start_uploads(self, bucket: Bucket, mark: Any, grads: Mapping[SplitParam, Tensor]) -> None:
         """Begin what lands in a bucket after a mark; its gradients, (O, I), come late for it."""
