@@ -15,6 +15,8 @@ from zenflow.host.pool import HostPool
 
 COLUMNS = 4096
 CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache
+STAGGER = COLUMNS + 64
+"""Number of elements between one gradient's end and the next one's start."""
 BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 1e-4, 0.01
 STEP = AdamStep(LR, *BETAS, EPS, decay=1 - LR * DECAY)
 DEPTHS = (1, 2, 4, 8)
@@ -79,8 +81,17 @@ class State:
         )
 
     def grads(self, count: int) -> list[Tensor]:
-        """Return so many gradients, each in memory of its own."""
-        return [self.grad, *(self.grad.clone() for _ in range(count - 1))]
+        """Return so many gradients, each in memory of its own.
+
+        Their places in the caches differ, as a queue's do: eight streams that begin at multiples
+        of a large power of two would push each other out.
+        """
+        pitch = self.grad.numel() + STAGGER
+        memory = self.grad.new_empty(count * pitch)
+        grads = [part[: self.grad.numel()].view_as(self.grad) for part in memory.split(pitch)]
+        for grad in grads:
+            grad.copy_(self.grad)
+        return grads
 
     def adopt(self, optimizer: torch.optim.Optimizer, step: Tensor | int) -> None:
         """Give the optimizer our moments, so that all jobs walk over the same memory."""

@@ -16,6 +16,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -57,11 +58,11 @@ TARGETS = (
 def cached_rate(threads: int, depth: int) -> float:
     """Return our steps/s on data in each core's own cache: the speed of the arithmetic.
 
-    The best of short bursts, each thread with a pool of its own, less the time of calls without
+    The median of short bursts, each thread with a pool of its own, less the time of calls without
     rows: Python's part of a call is much beside so small a piece.
     """
 
-    def best(state: State) -> float:
+    def middling(state: State) -> float:
         bursts = []
         replay, pool = state.replay(state.grads(depth)), HostPool.open(0)
         job = replay.encode()  # it holds addresses alone
@@ -72,12 +73,12 @@ def cached_rate(threads: int, depth: int) -> float:
                 pool.run([job])
             bursts.append((time.perf_counter() - started) / 20)
         pool.close()
-        return min(bursts)
+        return statistics.median(bursts)
 
     with ThreadPoolExecutor(threads) as callers:
         states = [State(CACHED_PARAMS) for _ in range(threads)]
-        busy = list(callers.map(best, states))
-    overhead = best(State(0))
+        busy = list(callers.map(middling, states))
+    overhead = middling(State(0))
     return sum(depth * CACHED_PARAMS / (seconds - overhead) for seconds in busy)
 
 
@@ -102,7 +103,7 @@ def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
         }
     record = {"threads": threads, "jobs": rows, "missing": missing}
     record["cached_steps_per_second"] = {
-        str(depth): cached_rate(threads, depth) for depth in (DEPTHS[0], DEPTHS[-1])
+        str(depth): cached_rate(threads, depth) for depth in DEPTHS
     }
     record["targets"] = verdicts(rows)
     return record
@@ -157,7 +158,7 @@ def bound(rows: dict[str, Any], depth: int, cached: float) -> str:
     row = rows[replay_of(depth)]
     rate = row["steps_per_second"]
     moved = rate * row["traffic_bytes_per_step"] / rows[SCALE]["bytes_per_second"]
-    what = "memory" if cached > 1.25 * rate else "arithmetic"
+    what = "arithmetic" if cached <= 1.25 * rate else "memory" if moved >= 0.7 else "neither alone"
     return (
         f"q = {depth} is bound by {what}: {cached / 1e6:.0f} Mstep/s from cache is "
         f"{cached / rate:.2f} x the rate from memory, whose traffic is {moved:.2f} of what "
