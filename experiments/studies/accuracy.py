@@ -10,11 +10,14 @@ from typing import Any
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.intervals import CONFIDENCE, half_width_over_seeds
-from experiments.lab.study import Cell, Data, Row, Scope, Study
+from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.output.plots import draw_excess
+from experiments.studies.late_updates.design import FORMER, rule_of
+from experiments.studies.late_updates.training import train as train_by_plain_loop
 from experiments.studies.regimes import (
     BASELINE,
     FINE_TUNING,
+    LARGER,
     PRETRAINING,
     SCRATCH,
     cell_of,
@@ -22,9 +25,9 @@ from experiments.studies.regimes import (
     train,
 )
 
-RATES = {SCRATCH: (1e-3, 2e-3, 4e-4, 2e-4), FINE_TUNING: (3e-4, 1e-3, 1e-4)}
-"""Learning rates by regime, AdamW's best first."""
-INTERVALS = {SCRATCH: (4, 16, 8, 1), FINE_TUNING: (4, 16, 32)}
+RATES = {SCRATCH: (1e-3, 2e-3, 4e-4, 2e-4), FINE_TUNING: (3e-4, 1e-3, 1e-4), LARGER: (1e-3,)}
+"""Learning rates by regime, AdamW's best first. The larger model has one, and one seed."""
+INTERVALS = {SCRATCH: (4, 16, 8, 1), FINE_TUNING: (4, 16, 32), LARGER: (4, 16)}
 """Windows of the default rule, S."""
 BFLOAT16 = "bfloat16"
 
@@ -40,14 +43,20 @@ class Variant:
 
 
 def variants(regime: str, rate: float) -> list[Variant]:
-    """Return what is trained at a rate; bfloat16 at AdamW's best rate alone."""
+    """Return what is trained at a rate; bfloat16 at AdamW's best rate alone.
+
+    The former rule stands beside the others for the larger model: a plain loop with logical
+    delays, as the engine no longer has it.
+    """
     found = [
         Variant(BASELINE, BASELINE),
         *(Variant(f"zenflow, S = {s}", "zenflow", {"update_interval": s})
           for s in INTERVALS[regime]),
         Variant("zenflow_paper", "zenflow_paper"),
     ]  # fmt: skip
-    if rate == RATES[regime][0]:
+    if regime == LARGER:
+        found.append(Variant(FORMER, "zenflow", {"update_interval": 4}))
+    elif rate == RATES[regime][0]:
         found += [
             Variant(f"{name}, {BFLOAT16}", name, dtype=BFLOAT16) for name in ("zenflow", BASELINE)
         ]
@@ -62,11 +71,12 @@ _KEPT = ("regime", "variant", "lr", "seed", "steps", "eval_loss")
 
 def _cells(scope: Scope) -> Sequence[Cell]:
     """Return every run: seed by seed, so that a part of them says something of each regime."""
+    seeds = scope.seeds or ()
+    turns = [(seed, regime) for seed in seeds for regime in (SCRATCH, FINE_TUNING)]
     return [
         _cell(regime, variant, rate, seed, scope)
-        for seed in scope.seeds or ()
-        for regime, rates in RATES.items()
-        for rate in (rates[:1] if scope.smoke else rates)
+        for seed, regime in (*turns, *((seed, LARGER) for seed in seeds[:1]))
+        for rate in RATES[regime][: 1 if scope.smoke else None]
         for variant in variants(regime, rate)[: 2 if scope.smoke else None]
     ]
 
@@ -80,7 +90,16 @@ def _cell(regime: str, variant: Variant, rate: float, seed: int, scope: Scope) -
         lr=rate,
         seed=seed,
     )
-    return cell_of(regime, variant.name, training)
+    cell = cell_of(regime, variant.name, training)
+    if variant.name != FORMER:
+        return cell
+    return replace(cell, settings={**cell.settings, "rule": FORMER})
+
+
+def _run(cell: Cell, job: Job) -> Row:
+    if "rule" in cell.settings:
+        return train_by_plain_loop(cell.work, rule_of(FORMER, cell.work.knobs["update_interval"]))
+    return train(cell, job)
 
 
 def _summarise(rows: Sequence[Row]) -> Data:
@@ -132,7 +151,8 @@ def _finding(regime: str, variant: str, rate: float, excess: Sequence[float]) ->
 _ABOUT = (
     f"Held-out loss, and what the strategies' lies above {BASELINE}'s of the same seed: mean "
     f"(least to most) over the seeds. Fine-tuning goes on from a model trained "
-    f"{PRETRAINING.steps} steps on the default data, with Python's documentation as its text."
+    f"{PRETRAINING.steps} steps on the default data, with Python's documentation as its text. The "
+    "*former rule* is a plain loop with logical delays, in one thread."
 )
 
 
@@ -174,12 +194,12 @@ STUDY = Study(
     name="accuracy",
     title="Held-out loss from scratch, where late updates hurt most, and in fine-tuning",
     cells=_cells,
-    run=train,
+    run=_run,
     summarise=lambda rows, _: _summarise(rows),
     findings=_findings,
     about=lambda data: _ABOUT,
     tables=_tables,
     draw=lambda data: draw_excess(excesses(data["rows"])),
     seeds=(0, 1, 2),
-    minutes=240,
+    minutes=280,
 )

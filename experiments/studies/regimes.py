@@ -16,7 +16,7 @@ from experiments.training.settings import TrainSettings
 from zenflow.errors import ConfigError
 
 BASELINE = "on_device"
-SCRATCH, FINE_TUNING = "from scratch", "fine-tuning"
+SCRATCH, FINE_TUNING, LARGER = "from scratch", "fine-tuning", "from scratch, 10.7M parameters"
 _SMOKE_STEPS, _SMOKE_BATCHES = 4, 2
 _KEPT = ("eval_loss", "captured_energy", "final_train_loss")
 
@@ -47,8 +47,9 @@ PRETRAINING = TrainSettings(strategy=BASELINE, steps=2500, lr=2e-3, device_threa
 def settings_of(regime: str, *, smoke: bool) -> TrainSettings:
     """Return what all runs of a regime share."""
     common = TrainSettings(device_threads=1, host_threads=1, timeline_steps=0)
-    if regime == SCRATCH:
-        return smoked(replace(common, steps=800), smoke)
+    if regime != FINE_TUNING:
+        model = "10m" if regime == LARGER else common.model
+        return smoked(replace(common, steps=800, model=model), smoke)
     return smoked(replace(common, steps=400, data=str(documentation())), smoke)
 
 

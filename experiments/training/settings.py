@@ -97,11 +97,12 @@ MODEL_SIZES: Mapping[str, ModelSize] = {
     "mini": ModelSize(hidden=128, layers=4, heads=4, ffn=352),
     "small": ModelSize(hidden=192, layers=4, heads=6, ffn=512),
     "base": ModelSize(hidden=256, layers=6, heads=8, ffn=704),
+    "10m": ModelSize(hidden=384, layers=6, heads=6, ffn=1024),
     "medium": ModelSize(hidden=512, layers=8, heads=8, ffn=1408),
     "large": ModelSize(hidden=768, layers=12, heads=12, ffn=2048, tied=False),
     "1b": ModelSize(hidden=2048, layers=20, heads=16, ffn=5632, tied=False),
 }
-"""Sizes with the byte vocabulary: 0.1M, 0.8M, 1.8M, 4.9M, 26M, 85M and 1.0B parameters."""
+"""Sizes with the byte vocabulary: 0.1M, 0.8M, 1.8M, 4.9M, 10.7M, 26M, 85M and 1.0B parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,15 @@
 """The accuracy study's arithmetic, and what its claims are decided by."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.lab.finding import Verdict
 from experiments.lab.record import needed
-from experiments.lab.study import Scope
+from experiments.lab.study import Job, Scope
 from experiments.studies.accuracy import STUDY, excesses
-from experiments.studies.regimes import BASELINE, documentation
+from experiments.studies.late_updates.design import FORMER
+from experiments.studies.regimes import BASELINE, LARGER, documentation
 from experiments.training.data.texts import stdlib_files
 
 
@@ -87,3 +90,19 @@ def test_the_record_says_that_from_scratch_the_default_keeps_adamws_loss():
             assert max(found["from scratch", f"zenflow, S = {interval}", rate]) < 0.01
         assert min(found["from scratch", "zenflow_paper", rate]) > 0.1
     STUDY.draw(data)
+
+
+def test_the_former_rule_is_a_run_of_its_own_by_a_plain_loop(tmp_path):
+    cells = STUDY.cells(Scope(seeds=(0, 1)))
+    own = [cell for cell in cells if cell.settings["regime"] == LARGER]
+    assert {cell.settings["seed"] for cell in own} == {0}
+    (former,) = [cell for cell in own if cell.labels["variant"] == FORMER]
+    (exact,) = [cell for cell in own if cell.labels["variant"] == "zenflow, S = 4"]
+    small = replace(former.work, model="own:tiny", steps=8, eval_batches=1)
+    assert small == replace(exact.work, model="own:tiny", steps=8, eval_batches=1)
+    losses = [
+        STUDY.run(replace(cell, work=small), Job(folder=tmp_path))["eval_loss"]
+        for cell in (former, exact)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+    assert losses[0] != losses[1]
