@@ -39,16 +39,16 @@ SECTIONS: Sequence[Section] = (
         record="stall_and_loss",
         kind="emulated",
         command="zenflow study stall_and_loss",
-        is_former=True,
         text="""\
-Two cores of a virtual machine play device and host, over an emulated link of 68.8 MB/s each way.
+Two cores of a virtual machine play device and host, over an emulated link of 54.0 MB/s each way.
 A decoder of 836,992 parameters goes on learning Python's own source, 500 steps from a common
 start.
 
-- With seed 0, a step takes 49 ms under `on_device`, 125 ms under `zero_offload`, 53 ms under
-  `zenflow_paper` and 52 ms under `zenflow`. They stall for 0%, 58.0%, 8.8% and 1.8% of it.
-- `zenflow` is without 98.7% of `zero_offload`'s stall seconds in every seed.
-- Its held-out loss is within 0.31% of `on_device`'s.
+- With seed 0, a step takes 64 ms under `on_device`, 169 ms under `zero_offload`, and 81 ms under
+  `zenflow_paper` and `zenflow`. They stall for 0%, 53.1%, 4.8% and 0.9% of it.
+- `zenflow` is without 99.2% of `zero_offload`'s stall seconds in every seed. What its steps take
+  beside `on_device`'s is not waiting: here the host's update has the device's own cores.
+- Its held-out loss is within 0.14% of `on_device`'s.
 """,
     ),
     Section(
@@ -225,18 +225,20 @@ moves it.
         kind="measured",
         command="make bench",
         file="host_update.txt",
-        is_former=True,
         text="""\
-Two cores and 64M parameters (67108864), on an AMD EPYC.
+Two cores and 64M parameters (67108864), on an AMD EPYC. A pass that takes q gradients in moves
+26/q + 2 bytes a step of an element.
 
-- The host update reaches 1.21 to 1.26 of a plain triad's bandwidth.
-- It has 1.33 to 1.45 times the speed of cast + torch's fused AdamW + cast.
-- It has 1.32 to 1.42 times that of DeepSpeed's CPUAdam on the same job. The aim of 1.5 times is
-  not reached: where memory bounds both, their traffic allows 1.53.
+- With q = 1 the update reaches 1.11 to 1.34 of a plain triad's bandwidth, and 1.43 to 1.64 times
+  the speed of cast + torch's fused AdamW + cast.
+- With q = 4 one core takes 1369 million steps a second in place of 787, and two take 2722 in place
+  of 1319. Square roots and divisions bound it then, not memory: two cores that have 45.1 GB/s to
+  themselves are not where waiting pays most.
+- The published rule's sums and one step a window take as long as the exact rule with q = 4.
 
-An earlier version on an Intel Xeon had 1.39 to 1.42 times the speed of both
-([record](../experiments/results/2026-11-20_benchmarks_intel-r-xeon-r-processor/host_update.txt)).
-On a busy machine single runs were far below these numbers.
+DeepSpeed was not installed. An earlier version on another EPYC had 1.32 to 1.42 times the speed of
+its CPUAdam
+([record](../experiments/results/2026-11-21_benchmarks_amd-epyc/host_update.txt)).
 """,
     ),
     Section(
@@ -245,16 +247,15 @@ On a busy machine single runs were far below these numbers.
         kind="measured",
         command="make bench",
         file="step_overhead.txt",
-        is_former=True,
         text="""\
 With the host idle, beside torch's foreach AdamW on the same tensors:
 
-- Small matrices stay on the device by default. For 30 to 1000 of them a step takes 0.4 to 0.9
+- Small matrices stay on the device by default. For 30 to 1000 of them a step takes 0.39 to 1.18
   times as long as torch's.
 - For matrices of 256 x 256, the smallest that the default shares out, the training thread takes
-  0.85 to 1.67 times as long.
-- The aim is 2. Wall time, with the copies that a GPU's engines would make, misses it in one case:
-  2.61, with 30 matrices and gradients kept.
+  1.56 to 3.03 times as long: the aim of 2 is missed for 30 of them, and where gradients are
+  released. About a third of it is fresh steps, which read gradients and write weights once more.
+- Wall time, with the copies that a GPU's engines would make, is 2.24 to 4.07 times torch's.
 """,
     ),
     Section(
@@ -264,8 +265,10 @@ With the host idle, beside torch's foreach AdamW on the same tensors:
         command="make bench",
         file="sim_speed.txt",
         text="""\
-One core simulates 600 to 900 steps of a 32-layer model a second. The closed forms answer for
-190,000 to 940,000 machines a second.
+One core of a slow machine simulates 147 to 308 steps of a 32-layer model a second, 3.4 to 6.7
+times as long as as many events that do nothing. The closed forms answer for 82,294 to 333,844
+machines a second. The aims are 500 and 100,000: a core three times as fast reached them
+([record](../experiments/results/2026-11-21_benchmarks_amd-epyc/sim_speed.txt)).
 """,
     ),
 )

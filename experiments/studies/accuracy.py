@@ -148,12 +148,15 @@ def _finding(regime: str, variant: str, rate: float, excess: Sequence[float]) ->
     )
 
 
-_ABOUT = (
-    f"Held-out loss, and what the strategies' lies above {BASELINE}'s of the same seed: mean "
-    f"(least to most) over the seeds. Fine-tuning goes on from a model trained "
-    f"{PRETRAINING.steps} steps on the default data, with Python's documentation as its text. The "
-    "*former rule* is a plain loop with logical delays, in one thread."
-)
+def _about(data: Data) -> str:
+    text = (
+        f"Held-out loss, and what the strategies' lies above {BASELINE}'s of the same seed: mean "
+        f"(least to most) over the seeds. Fine-tuning goes on from a model trained "
+        f"{PRETRAINING.steps} steps on the default data, with Python's documentation as its text."
+    )
+    if all(row["variant"] != FORMER for row in data["rows"]):
+        return text
+    return f"{text} The *{FORMER}* is a plain loop with logical delays, in one thread."
 
 
 def _tables(data: Data) -> Sequence[Table]:
@@ -197,7 +200,7 @@ STUDY = Study(
     run=_run,
     summarise=lambda rows, _: _summarise(rows),
     findings=_findings,
-    about=lambda data: _ABOUT,
+    about=_about,
     tables=_tables,
     draw=lambda data: draw_excess(excesses(data["rows"])),
     seeds=(0, 1, 2),

@@ -42,7 +42,7 @@ def test_numbers_of_the_commentary_are_in_the_record(section):
     folder = section.folder
     files = [folder / section.file]
     if section.record == "benchmarks":
-        files += RESULTS.glob("2026-11-20_benchmarks_*/host_update.txt")
+        files += RESULTS.glob("2026-11-21_benchmarks_*/host_update.txt")
     text = " ".join(path.read_text(encoding="utf-8").replace(",", "") for path in files)
     known = [abs(float(number)) for number in re.findall(r"\d+\.?\d*(?:e-?\d+)?", text)]
     for number, _ in told(section.text):
