@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zenflow.device.base import AbstractDevice, Arrival, DeviceSpan, HostValues
+from zenflow.device.runtime import CudaRuntime
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 
@@ -24,11 +25,17 @@ class CudaDevice(AbstractDevice):
     is_synchronous = False
     has_ring = True
 
-    def __init__(self, device: torch.device) -> None:
-        """Make the copy streams and tie the device's clock to the host's."""
+    def __init__(self, device: torch.device, runtime: CudaRuntime | None = None) -> None:
+        """Make the copy streams and tie the device's clock to the host's.
+
+        Args:
+            device: The GPU.
+            runtime: What stands for CUDA; None is CUDA itself.
+        """
         super().__init__(device)
-        self._streams = {"d2h": torch.cuda.Stream(device), "h2d": torch.cuda.Stream(device)}
-        self._clock_stream = torch.cuda.Stream(device)
+        self._runtime = runtime or CudaRuntime(device)
+        self._streams = {lane: self._runtime.new_stream() for lane in ("d2h", "h2d")}
+        self._clock_stream = self._runtime.new_stream()
         self._pinned: list[Tensor] = []
         self._tie_clocks()
 
@@ -39,53 +46,42 @@ class CudaDevice(AbstractDevice):
         self._origin_seconds = time.perf_counter()
 
     def enter_thread(self, lane: str | None = None) -> None:
-        """Bind the thread to this GPU, a lane's to its stream for life.
+        """Bind the thread to this GPU, a lane's to its stream for life."""
+        self._runtime.enter_thread(None if lane is None else self._streams[lane])
 
-        A new thread stands on GPU 0, where its first call would make a context of half a gigabyte.
-        """
-        torch.cuda.set_device(self.torch_device)
-        if lane is not None:
-            torch.cuda.set_stream(self._streams[lane])
-
-    def _on(self, stream: torch.cuda.Stream) -> AbstractContextManager[None]:
+    def _on(self, stream: Any) -> AbstractContextManager[Any]:
         """Return what makes a stream the current one; a lane's thread is on its stream already."""
-        if torch.cuda.current_stream(self.torch_device) == stream:
+        if self._runtime.current_stream() == stream:
             return nullcontext()
-        return torch.cuda.stream(stream)
+        return self._runtime.on(stream)
 
-    def _compute(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self.torch_device)
-
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
         """Record an event on the compute stream."""
-        event = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
-        event.record(self._compute())
-        return event
+        return self._runtime.record(self._runtime.current_stream())
 
-    def _enclose(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True, blocking=True)
-        event.record(stream)
-        return event
+    def _enclose(self, stream: Any) -> Any:
+        return self._runtime.record(stream, is_timed=True)
 
     def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Pack and send on the d2h stream."""
         stream = self._streams["d2h"]
         with self._on(stream):
-            stream.wait_event(after)  # the gradients are final only once backward has passed them
+            # The gradients are final only once backward has passed them.
+            self._runtime.wait(stream, after)
             start = self._enclose(stream)
             for grad_OI, columns_D, host_DO in jobs:
                 # Freed at once, reused in stream order: the ring that bounds packed memory is the
                 # caching allocator's pool of this stream, about two of the largest blocks.
                 packed_DO = torch.index_select(grad_OI.t(), 0, columns_D)
                 host_DO.copy_(packed_DO, non_blocking=True)
-                grad_OI.record_stream(stream)  # else its memory is reused while it is still read
+                self._runtime.keep(grad_OI, stream)
             return start, self._enclose(stream)
 
     def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan:
         """Send on the d2h stream; the ring's memory stays until this has passed."""
         stream = self._streams["d2h"]
         with self._on(stream):
-            stream.wait_event(after)
+            self._runtime.wait(stream, after)
             start = self._enclose(stream)
             for packed_DO, host_DO in jobs:
                 host_DO.copy_(packed_DO, non_blocking=True)
@@ -95,18 +91,16 @@ class CudaDevice(AbstractDevice):
         """Send and scatter on the h2d stream."""
         stream = self._streams["h2d"]
         with self._on(stream):
-            stream.wait_event(after)  # backward may still read the weights before this mark
+            self._runtime.wait(stream, after)  # backward may still read the weights before it
             start = self._enclose(stream)
             for arrival in arrivals:
                 host_DO = arrival.values
-                arrived_DO = torch.empty(
-                    host_DO.shape, dtype=host_DO.dtype, device=self.torch_device
-                )
+                arrived_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
                 arrived_DO.copy_(host_DO, non_blocking=True)
                 if arrival.late is not None:
                     arrival.late.move_on(arrived_DO, arrival.columns)
-                    if not arrival.late.is_packed:  # else its memory is reused while it is read
-                        arrival.late.rows.record_stream(stream)
+                    if not arrival.late.is_packed:  # else the ring holds it
+                        self._runtime.keep(arrival.late.rows, stream)
                 arrival.weight.t().index_copy_(0, arrival.columns, arrived_DO)
             return start, self._enclose(stream)
 
@@ -120,18 +114,20 @@ class CudaDevice(AbstractDevice):
     def order_after(self, completion: Completion) -> None:
         """Make the compute stream wait for the copy's end."""
         if completion.device_event is not None:
-            self._compute().wait_event(completion.device_event)
+            self._runtime.wait(self._runtime.current_stream(), completion.device_event)
 
     def to_host(self, values: Tensor) -> HostValues:
         """Copy on the compute stream into pinned memory, without waiting."""
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host = self._runtime.pinned(values.shape, values.dtype)
         host.copy_(values, non_blocking=True)
         return HostValues(host, self.mark())
 
     def to_device(self, values: Sequence[float]) -> Tensor:
         """Copy on the compute stream from pinned memory, without waiting."""
-        host = torch.tensor(values, dtype=torch.float32, pin_memory=True)
-        return host.to(self.torch_device, non_blocking=True)
+        host = self._runtime.pinned((len(values),), torch.float32)
+        host.copy_(torch.tensor(values, dtype=torch.float32))
+        there = self._runtime.empty(host.shape, host.dtype)
+        return there.copy_(host, non_blocking=True)
 
     def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
         """Return zeroed memory; pinned slabs are registered in place.
@@ -140,14 +136,11 @@ class CudaDevice(AbstractDevice):
         """
         slab = host_memory.zeroed(num_elements, dtype, forks=not pinned)
         if pinned and num_elements:
-            with torch.cuda.device(self.torch_device):  # else a context is made on device 0
-                code = torch.cuda.cudart().cudaHostRegister(
-                    slab.data_ptr(), slab.numel() * slab.element_size(), 0
-                )
-            if int(code) != 0:
+            code = self._runtime.register(slab)
+            if code != 0:
                 raise RuntimeError(
-                    f"can't pin {slab.numel() * slab.element_size():,} bytes of host memory (CUDA "
-                    f"error {int(code)}): raise the limit on locked memory (ulimit -l) or free RAM"
+                    f"can't pin {slab.nbytes:,} bytes of host memory (CUDA error {code}): raise "
+                    "the limit on locked memory (ulimit -l) or free RAM"
                 )
             self._pinned.append(slab)
         return slab
@@ -157,13 +150,13 @@ class CudaDevice(AbstractDevice):
 
         It rounds up to a power of two.
         """
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return self._runtime.pinned((num_bytes,), torch.uint8)
 
-    def timing_mark(self) -> torch.cuda.Event:
+    def timing_mark(self) -> Any:
         """Record a timed event on the compute stream."""
-        return self._enclose(self._compute())
+        return self._enclose(self._runtime.current_stream())
 
-    def seconds_of(self, moment: torch.cuda.Event) -> float:
+    def seconds_of(self, moment: Any) -> float:
         """Return the event's time on the host's clock."""
         moment.synchronize()
         # CUDA gives elapsed time as a float32 of milliseconds, which after an hour can't tell
@@ -174,7 +167,7 @@ class CudaDevice(AbstractDevice):
 
     def synchronize(self) -> None:
         """Wait for every stream of the device."""
-        torch.cuda.synchronize(self.torch_device)
+        self._runtime.synchronize()
 
     def close(self) -> None:
         """Unregister pinned slabs: freed while registered, their addresses stay locked."""
@@ -184,6 +177,5 @@ class CudaDevice(AbstractDevice):
         try:
             self.synchronize()
         finally:
-            with torch.cuda.device(self.torch_device):
-                for slab in pinned:
-                    torch.cuda.cudart().cudaHostUnregister(slab.data_ptr())
+            for slab in pinned:
+                self._runtime.unregister(slab)

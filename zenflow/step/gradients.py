@@ -99,7 +99,7 @@ class GradientCollector:
         if isinstance(place, Resident):
             self.gradients.resident[place] = grad
             return
-        grad_OI = place.matrix(grad)
+        grad_OI = place.matrix(grad if self.ring is not None else self._owned(grad))
         self.device.energies(grad_OI, place.columns.energies, place.rows.energies)
         if self.sketch is not None:
             self.sketch.take(place, grad_OI)
@@ -109,6 +109,15 @@ class GradientCollector:
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
             self._send(bucket, step)
+
+    @staticmethod
+    def _owned(grad: Tensor) -> Tensor:
+        """Return a gradient whose memory the next backward leaves alone.
+
+        A part of a larger buffer, as data parallelism has them, is written anew while the lane
+        may still read it.
+        """
+        return grad if grad.untyped_storage().nbytes() == grad.nbytes else grad.clone()
 
     def complete(self) -> None:
         """Note that no more gradients come in this step."""

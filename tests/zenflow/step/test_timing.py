@@ -4,6 +4,7 @@ The models are built to provoke races: layers so tiny that nearly nothing happen
 copies, and an update in flight at nearly every step.
 """
 
+import dataclasses
 import itertools
 import random
 import time
@@ -69,6 +70,38 @@ def delay(monkeypatch, owner, name, seconds, seed):
         return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, late)
+
+
+def one_buffer(params):
+    """Return (parameter, gradient) pairs: gradients are parts of one buffer, as DDP has them."""
+    params = list(params)
+    parts = torch.zeros(sum(p.numel() for p in params)).split([p.numel() for p in params])
+    return [(p, part.view_as(p)) for p, part in zip(params, parts, strict=True)]
+
+
+@pytest.mark.parametrize("has_buffer", [False, True], ids=["own memory", "one buffer"])
+def test_a_buffer_of_gradients_is_written_again_before_the_last_ones_have_left(
+    has_buffer, monkeypatch
+):
+    perform = CopyLane._perform
+
+    def slowly_to_the_host(self, copy):
+        time.sleep(0.02 if self.name == "d2h" else 0)
+        perform(self, copy)
+
+    monkeypatch.setattr(CopyLane, "_perform", slowly_to_the_host)
+    config = dataclasses.replace(config_of("S 3"), select_interval=0)  # which waits for copies
+    model = TinyStack()
+    shared = one_buffer(model.parameters()) if has_buffer else []
+    with closing(ZenFlowAdamW(model.parameters(), lr=1e-2, config=config)) as optimizer:
+        for step in range(12):
+            for param, grad in shared:
+                param.grad = grad.zero_()
+            model.loss(step).backward()
+            optimizer.clip_grad_norm_(0.3)
+            optimizer.step()
+        optimizer.eval()
+    assert_equal(weights_of(model), train(TinyStack, config, "keep", 12)[-1])
 
 
 HOST = host_work("sum", "replay")

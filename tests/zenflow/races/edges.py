@@ -1,0 +1,221 @@
+"""What carries clocks among host threads, and where memory is the device's.
+
+Only what the engine rests on counts: completions, copies and tasks that are handed over. A lock
+that two threads happen to take one after the other orders nothing.
+"""
+
+import contextlib
+import threading
+
+import torch
+
+from tests.zenflow.races.checker import replaced
+from tests.zenflow.races.clocks import LOCK, join, knows
+from zenflow.host.jobs import ReplayJob, SumJob
+from zenflow.lanes.completion import Completion
+from zenflow.lanes.copies import CopyLane
+from zenflow.lanes.host_worker import HostWorker
+
+
+class _Notes:
+    """Clocks by completion. They are kept: a new one may get the place of one that is gone."""
+
+    def __init__(self):
+        self._clocks = {}
+
+    def of(self, thing):
+        return self._clocks.setdefault(id(thing), ({}, thing))[0]
+
+
+@contextlib.contextmanager
+def edges(checker):
+    """Let completions, copies, tasks and host jobs tell the checker."""
+    with contextlib.ExitStack() as stack:
+        for patches in (_completions, _copies, _tasks, _jobs, _kinds):
+            for owner, name, make in patches(checker):
+                old = vars(owner).get(name) or getattr(owner, name)
+                stack.enter_context(replaced(owner, name, make(old)))
+        yield
+
+
+def _completions(checker):
+    launched, done = _Notes(), _Notes()
+
+    def tells(notes):
+        def make(old):
+            def mark(self, *args):
+                with LOCK:
+                    for note in notes:
+                        join(note.of(self), checker.thread.clock)
+                return old(self, *args)
+
+            return mark
+
+        return make
+
+    def learns(old):
+        def wait(self, timeout):
+            old(self, timeout)
+            with LOCK:
+                checker.thread.learn(launched.of(self))
+
+        return wait
+
+    asking = threading.local()
+
+    def is_done(old):
+        def read(self):
+            """Tell who happens to look nothing new: the end may always be seen later."""
+            with LOCK:
+                ended = old.__get__(self)
+                clock = done.of(self)
+                if ended and getattr(asking, "whole", False):
+                    checker.thread.learn(clock)
+                return ended and knows(checker.thread.clock, clock)
+
+        return property(read, old.__set__)
+
+    def when_done(old):
+        def follow(self, follower):
+            """Let the follower know the end, but not the thread that happened to call it."""
+            before, asking.whole = checker.thread.told(), True
+            try:
+                old(self, follower)
+            finally:
+                checker.thread.clock, asking.whole = before, False
+
+        return follow
+
+    return [
+        (Completion, "mark_launched", tells([launched])),
+        (Completion, "mark_done", tells([launched, done])),
+        (Completion, "wait_launched", learns),
+        (Completion, "is_done", is_done),
+        (Completion, "when_done", when_done),
+    ]
+
+
+def _copies(checker):
+    queued = _Notes()
+
+    def submit(old):
+        def tell(self, copy):
+            with LOCK:
+                join(queued.of(copy.completion), checker.thread.clock)
+            old(self, copy)
+
+        return tell
+
+    def perform(old):
+        def learn(self, copy):
+            with LOCK:
+                checker.thread.learn(queued.of(copy.completion))
+            old(self, copy)
+
+        return learn
+
+    return [(CopyLane, "submit", submit), (CopyLane, "_perform", perform)]
+
+
+def _tasks(checker):
+    ready = _Notes()
+
+    def arrived(old):
+        def tell(self, task, completion):
+            with LOCK:
+                join(ready.of(task.completion), checker.thread.clock)
+            old(self, task, completion)
+
+        return tell
+
+    def take(old):
+        def learn(self):
+            taken = old(self)
+            if taken is None:
+                return None
+            task, part = taken
+
+            def run():
+                with LOCK:
+                    checker.thread.learn(ready.of(task.completion))
+                part()
+                with LOCK:  # whoever ends the task knows of all its parts
+                    join(ready.of(task.completion), checker.thread.clock)
+                    checker.thread.learn(ready.of(task.completion))
+
+            return task, run
+
+        return learn
+
+    return [(HostWorker, "_arrived", arrived), (HostWorker, "_take", take)]
+
+
+def _jobs(checker):
+    """Declare what the C code does to memory, which torch does not see."""
+
+    def sums(old):
+        def encode(self):
+            checker.host_access([(self.grad, False), (self.total, True)])
+            return old(self)
+
+        return encode
+
+    def replays(old):
+        def encode(self):
+            grads = [step.grad for step in self.steps if step.grad is not None]
+            state = [self.master, self.exp_avg, self.exp_avg_sq, self.step]
+            if self.upload is not None:
+                state.append(self.upload.out)
+            reads = ((tensor, False) for tensor in [*grads, self.active])
+            checker.host_access([*reads, *((tensor, True) for tensor in state)])
+            return old(self)
+
+        return encode
+
+    return [(SumJob, "encode", sums), (ReplayJob, "encode", replays)]
+
+
+def _kinds(checker):
+    """Tell device memory from the host's by who asks for it; there is no second kind here."""
+
+    def factory(old):
+        def make(*args, **kwargs):
+            made = old(*args, **kwargs)
+            return made if kwargs.get("device") is None else checker.on_device(made)
+
+        return make
+
+    def moved(tensor, old, args, kwargs, *, there):
+        found = old(tensor, *args, **kwargs)
+        if checker.is_on_device(tensor) == there:
+            return found
+        copy = torch.empty(found.shape, dtype=found.dtype)
+        if there:
+            checker.on_device(copy)
+        return copy.copy_(found)  # pageable memory: the host waits
+
+    def to(old):
+        def move(self, *args, **kwargs):
+            goals = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.device)]
+            likes = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+            if not goals and not likes:
+                return old(self, *args, **kwargs)
+            there = checker.is_on_device(likes[0]) if likes else True
+            return moved(self, old, args, kwargs, there=there)
+
+        return move
+
+    def cpu(old):
+        return lambda self: moved(self, old, (), {}, there=False)
+
+    def tolist(old):
+        def read(self):
+            checker.host_access([(self, False)])
+            return old(self)
+
+        return read
+
+    names = ("empty", "zeros", "ones", "full", "tensor")
+    methods = [(torch.Tensor, "to", to), (torch.Tensor, "cpu", cpu)]
+    return [*((torch, name, factory) for name in names), *methods,
+            (torch.Tensor, "tolist", tolist)]  # fmt: skip

@@ -1,0 +1,61 @@
+"""CUDA's runtime as the checker plays it."""
+
+import contextlib
+
+import torch
+
+from tests.zenflow.races.checker import Event
+from tests.zenflow.races.clocks import LOCK
+
+
+class CheckedRuntime:
+    """Streams that are agents; see `zenflow.device.runtime.CudaRuntime`, whose methods it has."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, checker):
+        self._checker = checker
+
+    def enter_thread(self, stream=None):
+        self._checker.watch().__enter__()  # for the thread's life
+        self._checker.stream = stream
+
+    def new_stream(self):
+        return self._checker.new_stream()
+
+    def current_stream(self):
+        return self._checker.stream
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        before, self._checker.stream = self._checker.stream, stream
+        try:
+            yield
+        finally:
+            self._checker.stream = before
+
+    def record(self, stream, *, is_timed=False):
+        return Event(self._checker, stream.launch(self._checker.thread).told())
+
+    def wait(self, stream, event):
+        stream.launch(self._checker.thread, event.clock)
+
+    def keep(self, tensor, stream):
+        with LOCK:
+            self._checker.memory.shadow(tensor).kept_for.add(stream)
+
+    def pinned(self, size, dtype):
+        return torch.empty(size, dtype=dtype)
+
+    def empty(self, size, dtype):
+        return self._checker.on_device(torch.empty(size, dtype=dtype))
+
+    def register(self, slab):
+        return 0
+
+    def unregister(self, slab):
+        pass
+
+    def synchronize(self):
+        for stream in self._checker.streams:
+            self._checker.thread.learn(stream.seen_by(self._checker.thread))

@@ -1,0 +1,181 @@
+"""The checker finds every synchronisation that is missing: one is taken out at a time."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.zenflow.races.checker import replaced
+from tests.zenflow.races.harness import races
+from tests.zenflow.races.runtime import CheckedRuntime
+from tests.zenflow.races.test_races import drop, look, save_and_load
+from zenflow.columns.gradient_queue import RoomPool
+from zenflow.device.base import HostValues
+from zenflow.device.cuda import CudaDevice
+from zenflow.lanes.copies import CopyLane
+from zenflow.lanes.host_worker import HostWorker
+from zenflow.step import host_schedule, ring_size
+from zenflow.step.engine import Engine
+from zenflow.step.exact_tasks import ExactTasks
+from zenflow.step.gradient_ring import GradientRing
+from zenflow.step.gradients import GradientCollector
+from zenflow.step.host_tasks import AbstractHostTasks
+from zenflow.step.uploads import UploadGate
+
+
+class NoOrder:
+    """An event that says nothing."""
+
+    def __init__(self):
+        self.clock = {}
+
+
+def nothing(_):
+    return lambda self, *args, **kwargs: None
+
+
+def at_once(old):
+    return lambda self, jobs, after: old(self, jobs, NoOrder())
+
+
+def needing_nothing(lane):
+    def make(old):
+        def submit(self, copy):
+            if self.name == lane:
+                copy.after = []
+            old(self, copy)
+
+        return submit
+
+    return make
+
+
+def after_some(keeps):
+    """Let host tasks wait for some completions only, chosen by their names."""
+
+    def make(old):
+        def submit(self, *args, after, **kwargs):
+            return old(self, *args, after=[c for c in after if keeps(c.what)], **kwargs)
+
+        return submit
+
+    return make
+
+
+def seen_early(_):
+    return lambda self, launched: launched.mark_done()
+
+
+def read_early(old):
+    return lambda self, values, event=None: old(self, values)
+
+
+def room_at_once(_):
+    def make_room(self, num_bytes, waiting):
+        self._taken.clear()
+        return self._next if self._next + num_bytes <= self.num_bytes else 0
+
+    return make_room
+
+
+def forgetting_uploads(old):
+    def take_buffer(self, step, updating):
+        old(self, step, updating)
+        self._former_uploads = []
+
+    return take_buffer
+
+
+def never_busy(old):
+    return lambda self, room, busy: old(self, room, [])
+
+
+def without_copies(_):
+    def drain(self):
+        blocks = self.layout.blocks
+        self.schedule.tasks.flush(blocks)
+        host_schedule.wait_all([block.last_update for block in blocks], self.wait_timeout)
+        self.device.synchronize()
+
+    return drain
+
+
+def drop_and_look(training, step):
+    drop(training, step)
+    look(training, step - 1)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A synchronisation that is taken out, and a training in which it is missed."""
+
+    owner: object
+    name: str
+    make: object
+    mode: str = "release"
+    changes: dict = field(default_factory=dict)
+    training: dict = field(default_factory=dict)
+    ring_bytes: int | None = None
+
+
+SELECTING = {"update_interval": 3, "select_interval": 1}
+MUTANTS = {
+    "gradients are packed at once": Mutant(CudaDevice, "pack", at_once, "keep"),
+    "the ring is sent at once": Mutant(CudaDevice, "send", at_once),
+    "uploads do not wait for backward": Mutant(CudaDevice, "unpack", at_once),
+    "compute does not wait for uploads": Mutant(CudaDevice, "order_after", nothing),
+    "nothing at a landing is waited for": Mutant(UploadGate, "wait", nothing),
+    "the allocator is told of no stream": Mutant(CheckedRuntime, "keep", nothing, "keep"),
+    "gradients overwrite what is read": Mutant(
+        CopyLane, "submit", needing_nothing("d2h"), "keep"
+    ),
+    "uploads do not wait for the update": Mutant(CopyLane, "submit", needing_nothing("h2d")),
+    "copies are seen to end early": Mutant(CopyLane, "_watch", seen_early),
+    "host tasks wait for nothing": Mutant(HostWorker, "submit", after_some(lambda _: False)),
+    "host tasks wait for no copy to the host": Mutant(
+        HostWorker, "submit", after_some(lambda what: "d2h" not in what)
+    ),
+    "host tasks wait for no upload": Mutant(
+        HostWorker, "submit", after_some(lambda what: "h2d" not in what)
+    ),
+    "norms are read early": Mutant(HostValues, "__init__", read_early),
+    "the ring is written at once": Mutant(GradientRing, "_make_room", room_at_once, ring_bytes=1),
+    "the ring keeps nothing for uploads": Mutant(GradientRing, "hold", nothing, ring_bytes=1),
+    "upload buffers are written at once": Mutant(
+        AbstractHostTasks, "take_buffer", forgetting_uploads
+    ),
+    "rooms of the queue are free at once": Mutant(
+        RoomPool, "give", never_busy, changes={"update_interval": 4}
+    ),
+    "staging is free at once": Mutant(
+        ExactTasks, "_free", nothing, changes={"queue_depth": 1}
+    ),
+    "true weights are shown at once": Mutant(
+        Engine, "drain", nothing, training={"then": look}
+    ),
+    "draining forgets the copies": Mutant(
+        Engine, "drain", without_copies, training={"then": drop_and_look}
+    ),
+    "gradients in a larger memory are not copied": Mutant(
+        GradientCollector, "_owned", lambda _: staticmethod(lambda grad: grad), "keep",
+        training={"views": True},
+    ),
+    "a state is saved and loaded at once": Mutant(
+        Engine, "drain", nothing, training={"then": save_and_load}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_missing_synchronisation_is_found(name, monkeypatch):
+    mutant = MUTANTS[name]
+    if mutant.ring_bytes is not None:
+        monkeypatch.setattr(ring_size, "RING_BYTES", mutant.ring_bytes)
+    old = vars(mutant.owner)[mutant.name]
+    changes = {"update_interval": 2, **mutant.changes}
+    with replaced(mutant.owner, mutant.name, mutant.make(old)):
+        assert races(mutant.mode, changes, steps=8, **mutant.training)
+
+
+def test_a_selection_that_waits_for_no_copy_is_found(monkeypatch):
+    monkeypatch.setattr(host_schedule, "wait_all", lambda completions, timeout: None)
+    assert races("release", SELECTING, steps=8)

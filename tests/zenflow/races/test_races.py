@@ -1,0 +1,96 @@
+"""No access to memory without an order, whatever the engine does; see the package's docstring."""
+
+import io
+
+import pytest
+import torch
+
+from tests.models import TinyStack
+from tests.zenflow.races.harness import races
+from tests.zenflow.step.test_timing import RULES
+from zenflow.host import kernel
+from zenflow.step import ring_size
+
+MODES = ("release", "keep")
+both_modes = pytest.mark.parametrize("mode", MODES)
+S2, S3 = {"update_interval": 2}, {"update_interval": 3, "select_interval": 2}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@both_modes
+def test_a_rule(mode, rule):
+    assert races(mode, RULES[rule], steps=8) == []
+
+
+@both_modes
+def test_the_fallback_in_torch(mode, monkeypatch):
+    monkeypatch.setattr(kernel, "c_library", lambda: None)
+    monkeypatch.setattr("zenflow.host.pool.c_library", lambda: None)
+    assert races(mode, S3, steps=5) == []
+
+
+@pytest.mark.parametrize("num_bytes", [1, 700])
+def test_a_ring_that_is_full_now_and_then(num_bytes, monkeypatch):
+    monkeypatch.setattr(ring_size, "RING_BYTES", num_bytes)
+    assert races("release", S2, steps=8) == []
+
+
+@both_modes
+def test_bfloat16_weights(mode):
+    assert races(mode, S2, steps=6, model=TinyStack(num_layers=3, dtype=torch.bfloat16)) == []
+
+
+def look(training, step):
+    """See the true weights, now and then."""
+    if step % 3 == 1:
+        training.optimizer.eval()
+        training.loss(step)
+        training.optimizer.train()
+
+
+@both_modes
+def test_true_weights_in_between(mode):
+    assert races(mode, S2, then=look, steps=8) == []
+
+
+KNOBS = [
+    (3, {"topk_ratio": 0.6}),
+    (6, {"topk_ratio": 0.2, "update_interval": 3}),
+    (9, {"update_interval": 1, "select_interval": 2}),
+]
+
+
+@both_modes
+def test_changes_of_the_knobs(mode):
+    assert races(mode, S2, log=KNOBS, steps=11) == []
+
+
+def drop(training, step):
+    """Let some batches be computed in vain."""
+    if step % 3 == 2:
+        training.backward(step)
+        training.optimizer.zero_grad()
+
+
+@both_modes
+def test_batches_that_are_dropped(mode):
+    assert races(mode, S3, then=drop, steps=9) == []
+
+
+@both_modes
+def test_gradients_in_one_buffer_that_every_backward_overwrites(mode):
+    assert races(mode, S2, views=True, steps=6) == []
+
+
+def save_and_load(training, step):
+    """Go on from a state that was saved, in mid-window."""
+    if step == 5:
+        saved = io.BytesIO()
+        torch.save(training.optimizer.state_dict(), saved)
+        saved.seek(0)
+        training.optimizer.load_state_dict(torch.load(saved, weights_only=False))
+
+
+@both_modes
+def test_resuming(mode):
+    assert races(mode, S3, then=save_and_load, steps=9) == []
