@@ -262,6 +262,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             self.memory = plan_memory(engine)
         self._forget_gradients()
         self._source.consume()
+        self._source.count_change()
         return loss
 
     def _check_sound(self) -> None:
@@ -314,11 +315,13 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         self._check_no_gradients("eval()")
         self.synchronize()
         self._true_weights.show()
+        self._source.count_change()
 
     def train(self) -> None:
         """Put the weights back with which training goes on; nothing happens without `eval`."""
         if self._true_weights.are_shown:
             self._true_weights.restore()
+            self._source.count_change()
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

@@ -109,8 +109,14 @@ class GradientSource:
             self._take(place)
 
     def _read_versions(self) -> list[int]:
-        """Return torch's counts of in-place changes; the optimizer's own are not counted."""
+        """Return torch's counts of in-place changes."""
         return [place.param._version for place in self._places]
+
+    def count_change(self) -> None:
+        """Let autograd know that the weights are others: a graph that was kept is of no use."""
+        torch.autograd.graph.increment_version([place.param for place in self._places])
+        if self._versions is not None:  # changes by others are still noticed
+            self._versions = [version + 1 for version in self._versions]
 
     def expect_new_weights(self) -> None:
         """Allow one change of the weights: a checkpoint's may be loaded after the optimizer's."""

@@ -59,6 +59,27 @@ def test_weights_loaded_after_the_optimizer_was_made_are_refused():
     optimizer.close()
 
 
+@pytest.mark.parametrize("change", ["step", "eval", "train"])
+@pytest.mark.parametrize("mode", ["keep", 1.0])
+def test_a_graph_of_other_weights_is_refused(mode, change):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = make(model, mode)
+    take_step(model, optimizer)
+    if change == "train":
+        optimizer.eval()
+    loss = model(torch.ones(2, 8)).square().sum()
+    if change == "step":
+        loss.backward(retain_graph=True)
+    getattr(optimizer, change)()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    optimizer.zero_grad()
+    if change == "eval":
+        optimizer.train()
+    take_step(model, optimizer)  # a graph of these weights is as good as ever
+    optimizer.close()
+
+
 def test_training_itself_never_looks_like_a_change_in_place():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     optimizer = make(model, 1.0)
