@@ -80,8 +80,10 @@ def keep(runs: Path, results: Path = RESULTS) -> Path:
     name = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     day = time.strftime("%Y-%m-%d", time.localtime((runs / SUITE).stat().st_mtime))
     folder = results / f"{day}_gpu_{name}"
-    shutil.copytree(runs, folder, ignore=shutil.ignore_patterns(_VALIDATION), dirs_exist_ok=True)
-    if (runs / _VALIDATION / "runs.json").is_file():
+    shutil.copytree(
+        runs, folder, ignore=shutil.ignore_patterns(f"*{_VALIDATION}*"), dirs_exist_ok=True
+    )
+    if (runs / _VALIDATION / RECORD).is_file():
         own = results / f"{day}_{_VALIDATION}_{name}"
         shutil.copytree(runs / _VALIDATION, own, dirs_exist_ok=True)
     draw(folder)

@@ -55,7 +55,7 @@ def _measured(command: str, out: Path) -> list[str]:
 
 
 def _validate(out: Path) -> list[str]:
-    command = _measured("validate", out)
+    command = [*_measured("validate", out), "--force"]
     profile = out.parent / "calibration" / "profile.json"
     return [*command, "--profile", str(profile)] if profile.is_file() else command
 

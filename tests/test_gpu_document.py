@@ -25,7 +25,8 @@ def suite(tmp_path_factory):
     (runs / "tests").mkdir()
     (runs / "tests" / "tests.xml").write_text(TESTS)
     (runs / "validation").mkdir()
-    (runs / "validation" / "runs.json").write_text("{}")
+    (runs / "validation" / "record.json").write_text("{}")
+    (runs / ".validation.partial").mkdir()
     record = json.loads((series / "record.json").read_text())
     parts = [
         {"part": "tests", "ended": "failed with code 1", "seconds": 3.0},
@@ -84,8 +85,8 @@ def test_a_suites_records_are_kept_and_told(suite, tmp_path):
     assert folder.name.endswith("_gpu_nvidia-h100-80gb-hbm3")
     assert (folder / "presets-1b" / "record.json").is_file()
     assert list((folder / "presets-1b").glob("*.trace.json.gz"))
-    assert list(tmp_path.glob("*_validation_nvidia-h100-80gb-hbm3/runs.json"))
-    assert not (folder / "validation").exists()
+    assert list(tmp_path.glob("*_validation_nvidia-h100-80gb-hbm3/record.json"))
+    assert not list(folder.glob("*validation*"))
     text = section(tmp_path)
     assert (folder / "timeline.png").is_file()
     assert f"experiments/results/{folder.name}/timeline.png" in text

@@ -5,7 +5,7 @@ The runs of a validation are measured here too, in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,8 +34,8 @@ from experiments.output.outlook import PlannedRun
 from experiments.output.provenance import provenance
 from experiments.output.stages import Stages
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import DTYPES, use_threads
-from sim.fitting.refine import SWEEPS, Observation, Refinement, refine
+from experiments.training.setup import DTYPES, choose_device, use_threads
+from sim.fitting.refine import SWEEPS, Refinement, refine
 from sim.hardware.profile import HardwareProfile
 from zenflow.surface.arguments import default_host_threads
 
@@ -62,6 +62,17 @@ class CalibrationOptions:
     turns: int = 4
     """Number of turns of each run."""
     host_threads: int | None = None
+
+    @classmethod
+    def of(cls, device: str, dtype: str | None, **others: Any) -> CalibrationOptions:
+        """Return options of a device by its name, auto too, in its own precision by default.
+
+        Raises:
+            ConfigError: The device is not there, or takes no emulated link.
+        """
+        found = choose_device(TrainSettings(device=device, link=others.get("link")))
+        own = "float32" if found.type == "cpu" else "bfloat16"
+        return cls(device=found, dtype=dtype or own, **others)
 
     @property
     def together(self) -> int | None:
@@ -132,7 +143,8 @@ def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     settings = [plan.resolve(probed, base) for plan in run_plans]
     if options.link is not None:
         settings = [replace(own, link=options.link) for own in settings]
-    runs = _observe_runs(_RUNS, settings, options, stages)
+    with stages.stage(_RUNS, len(settings) * options.turns) as advance:
+        runs = observe_runs(settings, options, advance)
     with stages.stage(_REFINING, SWEEPS) as advance:
         refinement = refine(
             probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
@@ -146,35 +158,17 @@ def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     )
 
 
-def measure_validation(
-    profile: HardwareProfile, options: CalibrationOptions, stages: Stages
-) -> list[tuple[TrainSettings, Observation, float]]:
-    """Return settings, steady state and spread of every validation run.
-
-    Args:
-        profile: Sizes the emulated links; it decides nothing else.
-        options: Device, precision and thoroughness.
-        stages: Shows how far it is.
-    """
-    is_cpu = options.device.type == "cpu"
-    chosen = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
-    settings = [plan.resolve(profile, options.settings) for plan in chosen]
-    runs = _observe_runs("runs to predict", settings, options, stages)
-    return [(run.settings, run.observation, run.spread) for run in runs]
-
-
-def _observe_runs(
-    stage: str, settings: Sequence[TrainSettings], options: CalibrationOptions, stages: Stages
+def observe_runs(
+    settings: Sequence[TrainSettings], options: CalibrationOptions, on_turn: Callable[[], None]
 ) -> list[ObservedRun]:
-    """Return the steady state of every run, as thoroughly as the options say."""
-    with stages.stage(stage, len(settings) * options.turns) as advance:
-        return observe(
-            settings,
-            turns=options.turns,
-            windows=_WINDOWS,
-            on_turn=advance,
-            together=options.together,
-        )
+    """Return the steady state of every run, measured in turn, as thoroughly as options say."""
+    return observe(
+        settings,
+        turns=options.turns,
+        windows=_WINDOWS,
+        on_turn=on_turn,
+        together=options.together,
+    )
 
 
 def _probe(

@@ -124,6 +124,13 @@ GPU_VALIDATION = (
     RunPlan("zenflow", "1b", 4, 512, settings={"gradients": "keep"}),
 )
 
+SMOKE_VALIDATION = (
+    RunPlan("on_device", "tiny", 1, 48),
+    RunPlan("zero_offload", "tiny", 1, 32),
+    RunPlan("zenflow", "tiny", 2, 32),
+)
+"""Runs of a smoke test."""
+
 CPU_SELECTION, GPU_SELECTION = "small", "large"
 """Models on which selections are timed."""
 

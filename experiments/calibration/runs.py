@@ -18,7 +18,6 @@ from experiments.training.summary import whole_windows
 from sim.fitting.refine import Observation
 from sim.models.workload import Workload
 from sim.simulate import Strategy
-from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
 
@@ -115,9 +114,8 @@ def _observed(run: ShortRun, turns: Sequence[_Turn]) -> ObservedRun:
     return ObservedRun(
         settings=run.setup.settings,
         spread=(ordered[-1 - quarter] - ordered[quarter]) / step,
-        observation=_observation(
+        observation=observation(
             run.setup.settings,
-            run.setup.config,
             workload_of(run.setup),
             step_seconds=step,
             stall_seconds=median(stalls),
@@ -154,9 +152,8 @@ def observation_of(folder: Path) -> Observation:
     steps = sorted({span.step for span in timeline.spans})
     inner = timeline.steps(steps[0] + 1, steps[-1])  # the first may be cut
     count = max(1, len(steps) - 1)
-    return _observation(
+    return observation(
         settings,
-        config,
         settings.workload(),
         step_seconds=median(row["seconds"] for row in steady),
         stall_seconds=median(row["stall_seconds"] for row in steady),
@@ -164,14 +161,16 @@ def observation_of(folder: Path) -> Observation:
     )
 
 
-def _observation(
-    settings: TrainSettings, config: ZenFlowConfig, workload: Workload, **figures: Any
-) -> Observation:
-    releases = settings.gradients == "release"
+def observation(settings: TrainSettings, workload: Workload, **figures: Any) -> Observation:
+    """Return what the simulator has to know of a run, with the figures that were measured."""
     return Observation(
         label=label_of(settings),
         workload=workload,
-        strategy=Strategy(name=settings.strategy, config=config, releases=releases),
+        strategy=Strategy(
+            name=settings.strategy,
+            config=settings.config(None),
+            releases=settings.gradients == "release",
+        ),
         link=settings.link,
         **figures,
     )

@@ -12,8 +12,7 @@ from experiments.commands.flag_types import FILE, FOLDER, KNOWN_FILE, KNOWN_FOLD
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from experiments.calibration.calibrate import Calibration, CalibrationOptions
-    from experiments.output.stages import Stages
+    from experiments.calibration.calibrate import Calibration
     from sim.hardware.profile import HardwareProfile
 
 _DTYPES = ("float32", "bfloat16")
@@ -70,27 +69,16 @@ def _check_folder(path: Path) -> None:
         raise ConfigError(f"--out must be in a folder that exists, but {path.parent} does not")
 
 
-def _options(flags: dict[str, Any]) -> CalibrationOptions:
+def _calibrate(flags: dict[str, Any]) -> Calibration:
     from experiments.calibration.calibrate import CalibrationOptions
-    from experiments.training.settings import TrainSettings
-    from experiments.training.setup import choose_device
-
-    device = choose_device(TrainSettings(device=flags["device"], link=flags.get("link_gbps")))
-    dtype = flags.get("dtype") or ("float32" if device.type == "cpu" else "bfloat16")
-    return CalibrationOptions(
-        device=device,
-        dtype=dtype,
-        link=flags.get("link_gbps"),
-        turns=flags["turns"],
-        host_threads=flags.get("host_threads"),
-    )
-
-
-def _calibrate(flags: dict[str, Any], stages: Stages | None = None) -> Calibration:
     from experiments.calibration.calibrate import calibrate as run
     from experiments.output.stages import Stages
 
-    return run(_options(flags), stages or Stages())
+    options = CalibrationOptions.of(
+        flags["device"], flags["dtype"], link=flags["link_gbps"], turns=flags["turns"],
+        host_threads=flags["host_threads"],
+    )  # fmt: skip
+    return run(options, Stages())
 
 
 def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
@@ -116,48 +104,63 @@ def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
     "--turns", type=click.IntRange(min=1), default=8, show_default=True, help="Of each run."
 )
 @click.option("--out", type=FOLDER, help="The record's folder.")
+@click.option("--force", is_flag=True, help="Measure again what is done already.")
 @click.option(
     "--record", type=KNOWN_FOLDER, help="Measure nothing: predict a record's runs again."
 )
 @click.option("--plot", type=PATH, help="With --record: draw it here.")
 def validate(**flags: Any) -> None:
-    """Predict runs that calibrated nothing, and show how far off the predictions are."""
-    if flags["record"] is not None:
-        click.echo(_again(flags["record"], flags["plot"]))
-    else:
-        click.echo(_validate(flags))
+    """Predict runs that calibrated nothing, and show how far off the predictions are.
+
+    This is zenflow study validation with a device, a profile and a folder of choice.
+    """
+    from experiments.lab.columns import rich
+    from experiments.lab.page import FORMER
+    from experiments.output.bar import wide_console
+    from experiments.output.plots import save_figure
+    from experiments.studies.validation.study import STUDY, read_validation
+
+    record = read_validation(flags["record"] or _measured(flags))
+    data = record.data(STUDY)
+    for table in STUDY.tables(data):
+        wide_console().print(rich(table))
+    click.echo(STUDY.about(data))
+    if not record.is_of(STUDY):
+        click.echo(FORMER.replace("*", ""))
+    if flags["record"] is None:
+        click.echo(f"record: {record.folder}")
+    elif flags["plot"] is not None:
+        save_figure(STUDY.draw(data), flags["plot"])
 
 
-def _again(folder: Path, picture: Path | None) -> str:
-    from experiments.studies.validation import study as validation
+def _measured(flags: dict[str, Any]) -> Path:
+    """Return the folder of the record, made now but for what is there."""
+    from rich.console import Console
+
+    from experiments.commands.study_session import shown_progress
+    from experiments.lab.record import RECORD
+    from experiments.lab.runner import Runner
+    from experiments.lab.study import Scope
+    from experiments.output.provenance import results_folder
+    from experiments.studies.validation.study import validation
     from sim.hardware.file import read_profile
 
-    profile = read_profile(folder / validation.PROFILE)
-    runs = validation.validate(profile, validation.read_record(folder))
-    if picture is not None:
-        from experiments.studies.validation.picture import write_picture
-
-        write_picture(runs, profile, picture)
-    return validation.table(runs)
-
-
-def _validate(flags: dict[str, Any]) -> str:
-    from experiments.calibration.calibrate import measure_validation
-    from experiments.output.files import write_json
-    from experiments.output.provenance import provenance, results_folder
-    from experiments.output.stages import Stages
-    from experiments.studies.validation import study as validation
-    from experiments.studies.validation.picture import write_shown
-    from sim.hardware.file import read_profile, write_profile
-
-    stages = Stages()
-    folder = flags["out"] or results_folder("validation")
-    folder.mkdir(parents=True, exist_ok=True)  # not only once everything is measured
-    if flags["profile"] is None:
-        profile = _calibrate(flags, stages).profile
-    else:
-        profile = read_profile(flags["profile"])
-    observed = measure_validation(profile, _options(flags), stages)
-    write_profile(profile, folder / validation.PROFILE)
-    write_json(folder / validation.RECORD, validation.record_of(observed, provenance()))
-    return f"{write_shown(folder)}\nrecord: {folder}"
+    folder: Path = (flags["out"] or results_folder("validation")).absolute()
+    if flags["force"] and any(folder.glob("*")) and not (folder / RECORD).is_file():
+        raise ConfigError(f"--force replaces a record, and {folder} holds none: name another one")
+    profile = None if flags["profile"] is None else read_profile(flags["profile"])
+    study = validation(flags["device"], flags["dtype"], flags["turns"], profile)
+    runner = Runner(
+        study=study, scope=study.scope(Scope()), folder=folder,
+        kept=folder.with_name(f".{folder.name}.partial"), force=flags["force"],
+    )  # fmt: skip
+    console = Console(stderr=True, highlight=False)
+    try:
+        with shown_progress(console, "validation") as runner.progress:
+            runner.run()
+    except KeyboardInterrupt:
+        console.print(f"Stopped. The same command goes on with what {runner.kept} keeps.")
+        raise
+    if not runner.made:
+        console.print("Done already: --force measures again.")
+    return folder

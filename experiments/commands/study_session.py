@@ -131,7 +131,7 @@ class Session:
             kept=self.keep / self._name(study), force=self.force, workers=self.workers,
             seconds=self.seconds,
         )  # fmt: skip
-        with self._bar(label) as progress:
+        with shown_progress(self.console, label) as progress:
             runner.progress = progress
             record = runner.run()
         self._tidy(runner.kept)
@@ -191,16 +191,17 @@ class Session:
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
-    @contextmanager
-    def _bar(self, label: str) -> Iterator[Any]:
-        """Show a bar on a terminal; elsewhere a line when a study begins."""
-        if not self.console.is_terminal:
-            self._say(f"{label} ...")
-            yield lambda share, text: None
-            return
-        columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24),
-                   TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
-                   TextColumn("{task.fields[what]}"))  # fmt: skip
-        with Progress(*columns, console=self.console, transient=True) as bar:
-            task = bar.add_task(label, total=1.0, what="")
-            yield lambda share, text: bar.update(task, completed=share, what=text)
+
+@contextmanager
+def shown_progress(console: Console, label: str) -> Iterator[Any]:
+    """Show a bar on a terminal; elsewhere a line when a study begins."""
+    if not console.is_terminal:
+        console.print(f"{label} ...", markup=False)
+        yield lambda share, text: None
+        return
+    columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=24),
+               TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+               TextColumn("{task.fields[what]}"))  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=1.0, what="")
+        yield lambda share, text: bar.update(task, completed=share, what=text)

@@ -37,6 +37,7 @@ _QUESTIONS = ("break_even", "cores_against_interval", "dram_for_gpu", "pcie5_or_
 _MODULES = {
     **{f"{PAPER}/{name}": f"experiments.paper.{name}" for name in _FIGURES},
     "published": "experiments.studies.published.study",
+    "validation": "experiments.studies.validation.study",
     "accuracy": "experiments.studies.accuracy",
     "staleness": "experiments.studies.staleness.study",
     "update_rule": "experiments.studies.update_rule.study",

@@ -10,6 +10,8 @@ from experiments.lab.finding import Finding, Range, Verdict
 from experiments.lab.study import Data, Study
 
 PICTURE = "picture.png"
+FORMER = "**Of the former update rule**, before the exact one: it is to be made anew."
+"""What stands beside a record of such a revision."""
 
 
 def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[str, Any]) -> str:
@@ -28,6 +30,8 @@ def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[
     ]
     if record["config"]["smoke"]:
         parts.append("**A smoke run: its numbers say nothing.**")
+    if record["config"].get("revision", 1) < study.revision:
+        parts.append(FORMER)
     about = study.about(data)
     parts += [*([about] if about else []), f"![{study.title}]({PICTURE})"]
     if findings:

@@ -128,7 +128,9 @@ def refuse_others(folder: Path, before: Data, now: Data) -> None:
 def committed(key: str, results: Path | None = None) -> Record | None:
     """Return the newest committed record of a study; None if there is none."""
     results = results or RESULTS
-    paths = (*results.glob(f"*/{RECORD}"), *results.glob(f"*/*/{RECORD}"))
+    # Inside another folder are a group's records; what a suite keeps there is the suite's own.
+    inside = results.glob(f"*/*/{RECORD}") if "/" in key else ()
+    paths = (*results.glob(f"*/{RECORD}"), *inside)
     own = [path.parent for path in sorted(paths) if _name_in(path) == key]
     return read(own[-1]) if own else None
 

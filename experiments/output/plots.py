@@ -60,13 +60,10 @@ class RunRecord:
     timeline: Timeline
 
 
-def save_figure(figure: Figure, path: Path, *, note: str | None = None) -> None:
-    """Write the picture, whole or not at all; a PNG can keep a note in its metadata."""
-    metadata: dict[str, str | None] = {}
-    if path.suffix == ".svg":
-        metadata["Date"] = None  # the same picture is the same file
-    elif note is not None and path.suffix == ".png":
-        metadata["Description"] = note
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the picture, whole or not at all."""
+    # Without a date the same picture is the same file.
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
     FigureCanvasAgg(figure)
     with replacing(path) as draft:
         kind = path.suffix.removeprefix(".") or None

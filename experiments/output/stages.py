@@ -16,9 +16,19 @@ from experiments.output.outlook import Outlook, PlannedRun, in_words
 class Stages:
     """Shows one stage after another on one console, planned ones with the time of them all."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        """Write to ``console``; None is standard error, so that output can be piped."""
+    def __init__(
+        self,
+        console: Console | None = None,
+        progress: Callable[[float, str], None] = lambda share, text: None,
+    ) -> None:
+        """Show nothing yet.
+
+        Args:
+            console: Where to write; None is standard error, so that output can be piped.
+            progress: Called with the share of planned stages that is done, and what is under way.
+        """
         self.console = console or Console(stderr=True, highlight=False)
+        self._progress = progress
         self._outlook: Outlook | None = None
 
     @contextmanager
@@ -68,6 +78,7 @@ class Stages:
             self.console.print(f"{name}: {taken:.0f} s{left}", markup=False)
 
     def _show(self, outlook: Outlook) -> None:
+        self._progress(outlook.share, outlook.label)
         self._whole.update(outlook.share, label=f"{outlook.label:<40}", text=_left(outlook))
 
     @staticmethod

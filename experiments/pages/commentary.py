@@ -200,8 +200,7 @@ seed. The runs took 4 to 12 decisions each, and ended at k = 0.3 or 0.5.
         title="Predictions beside measurements of this engine",
         record="validation",
         kind="emulated",
-        command="zenflow validate",
-        file="table.txt",
+        command="zenflow study validation",
         text="""\
 This engine on a CPU over emulated links. 17 runs that calibrated nothing: step time is off by 3.3%
 (median), 7.7% (90th percentile), and the rank correlation is 0.973.

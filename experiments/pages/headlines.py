@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from experiments.lab.columns import Column, Table, key, markdown
 from experiments.lab.intervals import compare
 from experiments.lab.record import needed
 from experiments.output.provenance import RESULTS, newest_record
-from experiments.studies.validation.study import TABLE
+from experiments.studies.validation.study import STUDY, newest
 
 ROOT = RESULTS.parents[1]
 
@@ -92,15 +91,15 @@ def _sst2() -> Headline:
 
 
 def _validation() -> Headline:
-    folder = newest_record("validation", TABLE)
-    said = (folder / TABLE).read_text(encoding="utf-8")
-    found = re.search(r"(\d+) runs: step time off by (.*? \(90th percentile\))", said)
-    assert found is not None
+    record = newest(is_cpu=True)
+    assert record is not None
+    data = record.data(STUDY)
+    errors, count = data["errors"], len(data["runs"])
     return Headline(
-        what=f"Error of predicted step times, {found[1]} runs that calibrated nothing, on a CPU",
-        number=found[2],
+        what=f"Error of predicted step times, {count} runs that calibrated nothing, on a CPU",
+        number=f"{errors['median']:.1%} (median), {errors['p90']:.1%} (90th percentile)",
         kind="emulated",
-        record=folder,
+        record=record.folder,
     )
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from experiments.lab import catalogue
 from experiments.lab.finding import Verdict
+from experiments.lab.page import FORMER
 from experiments.lab.record import README as PAGE
 from experiments.lab.record import committed, needed
 from experiments.output.files import write_text
@@ -39,8 +40,6 @@ a CPU, over a link whose copies really take their time. *Simulated* is predicted
 More: [on a GPU](gpu.md), [validation](validation.md) of predictions, and the
 [reproduction](reproduction.md) of the paper's figures.
 """
-FORMER = "**Of the former update rule**, before the exact one: it is to be made anew."
-"""What stands beside such a record."""
 _FIRST_RUN = "first-run"
 _HEADLINES = "headlines"
 

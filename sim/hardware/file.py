@@ -36,7 +36,7 @@ def write_profile(profile: HardwareProfile, path: str | os.PathLike[str]) -> Non
         OSError: The file can't be written.
     """
     path = Path(path)
-    content = {"schema_version": SCHEMA_VERSION, **asdict(profile)}
+    content = content_of(profile)
     _check_metadata(content["metadata"])
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -53,14 +53,37 @@ def read_profile(path: str | os.PathLike[str]) -> HardwareProfile:
         ConfigError: The file can't be read, has another schema, or breaks rules; all are listed.
     """
     path = Path(path)
-    content = _parse(path)
+    return profile_of(_parse(path), str(path))
+
+
+def content_of(profile: HardwareProfile) -> dict[str, Any]:
+    """Return what a profile is in JSON, for a file of its own or a part of another."""
+    return {"schema_version": SCHEMA_VERSION, **asdict(profile)}
+
+
+def profile_of(content: Mapping[str, Any], place: str) -> HardwareProfile:
+    """Return the profile that a content stands for.
+
+    Raises:
+        ConfigError: It has another schema, or breaks rules; the message names place and rules.
+    """
+    fields = dict(content)
+    version = fields.pop("schema_version", None)
+    if type(version) is int and version == _FORMER_VERSION:
+        if isinstance(fields.get("host"), Mapping):
+            fields["host"] = {"core_update": asdict(CORE_UPDATE), **fields["host"]}
+    elif version != SCHEMA_VERSION or isinstance(version, bool):
+        raise ConfigError(
+            f"{place}: schema_version must be {SCHEMA_VERSION}, got {version!r}: write the "
+            "profile again with this version of zenflow"
+        )
     reader = _Reader()
-    found = reader.fields_of(content, HardwareProfile, "")
-    raise_violations(str(path), reader.violations)
+    found = reader.fields_of(fields, HardwareProfile, "")
+    raise_violations(place, reader.violations)
     try:
         return HardwareProfile(**found)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{place}: {error}") from error
 
 
 def _check_metadata(metadata: Any) -> None:
@@ -85,16 +108,6 @@ def _parse(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"the profile {path} must hold an object, got {content!r:.80}")
-    version = content.pop("schema_version", None)
-    if type(version) is int and version == _FORMER_VERSION:
-        if isinstance(content.get("host"), dict):
-            content["host"].setdefault("core_update", asdict(CORE_UPDATE))
-        return content
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise ConfigError(
-            f"{path}: schema_version must be {SCHEMA_VERSION}, got {version!r}: write the profile "
-            "again with this version of zenflow"
-        )
     return content
 
 

@@ -3,37 +3,32 @@
 ``python -m experiments.studies.validation.document`` writes it.
 
 A record keeps what was measured. When the simulator changes, so do the predictions: this makes
-its table and picture again as well. One of the former update rule keeps its own.
+the records' own again as well. One of the former update rule keeps its own.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from experiments.lab.columns import Column, Table, key, markdown
-from experiments.lab.record import Record, committed
+from experiments.lab.columns import Column, Table, markdown
+from experiments.lab.page import FORMER
+from experiments.lab.record import Record, committed, put
 from experiments.literature.measurements import GROUPS, NOT_PREDICTED
 from experiments.output.files import write_text
 from experiments.output.provenance import RESULTS
 from experiments.studies.published.predictions import RATE_SIGMA
 from experiments.studies.published.study import AIM, COLUMNS, milliseconds
-from experiments.studies.validation.study import (
-    PROFILE,
-    RECORD,
-    TABLE,
-    errors_of,
-    is_former,
-    read_record,
-    validate,
-)
-from sim.hardware.file import read_profile
+from experiments.studies.validation.study import RUN_COLUMNS, STUDY, newest
 
 DOCUMENT = RESULTS.parent.parent / "docs" / "validation.md"
+_NO_GPU = """\
+No record yet: [limits](limits.md#what-has-been-tried-on-a-gpu) tells what the first calibration \
+missed. Figures for GPUs are the table's, and the first section is all there is to check them \
+with."""
 
 
 def document(results: Path = RESULTS) -> str:
@@ -51,31 +46,17 @@ def document(results: Path = RESULTS) -> str:
         "",
         "## This project's engine on a CPU with an emulated link",
         "",
-        *_own(_newest_on(results, is_cpu=True)),
+        _runs(
+            newest(results, is_cpu=True),
+            "Runs that calibrated nothing, with the profile that other runs gave. ",
+            "No record yet.",
+        ),
         "",
         "## On a GPU",
         "",
-        *_gpu(_newest_on(results, is_cpu=False)),
+        _runs(newest(results, is_cpu=False), "", _NO_GPU),
     ]
     return "\n".join(parts) + "\n"
-
-
-def validations(results: Path = RESULTS) -> list[Path]:
-    """Return the validations that the document shows: the newest of each kind of device."""
-    found = (_newest_on(results, is_cpu=is_cpu) for is_cpu in (True, False))
-    return [folder for folder in found if folder is not None and not is_former(folder)]
-
-
-def _newest_on(results: Path, *, is_cpu: bool) -> Path | None:
-    """Return the newest validation whose device is a CPU, or is none."""
-    folders = sorted(path.parent for path in results.glob(f"*_validation_*/{RECORD}"))
-    chosen = [f for f in folders if _is_on_cpu(f) == is_cpu]
-    return chosen[-1] if chosen else None
-
-
-def _is_on_cpu(folder: Path) -> bool:
-    profile = json.loads((folder / PROFILE).read_text(encoding="utf-8"))
-    return bool(profile["device"]["is_cpu"])
 
 
 def _published(found: Record | None) -> list[str]:
@@ -151,65 +132,28 @@ def _missed(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return ["", "How the missed ones move with what is not known:", "", *found] if found else []
 
 
-def _own(folder: Path | None) -> list[str]:
-    if folder is None:
-        return ["No record yet."]
-    link = f"[{folder.name}](../experiments/results/{folder.name})"
-    return [
-        f"Runs that calibrated nothing, with the profile that other runs gave. Record: {link}.",
-        "",
-        *_runs(folder),
-    ]
-
-
-def _runs(folder: Path) -> list[str]:
-    if is_former(folder):
-        table = (folder / TABLE).read_text(encoding="utf-8").splitlines()
-        return [
-            "**Of the former update rule**, before the exact one: it is to be made anew.",
-            "",
-            *("```text", *table, "```"),
-        ]
-    runs = validate(read_profile(folder / PROFILE), read_record(folder))
-    rows = [
-        {
-            "run": run.observation.label,
-            "measured": 1e3 * run.observation.step_seconds,
-            "spread": run.spread,
-            "predicted": 1e3 * run.prediction.step_seconds,
-            "error": run.error,
-            "stall": 1e3 * run.observation.stall_seconds,
-            "predicted stall": 1e3 * run.prediction.stall_seconds,
-        }
-        for run in runs
-    ]
-    columns = (key("run"), key("measured", ".1f"), key("spread", ".1%"), key("predicted", ".1f"),
-               key("error", "+.1%"), key("stall", ".1f"),
-               key("predicted stall", ".1f", "predicted"))  # fmt: skip
-    return [*markdown(Table(columns=columns, rows=rows)), "", *str(errors_of(runs)).splitlines()]
-
-
-def _gpu(folder: Path | None) -> list[str]:
-    if folder is None:
-        return [
-            "Neither calibration nor validation has been run on a GPU. Until a record with device "
-            "cuda is committed, figures for GPUs are the table's, and the first section is all "
-            "there is to check them with."
-        ]
-    return [f"Record: [{folder.name}](../experiments/results/{folder.name}).", "", *_runs(folder)]
+def _runs(found: Record | None, before: str, without: str) -> str:
+    """Return a table of a validation's runs, their errors below; without one another text."""
+    if found is None:
+        return without
+    data, name = found.data(STUDY), found.folder.name
+    lines = [f"{before}Record: [{name}](../experiments/results/{name}).", ""]
+    if not found.is_of(STUDY):
+        lines += [FORMER, ""]
+    lines += markdown(Table(columns=RUN_COLUMNS, rows=data["runs"]))
+    return "\n".join([*lines, "", data["said"]])
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=DOCUMENT, help="The file.")
 def main(out: Path) -> None:
-    """Write docs/validation.md, and tables and pictures, from the committed records."""
-    from experiments.studies.validation.picture import write_shown  # draws, which is slow to load
-
+    """Write docs/validation.md, and predictions of the committed records, as they are today."""
     write_text(out, document())
     click.echo(f"wrote {out}")
-    for folder in validations():
-        write_shown(folder)
-        click.echo(f"wrote table and picture of {folder}")
+    for found in (newest(is_cpu=True), newest(is_cpu=False)):
+        if found is not None and found.is_of(STUDY):
+            put(found.folder, STUDY, found.header, found.rows)
+            click.echo(f"wrote predictions of {found.folder}")
 
 
 if __name__ == "__main__":

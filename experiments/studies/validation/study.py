@@ -1,121 +1,232 @@
-"""Validation: predicted against measured, on runs that calibrated nothing; from records too."""
+"""Validation: predicted against measured, on runs that calibrated nothing.
+
+All runs are one cell, beside the profile's: they are measured in turn, so that a noisy minute
+disturbs all of them and no median of any. A record keeps what was measured, and what its profile
+predicted. When the simulator changes, so do the predictions: `read_validation` makes them anew.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
+from experiments.calibration import plans
+from experiments.calibration.calibrate import CalibrationOptions, calibrate, observe_runs
+from experiments.calibration.runs import observation
+from experiments.lab import record as records
+from experiments.lab.columns import Column, Table, key
+from experiments.lab.record import Record
+from experiments.lab.study import Cell, Data, Job, Progress, Row, Scope, Study
+from experiments.output.provenance import RESULTS
+from experiments.output.stages import Stages
+from experiments.studies.validation.picture import draw_validation
 from experiments.training.settings import TrainSettings
 from sim.fitting.refine import Observation, predict
+from sim.hardware.catalog import find_machine
+from sim.hardware.file import content_of, profile_of
 from sim.hardware.profile import HardwareProfile
-from sim.simulate import Prediction, Strategy
+from sim.simulate import Prediction
 from zenflow.errors import ConfigError
 
-RECORD = "runs.json"
-PROFILE = "profile.json"
-TABLE = "table.txt"
-PICTURE = "errors.png"
 LANES = ("device", "d2h", "h2d", "host")
-_FORMAT = 2
+_PROFILE = Cell(settings={"part": "profile"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
-    """One run, measured and predicted."""
-
-    observation: Observation
-    spread: float
-    """Spread of the measurement: interquartile range of turns over their median."""
-    prediction: Prediction
-
-    @property
-    def error(self) -> float:
-        """Predicted step time over measured, minus 1."""
-        return self.prediction.step_seconds / self.observation.step_seconds - 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """What all runs say together; shares, not per cent."""
-
-    runs: int
-    median: float
-    """Median of the absolute errors of step time."""
-    p90: float
-    worst: float
-    rank_correlation: float
-    """Spearman's, of predicted and measured step times."""
-    stall_median: float
-    """Median absolute error of stall, as a share of the measured step."""
-    lanes: Mapping[str, float]
-    """The same for each lane's busy time."""
-
-    def __str__(self) -> str:
-        """Return a few lines for people."""
-        lanes = ", ".join(f"{lane} {share:.1%}" for lane, share in self.lanes.items())
-        return (
-            f"{self.runs} runs: step time off by {self.median:.1%} (median), {self.p90:.1%} (90th "
-            f"percentile), {self.worst:.1%} (worst); rank correlation "
-            f"{self.rank_correlation:.3f}\n"
-            f"of a step: stall off by {self.stall_median:.1%} (median); busy time {lanes}"
-        )
-
-
-def validate(
-    profile: HardwareProfile, observed: Sequence[tuple[Observation, float]]
-) -> list[Validated]:
-    """Return what a profile predicts for observed runs, beside what was measured.
+def validation(
+    device: str = "auto",
+    dtype: str | None = None,
+    turns: int = 8,
+    profile: HardwareProfile | None = None,
+) -> Study:
+    """Return the study of a device.
 
     Args:
-        profile: Calibrated on other runs.
-        observed: Runs, each with the spread of its measurement.
+        device: auto, cpu or cuda.
+        dtype: Precision of the parameters; None takes the device's own.
+        turns: Number of turns of each run.
+        profile: What other runs gave; None calibrates first.
     """
+
+    def options(scope: Scope) -> CalibrationOptions:
+        return CalibrationOptions.of(device, dtype, turns=1 if scope.smoke else turns)
+
+    def run(cell: Cell, job: Job) -> Row:
+        found = options(job)
+        if cell == _PROFILE:
+            return {"profile": content_of(profile or _calibrated(found, job))}
+        sizing = profile_in(job.row_of(_PROFILE))
+        return {"runs": _measured(cell.work, sizing, found, job.progress)}
+
+    def settings(scope: Scope) -> Data:
+        found = options(scope)
+        given = None if profile is None else hashlib.sha256(repr(profile).encode()).hexdigest()
+        return {"device": found.device.type, "dtype": found.dtype, "turns": found.turns,
+                "profile": given}  # fmt: skip
+
+    return Study(
+        name="validation",
+        title="Predictions beside measurements of this engine",
+        revision=2,
+        cells=lambda scope: _cells(options(scope), smoke=scope.smoke),
+        run=run,
+        summarise=_summarise,
+        findings=lambda data: (),
+        about=lambda data: f"{data['said']}\n\nTimes in the tables are in milliseconds.",
+        tables=lambda data: [
+            Table(columns=RUN_COLUMNS, rows=data["runs"]),
+            Table(columns=_LANE_COLUMNS, rows=data["runs"], title="Busy time of lanes"),
+        ],
+        draw=draw_validation,
+        settings=settings,
+        one_at_a_time=True,
+        minutes=8,
+    )
+
+
+def _cells(options: CalibrationOptions, *, smoke: bool) -> Sequence[Cell]:
+    is_cpu = options.device.type == "cpu"
+    whole = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
+    chosen = plans.SMOKE_VALIDATION if smoke else whole
+    named = {"part": "runs", "plans": [asdict(plan) for plan in chosen]}
+    return _PROFILE, Cell(settings=named, needs=(_PROFILE,), work=chosen)
+
+
+def _calibrated(options: CalibrationOptions, job: Job) -> HardwareProfile:
+    if job.smoke:
+        return find_machine("dgx-a100-80", 1)
+    return calibrate(options, Stages(Console(quiet=True), job.progress)).profile
+
+
+def profile_in(row: Row) -> HardwareProfile:
+    """Return the profile of a record's first row."""
+    return profile_of(row["profile"], "the record's profile")
+
+
+def _measured(
+    chosen: Sequence[plans.RunPlan],
+    profile: HardwareProfile,
+    options: CalibrationOptions,
+    progress: Progress,
+) -> list[Row]:
+    """Return all runs. The profile sizes emulated links, and decides nothing else measured."""
+    settings = [plan.resolve(profile, options.settings) for plan in chosen]
+    turns = itertools.count(1)
+
+    def show() -> None:
+        progress(next(turns) / (len(settings) * options.turns), "runs to predict")
+
     return [
-        Validated(observation=item, spread=spread, prediction=predict(profile, item))
-        for item, spread in observed
+        {
+            "run": run.observation.label,
+            "training": run.settings.to_dict(),
+            "spread": run.spread,
+            "measured": _figures(run.observation),
+            **prediction_of(profile, run.observation),
+        }
+        for run in observe_runs(settings, options, show)
     ]
 
 
-def errors_of(runs: Sequence[Validated]) -> Errors:
-    """Return the runs' errors together.
+def prediction_of(profile: HardwareProfile, seen: Observation) -> Row:
+    """Return the part of a run that follows from a profile."""
+    told = predict(profile, seen)
+    error = told.step_seconds / seen.step_seconds - 1.0
+    return {"predicted": _figures(told), "error": error}
+
+
+def _figures(found: Observation | Prediction) -> Data:
+    return {"step_seconds": found.step_seconds, "stall_seconds": found.stall_seconds,
+            "busy_seconds": dict(found.busy_seconds)}  # fmt: skip
+
+
+def read_validation(folder: Path) -> Record:
+    """Return a validation's record as today's simulator predicts its runs.
+
+    One of the former update rule is returned as it was recorded: its settings are no more.
+
+    Raises:
+        ConfigError: The folder has no record, or another study's.
+    """
+    found = records.read(folder)
+    records.refuse_others(folder, {"study": found.name}, {"study": STUDY.key})
+    if not found.is_of(STUDY):
+        return found
+    first, second = found.rows
+    profile = profile_in(first)
+    runs = []
+    for run in second["runs"]:
+        settings = TrainSettings.from_dict(run["training"])
+        seen = observation(settings, settings.workload(), **run["measured"])
+        runs.append({**run, **prediction_of(profile, seen)})
+    return replace(found, rows=[first, {**second, "runs": runs}])
+
+
+def newest(results: Path = RESULTS, *, is_cpu: bool) -> Record | None:
+    """Return the newest validation whose device is a CPU, or is none; None if there is none."""
+    paths = results.glob(f"*_validation_*/{records.RECORD}")
+    found = (read_validation(path.parent) for path in sorted(paths, reverse=True))
+    own = (record for record in found if (record.config["device"] == "cpu") == is_cpu)
+    return next(own, None)
+
+
+def _summarise(rows: Sequence[Row], config: Data) -> Data:
+    profile, runs = rows[0]["profile"], [run for row in rows[1:] for run in row["runs"]]
+    link, errors = ", emulated links" if profile["device"]["is_cpu"] else "", errors_of(runs)
+    lanes = ", ".join(f"{lane} {share:.1%}" for lane, share in errors["lanes"].items())
+    said = (
+        f"{len(runs)} runs: step time off by {errors['median']:.1%} (median), "
+        f"{errors['p90']:.1%} (90th percentile), {errors['worst']:.1%} (worst); rank correlation "
+        f"{errors['rank_correlation']:.3f}\n"
+        f"of a step: stall off by {errors['stall']:.1%} (median); busy time {lanes}"
+    )
+    return {"where": f"{profile['name']}{link}", "runs": runs, "errors": errors, "said": said}
+
+
+def errors_of(runs: Sequence[Row]) -> Data:
+    """Return what all runs say together, as shares, not per cent.
+
+    ``median``, ``p90`` and ``worst`` are of the absolute errors of step time,
+    ``rank_correlation`` is Spearman's, of predicted and measured step times. ``stall`` and
+    ``lanes`` have median absolute errors as shares of the measured step.
 
     Raises:
         ConfigError: There are no runs.
     """
     if not runs:
-        raise ConfigError("a validation needs runs: the record holds none")
-    off = np.abs([run.error for run in runs])
-    stalls = [
-        abs(run.prediction.stall_seconds - run.observation.stall_seconds)
-        / run.observation.step_seconds
+        raise ConfigError("no run is measured yet, only the profile: the same command goes on")
+    off = np.abs([run["error"] for run in runs])
+    steps = [[run[side]["step_seconds"] for run in runs] for side in ("measured", "predicted")]
+    return {
+        "median": float(np.median(off)),
+        "p90": float(np.quantile(off, 0.9)),
+        "worst": float(off.max()),
+        "rank_correlation": rank_correlation(*steps),
+        "stall": _median_error(runs, "stall_seconds"),
+        "lanes": {lane: _median_error(runs, "busy_seconds", lane) for lane in LANES},
+    }
+
+
+def _median_error(runs: Sequence[Row], *path: str) -> float:
+    """Return the median absolute error of a figure, where it was measured."""
+    off = [
+        abs((_figure(run, "predicted", *path) or 0.0) - seen) / run["measured"]["step_seconds"]
         for run in runs
+        if (seen := _figure(run, "measured", *path)) is not None
     ]
-    return Errors(
-        runs=len(runs),
-        median=float(np.median(off)),
-        p90=float(np.quantile(off, 0.9)),
-        worst=float(off.max()),
-        rank_correlation=rank_correlation(
-            [run.observation.step_seconds for run in runs],
-            [run.prediction.step_seconds for run in runs],
-        ),
-        stall_median=float(np.median(stalls)),
-        lanes={lane: float(np.median(_lane_errors(runs, lane))) for lane in LANES},
-    )
+    return float(np.median(off or [0.0]))
 
 
-def _lane_errors(runs: Sequence[Validated], lane: str) -> list[float]:
-    """Return each run's error of a lane's busy time, as a share of the measured step."""
-    return [
-        abs(run.prediction.busy_seconds.get(lane, 0.0) - seconds) / run.observation.step_seconds
-        for run in runs
-        if (seconds := run.observation.busy_seconds.get(lane)) is not None
-    ] or [0.0]
+def _figure(run: Row, side: str, name: str, lane: str | None = None) -> float | None:
+    found: Any = run[side][name]
+    seconds: float | None = found if lane is None else found.get(lane)
+    return seconds
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -130,89 +241,31 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def table(runs: Sequence[Validated]) -> str:
-    """Return the runs, one a line, and the errors of all."""
-    width = max(len(run.observation.label) for run in runs)
-    header = f"{'run':<{width}}{'step ms':>9}{'predicted':>10}{'error':>8}{'spread':>8}"
-    header += f"{'stall ms':>10}{'predicted':>10}"
-    header += "".join(f"{lane + ' ms':>12}{'predicted':>10}" for lane in LANES)
-    lines = [header]
-    for run in runs:
-        seen, told = run.observation, run.prediction
-        line = f"{seen.label:<{width}}{seen.step_seconds * 1e3:>9.1f}"
-        line += f"{told.step_seconds * 1e3:>10.1f}{run.error:>+8.1%}{run.spread:>8.1%}"
-        line += f"{seen.stall_seconds * 1e3:>10.1f}{told.stall_seconds * 1e3:>10.1f}"
-        for lane in LANES:
-            line += f"{_milliseconds(seen.busy_seconds.get(lane)):>12}"
-            line += f"{_milliseconds(told.busy_seconds.get(lane)):>10}"
-        lines.append(line)
-    return "\n".join([*lines, str(errors_of(runs))])
+def _milliseconds(head: str, *path: str) -> Column:
+    def show(run: Row) -> str:
+        seconds = _figure(run, *path)
+        return "-" if seconds is None else f"{1e3 * seconds:.1f}"
+
+    return Column(head=head, show=show)
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+RUN_COLUMNS = (
+    key("run"),
+    _milliseconds("measured", "measured", "step_seconds"),
+    key("spread", ".1%"),
+    _milliseconds("predicted", "predicted", "step_seconds"),
+    key("error", "+.1%"),
+    _milliseconds("stall", "measured", "stall_seconds"),
+    _milliseconds("predicted", "predicted", "stall_seconds"),
+)
+"""What a table says of a run, times in milliseconds."""
+_LANE_COLUMNS = (
+    key("run"),
+    *(
+        _milliseconds(head, side, "busy_seconds", lane)
+        for lane in LANES
+        for head, side in ((lane, "measured"), ("predicted", "predicted"))
+    ),
+)
 
-
-def record_of(
-    observed: Sequence[tuple[TrainSettings, Observation, float]], provenance: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the measured runs, JSON-ready: what predictions are computed from again."""
-    return {
-        "format": _FORMAT,
-        "runs": [
-            {
-                "label": item.label,
-                "settings": settings.to_dict(),
-                "step_seconds": item.step_seconds,
-                "stall_seconds": item.stall_seconds,
-                "busy_seconds": dict(item.busy_seconds),
-                "spread": spread,
-            }
-            for settings, item, spread in observed
-        ],
-        **provenance,
-    }
-
-
-def is_former(folder: Path) -> bool:
-    """Return whether a record is of the former update rule: nothing can be predicted of it."""
-    return bool(json.loads((folder / RECORD).read_text(encoding="utf-8"))["format"] < _FORMAT)
-
-
-def read_record(folder: Path) -> list[tuple[Observation, float]]:
-    """Return the measured runs of a record.
-
-    Raises:
-        ConfigError: The record can't be read, or is of another format.
-    """
-    path = folder / RECORD
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            raise ConfigError(
-                f"{path} has format {content['format']}, and this version reads {_FORMAT}: "
-                "validate again"
-            )
-        return [(_observation(run), float(run["spread"])) for run in content["runs"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is no record of a validation ({type(error).__name__}: {error}): give the "
-            "folder that zenflow validate wrote"
-        ) from error
-
-
-def _observation(run: Mapping[str, Any]) -> Observation:
-    settings = TrainSettings.from_dict(run["settings"])
-    return Observation(
-        label=run["label"],
-        workload=settings.workload(),
-        strategy=Strategy(
-            name=settings.strategy,
-            config=settings.config(None),
-            releases=settings.gradients == "release",
-        ),
-        step_seconds=run["step_seconds"],
-        stall_seconds=run["stall_seconds"],
-        busy_seconds=run["busy_seconds"],
-        link=settings.link,
-    )
+STUDY = validation()

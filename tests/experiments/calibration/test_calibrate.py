@@ -1,7 +1,6 @@
 """Calibration from end to end, on runs too small to say anything, and what it writes."""
 
 import io
-import json
 import re
 from types import SimpleNamespace
 
@@ -16,11 +15,11 @@ from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
 from experiments.cli import main
+from experiments.lab import record as records
 from experiments.output import bar as bar_module
 from experiments.output import stages
 from experiments.output.outlook import PlannedRun
-from experiments.output.provenance import newest_record
-from experiments.studies.validation.study import PROFILE
+from experiments.studies.validation.study import profile_in
 from sim.fitting.fit import Fit
 from sim.hardware.file import read_profile
 from zenflow.host.pool import HostPool
@@ -77,16 +76,17 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     assert shown.count("all done in") == 5
 
     record = tmp_path / "record"
-    shown = run(
-        "validate", "--device", "cpu", "--profile", path, "--out", record, "--turns", 1
-    )  # fmt: skip
+    same = ("validate", "--device", "cpu", "--profile", path, "--out", record, "--turns", 1)
+    shown = run(*same)
     assert "1 runs: step time off by" in shown
-    (measured,) = json.loads((record / "runs.json").read_text())["runs"]
-    assert measured["busy_seconds"]["d2h"] > 0
-    assert (record / "table.txt").read_text().strip() in shown
-    assert (
-        run("validate", "--record", record).strip() == (record / "table.txt").read_text().strip()
-    )
+    first, second = records.read(record).rows
+    assert profile_in(first) == profile
+    assert second["runs"][0]["measured"]["busy_seconds"]["d2h"] > 0
+    assert run("validate", "--record", record) in shown
+    assert "Done already" in run(*same)
+    assert records.read(record).rows == [first, second]
+    assert "Done already" not in run(*same, "--force")
+    assert records.read(record).rows != [first, second]
 
     # A recorded run refines the profile further.
     run(
@@ -99,7 +99,7 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
 
 
 def test_a_plans_link_follows_from_the_predicted_compute():
-    profile = read_profile(newest_record("validation", PROFILE) / PROFILE)
+    profile = profile_in(records.needed("validation").rows[0])
     plan = plans.RunPlan("zenflow", "mini", 2, 64, copy_share=0.5, up_share=2.0)
     base = calibration.CalibrationOptions(device=torch.device("cpu")).settings
     settings = plan.resolve(profile, base)

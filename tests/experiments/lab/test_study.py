@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,16 @@ def test_several_workers_begin_no_cell_either_when_the_time_is_over(tmp_path, mo
     runner._end = time.monotonic() + 0.01
     assert len(cells) > 2
     assert len(list(runner._together(cells, 2))) == 2
+
+
+def test_a_record_inside_another_s_folder_is_a_group_s_or_stands_for_none(tmp_path):
+    kept = records.needed("published")
+    for name, folder in (("y", "1_y"), ("y", "2_gpu/y"), ("paper/x", "3_figures/x")):
+        shutil.copytree(kept.folder, tmp_path / folder)
+        header = json.dumps({**kept.header, "name": name})
+        (tmp_path / folder / records.RECORD).write_text(header, encoding="utf-8")
+    assert records.committed("y", tmp_path).folder == tmp_path / "1_y"
+    assert records.committed("paper/x", tmp_path).folder == tmp_path / "3_figures/x"
 
 
 @pytest.mark.parametrize("key", KEYS)

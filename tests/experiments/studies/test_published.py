@@ -1,14 +1,13 @@
 """Published measurements: predicted from set-ups alone, with one constant, and written down."""
 
 import inspect
-import json
 import math
 from dataclasses import replace
 
 import pytest
 
 from experiments.lab.finding import Verdict
-from experiments.lab.record import needed
+from experiments.lab.record import needed, put
 from experiments.literature.measurements import BREAKDOWN, GROUPS, MEASUREMENTS, PAPER
 from experiments.literature.setups import HostPass, Measurement, Phases, Setup
 from experiments.studies.published.predictions import (
@@ -24,14 +23,7 @@ from experiments.studies.published.predictions import (
 )
 from experiments.studies.published.study import AIM, STUDY, predict_all, record_of
 from experiments.studies.validation.document import DOCUMENT, document
-from experiments.studies.validation.study import PROFILE
-from experiments.studies.validation.study import RECORD as RUNS
-from experiments.studies.validation.study import record_of as runs_record
-from experiments.training.settings import TrainSettings
-from sim.fitting.refine import Observation
-from sim.hardware.catalog import find_machine
-from sim.hardware.file import write_profile
-from sim.simulate import Strategy
+from experiments.studies.validation.study import STUDY as VALIDATION
 from tests.test_layering import modules_after
 
 BY_LABEL = {item.label: item for item in MEASUREMENTS}
@@ -170,27 +162,17 @@ def test_the_document_is_what_the_committed_records_make():
 
 def test_without_records_the_document_says_so(tmp_path):
     text = document(tmp_path)
-    assert text.count("No record yet") == 2
-    assert "Neither calibration nor validation has been run on a GPU" in text
+    assert text.count("No record yet") == 3
+    assert "No record yet: [limits](limits.md" in text.split("## On a GPU")[1]
 
 
 def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
-    settings = TrainSettings(model="tiny", strategy="zero_offload")
-    seen = Observation(
-        label="a run",
-        workload=None,
-        strategy=Strategy.of("zero_offload"),
-        step_seconds=0.5,
-        stall_seconds=0.25,
-        busy_seconds={"host": 0.1},
-        link=None,
-    )
-    folder = tmp_path / "2030-01-01_validation_somewhere"
-    folder.mkdir()
-    (folder / RUNS).write_text(json.dumps(runs_record([(settings, seen, 0.02)], {})))
-    write_profile(find_machine("rtx4090-desktop"), folder / PROFILE)
+    kept = needed("validation")
+    header = {**kept.header, "config": {**kept.config, "device": "cuda"}}
+    put(tmp_path / "2030-01-01_validation_somewhere", VALIDATION, header, kept.rows)
     text = document(tmp_path)
-    assert "Neither calibration nor validation has been run on a GPU" not in text
     ours, gpu = text.split("## On a GPU")
-    assert "| a run | 500.0 | 2.0% |" in gpu
-    assert "a run" not in ours
+    assert "| on_device small 3x96 | 58.3 | 4.3% |" in gpu
+    assert "Of the former update rule" in gpu
+    assert "small 3x96" not in ours
+    assert text.count("No record yet") == 2

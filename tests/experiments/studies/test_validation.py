@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
 
-from experiments.calibration import compute
+from experiments.calibration import compute, plans, runs
 from experiments.calibration.compute import fit_compute, measure_compute
 from experiments.calibration.plans import (
     CPU_RUNS,
@@ -16,31 +15,29 @@ from experiments.calibration.plans import (
     GPU_RUNS,
     GPU_SHAPES,
     GPU_VALIDATION,
+    SMOKE_VALIDATION,
 )
 from experiments.calibration.runs import observation_of, observe
 from experiments.calibration.short_run import short_run
 from experiments.cli import main
-from experiments.studies.validation.document import validations
+from experiments.lab import record as records
+from experiments.lab.page import FORMER, page
+from experiments.lab.runner import Runner
+from experiments.lab.study import Scope
+from experiments.output.provenance import RESULTS
 from experiments.studies.validation.study import (
-    PICTURE,
-    PROFILE,
-    TABLE,
-    Validated,
+    STUDY,
     errors_of,
+    newest,
+    profile_in,
     rank_correlation,
-    read_record,
-    record_of,
-    table,
-    validate,
+    read_validation,
+    validation,
 )
 from experiments.training.settings import TrainSettings
 from experiments.training.setup import workload_of
-from sim.fitting.refine import Observation
 from sim.hardware.catalog import find_machine
-from sim.hardware.file import read_profile, write_profile
-from sim.simulate import Prediction, Strategy
 from zenflow.errors import ConfigError
-from zenflow.trace.timeline import Timeline
 
 
 @pytest.fixture(autouse=True)
@@ -50,46 +47,30 @@ def threads():
     torch.set_num_threads(before)
 
 
-def validated(measured, predicted, stalls=(0.0, 0.0), host=(0.0, 0.0)):
-    settings = TrainSettings(strategy="on_device", model="tiny")
-    observation = Observation(
-        label="run",
-        workload=settings.workload(),
-        strategy=Strategy.of("on_device"),
-        step_seconds=measured,
-        stall_seconds=stalls[0],
-        busy_seconds={"host": host[0]},
-    )
-    prediction = Prediction(
-        strategy="on_device",
-        step_seconds=predicted,
-        slowest_step_seconds=predicted,
-        stall_seconds=stalls[1],
-        d2h_bytes=0.0,
-        h2d_bytes=0.0,
-        busy_seconds={"host": host[1]},
-        timeline=Timeline(),
-    )
-    return Validated(observation=observation, spread=0.0, prediction=prediction)
+def run(measured, predicted, stalls=(0.0, 0.0), host=(0.0, 0.0)):
+    sides = [
+        {"step_seconds": seconds, "stall_seconds": stall, "busy_seconds": {"host": busy}}
+        for seconds, stall, busy in zip((measured, predicted), stalls, host, strict=True)
+    ]
+    return {"measured": sides[0], "predicted": sides[1], "error": predicted / measured - 1}
 
 
 def test_errors_by_hand():
     runs = [
-        validated(1.0, 1.1),
-        validated(2.0, 1.9, stalls=(1.0, 0.8)),
-        validated(4.0, 4.0, host=(1.0, 2.0)),
+        run(1.0, 1.1),
+        run(2.0, 1.9, stalls=(1.0, 0.8)),
+        run(4.0, 4.0, host=(1.0, 2.0)),
     ]
     found = errors_of(runs)
-    assert found.median == pytest.approx(0.05)
-    assert found.worst == pytest.approx(0.1)
-    assert found.p90 == pytest.approx(0.09)
-    assert found.rank_correlation == pytest.approx(1.0)
-    assert found.stall_median == pytest.approx(0.0)
-    assert found.lanes["host"] == pytest.approx(0.0)
-    assert errors_of(runs[1:2]).stall_median == pytest.approx(0.1)
-    assert errors_of(runs[2:]).lanes["host"] == pytest.approx(0.25)
-    assert "+10.0%" in table(runs)
-    with pytest.raises(ConfigError, match="holds none"):
+    assert found["median"] == pytest.approx(0.05)
+    assert found["worst"] == pytest.approx(0.1)
+    assert found["p90"] == pytest.approx(0.09)
+    assert found["rank_correlation"] == pytest.approx(1.0)
+    assert found["stall"] == pytest.approx(0.0)
+    assert found["lanes"]["host"] == pytest.approx(0.0)
+    assert errors_of(runs[1:2])["stall"] == pytest.approx(0.1)
+    assert errors_of(runs[2:])["lanes"]["host"] == pytest.approx(0.25)
+    with pytest.raises(ConfigError, match="no run is measured yet"):
         errors_of([])
 
 
@@ -138,12 +119,6 @@ def test_short_runs_are_observed_in_a_steady_state(tmp_path):
     assert fast.step_seconds < slow.step_seconds
     assert set(slow.busy_seconds) == {"device", "d2h", "h2d", "host"}
 
-    rows = [(run.settings, run.observation, run.spread) for run in found]
-    (tmp_path / "runs.json").write_text(json.dumps(record_of(rows, {})), encoding="utf-8")
-    again = read_record(tmp_path)
-    assert [item for item, _ in again] == [run.observation for run in found]
-    assert [spread for _, spread in again] == [run.spread for run in found]
-
 
 def test_compute_of_two_shapes_is_measured_and_fitted():
     shapes = [
@@ -169,49 +144,97 @@ def test_shapes_of_one_model_share_it():
     assert [b.settings for b in (first, other, again)] == shapes
 
 
-def cpu_profile(path):
-    base = find_machine("dgx-a100-80", 1)
-    values = {f"device.flops.{name}": 1e11 for name in base.device.flops}
-    profile = base.with_values({**values, "device.bandwidth": 1e10})
-    write_profile(profile, path)
-    return profile
+MACHINE = find_machine("dgx-a100-80", 1)
+RECORDS = [
+    path.parent
+    for path in (*RESULTS.glob("*/record.json"), *RESULTS.glob("*/*/record.json"))
+    if json.loads(path.read_text(encoding="utf-8")).get("name") == STUDY.key
+]
 
 
-def test_the_command_predicts_a_records_runs_again(tmp_path):
-    profile = cpu_profile(tmp_path / "profile.json")
-    settings = TrainSettings(model="tiny", strategy="on_device", dtype="float32")
-    seen = validated(1.0, 1.0).observation
-    record = record_of([(settings, seen, 0.1)], {})
-    (tmp_path / "runs.json").write_text(json.dumps(record), encoding="utf-8")
-    picture = tmp_path / "errors.png"
-    done = CliRunner().invoke(
-        main, ["validate", "--record", str(tmp_path), "--plot", str(picture)]
-    )
+def made(folder, profile=MACHINE):
+    study = validation("cpu", profile=profile)
+    return Runner(
+        study=study, scope=study.scope(Scope(smoke=True)), folder=folder / "record",
+        kept=folder / "kept",
+    ).run()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """Return a record of today's rule."""
+    return made(tmp_path_factory.mktemp("validation"))
+
+
+def test_the_runs_of_a_validation_take_turns(tmp_path, monkeypatch):
+    order, real = [], runs._take_turn
+
+    def take_turn(run, length):
+        order.append(run.setup.settings.strategy)
+        return real(run, length)
+
+    monkeypatch.setattr(runs, "_take_turn", take_turn)
+    monkeypatch.setattr(plans, "CPU_VALIDATION", SMOKE_VALIDATION)
+    study = validation("cpu", turns=2, profile=MACHINE)
+    others = {"folder": tmp_path / "record", "kept": tmp_path / "kept"}
+    Runner(study=study, scope=study.scope(Scope()), **others).run()
+    assert order == [plan.strategy for plan in SMOKE_VALIDATION] * 2
+
+
+def validate_again(folder, *others):
+    done = CliRunner().invoke(main, ["validate", "--record", str(folder), *others])
     assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_records_runs_are_predicted_again_as_todays_simulator_does(fresh, tmp_path):
+    first, second = fresh.rows
+    old = [{**run, "predicted": run["measured"], "error": 0.0} for run in second["runs"]]
+    records.put(tmp_path / "old", STUDY, fresh.header, [first, {**second, "runs": old}])
+    assert read_validation(tmp_path / "old").rows == fresh.rows
+    picture = tmp_path / "errors.png"
+    shown = validate_again(tmp_path / "old", "--plot", str(picture))
+    assert fresh.data(STUDY)["said"] in shown
+    assert "former update rule" not in shown
     assert picture.stat().st_size > 10_000
-    expected = table(validate(profile, read_record(tmp_path)))
-    assert done.output.strip() == expected
 
 
-def test_tables_and_pictures_say_what_the_simulator_says_today():
-    for folder in validations():
-        profile = read_profile(folder / PROFILE)
-        runs = validate(profile, read_record(folder))
-        found = errors_of(runs)
-        made = "made by python -m experiments.studies.validation.document"
-        assert (folder / TABLE).read_text(encoding="utf-8") == table(runs) + "\n", made
-        with Image.open(folder / PICTURE) as picture:
-            assert picture.text["Description"] == str(found), made
+def test_runs_of_the_former_rule_are_shown_as_recorded(fresh, tmp_path):
+    header = {**fresh.header, "config": {**fresh.header["config"], "revision": 1}}
+    first, second = fresh.rows
+    settings = {"strategy": "zenflow", "lag": 4}
+    gone = [{**run, "training": settings, "error": 0.123} for run in second["runs"]]
+    rows = [first, {**second, "runs": gone}]
+    kept = records.put(tmp_path / "former", STUDY, header, rows)
+    assert read_validation(kept.folder).rows == rows
+    assert "Of the former update rule" in validate_again(kept.folder)
+    assert FORMER in (kept.folder / records.README).read_text(encoding="utf-8")
+    assert FORMER not in (fresh.folder / records.README).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("not JSON", "no record of a validation"), ('{"format": 9}', "format 9"), ("{}", "KeyError")],
-)
-def test_a_record_that_is_none_is_refused(tmp_path, content, message):
-    (tmp_path / "runs.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ConfigError, match=message):
-        read_record(tmp_path)
+@pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.parent.name)
+def test_a_committed_record_says_what_the_simulator_says_today(folder):
+    record = read_validation(folder)
+    text = (folder / records.README).read_text(encoding="utf-8")
+    found = page(STUDY, record.data(STUDY), (), record.header)
+    assert text == found, "made by python -m experiments.studies.validation.document"
+
+
+def test_the_newest_record_of_a_kind_of_device_is_found(fresh, tmp_path):
+    for name, device in (
+        ("01_validation_c", "cpu"), ("02_validation_a", "cpu"), ("03_validation_b", "cuda"),
+    ):  # fmt: skip
+        header = {**fresh.header, "config": {**fresh.header["config"], "device": device}}
+        records.put(tmp_path / name, STUDY, header, fresh.rows)
+    assert newest(tmp_path, is_cpu=True).folder.name == "02_validation_a"
+    assert newest(tmp_path, is_cpu=False).folder.name == "03_validation_b"
+    assert newest(tmp_path / "none", is_cpu=True) is None
+
+
+def test_a_given_profile_is_taken_and_another_one_is_refused(fresh):
+    assert profile_in(fresh.rows[0]) == MACHINE
+    with pytest.raises(ConfigError, match="profile was"):
+        made(fresh.folder.parent, MACHINE.with_values({"host.dram": 1e9}))
 
 
 def test_a_recorded_run_is_an_observation(tmp_path):
@@ -239,11 +262,15 @@ def test_a_recorded_run_is_an_observation(tmp_path):
         (["calibrate", "--out", "p.json", "--link-gbps", "0"], "two positive numbers"),
         (["calibrate", "--out", "no/p.json"], "must be in a folder that exists, but no does not"),
         (["calibrate", "--out", "p.json", "--turns", "0"], "0 is not in the range x>=1"),
-        (["validate", "--record", "."], "can't be read"),
+        (["validate", "--record", "."], "no record of a study"),
+        (["validate", "--out", ".", "--force"], "--force replaces a record"),
+        (["validate", "--out", "."], "no record of a study"),
     ],
 )
 def test_commands_refuse_what_they_can_not_do(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").touch()
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
+    assert (tmp_path / "mine.txt").exists()
     assert message in " ".join(done.output.split())
