@@ -54,10 +54,15 @@ class _BucketVectors:
     """A bucket's part of the vectors over all columns and over all rows."""
 
     columns: ColumnVectors
+    """Vectors over its columns."""
     column_gains: Tensor
+    """Factor on each column's energy in its second moment, float32."""
     shares: Tensor
+    """Share of each column's fresh step, times the clip factor, float32; 0 for important ones."""
     rows: RowVectors
+    """Vectors over its rows."""
     row_gains: Tensor
+    """Factor on each row's energy in its second moment, float32."""
 
 
 class FreshSteps:
