@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.errors import GradientError, WorkerError, ZenFlowError
+from zenflow.errors import GradientError, NormError, WorkerError, ZenFlowError
 from zenflow.lanes.copies import PacedLink
 from zenflow.observation import Observed
 from zenflow.report import MemoryPlan
@@ -252,7 +252,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             self._source.take_rest()
             engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
         except BaseException as error:
-            if isinstance(error, GradientError) and engine.device.is_synchronous:
+            is_late = isinstance(error, NormError) and not engine.device.is_synchronous
+            if isinstance(error, GradientError) and not is_late:
                 self._forget_gradients()
             else:
                 self._fail(error)

@@ -24,6 +24,8 @@ from zenflow.host.pool import HostPool
 from zenflow.surface.assembly import bind
 
 _REPEATS = 7
+_WAIT_TIMEOUT = 600.0
+"""Seconds after which a wait for the device is an error."""
 _HOST_PARAMS = 1 << 24
 """Number of parameters of a host pass. Their state exceeds the caches of all cores together."""
 _FLUSHED = 1 << 24
@@ -174,7 +176,7 @@ def measure_parts(device: torch.device, dtype: torch.dtype) -> dict[str, Fit]:
 
     The fits are over matrices of several sizes.
     """
-    engine = bind(device)
+    engine = bind(device, _WAIT_TIMEOUT)
     try:
         samples = [_matrix_samples(engine, rows, columns, dtype) for rows, columns in _MATRICES]
     finally:
@@ -193,7 +195,7 @@ def _matrix_samples(
     count = int(_DEFERRED_SHARE * columns)
     order = torch.randperm(columns, generator=torch.Generator().manual_seed(0)).to(device)
     deferred, important = order[:count].sort().values, order[count:].sort().values
-    host = engine.host_slab(count * rows, dtype, pinned=True).view(count, rows)
+    host = engine.pinned_slab(count * rows, dtype).view(count, rows)
     energies, no_rows = torch.zeros(columns, device=device), torch.zeros(0, device=device)
 
     def intake() -> None:

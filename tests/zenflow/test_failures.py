@@ -23,6 +23,7 @@ from zenflow import (
 )
 from zenflow.host import kernel
 from zenflow.lanes.copies import CopyLane
+from zenflow.step.passed_weights import PassedWeights
 
 
 def within(seconds, function, *args):
@@ -192,6 +193,15 @@ def test_a_batch_dropped_in_release_mode_changes_the_same_whatever_the_timing(mo
                 take_steps(model, optimizer, [step])
         results.append(weights_of(model))
     assert_equal(*results)
+
+
+def test_an_update_that_nobody_lets_up_is_an_error(monkeypatch):
+    """Else its weights would never be seen, and every run would agree with every other."""
+    model, optimizer = make("keep")
+    with closing(optimizer):
+        monkeypatch.setattr(PassedWeights, "start_uploads", lambda *_: None)
+        with pytest.raises(AssertionError, match="never"):
+            take_steps(model, optimizer, range(8))
 
 
 def test_a_gradient_of_another_shape_is_refused():

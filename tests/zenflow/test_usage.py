@@ -122,6 +122,34 @@ def test_groups_have_their_own_settings_and_schedules(mode):
     assert relative_difference(weights_of(ours), weights_of(theirs)) <= 1e-6
 
 
+ODD_ORDERS = {
+    "a transposed matrix": lambda dtype: torch.randn(6, 4).to(dtype).t(),
+    "a kernel in channels-last order": lambda dtype: torch.randn(4, 3, 2, 2).to(
+        dtype, memory_format=torch.channels_last
+    ),
+    "rows apart": lambda dtype: torch.randn(4, 12).to(dtype)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ODD_ORDERS)
+def test_gradients_set_in_another_order_of_memory_are_those_of_the_same_elements(order, dtype):
+    """Backward's own gradients have their weights' order; torch's fused AdamW goes by memory."""
+    torch.manual_seed(0)
+    ours = nn.Parameter(ODD_ORDERS[order](dtype))
+    theirs = nn.Parameter(ours.detach().float().contiguous())
+    reference = torch.optim.AdamW([theirs], lr=1e-2)
+    with closing(ZenFlowAdamW([ours], lr=1e-2)) as optimizer:
+        for _ in range(5):
+            grad = torch.randn(ours.shape, dtype=dtype)
+            assert grad.stride() != ours.stride()
+            ours.grad, theirs.grad = grad, grad.float()
+            optimizer.step()
+            reference.step()
+        expected = theirs.detach().to(dtype)
+        torch.testing.assert_close(ours.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
 class Checkpointed(TinyStack):
     """A stack whose layers are computed again during backward."""
 

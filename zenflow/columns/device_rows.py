@@ -80,7 +80,10 @@ class Resident(NamedParam):
     """A parameter that stays on the device whole."""
 
     master: Tensor
-    """True weights: the parameter itself if it is float32, else a float32 copy."""
+    """True weights, float32: the parameter itself, or a copy."""
+    has_master: bool
+    """Whether they are a copy: of a low-precision parameter, or of one with gaps in memory, which
+    torch's fused AdamW would step as well."""
     exp_avg: Tensor
     """First moments, of the parameter's shape, float32."""
     exp_avg_sq: Tensor
@@ -92,22 +95,19 @@ class Resident(NamedParam):
     def of(cls, param: Tensor, name: str, group: int) -> Resident:
         """Make the state of a parameter that has taken no step."""
         data = param.data
-        is_own_master = data.dtype == torch.float32
-        master = data if is_own_master else data.float()
+        has_gaps = torch.empty_like(data, device="meta").stride() != data.stride()
+        has_master = data.dtype != torch.float32 or has_gaps
+        master = data.to(torch.float32, copy=True) if has_master else data
         return cls(
             param=param,
             name=name,
             group=group,
             master=master,
+            has_master=has_master,
             exp_avg=torch.zeros_like(master),
             exp_avg_sq=torch.zeros_like(master),
             step=torch.zeros((), device=data.device),
         )
-
-    @property
-    def has_master(self) -> bool:
-        """Whether the float32 master is a tensor of its own."""
-        return self.param.dtype != torch.float32
 
     def state(self) -> dict[str, Tensor]:
         """Return the live tensors under torch's names."""

@@ -81,7 +81,7 @@ class RoomPool:
 
     def __init__(self, device: AbstractDevice, num_bytes: int) -> None:
         """Allocate the memory; there may be none."""
-        self.memory = device.host_slab(num_bytes, torch.uint8, pinned=True)
+        self.memory = device.pinned_slab(num_bytes, torch.uint8)
         self.clear()
 
     def clear(self) -> None:

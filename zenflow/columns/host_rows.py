@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from zenflow.device.base import AbstractDevice
+from zenflow.host import memory as host_memory
 
 ROW_STATE = ("step", "master", "exp_avg", "exp_avg_sq")
 """Names of the tensors that go along when a column changes owner, on both sides."""
@@ -61,8 +62,8 @@ class HostSlabs:
         """Allocate for (D, O, dtype) of each split parameter, D the most columns it may defer."""
         elements = sum(columns * rows for columns, rows, _ in shapes)
         staging_bytes = sum(aligned(c * r * dtype.itemsize) for c, r, dtype in shapes)
-        self._float32 = [device.host_slab(elements, torch.float32, pinned=False) for _ in range(3)]
-        self._staging = device.host_slab(staging_bytes, torch.uint8, pinned=True)
+        self._float32 = [host_memory.zeroed(elements, torch.float32) for _ in range(3)]
+        self._staging = device.pinned_slab(staging_bytes, torch.uint8)
         self._element = 0
         self._byte = 0
 

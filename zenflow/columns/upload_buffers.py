@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from zenflow.columns.host_rows import aligned, typed_view
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
-from zenflow.lanes.completion import Completion
+from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.rule.calendar import WindowCalendar
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class UploadPool:
         config: ZenFlowConfig,
         blocks: Sequence[Block],
         calendar: WindowCalendar,
+        wait_timeout: float,
     ) -> None:
         """Allocate the buffers of the long run now, so that no step waits for memory to be pinned.
 
@@ -56,17 +58,21 @@ class UploadPool:
             config: The update rule's settings.
             blocks: All blocks, in backward order.
             calendar: When their windows end.
+            wait_timeout: Seconds after which a wait is an error.
         """
         self._device = device
         self._config = config
         self._blocks = blocks
         self._calendar = calendar
+        self._wait_timeout = wait_timeout
         self._capacity = 0
         self._counted_version = -1
         self._buffers = [
-            UploadBuffer(device.upload_memory(self.capacity))
-            for _ in range(self.num_buffers if self.capacity else 0)
+            self._buffer(self.capacity) for _ in range(self.num_buffers if self.capacity else 0)
         ]
+
+    def _buffer(self, num_bytes: int) -> UploadBuffer:
+        return UploadBuffer(self._device.pinned_slab(num_bytes, torch.uint8))
 
     @property
     def num_buffers(self) -> int:
@@ -91,8 +97,15 @@ class UploadPool:
         return max(map(_upload_bytes, by_phase.values()), default=0)
 
     def reset(self) -> None:
-        """Forget all updates in flight; their buffers are dropped."""
+        """Forget all updates in flight, and give their buffers back."""
+        for buffer in self._buffers:
+            self._free(buffer)
         self._buffers.clear()
+
+    def _free(self, buffer: UploadBuffer) -> None:
+        """Give a buffer's memory back once nothing reads it."""
+        wait_all(unique(buffer.uploads), self._wait_timeout)
+        self._device.free_slab(buffer.memory)
 
     def take(self, blocks: Sequence[Block]) -> UploadBuffer:
         """Return a buffer with room for the blocks' uploads, all its updates landed.
@@ -101,11 +114,13 @@ class UploadPool:
         """
         needed = max(self.capacity, _upload_bytes(blocks))
         free = next((buffer for buffer in self._buffers if buffer.num_open == 0), None)
+        if free is not None and not needed <= free.memory.numel() <= 2 * needed:
+            self._free(free)  # left from another interval
+            self._buffers.remove(free)
+            free = None
         if free is None:
-            free = UploadBuffer(self._device.upload_memory(needed))
+            free = self._buffer(needed)
             self._buffers.append(free)
-        if not needed <= free.memory.numel() <= 2 * needed:  # left from another interval
-            free.memory = self._device.upload_memory(needed)
         free.offset = 0
         return free
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,12 +132,12 @@ class AbstractDevice(ABC):
         """Return a few float32 numbers on the device; nothing waits for the copy."""
 
     @abstractmethod
-    def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
-        """Return zeroed host memory of exactly this many elements."""
+    def pinned_slab(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Return zeroed host memory of exactly this many elements, from which copies are fast."""
 
     @abstractmethod
-    def upload_memory(self, num_bytes: int) -> Tensor:
-        """Return bytes from which copies to the device are fast; freed with the tensor."""
+    def free_slab(self, slab: Tensor) -> None:
+        """Take pinned memory back, which no copy uses any more."""
 
     @abstractmethod
     def timing_mark(self) -> Any:
@@ -149,7 +149,11 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for everything that was launched."""
+        """Wait for everything that was launched.
+
+        Raises:
+            DeadlineError: The device takes longer than the deadline, as in every wait for it.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -159,16 +163,16 @@ class AbstractDevice(ABC):
 class HostValues:
     """Scalars on their way to the host; `get` blocks until they are there."""
 
-    def __init__(self, values: Tensor, event: Any = None) -> None:
-        """Wrap a host tensor that is complete once `event` has passed."""
+    def __init__(self, values: Tensor, wait: Callable[[], None] | None = None) -> None:
+        """Wrap a host tensor that is complete once `wait` has returned."""
         self._values = values
-        self._event = event
+        self._wait = wait
         self._list: list[float] | None = None
 
     def get(self) -> list[float]:
         """Return the values as Python floats."""
         if self._list is None:
-            if self._event is not None:
-                self._event.synchronize()
+            if self._wait is not None:
+                self._wait()
             self._list = self._values.tolist()
         return self._list

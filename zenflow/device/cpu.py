@@ -69,13 +69,12 @@ class CpuDevice(AbstractDevice):
         """Return the numbers."""
         return torch.tensor(values, dtype=torch.float32)
 
-    def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
+    def pinned_slab(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         """Return zeroed memory; there is nothing to pin for."""
         return host_memory.zeroed(num_elements, dtype)
 
-    def upload_memory(self, num_bytes: int) -> Tensor:
-        """Return plain memory."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
+    def free_slab(self, slab: Tensor) -> None:
+        """Do nothing: the memory goes with the tensor."""
 
     def timing_mark(self) -> float:
         """Return the clock."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from zenflow.device.base import AbstractDevice, Arrival, DeviceSpan, HostValues
+from zenflow.device.clock import DeviceClock
 from zenflow.device.runtime import CudaRuntime
+from zenflow.errors import DeadlineError
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
-
-CLOCK_SECONDS = 10.0
-"""Seconds for which the device's clock is trusted before it is compared with the host's again."""
 
 
 class CudaDevice(AbstractDevice):
@@ -25,25 +24,35 @@ class CudaDevice(AbstractDevice):
     is_synchronous = False
     has_ring = True
 
-    def __init__(self, device: torch.device, runtime: CudaRuntime | None = None) -> None:
+    def __init__(
+        self, device: torch.device, wait_timeout: float, runtime: CudaRuntime | None = None
+    ) -> None:
         """Make the copy streams and tie the device's clock to the host's.
 
         Args:
             device: The GPU.
+            wait_timeout: Seconds after which a wait is an error.
             runtime: What stands for CUDA; None is CUDA itself.
         """
         super().__init__(device)
+        self._wait_timeout = wait_timeout
         self._runtime = runtime or CudaRuntime(device)
         self._streams = {lane: self._runtime.new_stream() for lane in ("d2h", "h2d")}
-        self._clock_stream = self._runtime.new_stream()
-        self._pinned: list[Tensor] = []
-        self._tie_clocks()
+        self._pinned: dict[int, Tensor] = {}
+        self._clock = DeviceClock(self._runtime, self._wait)
 
-    def _tie_clocks(self) -> None:
-        """Note a moment on both clocks, on a stream of its own: no compute is waited for."""
-        self._origin = self._enclose(self._clock_stream)
-        self._origin.synchronize()
-        self._origin_seconds = time.perf_counter()
+    def _wait(self, event: Any) -> None:
+        """Block the calling thread until an event has passed.
+
+        Raises:
+            DeadlineError: It has not within the deadline.
+        """
+        if not self._runtime.join(event, self._wait_timeout):
+            raise DeadlineError(
+                f"waited {self._wait_timeout:g} s for {self.torch_device}, which has not come to "
+                "the end of its work: a kernel or a copy hangs, or takes far longer than the "
+                "steps before. Raise wait_timeout if that is expected"
+            )
 
     def enter_thread(self, lane: str | None = None) -> None:
         """Bind the thread to this GPU, a lane's to its stream for life."""
@@ -120,7 +129,7 @@ class CudaDevice(AbstractDevice):
         """Copy on the compute stream into pinned memory, without waiting."""
         host = self._runtime.pinned(values.shape, values.dtype)
         host.copy_(values, non_blocking=True)
-        return HostValues(host, self.mark())
+        return HostValues(host, partial(self._wait, self.mark()))
 
     def to_device(self, values: Sequence[float]) -> Tensor:
         """Copy on the compute stream from pinned memory, without waiting."""
@@ -129,28 +138,26 @@ class CudaDevice(AbstractDevice):
         there = self._runtime.empty(host.shape, host.dtype)
         return there.copy_(host, non_blocking=True)
 
-    def host_slab(self, num_elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
-        """Return zeroed memory; pinned slabs are registered in place.
+    def pinned_slab(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Return zeroed memory that is registered where it is.
 
         torch's pinned allocator rounds up to a power of two, up to twice the bytes asked for.
         """
-        slab = host_memory.zeroed(num_elements, dtype, forks=not pinned)
-        if pinned and num_elements:
+        slab = host_memory.zeroed(num_elements, dtype, forks=False)
+        if num_elements:
             code = self._runtime.register(slab)
             if code != 0:
                 raise RuntimeError(
                     f"can't pin {slab.nbytes:,} bytes of host memory (CUDA error {code}): raise "
                     "the limit on locked memory (ulimit -l) or free RAM"
                 )
-            self._pinned.append(slab)
+            self._pinned[slab.data_ptr()] = slab
         return slab
 
-    def upload_memory(self, num_bytes: int) -> Tensor:
-        """Return pinned memory of torch's allocator, which knows when copies are over.
-
-        It rounds up to a power of two.
-        """
-        return self._runtime.pinned((num_bytes,), torch.uint8)
+    def free_slab(self, slab: Tensor) -> None:
+        """Unregister it: freed while registered, its addresses stay locked."""
+        if slab.numel():
+            self._runtime.unregister(self._pinned.pop(slab.data_ptr()))
 
     def timing_mark(self) -> Any:
         """Record a timed event on the compute stream."""
@@ -158,24 +165,21 @@ class CudaDevice(AbstractDevice):
 
     def seconds_of(self, moment: Any) -> float:
         """Return the event's time on the host's clock."""
-        moment.synchronize()
-        # CUDA gives elapsed time as a float32 of milliseconds, which after an hour can't tell
-        # quarters of one apart; the two clocks drift as well.
-        if time.perf_counter() - self._origin_seconds > CLOCK_SECONDS:
-            self._tie_clocks()
-        return self._origin_seconds + float(self._origin.elapsed_time(moment)) / 1e3
+        self._wait(moment)
+        return self._clock.seconds_of(moment)
 
     def synchronize(self) -> None:
         """Wait for every stream of the device."""
-        self._runtime.synchronize()
+        for stream in (self._runtime.current_stream(), *self._streams.values()):
+            self._wait(self._runtime.record(stream))
+        self._runtime.synchronize()  # has no deadline, but the engine's own work is over
 
     def close(self) -> None:
-        """Unregister pinned slabs: freed while registered, their addresses stay locked."""
-        pinned, self._pinned = self._pinned, []
-        if not pinned:
+        """Unregister pinned memory."""
+        if not self._pinned:
             return
         try:
             self.synchronize()
         finally:
-            for slab in pinned:
-                self._runtime.unregister(slab)
+            for slab in list(self._pinned.values()):
+                self.free_slab(slab)

@@ -6,11 +6,21 @@ are vector clocks: it finds accesses to memory that nothing orders, on a machine
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import logging
+import time
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+SPINNING = 50e-6
+"""Seconds for which a thread asks for an event without sleeping in between."""
+LONGEST_SLEEP = 1e-3
+"""Most seconds by which a thread notices an event too late; a quarter of the wait if that is
+less."""
 
 
 class CudaRuntime:
@@ -42,9 +52,10 @@ class CudaRuntime:
         return torch.cuda.stream(stream)
 
     def record(self, stream: Any, *, is_timed: bool = False) -> Any:
-        """Return an event behind what a stream has been given; a thread that waits for it sleeps.
+        """Return an event behind what a stream has been given.
 
-        It has the methods `synchronize` and `elapsed_time` of `torch.cuda.Event`.
+        It has the methods `synchronize`, in which a thread sleeps, and `elapsed_time` of
+        `torch.cuda.Event`.
         """
         event = torch.cuda.Event(enable_timing=is_timed, blocking=True)
         event.record(stream)
@@ -53,6 +64,20 @@ class CudaRuntime:
     def wait(self, stream: Any, event: Any) -> None:
         """Let what a stream is given from now on come after an event."""
         stream.wait_event(event)
+
+    def join(self, event: Any, timeout: float) -> bool:
+        """Block the calling thread until an event has passed; return whether it has in time.
+
+        CUDA's own wait has no deadline.
+        """
+        started = time.perf_counter()
+        while not event.query():
+            waited = time.perf_counter() - started
+            if waited > timeout:
+                return False
+            if waited > SPINNING:
+                time.sleep(min(LONGEST_SLEEP, waited / 4))
+        return True
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
         """Keep a tensor's memory from being used anew before a stream is done with it."""
@@ -69,12 +94,23 @@ class CudaRuntime:
     def register(self, slab: Tensor) -> int:
         """Pin memory where it is; return CUDA's error code, 0 for success."""
         with torch.cuda.device(self.device):  # else a context is made on GPU 0
-            return int(torch.cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
+            code = int(torch.cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
+            if code != 0:
+                self._forget_error()
+            return code
 
     def unregister(self, slab: Tensor) -> None:
         """Unpin memory that was registered."""
         with torch.cuda.device(self.device):
-            torch.cuda.cudart().cudaHostUnregister(slab.data_ptr())
+            code = int(torch.cuda.cudart().cudaHostUnregister(slab.data_ptr()))
+            if code != 0:
+                self._forget_error()
+                _log.warning("can't unpin %s bytes (CUDA error %d)", f"{slab.nbytes:,}", code)
+
+    def _forget_error(self) -> None:
+        """Take CUDA's last error back, which the next kernel's launch would report as its own."""
+        with suppress(RuntimeError):
+            torch.empty(1, device=self.device).fill_(1.0)
 
     def synchronize(self) -> None:
         """Wait for all that the GPU has been given."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _LEAST_BYTES = 1 << 21
-"""Size of a huge page; less memory than that comes from the heap."""
+"""Size of a huge page; less memory than that comes from the heap, unless it is for a GPU."""
 
 
 def zeroed(num_elements: int, dtype: torch.dtype, *, forks: bool = True) -> Tensor:
@@ -22,10 +22,12 @@ def zeroed(num_elements: int, dtype: torch.dtype, *, forks: bool = True) -> Tens
         num_elements: Elements.
         dtype: Their type.
         forks: Whether a forked process, such as a DataLoader's worker, sees the memory. Memory
-            that a GPU reads must not be copied when such a process writes.
+            that a GPU reads must not be copied when such a process writes. It has whole pages
+            whatever its size: CUDA pins pages, and pins none twice.
     """
     num_bytes = num_elements * dtype.itemsize
-    if num_bytes < _LEAST_BYTES or not hasattr(mmap.mmap, "madvise"):
+    is_small = num_bytes < _LEAST_BYTES and forks
+    if is_small or not num_bytes or not hasattr(mmap.mmap, "madvise"):
         return torch.zeros(num_elements, dtype=dtype)
     pages = mmap.mmap(-1, num_bytes)
     for advice in ("MADV_HUGEPAGE", *(() if forks else ("MADV_DONTFORK",))):

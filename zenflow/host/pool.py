@@ -7,6 +7,7 @@ from the thread that launches the device's work. See `_host_pool.c`.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 
 from zenflow.host.jobs import CJob
@@ -26,6 +27,8 @@ class HostPool:
             RuntimeError: The system gives no more.
         """
         self._library = library
+        self._lock = threading.Lock()
+        self._num_calls = 0
         self._pool = library.zenflow_pool_open(num_helpers)
         if not self._pool:
             raise RuntimeError(
@@ -45,10 +48,19 @@ class HostPool:
         What the jobs point to must stay alive until then.
         """
         array = (CJob * len(jobs))(*jobs)
-        self._library.zenflow_pool_run(self._pool, array, len(jobs), PIECE_ELEMENTS)
+        with self._lock:
+            self._num_calls += 1
+        try:
+            self._library.zenflow_pool_run(self._pool, array, len(jobs), PIECE_ELEMENTS)
+        finally:
+            with self._lock:
+                self._num_calls -= 1
 
     def close(self) -> None:
-        """End the threads; no call may be under way."""
-        if self._pool:
-            self._library.zenflow_pool_close(self._pool)
-            self._pool = None
+        """End the threads, unless a call hangs that uses them."""
+        with self._lock:
+            if self._num_calls:
+                return
+            pool, self._pool = self._pool, None
+        if pool:
+            self._library.zenflow_pool_close(pool)

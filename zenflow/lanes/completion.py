@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -76,7 +77,11 @@ class Completion:
             WorkerError: The work failed; the cause is chained.
             DeadlineError: It was not launched within `timeout` seconds.
         """
-        if not self._launched.wait(timeout):
+        self._check(self._launched.wait(timeout), timeout)
+
+    def _check(self, is_there: bool, timeout: float) -> None:
+        """Raise what `wait_launched` says."""
+        if not is_there:
             raise DeadlineError(
                 f"waited {timeout:g} s for {self.what}, which has not ended: the host or the link "
                 "is far slower than the steps need, or a thread hangs. Raise wait_timeout if "
@@ -90,9 +95,14 @@ class Completion:
 
     def wait_done(self, timeout: float) -> None:
         """Block until the data is there; errors as in `wait_launched`."""
+        deadline = time.monotonic() + timeout
         self.wait_launched(timeout)
-        if self.device_event is not None:
-            self.device_event.synchronize()
+        if self.device_event is None:
+            return
+        # Whoever watches the device says so. CUDA's own wait for an event has no deadline.
+        done = threading.Event()
+        self.when_done(done.set)
+        self._check(done.wait(max(0.0, deadline - time.monotonic())), timeout)
 
 
 def already_done() -> Completion:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from zenflow.lanes.completion import Completion, already_done
+from zenflow.lanes.threads import join
 from zenflow.trace.recorder import Recorder
 
 
@@ -170,7 +171,7 @@ class CopyLane:
     def close(self) -> None:
         """End the thread after the copies queued before."""
         self._jobs.put(None)
-        self._thread.join(timeout=5.0)
+        join(self._thread)
         if self._watcher is not None:
             self._launched.put(None)
-            self._watcher.join(timeout=5.0)
+            join(self._watcher)

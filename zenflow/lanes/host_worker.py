@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from zenflow.lanes.completion import Completion
+from zenflow.lanes.threads import join
 from zenflow.trace.recorder import Recorder
 
 
@@ -50,10 +51,8 @@ class HostWorker:
     completion with that error; tasks that need it fail with the same cause.
     """
 
-    def __init__(
-        self, num_threads: int, recorder: Recorder, enter_thread: Callable[[], None]
-    ) -> None:
-        """Start `num_threads` threads; each calls `enter_thread` first."""
+    def __init__(self, recorder: Recorder, enter_thread: Callable[[], None]) -> None:
+        """Make a worker without threads; each of them calls `enter_thread` first."""
         self._enter_thread = enter_thread
         self._recorder = recorder
         self._condition = threading.Condition()
@@ -61,12 +60,15 @@ class HostWorker:
         self._waiting: dict[int, HostTask] = {}
         self._order = itertools.count()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._loop, name=f"zenflow-host-{index}", daemon=True)
-            for index in range(num_threads)
-        ]
-        for thread in self._threads:
+        self._threads: list[threading.Thread] = []
+
+    def start(self, num_threads: int) -> None:
+        """Start the threads."""
+        for index in range(num_threads):
+            name = f"zenflow-host-{index}"
+            thread = threading.Thread(target=self._loop, name=name, daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def submit(
         self,
@@ -162,9 +164,4 @@ class HostWorker:
         for task in dropped:
             task.completion.fail(RuntimeError("the optimizer was closed"))
         for thread in self._threads:
-            thread.join(timeout=5.0)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a thread is alive, which after `close` only a part that hangs can be."""
-        return any(thread.is_alive() for thread in self._threads)
+            join(thread)

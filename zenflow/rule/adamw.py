@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -50,25 +48,6 @@ def row_scales(step: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor]:
     step_size = hyper.lr / (1.0 - hyper.beta1**exact)
     denom_scale = (1.0 - hyper.beta2**exact).sqrt()
     return step_size.float(), denom_scale.float()
-
-
-def host_row_scales(
-    step: NDArray[np.int64], hyper: Hyper, lr_scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return what `row_scales` does, with the learning rate times `lr_scale`, for host rows.
-
-    Numpy on small arrays keeps the interpreter lock; torch gives it up at every operation, and on
-    a worker thread waits each time for the training thread to give it back. Each distinct step's
-    corrections are those of Python's floats, whatever rows are asked for together.
-    """
-    distinct, place = np.unique(step, return_inverse=True)  # rows of one block mostly agree
-    counts = [int(count) for count in distinct]
-    correction1 = np.array([1.0 - hyper.beta1**count for count in counts])
-    correction2 = np.array([1.0 - hyper.beta2**count for count in counts])
-    with np.errstate(divide="ignore"):  # rows that have taken no step are not active
-        step_size = (hyper.lr * lr_scale / correction1).astype(np.float32)
-    denom_scale = np.sqrt(correction2).astype(np.float32)
-    return torch.from_numpy(step_size[place]), torch.from_numpy(denom_scale[place])
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import Bank, update_residents
+from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.columns.layout import Layout, SplitParam
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.rule.adamw import Hyper
@@ -19,7 +19,17 @@ from zenflow.step.window_sketch import WindowSketch
 def resident_grads_of(layout: Layout, gradients: StepGradients) -> list[Tensor]:
     """Return residents' gradients as float32, in the layout's order whatever their arrival."""
     resident = gradients.resident
-    return [resident[place].float() for place in layout.residents if place in resident]
+    return [_laid_out(resident[place], place) for place in layout.residents if place in resident]
+
+
+def _laid_out(grad: Tensor, place: Resident) -> Tensor:
+    """Return a gradient as float32 in the order of its weight in memory.
+
+    torch's fused AdamW goes by memory, and a gradient that a user has set may have another order.
+    """
+    if grad.stride() == place.master.stride():
+        return grad.float()
+    return torch.empty_like(place.master).copy_(grad)
 
 
 def squared_norm(layout: Layout, resident_grads: Sequence[Tensor]) -> Tensor:

@@ -40,13 +40,14 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import torch
 
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
-from zenflow.columns.layout import Block, Landing, Layout
+from zenflow.columns.layout import Landing, Layout, SplitParam
 from zenflow.columns.upload_buffers import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
@@ -105,12 +106,17 @@ class Engine:
         host_threads: int,
         wait_timeout: float,
         releases: bool,
+        ending: ExitStack,
     ) -> None:
-        """Start lanes and host threads; the optimizer has checked the arguments."""
+        """Start lanes and host threads; the optimizer has checked the arguments.
+
+        `ending` gets what ends each of them, so that they end even where the rest can't be made.
+        """
         self.layout = layout
         self.config = config
         self.device = device
         self.wait_timeout = wait_timeout
+        self._ending = ending
         self.step = 0
         self.calendar = WindowCalendar(config, [block.shape for block in layout.blocks])
         self.decisions = Decisions(controller, layout, self.calendar)
@@ -118,9 +124,10 @@ class Engine:
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
-        self._start_host(host_threads, largest_interval)
-        self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
+        # The lanes end last: a copy may wait for a host task, which fails when the worker ends.
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
+        self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
+        self._start_host(host_threads, largest_interval)
         self.gate = UploadGate(device, self.h2d, self.stalls, self.calendar, wait_timeout)
         self.fresh: FreshSteps | None = None
         if config.is_exact and layout.splits:
@@ -145,9 +152,15 @@ class Engine:
         """Start the host's threads, and allocate what their updates are uploaded from."""
         callers = min(POOL_CALLERS, num_threads)
         self.pool = HostPool.open(num_threads - callers)
+        if self.pool is not None:
+            self._ending.callback(self.pool.close)
         num_workers = num_threads if self.pool is None else callers
-        self.worker = HostWorker(num_workers, self.recorder, self.device.enter_thread)
-        self.uploads = UploadPool(self.device, self.config, self.layout.blocks, self.calendar)
+        self.worker = HostWorker(self.recorder, self.device.enter_thread)
+        self._ending.callback(self.worker.close)
+        self.worker.start(num_workers)
+        self.uploads = UploadPool(
+            self.device, self.config, self.layout.blocks, self.calendar, self.wait_timeout
+        )
         tasks = self._host_tasks(largest_interval)
         self.schedule = HostSchedule(
             self.layout, self.config, self.calendar, tasks, self.device, self.wait_timeout
@@ -158,7 +171,7 @@ class Engine:
         layout, config = self.layout, self.config
         parts = (layout, self.calendar, self.worker, self.pool, self.uploads)
         if not config.is_exact:
-            return PublishedTasks(*parts, make_sums(layout, config, self.device, largest_interval))
+            return PublishedTasks(*parts, make_sums(layout, config, largest_interval))
         staging_bytes = layout.slabs.pinned_bytes
         # The state's pages may not have been touched yet: they count as taken.
         free = max(0.0, free_bytes()[0] - layout.slabs.num_bytes)
@@ -168,7 +181,7 @@ class Engine:
         return ExactTasks(*parts, rooms, depth)
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
-        return CopyLane(
+        lane = CopyLane(
             name,
             span_name,
             self.recorder,
@@ -176,6 +189,8 @@ class Engine:
             wait_timeout=self.wait_timeout,
             enter_thread=self.device.enter_thread,
         )
+        self._ending.callback(lane.close)
+        return lane
 
     @torch.no_grad()
     def discard(self) -> None:
@@ -196,20 +211,19 @@ class Engine:
         if not moved:
             return
         self.drain()
-        for block in (block for split in moved for block in split.blocks):
-            if block.landing is not None:
-                block.landing.end()
-            self.show_true(block)
         for split in moved:
+            for block in split.blocks:
+                if block.landing is not None:
+                    block.landing.end()
+            self.show_true(split)
             split.show_important()
-        self.device.synchronize()
 
-    def show_true(self, block: Block) -> None:
-        """Write a block's masters into its deferred columns on the device; all is drained."""
-        split = block.split
-        values = block.host.master.to(split.param.dtype)
-        arrival = Arrival(values, block.deferred_columns, split.weight())
+    def show_true(self, split: SplitParam) -> None:
+        """Write a parameter's masters into its deferred columns on the device; all is drained."""
+        values = split.host.master.to(split.param.dtype)
+        arrival = Arrival(values, split.deferred_columns, split.weight())
         self.device.unpack([arrival], self.device.mark())
+        self.device.synchronize()  # the values are read until then
 
     def measure_in_place(self) -> None:
         """Measure the columns of gradients that are still in `.grad`."""
@@ -320,9 +334,4 @@ class Engine:
 
     def close(self) -> None:
         """End all threads; queued work that has not started is dropped."""
-        self.worker.close()
-        self.d2h.close()
-        self.h2d.close()
-        if self.pool is not None and not self.worker.is_running:
-            self.pool.close()
-        self.device.close()
+        self._ending.close()

@@ -18,8 +18,9 @@ from zenflow.columns.host_rows import HostRows
 from zenflow.columns.host_update import RowWork, replay
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.config import ZenFlowConfig
-from zenflow.device.base import AbstractDevice, HostValues
+from zenflow.device.base import HostValues
 from zenflow.host import kernel
+from zenflow.host import memory as host_memory
 from zenflow.host.jobs import AdamStep, HostJob, SumJob, Upload
 from zenflow.lanes.completion import Completion
 from zenflow.rule.adamw import Hyper
@@ -182,7 +183,7 @@ class PublishedTasks(AbstractHostTasks):
 
 
 def make_sums(
-    layout: Layout, config: ZenFlowConfig, device: AbstractDevice, largest_interval: int
+    layout: Layout, config: ZenFlowConfig, largest_interval: int
 ) -> list[dict[SplitParam, Tensor]]:
     """Return the sums that the longest window needs, of the shape of each parameter's room.
 
@@ -191,8 +192,8 @@ def make_sums(
     count = 0 if largest_interval == 1 else 1 if not config.overlap_step else 2
     sums = []
     for _ in range(count):
-        slab = device.host_slab(
-            sum(split.room.master.numel() for split in layout.splits), torch.float32, pinned=False
+        slab = host_memory.zeroed(
+            sum(split.room.master.numel() for split in layout.splits), torch.float32
         )
         parts = slab.split([split.room.master.numel() for split in layout.splits])
         shapes = [split.room.master.shape for split in layout.splits]

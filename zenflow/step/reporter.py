@@ -130,7 +130,8 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
         else "weights may hold it: resume from the last checkpoint with a lower learning rate"
     )
     error = NormError(
-        f"the gradient norm of step {step} is {norm}: it must be finite; {remedy}. With "
+        f"the gradient norm of step {step} is {norm}: it must be finite, and so must its square "
+        f"in float32, in which AdamW keeps the second moments; {remedy}. With "
         'float16 use torch.amp.GradScaler and max_grad_norm="keep"'
     )
     error.step, error.norm = step, norm

@@ -111,6 +111,7 @@ class UploadGate:
         for block in blocks:
             landing = block.landing
             if landing is not None and self.lands(block, step):
+                assert landing.uploaded is not None, "an update that lands was never let up"
                 landings.append(landing)
                 landing.end()
         return landings

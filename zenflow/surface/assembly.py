@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -47,13 +48,15 @@ def start_engine(
     Raises:
         ValueError: The parameters do not go together, or not with the link.
     """
-    _check_ranks(controller)
+    _check_ranks(controller, releases=releases)
     named = named_params(param_groups)
-    device = bind(common_device(named))
+    device = bind(common_device(named), wait_timeout)
     if link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
     deciding = controller or FixedInterval(config.update_interval)
     largest = max(config.update_interval, deciding.largest_interval or 0)
+    ending = ExitStack()
+    ending.callback(device.close)  # memory that stays pinned can't be pinned by the next attempt
     try:
         layout = build_layout(
             named,
@@ -74,11 +77,12 @@ def start_engine(
             host_threads=host_threads or default_host_threads(),
             wait_timeout=wait_timeout,
             releases=releases,
+            ending=ending,
         )
+        deciding.attach(engine)
     except BaseException:
-        device.close()  # memory that stays pinned can't be pinned by the next attempt
+        ending.close()
         raise
-    deciding.attach(engine)
     places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
 
@@ -89,9 +93,14 @@ def _longest_window(known: int, controller: AbstractController) -> int:
     return known if is_known else max(known, AUTOMATIC_DEPTH)
 
 
-def _check_ranks(controller: AbstractController | None) -> None:
-    """Refuse a controller by whose decisions the ranks of one training would part."""
+def _check_ranks(controller: AbstractController | None, *, releases: bool) -> None:
+    """Refuse a mode that ranks can't use, and a controller by whose decisions they would part."""
     ranks = num_ranks()
+    if releases and ranks > 1:
+        raise ValueError(
+            "release mode takes gradients before data-parallel ranks have averaged them: "
+            'with more than one rank use max_grad_norm="keep" and clip after backward'
+        )
     if controller is not None and controller.follows_clock and ranks > 1:
         raise ValueError(
             f"{type(controller).__name__} decides by the clock, and {ranks} ranks would "
@@ -100,14 +109,14 @@ def _check_ranks(controller: AbstractController | None) -> None:
         )
 
 
-def bind(device: torch.device) -> AbstractDevice:
-    """Return the operations for a torch device.
+def bind(device: torch.device, wait_timeout: float) -> AbstractDevice:
+    """Return the operations for a torch device, whose waits end after so many seconds.
 
     Raises:
         ValueError: The device is neither a CPU nor CUDA.
     """
     if device.type == "cuda":
-        return CudaDevice(device)
+        return CudaDevice(device, wait_timeout)
     if device.type == "cpu":
         return CpuDevice(device)
     raise ValueError(

@@ -12,7 +12,6 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.step.engine import Engine
 from zenflow.step.released import ReleasedGradient
-from zenflow.surface.arguments import num_ranks
 
 
 class GradientSource:
@@ -57,15 +56,7 @@ class GradientSource:
         Args:
             check: Raises where a backward can't be followed by a step. Held weakly, like this
                 source: parameters outlive optimizers.
-
-        Raises:
-            ValueError: There are several data-parallel ranks.
         """
-        if num_ranks() > 1:
-            raise ValueError(
-                "release mode takes gradients before data-parallel ranks have averaged them: "
-                'with more than one rank use max_grad_norm="keep" and clip after backward'
-            )
         source = weakref.ref(self)
 
         def hook(place: SplitParam | Resident) -> Callable[[Tensor], None]:

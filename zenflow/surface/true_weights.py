@@ -43,9 +43,8 @@ class TrueWeights:
         if self.are_shown:
             return
         self.stash()
-        for block in self._engine.layout.blocks:
-            self._engine.show_true(block)
-        self._engine.device.synchronize()
+        for split in self._engine.layout.splits:
+            self._engine.show_true(split)
         self.are_shown = True
 
     @torch.no_grad()

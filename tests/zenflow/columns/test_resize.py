@@ -132,7 +132,7 @@ def test_upload_buffers_are_planned_for_the_windows_in_force():
 
     def planned():
         engine = optimizer._engine
-        return UploadPool(engine.device, engine.config, engine.layout.blocks, engine.calendar)
+        return UploadPool(engine.device, engine.config, engine.layout.blocks, engine.calendar, 1.0)
 
     model, capacities, states = OddShapes(), [], []
     optimizer = ZenFlowAdamW(

@@ -1,6 +1,6 @@
 """A completion is launched, then done: well, badly, or too late."""
 
-from types import SimpleNamespace
+import threading
 
 import pytest
 
@@ -12,15 +12,28 @@ def test_a_launched_copy_is_done_only_when_the_device_has_passed_it():
     calls = []
     copy = Completion("a copy")
     copy.when_done(lambda: calls.append("done"))
-    copy.mark_launched(SimpleNamespace(synchronize=lambda: calls.append("waited")))
+    copy.mark_launched("an event")
     copy.wait_launched(0.0)
     assert not copy.is_done
     assert calls == []
-    copy.wait_done(0.0)
-    assert calls == ["waited"]
-    copy.mark_done()
+    with pytest.raises(DeadlineError, match=r"waited 0\.01 s for a copy"):
+        copy.wait_done(0.01)
+    watching = threading.Timer(0.02, copy.mark_done)
+    watching.start()
+    copy.wait_done(5.0)
     assert copy.has_succeeded
-    assert calls == ["waited", "done"]
+    assert calls == ["done"]
+    watching.join()
+
+
+def test_a_copy_that_fails_on_the_device_is_an_error_for_who_waits():
+    copy = Completion("a copy")
+    copy.mark_launched("an event")
+    watching = threading.Timer(0.02, copy.fail, [ZeroDivisionError("a broken link")])
+    watching.start()
+    with pytest.raises(WorkerError, match=r"a copy failed.*a broken link"):
+        copy.wait_done(5.0)
+    watching.join()
 
 
 def test_who_asks_after_the_end_is_told_at_once():

@@ -12,6 +12,7 @@ import torch
 from tests.zenflow.races.checker import replaced
 from tests.zenflow.races.clocks import LOCK, join, knows
 from zenflow.host.jobs import ReplayJob, SumJob
+from zenflow.lanes import copies, host_worker
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.host_worker import HostWorker
@@ -31,7 +32,7 @@ class _Notes:
 def edges(checker):
     """Let completions, copies, tasks and host jobs tell the checker."""
     with contextlib.ExitStack() as stack:
-        for patches in (_completions, _copies, _tasks, _jobs, _kinds):
+        for patches in (_completions, _copies, _tasks, _threads, _jobs, _kinds):
             for owner, name, make in patches(checker):
                 old = vars(owner).get(name) or getattr(owner, name)
                 stack.enter_context(replaced(owner, name, make(old)))
@@ -53,13 +54,16 @@ def _completions(checker):
 
         return make
 
-    def learns(old):
-        def wait(self, timeout):
-            old(self, timeout)
-            with LOCK:
-                checker.thread.learn(launched.of(self))
+    def learns(notes):
+        def make(old):
+            def wait(self, timeout):
+                old(self, timeout)
+                with LOCK:
+                    checker.thread.learn(notes.of(self))
 
-        return wait
+            return wait
+
+        return make
 
     asking = threading.local()
 
@@ -89,7 +93,8 @@ def _completions(checker):
     return [
         (Completion, "mark_launched", tells([launched])),
         (Completion, "mark_done", tells([launched, done])),
-        (Completion, "wait_launched", learns),
+        (Completion, "wait_launched", learns(launched)),
+        (Completion, "wait_done", learns(done)),
         (Completion, "is_done", is_done),
         (Completion, "when_done", when_done),
     ]
@@ -148,6 +153,33 @@ def _tasks(checker):
         return learn
 
     return [(HostWorker, "_arrived", arrived), (HostWorker, "_take", take)]
+
+
+def _threads(checker):
+    """Let who waits for a thread's end know all that the thread did."""
+    ended = _Notes()
+
+    def to_its_end(old):
+        def loop(self):
+            old(self)
+            with LOCK:
+                join(ended.of(threading.current_thread()), checker.thread.clock)
+
+        return loop
+
+    def waits(old):
+        def wait(thread):
+            old(thread)
+            with LOCK:
+                checker.thread.learn(ended.of(thread))
+
+        return wait
+
+    loops = [(CopyLane, "_loop"), (CopyLane, "_see_done"), (HostWorker, "_loop")]
+    return [
+        *((owner, name, to_its_end) for owner, name in loops),
+        *((module, "join", waits) for module in (copies, host_worker)),
+    ]
 
 
 def _jobs(checker):

@@ -30,8 +30,8 @@ def checked():
     checker = Checker()
     device = CheckedRuntime.device
 
-    def bind(_):
-        return CudaDevice(device, CheckedRuntime(checker))
+    def bind(_, wait_timeout):
+        return CudaDevice(device, wait_timeout, CheckedRuntime(checker))
 
     with edges(checker), replaced(assembly, "bind", bind), checker.watch():
         yield checker

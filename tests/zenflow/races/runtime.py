@@ -40,6 +40,10 @@ class CheckedRuntime:
     def wait(self, stream, event):
         stream.launch(self._checker.thread, event.clock)
 
+    def join(self, event, timeout):
+        event.synchronize()
+        return True
+
     def keep(self, tensor, stream):
         with LOCK:
             self._checker.memory.shadow(tensor).kept_for.add(stream)
@@ -54,7 +58,8 @@ class CheckedRuntime:
         return 0
 
     def unregister(self, slab):
-        pass
+        """Count as a write: no copy may be under way from or to memory that is pinned no more."""
+        self._checker.host_access([(slab, True)])
 
     def synchronize(self):
         for stream in self._checker.streams:

@@ -1,14 +1,17 @@
 """The checker finds every synchronisation that is missing: one is taken out at a time."""
 
+import io
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from tests.zenflow.races.checker import replaced
 from tests.zenflow.races.harness import races
 from tests.zenflow.races.runtime import CheckedRuntime
-from tests.zenflow.races.test_races import drop, look, save_and_load
+from tests.zenflow.races.test_races import KNOBS, drop, look, save_and_load
 from zenflow.columns.gradient_queue import RoomPool
+from zenflow.columns.upload_buffers import UploadPool
 from zenflow.device.base import HostValues
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import CopyLane
@@ -66,7 +69,7 @@ def seen_early(_):
 
 
 def read_early(old):
-    return lambda self, values, event=None: old(self, values)
+    return lambda self, values, wait=None: old(self, values)
 
 
 def room_at_once(_):
@@ -85,6 +88,10 @@ def forgetting_uploads(old):
     return take_buffer
 
 
+def unpinned_at_once(_):
+    return lambda self, buffer: self._device.free_slab(buffer.memory)
+
+
 def never_busy(old):
     return lambda self, room, busy: old(self, room, [])
 
@@ -97,6 +104,18 @@ def without_copies(_):
         self.device.synchronize()
 
     return drain
+
+
+def load_at_once(training, step):
+    """Go back to an earlier state without waiting for what is under way."""
+    if step == 3:
+        training.saved = io.BytesIO()
+        torch.save(training.optimizer.state_dict(), training.saved)
+    if step == 5:
+        training.saved.seek(0)
+        state = torch.load(training.saved, weights_only=False)
+        with replaced(Engine, "drain", nothing(None)):
+            training.optimizer.load_state_dict(state)
 
 
 def drop_and_look(training, step):
@@ -161,6 +180,12 @@ MUTANTS = {
     ),
     "a state is saved and loaded at once": Mutant(
         Engine, "drain", nothing, training={"then": save_and_load}
+    ),
+    "a state is loaded at once": Mutant(
+        Engine, "drain", lambda old: old, training={"then": load_at_once}
+    ),
+    "upload buffers are unpinned at once": Mutant(
+        UploadPool, "_free", unpinned_at_once, training={"log": KNOBS}
     ),
 }  # fmt: skip
 

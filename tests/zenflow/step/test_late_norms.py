@@ -64,6 +64,22 @@ def test_a_loaded_checkpoint_is_gone_on_from_exactly():
             assert_equal(weights_of(model), expected)
 
 
+def test_a_gradient_of_another_shape_costs_a_batch_and_no_more():
+    """It is noticed before anything is changed, on every device."""
+    expected = undisturbed_weights(8)
+    model, optimizer = make()
+    with closing(optimizer):
+        take_steps(model, optimizer, range(5))
+        model.loss(99).backward()
+        model.layers[1].weight.grad.resize_(3, 2)
+        with pytest.raises(GradientError, match=r"\(3, 2\)"):
+            optimizer.step()
+        optimizer.zero_grad()
+        take_steps(model, optimizer, range(5, 8))
+        optimizer.synchronize()
+        assert_equal(weights_of(model), expected)
+
+
 def test_close_tells_of_a_norm_that_nobody_was_told_of_and_still_ends_every_thread():
     before = set(threading.enumerate())
     model, optimizer = make()

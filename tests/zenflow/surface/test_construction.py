@@ -3,6 +3,7 @@
 import re
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +11,12 @@ import pytest
 import torch
 
 from tests.models import TINY, TinyStack, closing
-from zenflow import ZenFlowAdamW, ZenFlowConfig
+from tests.zenflow.decisions import decisions
+from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 from zenflow.device.cpu import CpuDevice
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import Copy, CopyLane
-from zenflow.step import engine
 from zenflow.step.exact_tasks import ExactTasks
 from zenflow.surface import assembly
 from zenflow.trace.recorder import Recorder
@@ -85,7 +86,7 @@ def test_no_step_allocates_memory_for_uploads(monkeypatch, max_grad_norm):
         def refuse(*_):
             raise AssertionError("a step allocates")
 
-        monkeypatch.setattr(CpuDevice, "upload_memory", refuse)
+        monkeypatch.setattr(CpuDevice, "pinned_slab", refuse)
         take_steps(model, optimizer, 12)
 
 
@@ -121,24 +122,110 @@ def _flags_at(address):
     raise AssertionError("no mapping holds it")
 
 
-@pytest.mark.parametrize("broken", ["_make_buckets", "HostPool"])
-def test_a_failed_construction_gives_the_devices_memory_back(monkeypatch, broken):
-    closed = []
-
-    def fail(*_):
-        raise MemoryError("no more")
-
+def note_closing(monkeypatch, closed):
     def close(self):
         closed.append(self)
 
     monkeypatch.setattr(CpuDevice, "close", close)
-    if broken == "HostPool":
-        monkeypatch.setattr(engine.HostPool, "open", fail)
-    else:
-        monkeypatch.setattr("zenflow.columns.placement._make_buckets", fail)
+
+
+BREAKS = {
+    "the layout": "zenflow.columns.placement._make_buckets",
+    "a bank": "zenflow.columns.device_rows.Bank.allocate",
+    "a lane": "zenflow.step.engine.CopyLane.__init__",
+    "the pool": "zenflow.step.engine.HostPool.open",
+    "the worker": "zenflow.step.engine.HostWorker.start",
+    "upload buffers": "zenflow.step.engine.UploadPool.__init__",
+    "the queue": "zenflow.step.engine.RoomPool.__init__",
+    "fresh steps": "zenflow.step.engine.FreshSteps.__init__",
+    "the collector": "zenflow.step.engine.GradientCollector.__init__",
+    "the controller": "zenflow.controller.FixedInterval.attach",
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_failed_construction_leaves_neither_memory_nor_threads_behind(monkeypatch, broken):
+    closed = []
+
+    def fail(*_, **__):
+        raise MemoryError("no more")
+
+    note_closing(monkeypatch, closed)
+    monkeypatch.setattr(BREAKS[broken], fail)
+    before = set(threading.enumerate())
+    model = TinyStack()
     with pytest.raises(MemoryError, match="no more"):
-        ZenFlowAdamW(TinyStack().parameters(), config=CONFIG)
+        ZenFlowAdamW(model.parameters(), config=CONFIG, max_grad_norm=1.0, host_threads=3)
     assert len(closed) == 1
+    assert set(threading.enumerate()) <= before
+    assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
+
+
+def test_a_thread_that_the_system_does_not_give_ends_the_others(monkeypatch):
+    before, start = set(threading.enumerate()), threading.Thread.start
+
+    def refuse(self):
+        if self.name == "zenflow-host-1":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        ZenFlowAdamW(TinyStack().parameters(), config=CONFIG, host_threads=3)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("inside", ["a copy", "a host task"])
+def test_an_optimizer_may_be_closed_by_one_of_its_own_threads(monkeypatch, inside):
+    """The garbage collector runs in any of them."""
+    model = TinyStack()
+    closed, errors = [], []
+    note_closing(monkeypatch, closed)
+    optimizer = ZenFlowAdamW(model.parameters(), config=CONFIG)
+    engine = optimizer._engine
+
+    def close(*_):
+        try:
+            engine.close()
+        except RuntimeError as error:
+            errors.append(error)
+
+    done = Completion("the end")
+    if inside == "a copy":
+        engine.d2h.submit(Copy(close, [], done, num_bytes=1, step=1))
+    else:
+        done = engine.worker.submit("closing", [close], deadline=1, step=1, after=[])
+    done.wait_done(20.0)
+    assert not errors
+    assert len(closed) == 1
+    optimizer.close()
+
+
+def test_memory_for_uploads_is_given_back_when_a_window_needs_less(monkeypatch):
+    """A change of k uploads everything at once; what that took is not kept for the long run."""
+    taken = {}
+
+    def pin(self, num_elements, dtype):
+        slab = host_memory.zeroed(num_elements, dtype)
+        taken[slab.data_ptr()] = slab
+        return slab
+
+    def free(self, slab):
+        del taken[slab.data_ptr()]
+
+    monkeypatch.setattr(CpuDevice, "pinned_slab", pin)
+    monkeypatch.setattr(CpuDevice, "free_slab", free)
+    model = TinyStack()
+    config = replace(CONFIG, update_interval=8)
+    log = LoggedDecisions(decisions(config, [(4, {"topk_ratio": 0.35})]))
+    most = []
+    with closing(ZenFlowAdamW(model.parameters(), config=config, controller=log)) as optimizer:
+        for _ in range(20):
+            take_steps(model, optimizer, 1)
+            most.append(sum(slab.nbytes for slab in taken.values()))
+        planned = optimizer.memory.pinned_bytes
+    assert max(most) > 1.1 * most[0]
+    assert planned <= most[-1] <= most[0]
 
 
 # ---- the host's tasks ---------------------------------------------------------------------------
