@@ -153,6 +153,10 @@ class MemoryPlan:
     device_ring_bytes: int
     """Bytes of the bounded staging buffers on the device."""
 
+    device_step_bytes: int
+    """Bytes that a step takes on the device for a while, beside its gradients: important columns
+    of them, float32 gradients of whole tensors, and the update's temporaries."""
+
     @property
     def host_bytes_per_param(self) -> float:
         """Host bytes for each trainable parameter; 0 for a model without any."""
@@ -183,6 +187,7 @@ class MemoryPlan:
                 f"{self.device_extra_bytes_per_param:.2f} B per parameter",
             ),
             ("device rings", self.device_ring_bytes, "bounded"),
+            ("device step", self.device_step_bytes, "for a while in every step"),
         ]
         return "\n".join(f"{name:<13}{_readable(size):>12}   {note}" for name, size, note in rows)
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
-from sim.memory.parts import rounded
 from sim.timing.block_plan import blocks_of, ring_of
 from sim.timing.costs import is_split
 from sim.timing.host_memory import HostMemory, host_memory, largest
@@ -79,14 +78,18 @@ class EngineMemory:
 
     @property
     def uploads(self) -> int:
-        """Bytes of all upload buffers, as asked for."""
+        """Bytes of all upload buffers."""
         return self.host.upload_buffer * self.host.num_uploads
 
     @property
-    def rounding(self) -> int:
-        """Bytes that torch's pinned allocator adds to the upload buffers on a GPU."""
-        size = self.host.upload_buffer
-        return (rounded(size) - size) * self.host.num_uploads
+    def bank_temporaries(self) -> int:
+        """Bytes that the update of the largest bank takes for a while."""
+        return 3 * _FLOAT * self.bank
+
+    @property
+    def float_gradients(self) -> int:
+        """Bytes of the float32 gradients of whole tensors, where theirs are not float32."""
+        return self.resident * (_FLOAT if self.dtype_bytes < _FLOAT else 0)
 
     def on(self, hardware: HardwareProfile, reserve: float = 0.0) -> EngineMemory:
         """Return the same with as many waiting gradients as a machine's host has room for.
@@ -99,7 +102,7 @@ class EngineMemory:
         return replace(self, depth=self.host.depth_on(hardware, self.num_params, num_own, reserve))
 
     def plan(self, *, has_ring: bool) -> MemoryPlan:
-        """Return the engine's own plan, which leaves the rounding out.
+        """Return the engine's own plan.
 
         Args:
             has_ring: Whether gradients leave through a ring: in release mode on a GPU.
@@ -115,6 +118,9 @@ class EngineMemory:
             queue_depth=self.depth,
             device_extra_bytes=self.device_state + self.column_vectors,
             device_ring_bytes=self.ring if has_ring else self.packed,
+            device_step_bytes=self.important * self.dtype_bytes
+            + self.float_gradients
+            + self.bank_temporaries,
         )
 
 

@@ -226,7 +226,7 @@ def memory_of(
         shapes = [parameter.shape for parameter in workload.parameters]
         own = engine_memory(shapes, strategy.config, workload.dtype_bytes).on(hardware)
         device, depth = _engine_parts(workload, strategy, own, hardware), own.depth
-        host = _engine_host_parts(own, hardware.num_devices, is_cpu=hardware.device.is_cpu)
+        host = _engine_host_parts(own, hardware.num_devices)
     else:
         system = strategy.system
         options = system.options(strategy.options)
@@ -273,7 +273,6 @@ def _engine_parts(
         temporaries = 2.0 * own.block * size
         if own.host.config.is_exact:
             temporaries += 4.0 * (own.block + min(TEMPORARY_ELEMENTS, own.bucket))
-    float_size = 4 if size < 4 else 0
     return DeviceParts(
         always=[
             Part("weights", "device", whole),
@@ -291,8 +290,8 @@ def _engine_parts(
         gradients_after=after,
         gradients_at_step=at_step,
         step=[
-            Part("float32 gradients", "device", own.resident * float_size, "of whole tensors"),
-            Part("update's temporaries", "device", 12.0 * own.bank, "of one bank of columns"),
+            Part("float32 gradients", "device", own.float_gradients, "of whole tensors"),
+            Part("update's temporaries", "device", own.bank_temporaries, "of one bank of columns"),
             Part(
                 "important gradients", "device", 0.0 if releases else float(own.important * size)
             ),
@@ -300,8 +299,7 @@ def _engine_parts(
     )
 
 
-def _engine_host_parts(own: EngineMemory, count: int, *, is_cpu: bool) -> list[Part]:
-    rounding = 0 if is_cpu else own.rounding
+def _engine_host_parts(own: EngineMemory, count: int) -> list[Part]:
     return [
         Part("optimizer state", "pageable", count * own.host.state, "masters, moments"),
         Part("sums", "pageable", count * own.host.sums, "of windows' gradients"),
@@ -309,7 +307,6 @@ def _engine_host_parts(own: EngineMemory, count: int, *, is_cpu: bool) -> list[P
         Part("gradient staging", "pinned", count * own.host.staging),
         Part("waiting gradients", "pinned", count * own.pool, f"up to {own.depth} of a column"),
         Part("upload buffers", "pinned", count * own.uploads),
-        Part("rounding", "pinned", count * rounding, "upload buffers, to powers of two"),
     ]
 
 

@@ -9,7 +9,11 @@ from zenflow.report import MemoryPlan
 from zenflow.step.exact_tasks import ExactTasks
 
 if TYPE_CHECKING:
+    from zenflow.columns.layout import Layout
     from zenflow.step.engine import Engine
+
+BANK_TEMPORARIES = 3
+"""Number of float32 temporaries of a bank's size in its update."""
 
 
 def plan_memory(engine: Engine) -> MemoryPlan:
@@ -42,4 +46,16 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         queue_depth=tasks.depth if isinstance(tasks, ExactTasks) else 1,
         device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes + fresh_bytes,
         device_ring_bytes=2 * largest if engine.ring is None else engine.ring.num_bytes,
+        device_step_bytes=_step_bytes(layout),
     )
+
+
+def _step_bytes(layout: Layout) -> int:
+    """Return the bytes that a step's update takes on the device for a while."""
+    important = sum(
+        len(split.important_columns) * split.num_rows * split.param.itemsize
+        for split in layout.splits
+    )
+    residents = sum(r.master.nbytes for r in layout.residents if r.has_master)
+    bank = max((bank.master.nbytes for bank in layout.banks), default=0)
+    return important + residents + BANK_TEMPORARIES * bank

@@ -51,6 +51,7 @@ def a_plan(**changes):
         "pinned_bytes": 1000,
         "device_extra_bytes": 1200,
         "device_ring_bytes": 64,
+        "device_step_bytes": 320,
     }
     return MemoryPlan(**{"queue_depth": 4, **values, **changes})
 
@@ -74,4 +75,5 @@ def test_a_plan_reads_as_a_table():
         "  pinned             1 kB   part of host, 4 gradients wait",
         "device extra       1.2 kB   0.00 B per parameter",
         "device rings         64 B   bounded",
+        "device step         320 B   for a while in every step",
     ]
