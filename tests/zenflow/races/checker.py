@@ -48,10 +48,14 @@ class Checker:
 
     Device memory is ordinary memory that is marked as such: the device's operations are those on
     it, in the order of the stream that the calling thread launches on.
+
+    Attributes:
+        waits: Operations for which a thread has waited until the device had done them.
     """
 
     def __init__(self):
         self.memory = Memory()
+        self.waits = []
         self.streams = []
         self._threads = Threads()
         self.compute = self.new_stream("compute")
@@ -136,6 +140,7 @@ class Checker:
             self.memory.access(agent, tensor, op, writes=writes)
         blocks = is_mixed and not _is_non_blocking(schema, args, kwargs)
         if is_device and (blocks or schema.name in _READ_BACK):
+            self.waits.append(op)
             self.thread.learn(agent.clock)
         self.memory.sweep()
 

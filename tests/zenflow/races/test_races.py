@@ -5,8 +5,8 @@ import io
 import pytest
 import torch
 
-from tests.models import TinyStack
-from tests.zenflow.races.harness import races
+from tests.models import TinyStack, closing
+from tests.zenflow.races.harness import Training, checked, races
 from tests.zenflow.step.test_timing import RULES
 from zenflow.host import kernel
 from zenflow.step import ring_size
@@ -94,3 +94,27 @@ def save_and_load(training, step):
 @both_modes
 def test_resuming(mode):
     assert races(mode, S3, then=save_and_load, steps=9) == []
+
+
+def waits_of(mode, **changes):
+    """Return the operations for which a thread waits in steps 8 to 13."""
+    config = {"update_interval": 3, "select_interval": 0, **changes}
+    with checked() as checker:
+        training = Training(checker, mode, config)
+        with closing(training.optimizer):
+            for step in range(1, 14):
+                if step == 8:
+                    checker.waits.clear()
+                training.step(step)
+            return list(checker.waits)
+
+
+@both_modes
+def test_no_step_waits_for_the_device_by_an_operation(mode):
+    assert waits_of(mode) == []
+    assert waits_of(mode, select_interval=2)  # a selection reads its columns
+
+
+@both_modes
+def test_the_published_rule_waits_for_no_operation_either(mode):
+    assert waits_of(mode, update_rule="published") == []
