@@ -33,6 +33,7 @@ from zenflow.errors import ConfigError
 DOCUMENT = RESULTS.parent.parent / "docs" / "gpu.md"
 RECORD, TESTS, PICTURE = "record.json", "tests.xml", "timeline.png"
 _VALIDATION = "validation"
+_FUSED = "torch's fused AdamW, no float32 masters"
 _COUNTS = ("tests", "failures", "errors", "skipped")
 """Counts of a JUnit file's suites."""
 _NOTHING = """\
@@ -174,7 +175,9 @@ def _table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for cell in cells:
         device = next((run for run in cell["runs"] if run["name"] == "on_device"), None)
-        for run in cell["runs"]:
+        fused = cell.get("torch_fused")
+        baseline = [{"name": _FUSED, "stall_fraction": 0.0, **fused}] if fused else []
+        for run in [*baseline, *cell["runs"]]:
             rate, peak = run["tokens_per_second"], run["peak_device_bytes"]
             share = "-" if device is None else f"{rate / device['tokens_per_second']:.3f}"
             memory = "-" if peak is None else f"{peak / 1e9:.1f}"

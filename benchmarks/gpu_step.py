@@ -38,6 +38,7 @@ from benchmarks.gpu_setup import (
     SERIES,
     Bench,
     compute_seconds,
+    fused_baseline,
     host_peak_bytes,
     parse,
     speeds_of,
@@ -278,6 +279,7 @@ def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -
         except torch.OutOfMemoryError:  # no optimizer could train it here
             own["does_not_fit"].append("forward and backward")
             continue
+        own["torch_fused"] = fused_baseline(bench, LR, CLIP_NORM)
         whole["not_reached"] += run_cell(bench, runs, own, save)
         own["compute_seconds_after"] = compute_seconds(bench)
     save()
@@ -291,6 +293,9 @@ def report_of(whole: Mapping[str, Any]) -> str:
         title = cell["cell"]["name"]
         if compute is not None:
             title += f": forward and backward {1e3 * compute:.1f} ms"
+        fused = cell.get("torch_fused")
+        if fused is not None:
+            title += f", torch's fused AdamW {1e3 * fused['step_seconds']['median']:.1f} ms a step"
         parts.append("\n".join([title, table(cell["runs"]), shown_aims(cell["runs"])]))
         parts += [f"{name} does not fit" for name in cell["does_not_fit"]]
         parts += [f"{name} FAILED: {why}" for name, why in cell["failures"].items()]

@@ -64,14 +64,15 @@ PARTS: Mapping[str, Callable[[Path, float], list[str]]] = {
     "environment": lambda out, _: _python("benchmarks.gpu_environment", "--out", str(out)),
     "tests": lambda out, _: _pytest(out, "-m", "gpu and not slow"),
     "races": lambda out, _: _pytest(out, "-m", "gpu and slow"),
+    "presets-1b": _series("1b"),
     "calibration": lambda out, _: _measured("calibrate", out / "profile.json"),
     "validation": lambda out, _: _validate(out),
-    "presets-1b": _series("1b"),
     "presets-3b": _series("3b"),
     "presets-1b-long": _series("1b-long"),
     "presets-3b-long": _series("3b-long"),
 }
-"""Command of each part, in their order, from a folder for records and the seconds left."""
+"""Command of each part, from a folder for records and the seconds left. What a short loan of a GPU
+is for comes first."""
 
 
 def run_part(name: str, out: Path, seconds: float) -> dict[str, Any]:
