@@ -12,8 +12,9 @@ has had them on the device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -25,56 +26,132 @@ from zenflow.columns.placement import assign_banks, members_of
 from zenflow.rule.blocks import important_count
 from zenflow.rule.importance import select_columns
 
+MOST_BYTES = 1 << 26
+"""Bytes of state that change owner together, of several blocks; of one block they may be more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Columns of one block that change owner, as many in each direction."""
+
+    block: Block
+    """The block."""
+    rows: Tensor
+    """Host rows that leave, (n,), int64, on the host."""
+    ranks: Tensor
+    """Ranks, among the block's important columns, of those that come for them, (n,), int64, on the
+    host."""
+    to_device: Tensor
+    """Columns that leave the host, (n,), int64, on the host."""
+    to_host: Tensor
+    """Columns that come to it, (n,), int64, on the host."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the state that moves in each direction."""
+        return 12 * len(self.rows) * self.block.shape.num_rows
+
 
 @torch.no_grad()
 def hand_over(
-    block: Block, finish_rows: Callable[[Tensor], HostRows], hysteresis: float
-) -> Tensor:
-    """Choose the block's important columns anew and move the difference.
+    blocks: Sequence[Block], finish_rows: Callable[[Block, Tensor], HostRows], hysteresis: float
+) -> dict[int, Tensor]:
+    """Choose the blocks' important columns anew and move the differences.
 
-    The caller has waited for the block's host tasks, for the last step's gradient and for the last
-    landing.
+    The caller has waited for the blocks' host tasks, for the last step's gradient and for the last
+    landing. Every read of the device's memory waits for it, so that all blocks are read together.
 
     Args:
-        block: The block, changed in place.
-        finish_rows: Returns copies of the host rows of some indices as the window's end leaves
-            them.
+        blocks: The blocks, changed in place.
+        finish_rows: Returns copies of a block's host rows of some indices as the window's end
+            leaves them.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
 
     Returns:
-        Which host rows take part in the window's update, shape (D,), uint8.
+        Which host rows take part in the window's update, shape (D,), uint8, by the block's index.
     """
-    active = torch.ones(block.shape.num_deferred, dtype=torch.uint8)
-    offset = block.shape.first
-    vectors = block.columns
-    chosen = select_columns(
-        vectors.scores, vectors.is_important, block.shape.num_important, hysteresis
-    )
-    # Both lists have the same length: what leaves one side enters the other.
-    rows = chosen[block.deferred_columns - offset].nonzero().squeeze(1)
-    ranks = (~chosen[block.important_columns - offset]).nonzero().squeeze(1)
-    if len(rows) == 0:
-        return active
-    host_rows = rows.cpu()
-    leaving = finish_rows(host_rows)
-    _swap_state(block, host_rows, ranks + block.bank_first, leaving)
-    to_device, to_host = block.deferred_columns[rows], block.important_columns[ranks]
-    block.deferred_columns[rows] = to_host
-    block.important_columns[ranks] = to_device
-    vectors.is_important.copy_(chosen)
-    weight_OI = block.split.weight()
-    weight_OI.index_copy_(1, to_device, leaving.master.t().to(weight_OI))
-    active[host_rows] = 0
+    active = {b.index: torch.ones(b.shape.num_deferred, dtype=torch.uint8) for b in blocks}
+    for group in _groups(_choose(blocks, hysteresis)):
+        _move(group, [finish_rows(swap.block, swap.rows) for swap in group])
+        for swap in group:
+            active[swap.block.index][swap.rows] = 0
     return active
 
 
-def _swap_state(block: Block, rows: Tensor, bank_rows: Tensor, leaving: HostRows) -> None:
-    """Bring the bank's rows to the host's and put the leaving ones in their place."""
+def _choose(blocks: Sequence[Block], hysteresis: float) -> Iterator[Swap]:
+    """Yield what changes owner by the columns' scores."""
+    scores = _fetch([block.columns.scores for block in blocks])
+    deferred = _fetch([block.deferred_columns for block in blocks])
+    important = _fetch([block.important_columns for block in blocks])
+    for block, score, its_deferred, its_important in zip(
+        blocks, scores, deferred, important, strict=True
+    ):
+        offset, count = block.shape.first, block.shape.num_important
+        is_important = torch.zeros(block.shape.num_columns, dtype=torch.bool)
+        is_important[its_important - offset] = True
+        chosen = select_columns(score, is_important, count, hysteresis)
+        # Both lists have the same length: what leaves one side enters the other.
+        rows = chosen[its_deferred - offset].nonzero().squeeze(1)
+        ranks = (~chosen[its_important - offset]).nonzero().squeeze(1)
+        if len(rows):
+            yield Swap(block, rows, ranks, its_deferred[rows], its_important[ranks])
+
+
+def _groups(swaps: Iterable[Swap]) -> Iterator[list[Swap]]:
+    """Yield swaps that move together, within the memory that may be taken for them."""
+    group: list[Swap] = []
+    for swap in swaps:
+        if group and sum(s.num_bytes for s in group) + swap.num_bytes > MOST_BYTES:
+            yield group
+            group = []
+        group.append(swap)
+    if group:
+        yield group
+
+
+def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows]) -> None:
+    """Bring the banks' rows to the host's and put the leaving ones in their place."""
+    device = swaps[0].block.columns.scores.device
+    indices = ((s.rows, s.ranks, s.to_device, s.to_host) for s in swaps)
+    sent = iter(_send(list(chain.from_iterable(indices)), device))
+    there = [tuple(islice(sent, 4)) for _ in swaps]
+    bank_rows = [
+        s.block.bank_first + ranks for s, (_, ranks, _, _) in zip(swaps, there, strict=True)
+    ]
     for name in ROW_STATE:
-        bank_values = getattr(block.split.bank, name)
-        entering = bank_values[bank_rows].cpu()
-        bank_values[bank_rows] = getattr(leaving, name).to(bank_values.device)
-        getattr(block.host, name)[rows] = entering
+        banks = [getattr(s.block.split.bank, name) for s in swaps]
+        entering = _fetch([bank[rows] for bank, rows in zip(banks, bank_rows, strict=True)])
+        values = _send([getattr(rows, name) for rows in leaving], device)
+        for bank, rows, own, swap, came in zip(
+            banks, bank_rows, values, swaps, entering, strict=True
+        ):
+            bank[rows] = own
+            getattr(swap.block.host, name)[swap.rows] = came
+    for swap, rows, (its_rows, ranks, to_device, to_host) in zip(
+        swaps, bank_rows, there, strict=True
+    ):
+        block = swap.block
+        block.deferred_columns[its_rows] = to_host
+        block.important_columns[ranks] = to_device
+        block.split.columns.is_important[to_device] = True
+        block.split.columns.is_important[to_host] = False
+        weight_OI = block.split.weight()
+        weight_OI.index_copy_(1, to_device, block.split.bank.master[rows].t().to(weight_OI))
+
+
+def _fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of tensors of one dtype on the host, by one copy from the device."""
+    return _apart(torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu(), tensors)
+
+
+def _send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return copies of tensors of one dtype on the device, by one copy to it."""
+    return _apart(torch.cat([tensor.reshape(-1) for tensor in tensors]).to(device), tensors)
+
+
+def _apart(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = values.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,12 +76,8 @@ class HostSchedule:
         if self._resizes:
             self._resize(step)
             return
-        active = {
-            block.index: hand_over(
-                block, partial(self.tasks.finish_rows, step, block), self.config.hysteresis
-            )
-            for block in blocks
-        }
+        finish_rows = partial(self.tasks.finish_rows, step)
+        active = hand_over(blocks, finish_rows, self.config.hysteresis)
         opened = self._close_windows(step, blocks)
         for members in by_bucket(block for block in blocks if block.count).values():
             self.tasks.update(step, members, active, opened)

@@ -96,25 +96,28 @@ def test_resuming(mode):
     assert races(mode, S3, then=save_and_load, steps=9) == []
 
 
-def waits_of(mode, **changes):
-    """Return the operations for which a thread waits in steps 8 to 13."""
+def waits_of(mode, *, num_layers=3, **changes):
+    """Return the operations for which a thread waits in each of the steps 8 to 13."""
     config = {"update_interval": 3, "select_interval": 0, **changes}
+    found = []
     with checked() as checker:
-        training = Training(checker, mode, config)
+        training = Training(checker, mode, config, model=TinyStack(num_layers=num_layers))
         with closing(training.optimizer):
             for step in range(1, 14):
-                if step == 8:
-                    checker.waits.clear()
+                checker.waits.clear()
                 training.step(step)
-            return list(checker.waits)
+                found.append(list(checker.waits))
+    return found[7:]
 
 
 @both_modes
-def test_no_step_waits_for_the_device_by_an_operation(mode):
-    assert waits_of(mode) == []
-    assert waits_of(mode, select_interval=2)  # a selection reads its columns
+@pytest.mark.parametrize("rule", ["exact", "published"])
+def test_no_step_waits_for_the_device_by_an_operation(mode, rule):
+    assert not any(waits_of(mode, update_rule=rule))
 
 
 @both_modes
-def test_the_published_rule_waits_for_no_operation_either(mode):
-    assert waits_of(mode, update_rule="published") == []
+def test_a_selection_waits_as_often_for_many_blocks_as_for_few(mode):
+    often = {"update_interval": 1, "select_interval": 1}
+    few, many = (max(map(len, waits_of(mode, num_layers=n, **often))) for n in (2, 8))
+    assert few == many > 0
