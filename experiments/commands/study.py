@@ -111,6 +111,7 @@ def _carry_out(
 
     from experiments.commands.study_session import Session
     from experiments.lab import catalogue
+    from experiments.lab.interrupts import ended_like_ctrl_c
     from experiments.lab.study import Scope
 
     studies = [catalogue.load(name) for name in catalogue.chosen(names, group)]
@@ -133,7 +134,8 @@ def _carry_out(
     if not flags["checks"]:
         _refuse_unused(studies, names, scope)
     try:
-        sys.exit(session.check(studies) if flags["checks"] else session.make_all(studies))
+        with ended_like_ctrl_c():
+            sys.exit(session.check(studies) if flags["checks"] else session.make_all(studies))
     except (KeyboardInterrupt, click.Abort):
         console.print(
             f"Stopped. What is done is kept in {session.keep}: the same command goes on.",

@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.lab import catalogue
 from experiments.lab import record as records
+from experiments.lab.interrupts import ended_like_ctrl_c, ignore_while_idle
 from experiments.lab.record import Record, refuse_others
 from experiments.lab.study import OWN, Cell, Data, Job, Progress, Row, Scope, Study, identity
 from experiments.output.files import write_json
@@ -172,7 +173,7 @@ class Runner:
         waiting = {cell.slug: cell for cell in cells}
         running: dict[Future[tuple[Row, float]], Cell] = {}
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        with ProcessPoolExecutor(workers, context, initializer=ignore_while_idle) as pool:
             try:
                 while waiting or running:
                     if time.monotonic() >= self._end:
@@ -194,7 +195,7 @@ class Runner:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in multiprocessing.active_children():
-                    process.terminate()  # a run notes it, ends its step and leaves nothing behind
+                    process.terminate()  # a run notes it and ends its step; the idle are told
                 raise
 
     def _job(self, cell: Cell) -> Job:
@@ -207,7 +208,8 @@ class Runner:
 def _carried_out(key: str, cell: Cell, job: Job) -> tuple[Row, float]:
     """Make a cell in another process."""
     begun = time.monotonic()
-    return catalogue.load(key).run(cell, job), time.monotonic() - begun
+    with ended_like_ctrl_c():
+        return catalogue.load(key).run(cell, job), time.monotonic() - begun
 
 
 def _by_identity(rows: Sequence[Row], cells: Sequence[Cell]) -> dict[str, Row]:

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import psutil
 import pytest
 from matplotlib.image import imread
 
@@ -111,7 +112,9 @@ def test_several_workers_begin_no_cell_either_when_the_time_is_over(tmp_path, mo
 
     monkeypatch.setattr(running, "_carried_out", carried_out)
     monkeypatch.setattr(
-        running, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count)
+        running,
+        "ProcessPoolExecutor",
+        lambda count, context, initializer: ThreadPoolExecutor(count),
     )
     study = catalogue.load("accuracy")
     cells = [cell for cell in study.cells(Scope(seeds=(0,))) if not cell.needs]
@@ -205,8 +208,9 @@ def finished(folder):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
-    """The whole command with two processes, stopped as a terminal does it."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(number, tmp_path):
+    """The whole command with two processes: a terminal stops all of them, `kill` the first."""
     command = [sys.executable, "-m", "experiments.cli", "study", "accuracy", "--smoke",
                "--seeds", "0,1", "--workers", "2", "--record", str(tmp_path)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -214,9 +218,15 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
         if len(finished(tmp_path)) >= 2:
             break
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
+    cells = psutil.Process(process.pid).children(recursive=True)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
+    assert cells
+    assert not psutil.wait_procs(cells, timeout=30)[1], "processes of cells go on"
     assert "the same command goes on" in output
     before = finished(tmp_path)
     assert len(before) >= 2
@@ -225,4 +235,5 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     record = records.read(tmp_path / "accuracy")
     kept = [json.loads(line) for line in (record.folder / records.ROWS).read_text().splitlines()]
     assert kept == record.rows
-    assert len(kept) == 8
+    study = catalogue.load("accuracy")
+    assert len(kept) == len(study.cells(Scope(smoke=True, seeds=(0, 1))))

@@ -1,0 +1,30 @@
+"""SIGTERM as Ctrl-C, for studies and the processes that make their cells."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def ended_like_ctrl_c(number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
+    """Let a signal raise KeyboardInterrupt; only Python's main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, former)
+
+
+def ignore_while_idle() -> None:
+    """Let SIGTERM be of no effect in a process that makes no cell; for pools.
+
+    An idle process holds the lock of the pool's queue. Killed, it would leave the others waiting
+    for that for ever.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
