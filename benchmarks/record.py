@@ -14,6 +14,7 @@ from experiments.calibration.parts import synchronize
 from experiments.output.provenance import percentile, provenance
 
 Cost = TypeVar("Cost")
+Name = TypeVar("Name")
 
 
 def setting(**facts: Any) -> dict[str, Any]:
@@ -40,8 +41,8 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def take_turns(
-    turns: Mapping[str, Callable[[], Cost]], repeats: int, warm_rounds: int
-) -> dict[str, list[Cost]]:
+    turns: Mapping[Name, Callable[[], Cost]], repeats: int, warm_rounds: int
+) -> dict[Name, list[Cost]]:
     """Return what each contender's turns cost; who begins changes with every round.
 
     Args:
@@ -50,7 +51,7 @@ def take_turns(
         warm_rounds: Number of rounds before them that don't.
     """
     names = list(turns)
-    costs: dict[str, list[Cost]] = {name: [] for name in names}
+    costs: dict[Name, list[Cost]] = {name: [] for name in names}
     for turn in range(warm_rounds + repeats):
         first = turn % len(names)
         for name in names[first:] + names[:first]:

@@ -26,9 +26,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.engine_parts import breakdown
+from benchmarks.ready_gradients import loss_of
 from benchmarks.record import copy_bandwidth, setting, spread, take_turns
 from experiments.output.files import write_json
 from zenflow import ZenFlowAdamW, ZenFlowConfig
@@ -57,27 +58,6 @@ def timed(run: Callable[[], Any]) -> Cost:
     wall, cpu = time.perf_counter(), time.thread_time()
     run()
     return Cost(time.perf_counter() - wall, time.thread_time() - cpu)
-
-
-class Given(torch.autograd.Function):
-    """One link of a chain: passes the loss on and gives a parameter its gradient, ready-made."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, param: Tensor, grad: Tensor) -> Tensor:
-        ctx.grad = grad
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad_loss, ctx.grad, None
-
-
-def loss_of(params: list[nn.Parameter], grads: list[Tensor]) -> Tensor:
-    """Return a loss with these gradients, whose backward reaches the last parameter first."""
-    loss = torch.zeros((), requires_grad=True)
-    for param, grad in zip(params, grads, strict=True):
-        loss = Given.apply(loss, param, grad)  # type: ignore[no-untyped-call]
-    return loss
 
 
 @contextmanager

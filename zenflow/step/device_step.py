@@ -153,6 +153,6 @@ def _update_run(
     first, last = run[0].bank_first, run[-1].bank_last
     bank.update(first, last, grad_KO, hyper)
     fresh_OK = bank.master[first:last].t().to(run[0].param.dtype)
-    for split in run:
-        part = fresh_OK[:, split.bank_first - first : split.bank_last - first]
-        split.weight().index_copy_(1, split.important_columns, part)
+    widths = [split.bank_last - split.bank_first for split in run]
+    for split, part_OK in zip(run, fresh_OK.split(widths, dim=1), strict=True):
+        split.weight().index_copy_(1, split.important_columns, part_OK)

@@ -22,9 +22,7 @@ step before's stands for it, in C and R too, which take the right one at the end
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -33,36 +31,17 @@ from torch import Tensor
 from zenflow.columns.layout import (
     Block,
     Bucket,
-    ColumnVectors,
     Layout,
-    RowVectors,
     SplitParam,
 )
 from zenflow.device.base import AbstractDevice, LateGradient
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.momentum import fresh_share
+from zenflow.step.fresh_factors import FreshVectors, make_factors, scalars_of
 
 MOST_ELEMENTS = 1 << 22
 """Number of elements of a matrix that are moved at once; a temporary has as many."""
-LEAST_ROOT = 1e-15
-"""Least root of a second moment, for eps = 0: a row without any gradient is not divided by 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class _BucketVectors:
-    """A bucket's part of the vectors over all columns and over all rows."""
-
-    columns: ColumnVectors
-    """Vectors over its columns."""
-    column_gains: Tensor
-    """Factor on each column's energy in its second moment, float32."""
-    shares: Tensor
-    """Share of each column's fresh step, times the clip factor, float32; 0 for important ones."""
-    rows: RowVectors
-    """Vectors over its rows."""
-    row_gains: Tensor
-    """Factor on each row's energy in its second moment, float32."""
 
 
 class FreshSteps:
@@ -111,9 +90,14 @@ class FreshSteps:
         stays = self._by_column[4].split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
         self._buckets = self._cut()
+        # Views of vectors that stay: to make them costs the interpreter as much as to use them.
+        self._row_parts = {
+            split: split.rows.fresh_factors.unsqueeze(1).split(_height(split))
+            for split in layout.splits
+        }
         self._step = 0
 
-    def _cut(self) -> list[_BucketVectors]:
+    def _cut(self) -> list[FreshVectors]:
         """Cut the vectors into buckets' parts; the parameters of a bucket are neighbours."""
         parts = []
         last, last_row = self._by_column.shape[1], self._by_row.shape[1]
@@ -121,7 +105,7 @@ class FreshSteps:
             first = last - sum(split.num_columns for split in bucket.splits)
             first_row = last_row - sum(split.num_rows for split in bucket.splits)
             parts.append(
-                _BucketVectors(
+                FreshVectors(
                     self._layout.columns.part(first, last),
                     self._by_column[0, first:last],
                     self._by_column[1, first:last],
@@ -150,21 +134,23 @@ class FreshSteps:
         if self._step == step:
             return
         self._step = step
+        self._has_factors = False
         self._rates: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
         self._landing: set[SplitParam] = set()
         by_block, by_split = [], []
         hypers = self._read_hypers()
+        known: dict[tuple[int, int], tuple[float, float, tuple[float, float]]] = {}
+        next_due = self._calendar.next_due
+        landings = {due: due + self._calendar.lag(due) for due in set(next_due)}
         for split in self._layout.splits:
-            hyper, count = hypers[split.group], split.num_steps + 1
-            root = math.sqrt(1.0 - hyper.beta2**count)
-            steady = (1.0 - hyper.beta1) / (1.0 - hyper.beta1**count)
-            self._rates[split] = hyper.lr * steady * root * inverse_scale
-            gain = (1.0 - hyper.beta2) * inverse_scale**2
-            decay = hyper.beta2, max(hyper.eps * root, LEAST_ROOT) ** 2
+            hyper, taken = hypers[split.group], (split.group, split.num_steps)
+            if taken not in known:  # the same for most parameters
+                known[taken] = scalars_of(hyper, split.num_steps + 1, inverse_scale)
+            self._rates[split], gain, decay = known[taken]
             by_split.append((gain / split.num_columns, *decay))
             for block in split.blocks:
-                num_forwards = self._calendar.next_landing(block.index) - step
+                num_forwards = landings[next_due[block.index]] - step
                 share = fresh_share(hyper.beta1, num_forwards) if block.shape.num_deferred else 0.0
                 if share:
                     self._moving.add(split)
@@ -211,31 +197,38 @@ class FreshSteps:
             grads: These gradients, (O, I).
         """
         moving = [split for split in grads if split in self._moving]
-        if not moving:
-            return
-        part = self._buckets[bucket.index]
-        rows, columns = part.rows, part.columns
-        # The fresh factors are second moments here, but for this step's part.
-        rows.fresh_factors.addcmul_(rows.energies, part.row_gains)
-        roots = [split.rows.fresh_factors.mean().sqrt_() for split in moving]
-        rows.fresh_factors.rsqrt_()
-        columns.fresh_factors.addcmul_(columns.energies, part.column_gains)
-        columns.fresh_factors.rsqrt_().mul_(part.shares)
-        for split, root in zip(moving, roots, strict=True):
-            split.rows.fresh_factors.mul_(root)
+        if moving and not self._has_factors:
+            make_factors(self._buckets[bucket.index], moving)
+        for split in moving:
             self._move(split, grads[split])
 
+    def prepare(self, present: Collection[SplitParam]) -> None:
+        """Compute at once what else `apply` computes by bucket; all gradients are measured.
+
+        Args:
+            present: Parameters with a gradient in the step.
+        """
+        moving = [split for split in present if split in self._moving]
+        if moving:
+            whole = FreshVectors(
+                *(self._layout.columns, self._by_column[0], self._by_column[1]),
+                *(self._layout.rows, self._by_row[0]),
+            )
+            make_factors(whole, moving)
+        self._has_factors = True
+
     def _move(self, split: SplitParam, grad_OI: Tensor) -> None:
-        column_factors, row_factors = split.columns.fresh_factors, split.rows.fresh_factors
+        column_factors, row_parts = split.columns.fresh_factors, self._row_parts[split]
         if split in self._landing:
             column_factors = column_factors * self._stays[split]
         weight_OI, rate = split.weight(), self._rates[split]
-        height = max(1, MOST_ELEMENTS // split.num_columns)
-        for low in range(0, split.num_rows, height):
-            part = slice(low, low + height)
-            weight_OI[part].addcmul_(
-                grad_OI[part] * column_factors, row_factors[part].unsqueeze(1), value=-rate
-            )
+        if len(row_parts) == 1:
+            weight_OI.addcmul_(grad_OI * column_factors, row_parts[0], value=-rate)
+            return
+        height = _height(split)
+        parts = zip(weight_OI.split(height), grad_OI.split(height), row_parts, strict=True)
+        for weight, grad, row_factors in parts:
+            weight.addcmul_(grad * column_factors, row_factors, value=-rate)
 
     def late(self, split: SplitParam, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
         """Return what a landing column still has to be moved by, after `apply`.
@@ -288,3 +281,8 @@ class FreshSteps:
         for split in present:
             split.num_steps += 1
         self.clip = factor / inverse_scale if inverse_scale != 1.0 else factor.clone()
+
+
+def _height(split: SplitParam) -> int:
+    """Return how many rows are moved at once."""
+    return max(1, MOST_ELEMENTS // split.num_columns)

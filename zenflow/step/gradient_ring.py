@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,20 +37,33 @@ class PackJob:
     high: int
     """Row after the last."""
 
+    num_bytes: int = field(init=False)
+    """Bytes of the columns."""
+
+    def __post_init__(self) -> None:
+        """Count the bytes once."""
+        num_bytes = (self.high - self.low) * self.block.shape.num_rows * self.staged.itemsize
+        object.__setattr__(self, "num_bytes", num_bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the block: a view costs the interpreter as much as an operation."""
+        return self.high - self.low == self.block.shape.num_deferred
+
     @property
     def columns(self) -> Tensor:
         """Indices of the columns, (high - low,), int64."""
-        return self.block.deferred_columns[self.low : self.high]
+        columns = self.block.deferred_columns
+        return columns if self.is_whole else columns[self.low : self.high]
 
     @property
     def host(self) -> Tensor:
         """Host's buffer of the columns, (high - low, O)."""
-        return self.staged[self.low : self.high]
+        return self.staged if self.is_whole else self.staged[self.low : self.high]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the columns."""
-        return (self.high - self.low) * self.block.shape.num_rows * self.staged.itemsize
+    def part(self, low: int, high: int) -> PackJob:
+        """Return the same for columns low..high-1."""
+        return PackJob(self.block, self.grad, self.staged, low, high)
 
 
 class GradientRing:
@@ -63,15 +76,12 @@ class GradientRing:
         self._device = device
         self._wait_timeout = wait_timeout
         num_bytes = ring_bytes((len(buffer), buffer[:1].nbytes) for buffer in buffers)
+        self.num_bytes = num_bytes
+        """Bytes of device memory."""
         self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._typed: dict[torch.dtype, Tensor] = {}
         self._next = 0
         self._taken: deque[tuple[int, int, list[Completion]]] = deque()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of device memory."""
-        return self._memory.numel()
 
     def pieces(self, jobs: list[PackJob]) -> Iterator[list[PackJob]]:
         """Yield the jobs in pieces of at most a quarter of the ring; large jobs are cut."""
@@ -82,7 +92,8 @@ class GradientRing:
             column_bytes = job.num_bytes // (job.high - job.low)
             share = max(1, most // aligned(column_bytes))
             for low in range(job.low, job.high, share):
-                part = replace(job, low=low, high=min(low + share, job.high))
+                high = min(low + share, job.high)
+                part = job if high - low == job.high - job.low else job.part(low, high)
                 size = aligned(part.num_bytes)
                 if piece and filled + size > most:
                     yield piece
@@ -140,9 +151,14 @@ class GradientRing:
         self, num_bytes: int, waiting: Callable[[], AbstractContextManager[None]]
     ) -> int:
         """Return where the next bytes go; the compute stream waits for what was there."""
-        first = self._next if self._next + num_bytes <= self.num_bytes else 0
+        wraps = self._next + num_bytes > self.num_bytes
+        first = 0 if wraps else self._next
         last = first + num_bytes
-        while any(low < last and first < high for low, high, _ in self._taken):
+        while self._taken:
+            # The oldest is the next in the circle, but for those that a wrap passes over.
+            near = self._taken if wraps else (self._taken[0],)
+            if not any(low < last and first < high for low, high, _ in near):
+                break
             for reader in self._taken.popleft()[2]:
                 # Else the host has seen its end, before what it launches from now on.
                 if not reader.has_succeeded:

@@ -130,11 +130,24 @@ class GradientCollector:
 
     def send_rest(self, step: int) -> None:
         """Send what has not been sent."""
-        for bucket in self.layout.buckets:
-            if bucket.index not in self.gradients.copied:
-                self._send(bucket, step)
+        if not self.gradients.copied:
+            self.passed.prepare(self.gradients.important)
+        rest = [
+            bucket for bucket in self.layout.buckets if bucket.index not in self.gradients.copied
+        ]
+        # One mark for all copies: an event for each would cost more than they wait for.
+        final = self.device.mark() if rest else None
+        for bucket in rest:
+            self._send(bucket, step, final)
 
-    def _send(self, bucket: Bucket, step: int) -> None:
+    def _send(self, bucket: Bucket, step: int, final: Any = None) -> None:
+        """Send a bucket off.
+
+        Args:
+            bucket: The bucket.
+            step: The step under way.
+            final: Mark behind the computation of its gradients; None stands for now.
+        """
         grads = dict(self.gradients.waiting.pop(bucket.index, []))
         self.gradients.copied[bucket.index] = []
         self.gradients.sent += grads
@@ -152,13 +165,14 @@ class GradientCollector:
         ]
         device = self.device
         if self.ring is None:
-            mark = device.mark()
+            final = final or device.mark()
             # Uploads first: they are due in this step, the gradients later.
-            self.passed.start_uploads(bucket, mark, grads)
+            if self.passed.lands(bucket):
+                self.passed.start_uploads(bucket, device.mark(), grads)
             if jobs:
                 columns = [(job.grad, job.columns, job.host) for job in jobs]
                 self._submit(bucket, jobs, staged, self._copy(step),
-                             lambda: device.pack(columns, mark), step)  # fmt: skip
+                             partial(device.pack, columns, final), step)  # fmt: skip
             return
         mark = None
         for piece in self.ring.pieces(jobs):
@@ -168,8 +182,8 @@ class GradientCollector:
             rows = [room for room, _ in packed]
             self.ring.hold(self.passed.start_parts(piece, rows, mark))
             self._submit(bucket, piece, staged, sent, partial(device.send, packed, mark), step)
-        # What is left to land has no gradient in this step.
-        self.passed.start_uploads(bucket, mark or device.mark(), {})
+        if self.passed.lands(bucket):  # what is left to land has no gradient in this step
+            self.passed.start_uploads(bucket, mark or device.mark(), {})
 
     @staticmethod
     def _copy(step: int) -> Completion:
@@ -187,7 +201,12 @@ class GradientCollector:
         """Queue a copy of some of the bucket's columns."""
         num_bytes = sum(job.num_bytes for job in jobs)
         # The host has read what was in these buffers before.
-        after = unique(before for job in jobs for before in staged[job.block].after)
+        after = unique(
+            before
+            for job in jobs
+            for before in staged[job.block].after
+            if not before.has_succeeded
+        )
         self.lane.submit(
             Copy(run=run, after=after, completion=sent, num_bytes=num_bytes, step=step)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,17 @@ class PassedWeights:
         """Get ready for the step's gradients, which are to be multiplied by this."""
         if self.fresh is not None:
             self.fresh.begin(self.step(), self.gate.lands, inverse_scale)
+
+    def prepare(self, present: Collection[SplitParam]) -> None:
+        """Get ready for `move` of all buckets; all gradients that there are have been measured."""
+        self.begin()
+        if self.fresh is not None:
+            self.fresh.prepare(present)
+
+    def lands(self, bucket: Bucket) -> bool:
+        """Whether an upload into the bucket's weights is to begin in this step."""
+        step = self.step()
+        return any(self.gate.is_awaited(block, step) for block in bucket.blocks)
 
     def move(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
         """Take a bucket's fresh step with its gradients, (O, I)."""

@@ -37,6 +37,11 @@ class UploadGate:
             block.landing.land_step == step or self.calendar.is_due(block.index, step)
         )
 
+    def is_awaited(self, block: Block, step: int) -> bool:
+        """Whether the block has an upload that is to begin in this step, and has not."""
+        landing = block.landing
+        return landing is not None and landing.uploaded is None and self.lands(block, step)
+
     def start_uploads(
         self,
         blocks: Iterable[Block],
@@ -56,9 +61,7 @@ class UploadGate:
             [
                 (block, 0, block.shape.num_deferred, late(block))
                 for block in blocks
-                if block.landing is not None
-                and block.landing.uploaded is None
-                and self.lands(block, step)
+                if self.is_awaited(block, step)
             ],
             mark,
             step,
@@ -81,6 +84,8 @@ class UploadGate:
         Returns:
             The copy's completion, if there is anything to copy.
         """
+        if not parts:
+            return []  # most buckets of most steps
         uploaded = Completion(f"the upload of step {step} (h2d)")
         arrivals, computed = [], []
         for block, low, high, late in parts:
@@ -90,10 +95,10 @@ class UploadGate:
             computed.append(landing.computed)
             if landing.buffer is not None:
                 landing.buffer.uploads.append(uploaded)
-            values, columns = landing.values[low:high], block.deferred_columns[low:high]
+            values, columns = landing.values, block.deferred_columns
+            if high - low < block.shape.num_deferred:  # a view costs as much as an operation
+                values, columns = values[low:high], columns[low:high]
             arrivals.append(Arrival(values, columns, block.split.weight(), late))
-        if not arrivals:
-            return []
         self.lane.submit(
             Copy(
                 run=lambda: self.device.unpack(arrivals, mark),

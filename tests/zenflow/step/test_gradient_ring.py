@@ -27,7 +27,7 @@ class FakeBlock:
 
     def __init__(self, num_rows, columns):
         self.deferred_columns = columns
-        self.shape = SimpleNamespace(num_rows=num_rows)
+        self.shape = SimpleNamespace(num_rows=num_rows, num_deferred=len(columns))
 
 
 def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
