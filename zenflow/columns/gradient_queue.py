@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.host_rows import aligned
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.host.jobs import AdamStep
@@ -81,13 +82,12 @@ class RoomPool:
 
     def __init__(self, device: AbstractDevice, num_bytes: int) -> None:
         """Allocate the memory; there may be none."""
-        self.memory = device.pinned_slab(num_bytes, torch.uint8)
-        self._typed: dict[torch.dtype, Tensor] = {}
+        self.memory = ByteMemory(device.pinned_slab(num_bytes, torch.uint8))
         self.clear()
 
     def clear(self) -> None:
         """Take all rooms back; nothing may use them any more."""
-        self._free = [Room(0, self.memory.numel())] if self.memory.numel() else []
+        self._free = [Room(0, self.memory.num_bytes)] if self.memory.num_bytes else []
 
     def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
         """Return a matrix of this shape, of a tensor's dtype, and its room; None where none fits.
@@ -105,16 +105,8 @@ class RoomPool:
                 del self._free[index]
             else:
                 self._free[index] = Room(room.last, free.last, list(busy))
-            return self._matrix(room.first, shape, like), room
+            return self.memory.matrix(room.first, shape, like.dtype), room
         return None
-
-    def _matrix(self, first: int, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """Return a contiguous matrix at a byte: one operation, where views of views are three."""
-        typed = self._typed.get(like.dtype)
-        if typed is None:
-            whole = self.memory.numel() // like.itemsize * like.itemsize
-            typed = self._typed[like.dtype] = self.memory[:whole].view(like.dtype)
-        return typed.as_strided(shape, (shape[1], 1), first // like.itemsize)
 
     def give(self, room: Room, busy: Sequence[Completion]) -> None:
         """Take a room back, which others may use once this work has ended."""

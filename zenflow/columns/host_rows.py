@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zenflow.columns.byte_memory import ByteMemory
 from zenflow.device.base import AbstractDevice
 from zenflow.host import memory as host_memory
 
@@ -63,19 +64,19 @@ class HostSlabs:
         elements = sum(columns * rows for columns, rows, _ in shapes)
         staging_bytes = sum(aligned(c * r * dtype.itemsize) for c, r, dtype in shapes)
         self._float32 = [host_memory.zeroed(elements, torch.float32) for _ in range(3)]
-        self._staging = device.pinned_slab(staging_bytes, torch.uint8)
+        self._staging = ByteMemory(device.pinned_slab(staging_bytes, torch.uint8))
         self._element = 0
         self._byte = 0
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all slabs together."""
-        return sum(slab.nbytes for slab in (*self._float32, self._staging))
+        return sum(slab.nbytes for slab in self._float32) + self.pinned_bytes
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes that are pinned on a GPU."""
-        return self._staging.numel()
+        return self._staging.num_bytes
 
     def take(self, num_columns: int, num_rows: int, dtype: torch.dtype) -> HostRows:
         """Return the next parameter's room, shape (num_columns, num_rows)."""
@@ -84,7 +85,7 @@ class HostSlabs:
             slab[self._element : self._element + count].view(num_columns, num_rows)
             for slab in self._float32
         ]
-        staging = typed_view(self._staging, self._byte, count, dtype).view(num_columns, num_rows)
+        staging = self._staging.matrix(self._byte, (num_columns, num_rows), dtype)
         self._element += count
         self._byte += aligned(count * dtype.itemsize)
         return HostRows(
@@ -99,8 +100,3 @@ class HostSlabs:
 def aligned(num_bytes: int) -> int:
     """Return the next multiple of `ALIGNMENT`."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def typed_view(buffer: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Return `count` elements of a byte buffer, from an aligned byte offset on, as `dtype`."""
-    return buffer[offset : offset + count * dtype.itemsize].view(dtype)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from zenflow.columns.host_rows import aligned, typed_view
+from zenflow.columns.byte_memory import ByteMemory
+from zenflow.columns.host_rows import aligned
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.completion import Completion, unique, wait_all
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class UploadBuffer:
     """Memory for the updates of one boundary step."""
 
-    memory: Tensor
-    """Bytes of the buffer, shape (n,), uint8."""
+    memory: ByteMemory
+    """Bytes of the buffer."""
     num_open: int = 0
     """Number of updates in this buffer that have not landed yet."""
     uploads: list[Completion] = field(default_factory=list)
@@ -35,7 +36,7 @@ class UploadBuffer:
     def view_of(self, block: Block) -> Tensor:
         """Return the buffer's next piece as the block's upload, (D, O) in the weights' dtype."""
         count, dtype = block.shape.deferred_elements, block.split.param.dtype
-        view = typed_view(self.memory, self.offset, count, dtype).view(block.host_shape)
+        view = self.memory.matrix(self.offset, block.host_shape, dtype)
         self.offset += aligned(count * dtype.itemsize)
         return view
 
@@ -72,7 +73,7 @@ class UploadPool:
         ]
 
     def _buffer(self, num_bytes: int) -> UploadBuffer:
-        return UploadBuffer(self._device.pinned_slab(num_bytes, torch.uint8))
+        return UploadBuffer(ByteMemory(self._device.pinned_slab(num_bytes, torch.uint8)))
 
     @property
     def num_buffers(self) -> int:
@@ -105,7 +106,7 @@ class UploadPool:
     def _free(self, buffer: UploadBuffer) -> None:
         """Give a buffer's memory back once nothing reads it."""
         wait_all(unique(buffer.uploads), self._wait_timeout)
-        self._device.free_slab(buffer.memory)
+        self._device.free_slab(buffer.memory.data)
 
     def take(self, blocks: Sequence[Block]) -> UploadBuffer:
         """Return a buffer with room for the blocks' uploads, all its updates landed.
@@ -114,7 +115,7 @@ class UploadPool:
         """
         needed = max(self.capacity, _upload_bytes(blocks))
         free = next((buffer for buffer in self._buffers if buffer.num_open == 0), None)
-        if free is not None and not needed <= free.memory.numel() <= 2 * needed:
+        if free is not None and not needed <= free.memory.num_bytes <= 2 * needed:
             self._free(free)  # left from another interval
             self._buffers.remove(free)
             free = None

@@ -26,29 +26,40 @@ class Completion:
         device_event: End of the work in a stream; None where there is no stream.
     """
 
-    __slots__ = ("_followers", "_launched", "_lock", "device_event", "error", "is_done", "what")
+    __slots__ = (
+        *("_followers", "_is_launched", "_lock", "_waiters"),
+        *("device_event", "error", "is_done", "what"),
+    )
 
     def __init__(self, what: str) -> None:
         """Make an open completion; `what` names the work in messages."""
         self.what = what
         self.error: BaseException | None = None
         self.device_event: Any = None
-        self._launched = threading.Event()
         self.is_done = False
+        self._is_launched = False
         self._lock = threading.Lock()
+        # Nobody waits for most of them: an event for each would cost more than all the rest.
+        self._waiters: list[threading.Event] = []
         self._followers: list[Callable[[], None]] = []
 
     def mark_launched(self, device_event: Any) -> None:
         """Say that the device is going to do the work, and has at `device_event`."""
         self.device_event = device_event
-        self._launched.set()
+        with self._lock:
+            self._is_launched = True
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set()
 
     def mark_done(self) -> None:
         """Say that the data is there."""
-        self._launched.set()
         with self._lock:
-            self.is_done = True
+            self._is_launched = self.is_done = True
+            waiters, self._waiters = self._waiters, []
             followers, self._followers = self._followers, []
+        for waiter in waiters:
+            waiter.set()
         for follower in followers:
             follower()
 
@@ -77,7 +88,12 @@ class Completion:
             WorkerError: The work failed; the cause is chained.
             DeadlineError: It was not launched within `timeout` seconds.
         """
-        self._check(self._launched.wait(timeout), timeout)
+        launched = None
+        with self._lock:
+            if not self._is_launched:
+                launched = threading.Event()
+                self._waiters.append(launched)
+        self._check(launched is None or launched.wait(timeout), timeout)
 
     def _check(self, is_there: bool, timeout: float) -> None:
         """Raise what `wait_launched` says."""

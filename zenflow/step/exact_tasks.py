@@ -40,12 +40,12 @@ class ExactTasks(AbstractHostTasks):
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory beside the rows."""
-        return self.rooms.memory.numel()
+        return self.rooms.memory.num_bytes
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of these that are pinned on a GPU."""
-        return self.rooms.memory.numel()
+        return self.rooms.memory.num_bytes
 
     def renew(self) -> None:
         """Take note that blocks have got other numbers of rows; nothing waits."""

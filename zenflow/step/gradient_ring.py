@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.layout import Block
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.completion import Completion
@@ -78,8 +79,9 @@ class GradientRing:
         num_bytes = ring_bytes((len(buffer), buffer[:1].nbytes) for buffer in buffers)
         self.num_bytes = num_bytes
         """Bytes of device memory."""
-        self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
-        self._typed: dict[torch.dtype, Tensor] = {}
+        self._memory = ByteMemory(
+            torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
+        )
         self._next = 0
         self._taken: deque[tuple[int, int, list[Completion]]] = deque()
 
@@ -124,7 +126,7 @@ class GradientRing:
         at = first
         for job in piece:
             host_DO = job.host
-            room = self._room(at, host_DO)
+            room = self._memory.matrix(at, (job.high - job.low, host_DO.shape[1]), host_DO.dtype)
             torch.index_select(job.grad.t(), 0, job.columns, out=room)
             packed.append((room, host_DO))
             at += aligned(job.num_bytes)
@@ -135,17 +137,6 @@ class GradientRing:
     def hold(self, readers: Sequence[Completion]) -> None:
         """Keep the room of the last piece until these copies have read it as well."""
         self._taken[-1][2].extend(readers)
-
-    def _room(self, at: int, like: Tensor) -> Tensor:
-        """Return a contiguous matrix at this byte, of another one's shape and dtype.
-
-        Every torch operation gives the interpreter away for a moment, so this is only one.
-        """
-        typed = self._typed.get(like.dtype)
-        if typed is None:
-            typed = self._typed[like.dtype] = self._memory.view(like.dtype)
-        count, height = like.shape
-        return typed.as_strided((count, height), (height, 1), at // like.dtype.itemsize)
 
     def _make_room(
         self, num_bytes: int, waiting: Callable[[], AbstractContextManager[None]]

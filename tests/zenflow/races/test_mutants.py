@@ -89,7 +89,7 @@ def forgetting_uploads(old):
 
 
 def unpinned_at_once(_):
-    return lambda self, buffer: self._device.free_slab(buffer.memory)
+    return lambda self, buffer: self._device.free_slab(buffer.memory.data)
 
 
 def never_busy(old):
