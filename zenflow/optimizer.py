@@ -25,8 +25,10 @@ from zenflow.step.engine import Engine
 from zenflow.surface.arguments import check_arguments, check_settings, checked_config
 from zenflow.surface.assembly import start_engine
 from zenflow.surface.gradient_hooks import GradientSource
-from zenflow.surface.memory_plan import plan_memory
-from zenflow.surface.state_dict import load_engine_state, param_state, save_engine_state
+from zenflow.surface.memory_plan import plan_memory, warn_of_little
+from zenflow.surface.parameter_state import param_state
+from zenflow.surface.restart import take_weights
+from zenflow.surface.state_dict import has_steps, load_engine_state, save_engine_state
 from zenflow.surface.true_weights import TrueWeights
 
 _log = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         host_threads: int | None = None,
         timeline_steps: int = 0,
         wait_timeout: float = 600.0,
+        foreach: bool | None = None,
+        fused: bool | None = None,
     ) -> None:
         """Share out the parameters and allocate the host's and the device's state.
 
@@ -99,6 +103,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
                 to the other threads.
             timeline_steps: Number of last steps whose spans are kept; 0 for none.
             wait_timeout: Seconds after which a wait is an error.
+            foreach: Of no effect, like `fused`: recipes for torch's AdamW have them.
+            fused: Of no effect.
 
         Raises:
             TypeError: The config is no ``ZenFlowConfig``.
@@ -138,12 +144,16 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         )
         self._true_weights = TrueWeights(self._engine)
         self._failure: ZenFlowError | None = None
+        self._has_no_steps = False
         self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
-        self._fill_state()
+        self._filled_version: int | None = None
         if self.releases_gradients:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory: MemoryPlan = plan_memory(self._engine)
         _log.info("optimizer memory:\n%s", self.memory)
+        if foreach is not None or fused is not None:
+            _log.info("foreach and fused choose among torch's own implementations: not used")
+        warn_of_little(self.memory, self.config)
 
     # ---- parameters -------------------------------------------------------------------------
 
@@ -216,6 +226,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     def _check_can_step(self) -> None:
         self._check_open()
         self._check_sound()
+        self._take_late_weights()
         if self._true_weights.are_shown:
             raise RuntimeError(
                 "the true weights are on the device since optimizer.eval(): call "
@@ -250,6 +261,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         hypers = [Hyper.of(group) for group in self.param_groups]
         try:
             self._source.take_rest()
+            self._source.warn_of_nothing()
             engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
         except BaseException as error:
             is_late = isinstance(error, NormError) and not engine.device.is_synchronous
@@ -258,9 +270,10 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
             else:
                 self._fail(error)
             raise
-        if engine.layout.version != self._filled_version:  # k has changed, and so have tensors
+        if engine.layout.version != self._filled_version:
+            if self._filled_version is not None:  # k has changed, and so have tensors
+                self.memory = plan_memory(engine)
             self._fill_state()
-            self.memory = plan_memory(engine)
         self._forget_gradients()
         self._source.consume()
         self._source.count_change()
@@ -312,15 +325,25 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         Raises:
             GradientError: Called between backward and step() in release mode, or the gradient norm
                 of the last step is not finite.
+            RuntimeError: Somebody else has changed the weights, which this would undo.
         """
         self._check_no_gradients("eval()")
+        self._take_late_weights()
+        self._source.check_untouched()
         self.synchronize()
         self._true_weights.show()
         self._source.count_change()
 
     def train(self) -> None:
-        """Put the weights back with which training goes on; nothing happens without `eval`."""
+        """Put the weights back with which training goes on; nothing happens without `eval`.
+
+        Raises:
+            RuntimeError: The weights that `eval` has shown were changed since.
+        """
         if self._true_weights.are_shown:
+            if self._source.are_changed and self._true_weights.are_there():
+                self._source.accept_weights()  # swapped for an average, say, and back
+            self._source.check_untouched()
             self._true_weights.restore()
             self._source.count_change()
 
@@ -355,8 +378,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.
 
-        Under torch's keys, plus "zenflow". Tensors are views of the live state, as in torch: save
-        or copy them before the next backward.
+        Under torch's keys, plus "zenflow". Before the first step it has no tensors. Tensors are
+        views of the live state, as in torch: save or copy them before the next backward.
 
         Raises:
             GradientError: Called between backward and step() in release mode, or the gradient norm
@@ -365,7 +388,8 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         """
         self._check_no_gradients("state_dict()")
         self.synchronize()
-        self._fill_state()
+        if self._running.step:
+            self._fill_state()
         state = super().state_dict()
         state["zenflow"] = save_engine_state(self._running, self._true_weights)
         return state
@@ -388,8 +412,35 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
         self._failure = None
+        self._has_no_steps = not has_steps(state_dict)
         self._source.expect_new_weights()
-        self._fill_state()
+        # What a trainer finds here it may bring to the GPU: the next step shows the state again.
+        self.state.clear()
+        self._filled_version = None
+
+    def _take_late_weights(self) -> None:
+        """Start from weights that were loaded into the model behind a state without steps."""
+        if self._has_no_steps and self._source.are_changed:
+            take_weights(self._running)
+        self._has_no_steps = False
+
+    def adopt_weights(self) -> None:
+        """Take the model's weights as they are for the true ones: others were loaded into it.
+
+        Moments and step counts stay, and so do the gradients that the host has taken in. Updates
+        in flight do not land any more.
+
+        Raises:
+            GradientError: Called between backward and step() in release mode.
+        """
+        self._check_no_gradients("adopt_weights()")
+        self.synchronize()
+        for block in self._running.layout.blocks:
+            if block.landing is not None:
+                block.landing.end()
+        take_weights(self._running)
+        self._true_weights.forget()
+        self._source.accept_weights()
 
     def change_link(self, link: PacedLink) -> None:
         """Give the emulated link other bandwidths, from its next copy on: a neighbour's traffic.

@@ -88,7 +88,7 @@ def build_layout(
     )
     blocks = _make_blocks(shapes, splits)
     for split in splits:
-        _fill_masters(split)
+        fill_masters(split)
     return Layout(
         splits=splits,
         residents=residents,
@@ -204,18 +204,23 @@ def _make_blocks(shapes: Sequence[BlockShape], splits: Sequence[SplitParam]) -> 
     for split in splits:
         split.share_out()
     for block in blocks:
-        shape = block.shape
-        is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
-        ranks = range(shape.num_important)
-        is_important[[rank * shape.num_columns // shape.num_important for rank in ranks]] = True
-        block.columns.is_important.copy_(is_important)
-        block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
-        block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
+        share_evenly(block)
     return blocks
 
 
+def share_evenly(block: Block) -> None:
+    """Let a block's important columns be evenly spaced."""
+    shape = block.shape
+    is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
+    ranks = range(shape.num_important)
+    is_important[[rank * shape.num_columns // shape.num_important for rank in ranks]] = True
+    block.columns.is_important.copy_(is_important)
+    block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
+    block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
+
+
 @torch.no_grad()
-def _fill_masters(split: SplitParam) -> None:
+def fill_masters(split: SplitParam) -> None:
     """Let the masters be the weights as they are."""
     weight_IO = split.weight().t()
     split.bank.master[split.bank_first : split.bank_last] = weight_IO[

@@ -66,8 +66,8 @@ class Copy:
 class CopyLane:
     """A thread that performs copies in one direction, one after another.
 
-    Owned by the optimizer; `close` ends the thread. An error in a copy fails that copy's
-    completion, and thereby the next step.
+    Owned by the optimizer; `start` begins the thread and `close` ends it. An error in a copy fails
+    that copy's completion, and thereby the next step.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CopyLane:
         wait_timeout: float,
         enter_thread: Callable[[str | None], None],
     ) -> None:
-        """Start the lane's thread.
+        """Make a lane without a thread.
 
         Args:
             name: "d2h" or "h2d".
@@ -104,6 +104,9 @@ class CopyLane:
         self._launched: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         self._watcher: threading.Thread | None = None
         self._thread = threading.Thread(target=self._loop, name=f"zenflow-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, copy: Copy) -> None:

@@ -9,10 +9,10 @@ MOST_SECONDS = 5.0
 
 
 def join(thread: threading.Thread) -> None:
-    """Wait for a thread's end.
+    """Wait for a thread's end, if it was begun.
 
     The garbage collector may close an optimizer in any thread, one of its own too: that one ends
     when it comes to it.
     """
-    if thread is not threading.current_thread():
+    if thread.ident is not None and thread is not threading.current_thread():
         thread.join(MOST_SECONDS)

@@ -151,13 +151,15 @@ class Engine:
     def _start_host(self, num_threads: int, largest_interval: int) -> None:
         """Start the host's threads, and allocate what their updates are uploaded from."""
         callers = min(POOL_CALLERS, num_threads)
-        self.pool = HostPool.open(num_threads - callers)
+        has_work = bool(self.layout.splits)
+        self.pool = HostPool.open(num_threads - callers) if has_work else None
         if self.pool is not None:
             self._ending.callback(self.pool.close)
         num_workers = num_threads if self.pool is None else callers
         self.worker = HostWorker(self.recorder, self.device.enter_thread)
         self._ending.callback(self.worker.close)
-        self.worker.start(num_workers)
+        if has_work:
+            self.worker.start(num_workers)
         self.uploads = UploadPool(
             self.device, self.config, self.layout.blocks, self.calendar, self.wait_timeout
         )
@@ -190,6 +192,8 @@ class Engine:
             enter_thread=self.device.enter_thread,
         )
         self._ending.callback(lane.close)
+        if self.layout.splits:
+            lane.start()
         return lane
 
     @torch.no_grad()

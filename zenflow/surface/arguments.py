@@ -13,12 +13,15 @@ from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 
+TRAINED = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of parameters."""
+
 
 def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
     """Return every trainable parameter with its group's index and a name for messages.
 
     Raises:
-        ValueError: A parameter is not real floating point, or two share one storage.
+        ValueError: A parameter is sharded or of another dtype, or two share one storage.
     """
     named = []
     storages: dict[int, str] = {}
@@ -28,8 +31,17 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
             name = names[index] if names else f"group {group_index}, parameter {index}"
             if not param.requires_grad:
                 continue
-            if not param.is_floating_point():
-                raise ValueError(f"{name} is {param.dtype}: only real floating point is trained")
+            if param.dtype not in TRAINED:
+                raise ValueError(
+                    f"{name} is {param.dtype}: only float32, bfloat16 and float16 are trained; "
+                    "cast the model first, then make the optimizer"
+                )
+            if hasattr(param, "device_mesh"):
+                raise ValueError(
+                    f"{name} is sharded (a DTensor, as FSDP2 and tensor parallelism have them): "
+                    "only whole parameters are trained. Use DistributedDataParallel with "
+                    'max_grad_norm="keep"'
+                )
             key = param.untyped_storage().data_ptr()
             if param.numel() and key in storages:
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,11 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.step.engine import Engine
 from zenflow.step.released import ReleasedGradient
+
+_log = logging.getLogger(__name__)
+
+Mark = tuple[int, int, torch.dtype]
+"""A parameter's version (torch's count of changes in place), address and dtype."""
 
 
 class GradientSource:
@@ -41,7 +47,9 @@ class GradientSource:
         self._accumulation_steps = accumulation_steps
         self._frozen = list(frozen)
         self._arrivals: dict[SplitParam | Resident, int] = {}
-        self._versions: list[int] | None = self._read_versions()
+        self._marks = self._read_marks()
+        self._expects = False
+        self._has_warned = False
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         # One for each parameter, used at every step: making one costs as much as some operations.
         self._released = (
@@ -99,34 +107,58 @@ class GradientSource:
         for place in reversed(self._places):
             self._take(place)
 
-    def _read_versions(self) -> list[int]:
-        """Return torch's counts of in-place changes."""
-        return [place.param._version for place in self._places]
+    def warn_of_nothing(self) -> None:
+        """Log a warning, once, of a step in which no parameter has a gradient."""
+        if self._engine.collector.is_empty and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "no parameter of this optimizer has a gradient: was the model wrapped (PEFT), "
+                "copied or frozen after the optimizer was made?"
+            )
+
+    def _read_marks(self) -> list[Mark]:
+        """Return what a change of the weights changes, and what says where they are."""
+        return [(p.param._version, p.param.data_ptr(), p.param.dtype) for p in self._places]
 
     def count_change(self) -> None:
         """Let autograd know that the weights are others: a graph that was kept is of no use."""
         torch.autograd.graph.increment_version([place.param for place in self._places])
-        if self._versions is not None:  # changes by others are still noticed
-            self._versions = [version + 1 for version in self._versions]
+        # Changes by others are still noticed.
+        self._marks = [(version + 1, place, dtype) for version, place, dtype in self._marks]
 
     def expect_new_weights(self) -> None:
         """Allow one change of the weights: a checkpoint's may be loaded after the optimizer's."""
-        self._versions = None
+        self._marks, self._expects = self._read_marks(), True
+
+    def accept_weights(self) -> None:
+        """Go on from the weights as they are."""
+        self._marks, self._expects = self._read_marks(), False
+
+    @property
+    def are_changed(self) -> bool:
+        """Whether somebody else has changed weights since they were last looked at."""
+        return self._read_marks() != self._marks
 
     def check_untouched(self) -> None:
         """Refuse what torch's AdamW would take up and this optimizer could not.
 
         Raises:
-            RuntimeError: Weights were changed in place, or a frozen parameter has a gradient.
+            RuntimeError: Weights were changed, or a frozen parameter has a gradient.
         """
-        now = self._read_versions()
-        for place, before, after in zip(self._places, self._versions or now, now, strict=True):
-            if before != after:
+        now = self._read_marks()
+        for place, before, after in zip(self._places, self._marks, now, strict=True):
+            if before[2] != after[2]:
                 raise RuntimeError(
-                    f"{place.name} was changed in place after the optimizer was made, which holds "
-                    "its true weights elsewhere: load weights first, then make the optimizer"
+                    f"{place.name} was cast from {before[2]} to {after[2]} after the optimizer "
+                    "was made: cast the model first, then make the optimizer"
                 )
-        self._versions = now
+            if before != after and not self._expects:
+                raise RuntimeError(
+                    f"{place.name} was changed after the optimizer was made, which holds its true "
+                    "weights elsewhere: load weights before the optimizer is made, or call "
+                    "optimizer.adopt_weights() to go on from these"
+                )
+        self._marks, self._expects = now, False
         for param in self._frozen:
             if param.grad is not None:
                 raise RuntimeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from zenflow.columns.host_rows import ROW_STATE
@@ -10,8 +11,13 @@ from zenflow.step.exact_tasks import ExactTasks
 
 if TYPE_CHECKING:
     from zenflow.columns.layout import Layout
+    from zenflow.config import ZenFlowConfig
     from zenflow.step.engine import Engine
 
+_log = logging.getLogger(__name__)
+
+LITTLE = 0.01
+"""Share of the parameters below which offloading them is next to nothing."""
 BANK_TEMPORARIES = 3
 """Number of float32 temporaries of a bank's size in its update."""
 
@@ -59,3 +65,14 @@ def _step_bytes(layout: Layout) -> int:
     residents = sum(r.master.nbytes for r in layout.residents if r.has_master)
     bank = max((bank.master.nbytes for bank in layout.banks), default=0)
     return important + residents + BANK_TEMPORARIES * bank
+
+
+def warn_of_little(plan: MemoryPlan, config: ZenFlowConfig) -> None:
+    """Log a warning where next to nothing is offloaded, though the configuration asks for it."""
+    share = plan.split_params / plan.num_params if plan.num_params else 0.0
+    if config.topk_ratio < 1 and share < LITTLE:
+        _log.warning(
+            "%.1f%% of the parameters are offloaded: matrices below min_split_elements=%s stay on "
+            "the device whole. torch.optim.AdamW may serve this model as well",
+            100 * share, f"{config.min_split_elements:,}",
+        )  # fmt: skip

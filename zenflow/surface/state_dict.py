@@ -1,8 +1,7 @@
 """The optimizer's state as a dictionary, and back: exact at every step.
 
-A split parameter's entry has the host's rows under torch's names, the device's rows with the
-prefix `device_`, and the low-precision weights that training sees: with them a resumed run is
-exact whatever weights the model was loaded with.
+Before the first step it has no tensors: all of them follow from the weights and the configuration.
+Trainers that bring a new optimizer's state to the GPU then bring nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import Landing, SplitParam
 from zenflow.errors import CheckpointError
 from zenflow.knobs import Knobs
 from zenflow.lanes.completion import already_done
 from zenflow.rule.blocks import important_count
 from zenflow.step.host_tasks import AbstractHostTasks
+from zenflow.surface.parameter_state import param_state
+from zenflow.surface.restart import restart, take_weights
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -28,27 +28,6 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 """Version of the state; raised when the meaning of an entry changes."""
-
-
-def param_state(place: SplitParam | Resident, tasks: AbstractHostTasks) -> dict[str, Tensor]:
-    """Return the live tensors of one parameter's state, those of its host's tasks included."""
-    if isinstance(place, Resident):
-        return place.state()
-    bank_rows = slice(place.bank_first, place.bank_last)
-    state = {name: getattr(place.host, name) for name in ROW_STATE}
-    state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in ROW_STATE}
-    return (
-        state
-        | tasks.param_state(place)
-        | {
-            "training_weight": place.host.staging,
-            "deferred_columns": place.deferred_columns,
-            "important_columns": place.important_columns,
-            "scores": place.columns.scores,
-            "mean_squares": place.columns.mean_squares,
-            "row_mean_squares": place.rows.mean_squares,
-        }
-    )
 
 
 def _shapes(
@@ -82,7 +61,8 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
 
     Also fills every `training_weight`, which shares memory with the staging buffers.
     """
-    true_weights.stash()
+    if engine.step:
+        true_weights.stash()
     blocks = engine.layout.blocks
     return {
         "format": FORMAT,
@@ -113,6 +93,11 @@ def save_engine_state(engine: Engine, true_weights: TrueWeights) -> dict[str, An
     }
 
 
+def has_steps(state_dict: Mapping[str, Any]) -> bool:
+    """Whether a state has tensors, as every state has in which a step was taken."""
+    return bool(state_dict["state"]) or state_dict["zenflow"]["step"] > 0
+
+
 def check_state(
     engine: Engine, order: Mapping[int, SplitParam | Resident], state_dict: Mapping[str, Any]
 ) -> None:
@@ -124,7 +109,7 @@ def check_state(
     saved: Any = state_dict.get("zenflow")
     _check_rule(engine, saved)
     _check_layout(engine, saved)
-    for index, place in order.items():
+    for index, place in order.items() if has_steps(state_dict) else ():
         have = state_dict["state"].get(index, {})
         want = _shapes(place, engine.schedule.tasks, saved["topk_ratio"])
         wrong = [
@@ -197,6 +182,8 @@ def load_engine_state(
 ) -> None:
     """Take up a state; afterwards training's weights are on the device.
 
+    With a state without steps these are the weights as they are.
+
     Args:
         engine: A drained engine.
         order: Every trainable parameter's place by its index in torch's state.
@@ -206,11 +193,15 @@ def load_engine_state(
     check_state(engine, order, state_dict)
     saved = state_dict["zenflow"]
     engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
+    is_started = has_steps(state_dict)
+    if not is_started:
+        take_weights(engine)  # a change of k writes some of them
     if engine.layout.topk_ratio != saved["topk_ratio"]:
         engine.resize(saved["topk_ratio"])
-    for index, place in order.items():
-        for name, tensor in param_state(place, engine.schedule.tasks).items():
-            tensor.copy_(state_dict["state"][index][name])
+    if is_started:
+        _load_params(engine, order, state_dict["state"])
+    else:
+        restart(engine)
     engine.step = int(saved["step"])
     engine.calendar.load_state_dict(saved["calendar"])
     engine.decisions.log[:] = [
@@ -225,6 +216,21 @@ def load_engine_state(
         engine.fresh.forget()
     if engine.probes.sketch is not None:
         engine.probes.sketch.load_state_dict(saved["sketch"])
+    if is_started:
+        true_weights.restore()
+    else:
+        true_weights.forget()
+
+
+def _load_params(
+    engine: Engine,
+    order: Mapping[int, SplitParam | Resident],
+    states: Mapping[int, Mapping[str, Tensor]],
+) -> None:
+    """Set every parameter's tensors, and the weights that follow from them."""
+    for index, place in order.items():
+        for name, tensor in param_state(place, engine.schedule.tasks).items():
+            tensor.copy_(states[index][name])
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True
@@ -232,7 +238,6 @@ def load_engine_state(
     for resident in engine.layout.residents:
         if resident.has_master:
             resident.param.data.copy_(resident.master)
-    true_weights.restore()
 
 
 def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:

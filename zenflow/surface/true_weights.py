@@ -58,3 +58,22 @@ class TrueWeights:
         device.unpack(arrivals, device.mark())
         device.synchronize()
         self.are_shown = False
+
+    @torch.no_grad()
+    def are_there(self) -> bool:
+        """Whether split parameters' weights are the masters, bit for bit; others are their own."""
+        for split in self._engine.layout.splits:
+            rows_IO = split.weight().t()
+            masters = split.bank.master[split.bank_first : split.bank_last]
+            for columns, master in (
+                (split.important_columns, masters),
+                (split.deferred_columns, split.host.master),
+            ):
+                shown = rows_IO[columns]
+                if not torch.equal(shown, master.to(shown.dtype).to(shown.device)):
+                    return False
+        return True
+
+    def forget(self) -> None:
+        """Let the weights on the device be those of training."""
+        self.are_shown = False

@@ -64,6 +64,7 @@ def test_the_thread_that_sees_copies_end_binds_itself_too():
         wait_timeout=5.0,
         enter_thread=lambda lane: entered.append((threading.current_thread().name, lane)),
     )
+    lane.start()
     copied, passed = Completion("a copy"), threading.Event()
     copied.when_done(passed.set)
     lane.submit(Copy(lambda: (event, event), [], copied, num_bytes=1, step=1))
