@@ -27,16 +27,16 @@ from zenflow.surface.assembly import start_engine
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, warn_of_little
 from zenflow.surface.parameter_state import param_state
-from zenflow.surface.restart import take_weights
 from zenflow.surface.state_dict import has_steps, load_engine_state, save_engine_state
 from zenflow.surface.true_weights import TrueWeights
+from zenflow.surface.weights_shown import TrueWeightsShown
 
 _log = logging.getLogger(__name__)
 
 Keep = Literal["keep"]
 
 
-class ZenFlowAdamW(Observed, torch.optim.Optimizer):
+class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
     AdamW is that of Loshchilov and Hutter (arXiv 1711.05101), in torch's order of operations. What
@@ -313,39 +313,7 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         return 1.0 if scale is None else 1.0 / float(scale)
 
-    # ---- true weights, state ----------------------------------------------------------------
-
-    def eval(self) -> None:
-        """Put the true weights on the device: for evaluation, saving and export.
-
-        While training, deferred weights on the device are the host's of some steps ago, moved on
-        by momentum and by the gradients since. This uploads the host's masters; `train` goes back,
-        bit for bit.
-
-        Raises:
-            GradientError: Called between backward and step() in release mode, or the gradient norm
-                of the last step is not finite.
-            RuntimeError: Somebody else has changed the weights, which this would undo.
-        """
-        self._check_no_gradients("eval()")
-        self._take_late_weights()
-        self._source.check_untouched()
-        self.synchronize()
-        self._true_weights.show()
-        self._source.count_change()
-
-    def train(self) -> None:
-        """Put the weights back with which training goes on; nothing happens without `eval`.
-
-        Raises:
-            RuntimeError: The weights that `eval` has shown were changed since.
-        """
-        if self._true_weights.are_shown:
-            if self._source.are_changed and self._true_weights.are_there():
-                self._source.accept_weights()  # swapped for an average, say, and back
-            self._source.check_untouched()
-            self._true_weights.restore()
-            self._source.count_change()
+    # ---- state ------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:
@@ -417,30 +385,6 @@ class ZenFlowAdamW(Observed, torch.optim.Optimizer):
         # What a trainer finds here it may bring to the GPU: the next step shows the state again.
         self.state.clear()
         self._filled_version = None
-
-    def _take_late_weights(self) -> None:
-        """Start from weights that were loaded into the model behind a state without steps."""
-        if self._has_no_steps and self._source.are_changed:
-            take_weights(self._running)
-        self._has_no_steps = False
-
-    def adopt_weights(self) -> None:
-        """Take the model's weights as they are for the true ones: others were loaded into it.
-
-        Moments and step counts stay, and so do the gradients that the host has taken in. Updates
-        in flight do not land any more.
-
-        Raises:
-            GradientError: Called between backward and step() in release mode.
-        """
-        self._check_no_gradients("adopt_weights()")
-        self.synchronize()
-        for block in self._running.layout.blocks:
-            if block.landing is not None:
-                block.landing.end()
-        take_weights(self._running)
-        self._true_weights.forget()
-        self._source.accept_weights()
 
     def change_link(self, link: PacedLink) -> None:
         """Give the emulated link other bandwidths, from its next copy on: a neighbour's traffic.

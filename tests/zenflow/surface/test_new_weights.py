@@ -112,6 +112,25 @@ def test_weights_that_somebody_else_has_changed_are_noticed(call, change, mode):
 
 
 @both_modes
+def test_a_block_of_true_weights_nests_and_leaves_what_was_there(mode):
+    model, optimizer = make(mode)
+    with closing(optimizer):
+        take_steps(model, optimizer, range(6))
+        training = weights_of(model)
+        with optimizer.true_weights():
+            true = weights_of(model)
+            with optimizer.true_weights():
+                assert_equal(weights_of(model), true)
+            assert_equal(weights_of(model), true)
+        assert_equal(weights_of(model), training)
+        optimizer.eval()
+        with optimizer.true_weights():
+            pass
+        assert_equal(weights_of(model), true)
+    assert any(not torch.equal(a, b) for a, b in zip(training, true, strict=True))
+
+
+@both_modes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_swap_and_back_between_eval_and_train_changes_nothing(mode, dtype):
     results = []

@@ -1,0 +1,103 @@
+"""The optimizer's surface, as far as it is about the model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from zenflow.surface.restart import take_weights
+
+if TYPE_CHECKING:
+    from zenflow.step.engine import Engine
+    from zenflow.surface.gradient_hooks import GradientSource
+    from zenflow.surface.true_weights import TrueWeights
+
+
+class TrueWeightsShown:
+    """Shows the true weights on the device, and takes others up."""
+
+    _source: GradientSource
+    _true_weights: TrueWeights
+    _has_no_steps: bool
+
+    @property
+    def _running(self) -> Engine:
+        raise NotImplementedError
+
+    def _check_no_gradients(self, call: str) -> None:
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait until the host has done all its work so far."""
+        raise NotImplementedError
+
+    def eval(self) -> None:
+        """Put the true weights on the device: for evaluation, saving and export.
+
+        While training, deferred weights on the device are the host's of some steps ago, moved on
+        by momentum and by the gradients since. This uploads the host's masters; `train` goes back,
+        bit for bit.
+
+        Raises:
+            GradientError: Called between backward and step() in release mode, or the gradient norm
+                of the last step is not finite.
+            RuntimeError: Somebody else has changed the weights, which this would undo.
+        """
+        self._check_no_gradients("eval()")
+        self._take_late_weights()
+        self._source.check_untouched()
+        self.synchronize()
+        self._true_weights.show()
+        self._source.count_change()
+
+    def train(self) -> None:
+        """Put the weights back with which training goes on; nothing happens without `eval`.
+
+        Raises:
+            RuntimeError: The weights that `eval` has shown were changed since.
+        """
+        if self._true_weights.are_shown:
+            if self._source.are_changed and self._true_weights.are_there():
+                self._source.accept_weights()  # swapped for an average, say, and back
+            self._source.check_untouched()
+            self._true_weights.restore()
+            self._source.count_change()
+
+    @contextmanager
+    def true_weights(self) -> Iterator[None]:
+        """Have the true weights on the device in a `with` block: `eval`, then `train` behind it.
+
+        Inside another such block, or after `eval`, nothing changes.
+        """
+        were_shown = self._true_weights.are_shown
+        self.eval()
+        try:
+            yield
+        finally:
+            if not were_shown:
+                self.train()
+
+    def adopt_weights(self) -> None:
+        """Take the model's weights as they are for the true ones: others were loaded into it.
+
+        Moments and step counts stay, and so do the gradients that the host has taken in. Updates
+        in flight do not land any more.
+
+        Raises:
+            GradientError: Called between backward and step() in release mode.
+        """
+        self._check_no_gradients("adopt_weights()")
+        self.synchronize()
+        for block in self._running.layout.blocks:
+            if block.landing is not None:
+                block.landing.end()
+        take_weights(self._running)
+        self._true_weights.forget()
+        self._source.accept_weights()
+
+    def _take_late_weights(self) -> None:
+        """Start from weights that were loaded into the model behind a state without steps."""
+        if self._has_no_steps and self._source.are_changed:
+            take_weights(self._running)
+        self._has_no_steps = False
