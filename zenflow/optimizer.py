@@ -147,6 +147,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         self._has_no_steps = False
         self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
         self._filled_version: int | None = None
+        self.register_state_dict_post_hook(_add_engine_state, prepend=True)
         if self.releases_gradients:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory: MemoryPlan = plan_memory(self._engine)
@@ -358,9 +359,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         self.synchronize()
         if self._running.step:
             self._fill_state()
-        state = super().state_dict()
-        state["zenflow"] = save_engine_state(self._running, self._true_weights)
-        return state
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that `state_dict` returned; deferred weights on the device included.
@@ -373,6 +372,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
                 been changed then.
         """
         self._check_no_gradients("load_state_dict()")
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():  # as torch calls them
+            state_dict = before(self, state_dict) or state_dict
         self._running.drain()
         params = [param for group in self.param_groups for param in group["params"]]
         places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
@@ -385,6 +387,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         # What a trainer finds here it may bring to the GPU: the next step shows the state again.
         self.state.clear()
         self._filled_version = None
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def change_link(self, link: PacedLink) -> None:
         """Give the emulated link other bandwidths, from its next copy on: a neighbour's traffic.
@@ -430,3 +434,9 @@ def _end(engine: Engine, source: GradientSource) -> None:
     """End an optimizer's life, closed or collected: hooks would keep its memory alive."""
     source.remove_hooks()
     engine.close()
+
+
+def _add_engine_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Add what torch's part of a state lacks, before other hooks see it."""
+    assert isinstance(optimizer, ZenFlowAdamW)
+    state["zenflow"] = save_engine_state(optimizer._running, optimizer._true_weights)

@@ -85,6 +85,33 @@ def test_a_state_with_steps_but_no_tensors_is_refused():
             optimizer.load_state_dict(saved)
 
 
+def test_hooks_of_saving_and_loading_see_what_torchs_would():
+    model, optimizer = make()
+    calls = []
+
+    def saved(_, state):
+        calls.append(("saved", "zenflow" in state))
+        return {**state, "note": 7}
+
+    def loading(_, state):
+        calls.append(("loading", state.pop("note")))
+
+    def replaced(_, state):
+        return {**state, "param_groups": [{**g, "lr": 0.25} for g in state["param_groups"]]}
+
+    with closing(optimizer):
+        optimizer.register_state_dict_post_hook(saved)
+        optimizer.register_load_state_dict_pre_hook(loading)
+        optimizer.register_load_state_dict_pre_hook(replaced)
+        optimizer.register_load_state_dict_post_hook(lambda _: calls.append("loaded"))
+        take_steps(model, optimizer, range(3))
+        state = copy.deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(state)
+        assert state["note"] == 7  # the caller's own dict stays
+        assert optimizer.param_groups[0]["lr"] == 0.25
+    assert calls == [("saved", True), ("loading", 7), "loaded"]
+
+
 # ---- other weights in mid-run -------------------------------------------------------------------
 
 CHANGES = {
