@@ -129,8 +129,8 @@ def test_selection_is_by_epochs_unless_the_file_says_otherwise():
     config = read_deepspeed(by_default, steps_per_epoch=50).config
     assert config.select_interval_steps == 50
     assert ZenFlowConfig.from_deepspeed(by_default, steps_per_epoch=50) == config
-    with pytest.raises(ConfigError, match="steps_per_epoch is not known"):
-        read_deepspeed(by_default)
+    with pytest.warns(UserWarning, match="steps_per_epoch is not known: .* every 100 steps"):
+        assert read_deepspeed(by_default).config.select_interval_steps == 100
     two_epochs = example(
         {
             "zero_optimization.zenflow.select_strategy": "epoch",
@@ -138,6 +138,8 @@ def test_selection_is_by_epochs_unless_the_file_says_otherwise():
         }
     )
     assert read_deepspeed(two_epochs, steps_per_epoch=50).config.select_interval_steps == 100
+    with pytest.raises(ConfigError, match="steps_per_epoch is not known"):
+        read_deepspeed(two_epochs)
 
 
 def test_selecting_once_needs_no_length_of_an_epoch():

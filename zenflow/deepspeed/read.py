@@ -27,8 +27,9 @@ def read_deepspeed(
 
     Args:
         source: Path of the JSON file, or its content.
-        steps_per_epoch: Optimizer steps in an epoch; needed where selection goes by epochs, as
-            it does in DeepSpeed by default.
+        steps_per_epoch: Optimizer steps in an epoch; needed where the file selects by epochs.
+            Where it leaves that to DeepSpeed ("auto": once an epoch), columns are selected every
+            100 steps without it, and a ``UserWarning`` says so.
 
     Raises:
         ConfigError: The file can't be read, a key is unknown, or a key would change results and

@@ -23,6 +23,10 @@ AUTO_START = 1
 """S where ``update_interval`` is "auto": a controller lengthens windows as training settles."""
 
 
+WITHOUT_EPOCHS = 100
+"""Steps from one selection to the next where that is "auto" and epochs are unknown."""
+
+
 def read_rule(
     reading: Reading,
     zero: dict[str, Any],
@@ -116,6 +120,12 @@ def _selection(
                 f"{prefix}select_interval must be 'auto' with select_strategy 'auto', got "
                 f"{interval!r}: set select_strategy to 'step' or 'epoch'"
             )
+        if steps_per_epoch is None:
+            reading.notes.append(
+                f"{prefix}select_strategy is 'auto', once an epoch, but steps_per_epoch is not "
+                f"known: columns are selected every {WITHOUT_EPOCHS} steps; pass steps_per_epoch="
+            )
+            return {"select_strategy": "step", "select_interval": WITHOUT_EPOCHS}
         strategy, interval = "epoch", 1
     elif interval == "auto":
         reading.refused.append(
@@ -127,7 +137,7 @@ def _selection(
         return {"select_strategy": "step", "select_interval": 0}
     if strategy == "epoch" and steps_per_epoch is None:
         reading.refused.append(
-            f"{prefix}select_strategy goes by epochs (as 'auto' does), but steps_per_epoch is not "
+            f"{prefix}select_strategy goes by epochs, but steps_per_epoch is not "
             "known: pass steps_per_epoch=, or set select_strategy to 'step'"
         )
         steps_per_epoch = 1
