@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -109,34 +109,55 @@ def _groups(swaps: Iterable[Swap]) -> Iterator[list[Swap]]:
         yield group
 
 
+@dataclass(frozen=True, slots=True)
+class _There:
+    """A swap's indices on the device, (n,), int64 each."""
+
+    rows: Tensor
+    """Host rows that leave."""
+    ranks: Tensor
+    """Ranks of the important columns that come for them."""
+    to_device: Tensor
+    """Columns that leave the host."""
+    to_host: Tensor
+    """Columns that come to it."""
+
+
 def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows]) -> None:
-    """Bring the banks' rows to the host's and put the leaving ones in their place."""
+    """Bring the banks' rows to the host's, and put the leaving ones in their place."""
     device = swaps[0].block.columns.scores.device
-    indices = ((s.rows, s.ranks, s.to_device, s.to_host) for s in swaps)
-    sent = iter(_send(list(chain.from_iterable(indices)), device))
-    there = [tuple(islice(sent, 4)) for _ in swaps]
-    bank_rows = [
-        s.block.bank_first + ranks for s, (_, ranks, _, _) in zip(swaps, there, strict=True)
-    ]
+    sent = iter(
+        _send([t for s in swaps for t in (s.rows, s.ranks, s.to_device, s.to_host)], device)
+    )
+    there = [_There(*islice(sent, 4)) for _ in swaps]
+    places = [s.block.bank_first + own.ranks for s, own in zip(swaps, there, strict=True)]
     for name in ROW_STATE:
-        banks = [getattr(s.block.split.bank, name) for s in swaps]
-        entering = _fetch([bank[rows] for bank, rows in zip(banks, bank_rows, strict=True)])
+        banks = [getattr(swap.block.split.bank, name) for swap in swaps]
+        hosts = [getattr(swap.block.host, name) for swap in swaps]
+        entering = _fetch([bank[place] for bank, place in zip(banks, places, strict=True)])
         values = _send([getattr(rows, name) for rows in leaving], device)
-        for bank, rows, own, swap, came in zip(
-            banks, bank_rows, values, swaps, entering, strict=True
-        ):
-            bank[rows] = own
-            getattr(swap.block.host, name)[swap.rows] = came
-    for swap, rows, (its_rows, ranks, to_device, to_host) in zip(
-        swaps, bank_rows, there, strict=True
-    ):
-        block = swap.block
-        block.deferred_columns[its_rows] = to_host
-        block.important_columns[ranks] = to_device
-        block.split.columns.is_important[to_device] = True
-        block.split.columns.is_important[to_host] = False
-        weight_OI = block.split.weight()
-        weight_OI.index_copy_(1, to_device, block.split.bank.master[rows].t().to(weight_OI))
+        for index, swap in enumerate(swaps):
+            banks[index][places[index]] = values[index]
+            hosts[index][swap.rows] = entering[index]
+    for swap, own, place in zip(swaps, there, places, strict=True):
+        _rename(swap.block, own, place)
+
+
+def _rename(block: Block, there: _There, place: Tensor) -> None:
+    """Let a block's rows be those of the columns that have moved, and show the new weights.
+
+    Args:
+        block: The block.
+        there: Its swap's indices.
+        place: Bank rows of the columns that are the device's now, (n,), int64.
+    """
+    block.deferred_columns[there.rows] = there.to_host
+    block.important_columns[there.ranks] = there.to_device
+    block.split.columns.is_important[there.to_device] = True
+    block.split.columns.is_important[there.to_host] = False
+    weight_OI = block.split.weight()
+    masters_NO = block.split.bank.master[place]
+    weight_OI.index_copy_(1, there.to_device, masters_NO.t().to(weight_OI))
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
