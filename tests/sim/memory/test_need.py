@@ -492,7 +492,8 @@ def test_a_step_on_the_device_peaks_at_what_torch_counts(dtype, each):
     model = make_model("decoder", getattr(torch, dtype))
     ids = torch.randint(1000, (1, 4), generator=torch.Generator().manual_seed(0))
     optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig.preset("on_device"))
-    state = [t for own in optimizer.state.values() for t in own.values() if torch.is_tensor(t)]
+    residents = optimizer._running.layout.residents
+    state = [t for resident in residents for t in resident.state().values()]
     peak = peak_bytes(model, ids, state, optimizer.step)
     optimizer.close()
     work = Workload.of_config("decoder", LLAMA, batch_size=1, sequence=4, dtype=dtype)
