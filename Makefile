@@ -135,7 +135,7 @@ gpu: $(READY_DEV)
 bench: $(READY_RUN)
 	$(PY) -m benchmarks.host_update
 	$(PY) -m benchmarks.step_overhead
-	$(PY) -m benchmarks.interpreter_load
+	$(PY) -m benchmarks.interpreter.load
 	$(PY) -m benchmarks.sim_speed
 
 # The virtual environment stays; the kernel goes with the builds, so it is installed anew.

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from benchmarks import decoder_1b, interpreter_load, interpreter_turns
-from benchmarks.interpreter_load import AGAINST, HERE, Load
-from benchmarks.lock_holders import LockFacts, LockWatch
-from benchmarks.played_gpu import played_gpu
+from benchmarks.interpreter import decoder_1b, load, turns
+from benchmarks.interpreter.load import AGAINST, HERE, Load
+from benchmarks.interpreter.lock_holders import LockFacts, LockWatch
+from benchmarks.interpreter.played_gpu import played_gpu
 from zenflow.columns.device_rows import NamedParam
 from zenflow.columns.placement import assign_banks
 from zenflow.host.kernel import active_kernel
@@ -47,17 +47,17 @@ def test_other_counts_than_the_real_ones_are_refused():
 
 
 @needs_kernel
-@pytest.mark.parametrize("mode", [interpreter_turns.RELEASE, interpreter_turns.KEEP])
+@pytest.mark.parametrize("mode", [turns.RELEASE, turns.KEEP])
 def test_a_turn_has_the_real_counts_and_times_every_thread(mode):
     real = decoder_1b.real_counts()
-    with played_gpu(), decoder_1b.shrunk_limits(), interpreter_turns.idle_kernel():
-        contender = interpreter_turns.Contender(mode, host_threads=2)
+    with played_gpu(), decoder_1b.shrunk_limits(), turns.idle_kernel():
+        contender = turns.Contender(mode, host_threads=2)
         try:
             decoder_1b.check_counts(decoder_1b.counts_of(contender.layout), real)
-            found = interpreter_turns.turn(contender, decoder_1b.INTERVAL, LockFacts())
+            found = turns.turn(contender, decoder_1b.INTERVAL, LockFacts())
             engine = contender.optimizer._running
             # What the counts do not show: pieces are cut where the real ones are.
-            assert (engine.ring is not None) == (mode == interpreter_turns.RELEASE)
+            assert (engine.ring is not None) == (mode == turns.RELEASE)
             assert engine.schedule.tasks.depth == decoder_1b.INTERVAL
         finally:
             contender.optimizer.close()
@@ -69,7 +69,7 @@ def test_a_turn_has_the_real_counts_and_times_every_thread(mode):
 def test_ratios_are_by_round_and_spread():
     former = [Load(2.0, {"training": 3.0, "host": 1.0}, None), Load(4.0, {"training": 8.0}, None)]
     now = [Load(1.0, {"training": 1.0}, None), Load(1.0, {"training": 2.0, "d2h": 2.0}, None)]
-    ratios = interpreter_load.ratios_of(former, now)
+    ratios = load.ratios_of(former, now)
     assert ratios["wall"]["quartiles"] == [2.5, 3.0, 3.5]
     assert ratios["cpu"]["quartiles"] == [2.5, 3.0, 3.5]
     assert "lock" not in ratios
@@ -80,7 +80,7 @@ def test_ratios_are_by_round_and_spread():
 def test_versions_take_turns_in_processes_of_their_own(tmp_path, capsys):
     record = tmp_path / "record.json"
     arguments = ["--steps", "4", "--repeats", "1", "--role", "cpu", "--out", str(record)]
-    interpreter_load.main([*arguments, "--against", str(interpreter_load.ROOT)])
+    load.main([*arguments, "--against", str(load.ROOT)])
     found = json.loads(record.read_text())
     assert found["counts"]["due"] == [29, 30, 30, 30]
     for rows in found["modes"].values():
@@ -91,7 +91,7 @@ def test_versions_take_turns_in_processes_of_their_own(tmp_path, capsys):
 
 SPINNING = """
 import json, sys, threading, time
-from benchmarks.lock_holders import COUNTED, OTHER, LockFacts
+from benchmarks.interpreter.lock_holders import COUNTED, OTHER, LockFacts
 
 def role_of(name):
     return {"MainThread": "training", "idle": "idle"}.get(name)
@@ -115,7 +115,7 @@ print("over", flush=True)
 def test_the_lock_is_held_by_who_runs_and_counts_in_sections_only():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, "-c", SPINNING]
-    with subprocess.Popen(command, cwd=interpreter_load.ROOT, text=True, **pipes) as child:
+    with subprocess.Popen(command, cwd=load.ROOT, text=True, **pipes) as child:
         told = json.loads(child.stdout.readline())
         if told is None:
             child.kill()

@@ -1,13 +1,13 @@
 """What a step of a 1B model asks of the interpreter, thread by thread, and of which version.
 
-    python -m benchmarks.interpreter_load [--against CHECKOUT] [--role gpu|cpu] [--out FILE]
+    python -m benchmarks.interpreter.load [--against CHECKOUT] [--role gpu|cpu] [--out FILE]
 
 One lock serves the thread that launches the device's work and all threads that help it. This says
 how long each needs the CPU in a step, and for how long each holds the lock:
 
-- The model is Llama 3.2 1B, shrunk until its arithmetic takes no time (`benchmarks.decoder_1b`).
+- The model is Llama 3.2 1B, shrunk until its arithmetic takes no time (`decoder_1b`).
 - The host's C functions do nothing.
-- By default the CPU plays a GPU (`benchmarks.played_gpu`): the engine goes a GPU's way.
+- By default the CPU plays a GPU (`played_gpu`): the engine goes a GPU's way.
 
 Each version of the engine has a process of its own, and they take turns of some steps, a multiple
 of the window. In release mode the time of a backward without hooks is subtracted.
@@ -26,13 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decoder_1b
-from benchmarks.interpreter_turns import CPU, GPU, KEEP, RELEASE
-from benchmarks.lock_holders import LockWatch
+from benchmarks.interpreter import decoder_1b
+from benchmarks.interpreter.lock_holders import LockWatch
+from benchmarks.interpreter.turns import CPU, GPU, KEEP, RELEASE
 from benchmarks.record import setting, spread, take_turns
+from experiments.output.commit import describe
 from experiments.output.files import write_json
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HERE, AGAINST = "this", "against"
 ALL, WALL = "all threads", "wall"
 
@@ -57,7 +58,7 @@ class Process:
             *("--steps", str(num_steps), "--host-threads", str(host_threads)),
         ]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.interpreter_turns", *arguments],
+            [sys.executable, "-m", "benchmarks.interpreter.turns", *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
@@ -212,11 +213,17 @@ def main(arguments: list[str] | None = None) -> None:
     if options.against is not None:
         trees[AGAINST] = options.against.resolve()
     found = measure(trees, options.role, options.steps, options.repeats, options.host_threads)
-    facts = {name: str(value) for name, value in vars(options).items()}
-    whole = setting(**facts, **found)
+    whole = setting(
+        role=options.role,
+        steps=options.steps,
+        repeats=options.repeats,
+        host_threads=options.host_threads,
+        against=describe(trees[AGAINST]) if AGAINST in trees else None,
+        **found,
+    )
     print(
-        f"{whole['hardware']['cpu']}, commit {whole['commit']}, load average "
-        f"{whole['load_average']:.2f}, the device is a {options.role}'s role"
+        f"{whole['hardware']['cpu']}, commit {whole['commit']}, against {whole['against']}, load "
+        f"average {whole['load_average']:.2f}, the device is a {options.role}'s role"
     )
     show(found)
     if options.out is not None:

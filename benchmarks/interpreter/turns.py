@@ -1,7 +1,7 @@
-"""One process of `benchmarks.interpreter_load`: takes turns with one version of the engine.
+"""One process of `benchmarks.interpreter.load`: takes turns with one version of the engine.
 
 It reads a line of JSON for each turn and answers with a line. Only the public interface is used,
-and what `benchmarks.decoder_1b` looks up, so that earlier versions can take turns too.
+and what `benchmarks.interpreter.decoder_1b` looks up, so that earlier versions can take turns too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from unittest import mock
 import torch
 from torch import nn
 
-from benchmarks import decoder_1b
-from benchmarks.lock_holders import BARE, COUNTED, OTHER, OUTSIDE, LockFacts
-from benchmarks.played_gpu import played_gpu
+from benchmarks.interpreter import decoder_1b
+from benchmarks.interpreter.lock_holders import BARE, COUNTED, OTHER, OUTSIDE, LockFacts
+from benchmarks.interpreter.played_gpu import played_gpu
 from benchmarks.ready_gradients import native_loss_of
 
 RELEASE, KEEP = "release", "keep"
