@@ -5,7 +5,6 @@ The surface only. `zenflow.step.engine` begins with the way of a gradient throug
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, overload
@@ -22,16 +21,14 @@ from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
 from zenflow.step.device_step import resident_grads_of, squared_norm
 from zenflow.step.engine import Engine
-from zenflow.surface.arguments import check_arguments, check_settings, checked_config
+from zenflow.surface.arguments import check_arguments, check_settings, checked_config, note_unused
 from zenflow.surface.assembly import start_engine
 from zenflow.surface.gradient_hooks import GradientSource
-from zenflow.surface.memory_plan import plan_memory, warn_of_little
+from zenflow.surface.memory_plan import plan_memory, tell_of_memory
 from zenflow.surface.parameter_state import param_state
 from zenflow.surface.state_dict import has_steps, load_engine_state, save_engine_state
 from zenflow.surface.true_weights import TrueWeights
 from zenflow.surface.weights_shown import TrueWeightsShown
-
-_log = logging.getLogger(__name__)
 
 Keep = Literal["keep"]
 
@@ -103,7 +100,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
                 to the other threads.
             timeline_steps: Number of last steps whose spans are kept; 0 for none.
             wait_timeout: Seconds after which a wait is an error.
-            foreach: Of no effect, like `fused`: recipes for torch's AdamW have them.
+            foreach: Of no effect, like `fused`. Recipes for torch's AdamW have them, where they
+                choose among its implementations.
             fused: Of no effect.
 
         Raises:
@@ -111,6 +109,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
             ValueError: An argument breaks its rule.
         """
         self.config = checked_config(config)
+        note_unused(foreach=foreach, fused=fused)
         check_settings(lr, betas, eps, weight_decay)
         check_arguments(
             max_grad_norm, accumulation_steps, timeline_steps, host_threads, wait_timeout
@@ -151,10 +150,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         if self.releases_gradients:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory: MemoryPlan = plan_memory(self._engine)
-        _log.info("optimizer memory:\n%s", self.memory)
-        if foreach is not None or fused is not None:
-            _log.info("foreach and fused choose among torch's own implementations: not used")
-        warn_of_little(self.memory, self.config)
+        tell_of_memory(self.memory, self.config)
 
     # ---- parameters -------------------------------------------------------------------------
 

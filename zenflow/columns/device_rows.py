@@ -82,8 +82,8 @@ class Resident(NamedParam):
     master: Tensor
     """True weights, float32: the parameter itself, or a copy."""
     has_master: bool
-    """Whether they are a copy: of a low-precision parameter, or of one with gaps in memory, which
-    torch's fused AdamW would step as well."""
+    """Whether they are a copy: the parameter has another dtype, or gaps in memory. Torch's fused
+    AdamW would write into the gaps."""
     exp_avg: Tensor
     """First moments, of the parameter's shape, float32."""
     exp_avg_sq: Tensor

@@ -13,8 +13,8 @@ TRUSTED_SECONDS = 10.0
 a float32 of milliseconds, which after an hour can't tell quarters of one apart."""
 MOST_TIES = 8
 """Number of attempts at a tie, of which the closest counts."""
-CLOSE = 20e-6
-"""Seconds between the host's readings around a tie that is close enough."""
+CLOSE_ENOUGH = 20e-6
+"""Seconds between the host's readings around a tie from which on no other is tried."""
 
 
 class DeviceClock:
@@ -47,7 +47,7 @@ class DeviceClock:
             if after - before < closest:
                 closest = after - before
                 self._event, self._seconds = event, before + closest / 2
-            if closest <= CLOSE:
+            if closest <= CLOSE_ENOUGH:
                 break
         self._tied = time.perf_counter()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
+
+_log = logging.getLogger(__name__)
 
 TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of parameters."""
@@ -68,6 +71,13 @@ def checked_config(config: object) -> ZenFlowConfig:
         f"config must be a ZenFlowConfig or None, got {type(config).__name__}: pass {remedy}, or "
         "ZenFlowConfig.from_deepspeed(...) for a DeepSpeed JSON"
     )
+
+
+def note_unused(**flags: bool | None) -> None:
+    """Log which of torch's flags were given and have no effect here."""
+    given = [name for name, value in flags.items() if value is not None]
+    if given:
+        _log.info("%s: of no effect here, they choose among torch's own", ", ".join(given))
 
 
 def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:

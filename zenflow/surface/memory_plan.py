@@ -67,8 +67,9 @@ def _step_bytes(layout: Layout) -> int:
     return important + residents + BANK_TEMPORARIES * bank
 
 
-def warn_of_little(plan: MemoryPlan, config: ZenFlowConfig) -> None:
-    """Log a warning where next to nothing is offloaded, though the configuration asks for it."""
+def tell_of_memory(plan: MemoryPlan, config: ZenFlowConfig) -> None:
+    """Log the plan, and a warning where next to nothing is offloaded that should be."""
+    _log.info("optimizer memory:\n%s", plan)
     share = plan.split_params / plan.num_params if plan.num_params else 0.0
     if config.topk_ratio < 1 and share < LITTLE:
         _log.warning(

@@ -8,6 +8,7 @@ that the engine allows is looked at.
 import random
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -204,6 +205,15 @@ def test_buckets_of_data_parallelism_change_no_bit(late_copies, tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@contextmanager
+def refused_waits():
+    """Yield what makes torch raise an error wherever an operation waits for the device."""
+    try:
+        yield lambda: torch.cuda.set_sync_debug_mode("error")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_step_waits_for_the_device_by_an_operation(mode):
     """Neither `item()`, nor `nonzero`, nor a copy from pageable memory, in any thread."""
@@ -211,18 +221,16 @@ def test_no_step_waits_for_the_device_by_an_operation(mode):
     clipping = {"max_grad_norm": 0.3} if mode == "release" else {}
     config = ZenFlowConfig(update_interval=3, select_interval=0, min_split_elements=1)
     with closing(ZenFlowAdamW(model.parameters(), config=config, **clipping)) as optimizer:
-        for step in range(NUM_STEPS):
-            if step == 10:  # behind the first selection
-                torch.cuda.set_sync_debug_mode("error")
-            try:
+        with refused_waits() as refuse:
+            for step in range(NUM_STEPS):
+                if step == 10:  # behind the first selection
+                    refuse()
                 model(step).backward()
                 if mode == "keep":
                     optimizer.clip_grad_norm_(0.3)
                 optimizer.step()
-            except BaseException:
-                torch.cuda.set_sync_debug_mode("default")
-                raise
-        torch.cuda.set_sync_debug_mode("default")
+        optimizer.synchronize()
+        assert optimizer.report.step == NUM_STEPS
 
 
 def test_a_pin_that_is_refused_leaves_no_error_for_the_next_kernel():

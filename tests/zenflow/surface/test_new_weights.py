@@ -231,10 +231,18 @@ def test_a_step_without_any_gradient_is_told_once(caplog):
     ]
 
 
-def test_torchs_implementation_flags_are_accepted():
-    model = TinyStack(num_layers=2)
-    with closing(ZenFlowAdamW(model.parameters(), config=CONFIG, fused=True, foreach=False)) as o:
-        take_steps(model, o, range(3))
+def test_torchs_implementation_flags_change_nothing_and_are_told(caplog):
+    caplog.set_level(logging.INFO)
+    results = []
+    for flags in ({}, {"fused": True, "foreach": False}):
+        model = TinyStack(num_layers=2)
+        with closing(ZenFlowAdamW(model.parameters(), config=CONFIG, **flags)) as optimizer:
+            take_steps(model, optimizer, range(3))
+        results.append(weights_of(model))
+    assert_equal(*results)
+    assert [r.message for r in caplog.records if "no effect" in r.message] == [
+        "foreach, fused: of no effect here, they choose among torch's own"
+    ]
 
 
 @pytest.mark.parametrize(
