@@ -274,10 +274,10 @@ A decoder of 1B parameters, shrunk until arithmetic takes no time, with the real
 blocks and buckets. The CPU plays the GPU. *Lock* is how long the interpreter's lock is held in a
 step, by all threads together; sampled from outside.
 
-- In release mode that is 59.73 ms, and 144.65 ms in a version whose host's parts are Python's and
-  that takes no fresh steps (209ba0f). The ratio is 2.38 (quartiles 2.14 and 2.87).
-- In keep mode it is 39.78 ms and 144.04 ms: 3.51 (3.25 to 3.93).
-- The host's threads hold it for 2.12 ms, and held it for 97.98 ms. What is left is the training
+- In release mode that is 50.15 ms, and 137.41 ms in a version whose host's parts are Python's and
+  that takes no fresh steps (209ba0f). The ratio is 2.57 (quartiles 2.36 and 2.89).
+- In keep mode it is 39.18 ms and 130.83 ms: 3.35 (3.19 to 3.80).
+- The host's threads hold it for 1.50 ms, and held it for 92.79 ms. What is left is the training
   thread's: hooks, fresh steps and packing, a few small operations for each matrix.
 """,
     ),
