@@ -7,16 +7,12 @@ from contextlib import contextmanager
 
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
-from zenflow.step.engine import Engine
+from zenflow.surface.with_engine import WithEngine
 from zenflow.trace.timeline import Timeline
 
 
-class Observed:
+class Observed(WithEngine):
     """The read-only part of the optimizer's surface."""
-
-    @property
-    def _running(self) -> Engine:
-        raise NotImplementedError
 
     @property
     def report(self) -> StepReport | None:

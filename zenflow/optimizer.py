@@ -14,26 +14,32 @@ from torch import Tensor
 
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.errors import GradientError, NormError, WorkerError, ZenFlowError
+from zenflow.errors import GradientError, NormError
 from zenflow.lanes.copies import PacedLink
 from zenflow.observation import Observed
 from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
 from zenflow.step.device_step import resident_grads_of, squared_norm
 from zenflow.step.engine import Engine
-from zenflow.surface.arguments import check_arguments, check_settings, checked_config, note_unused
-from zenflow.surface.assembly import start_engine
+from zenflow.surface.arguments import (
+    check_arguments,
+    check_settings,
+    checked_config,
+    gradient_mode,
+    note_unused,
+)
+from zenflow.surface.assembly import add_residents, start_engine
+from zenflow.surface.checkpoints import Checkpointed, complete_state
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
-from zenflow.surface.parameter_state import param_state
-from zenflow.surface.state_dict import has_steps, load_engine_state, save_engine_state
+from zenflow.surface.state_checks import ENTRY
 from zenflow.surface.true_weights import TrueWeights
 from zenflow.surface.weights_shown import TrueWeightsShown
 
 Keep = Literal["keep"]
 
 
-class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
+class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
     AdamW is that of Loshchilov and Hutter (arXiv 1711.05101), in torch's order of operations. What
@@ -41,17 +47,19 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
 
     Use it as any torch optimizer, in one of two modes:
 
-    - *keep* (`max_grad_norm="keep"`, the default): gradients stay in `.grad` until `step()`; clip,
-      unscale or change them as you like.
-    - *release* (`max_grad_norm` a number, or None for no clipping): each gradient leaves for the
-      host as backward finishes it, and its memory is free at once. Reading a released `.grad`
-      raises `GradientError`.
+    - *keep* (`offload_gradients="keep"`, the default): gradients stay in `.grad` until `step()`;
+      clip, unscale or change them as you like.
+    - *release* (`offload_gradients="release"`): each gradient leaves for the host as backward
+      finishes it, and its memory is free at once. Reading a released `.grad` raises
+      `GradientError`; `max_grad_norm` clips.
 
     In both, `step()` consumes the gradients: afterwards `.grad` is None.
 
     Examples:
         >>> model = torch.nn.Linear(64, 64)
-        >>> optimizer = ZenFlowAdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0)
+        >>> optimizer = ZenFlowAdamW(
+        ...     model.parameters(), lr=1e-3, offload_gradients="release", max_grad_norm=1.0
+        ... )
         >>> model(torch.randn(8, 64)).square().mean().backward()
         >>> optimizer.step()
         >>> optimizer.report.step
@@ -61,6 +69,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
     Attributes:
         config: The update rule's settings.
         memory: Bytes on host and device, known before the first step; anew when k changes.
+        releases_gradients: Whether gradients leave during backward.
+        max_grad_norm: L2 norm that `step()` clips all gradients to together; None does not clip.
     """
 
     def __init__(
@@ -72,6 +82,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         config: ZenFlowConfig | None = None,
+        offload_gradients: Literal["release", "keep"] | None = None,
         max_grad_norm: float | Keep | None = "keep",
         accumulation_steps: int = 1,
         controller: AbstractController | None = None,
@@ -91,7 +102,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
             eps: Addend of the denominator, at least 0.
             weight_decay: Decoupled weight decay, at least 0.
             config: Settings of the update rule; None for the preset "zenflow".
-            max_grad_norm: "keep" for keep mode; for release mode the norm to clip to, or None.
+            offload_gradients: The mode, "release" or "keep". None goes by `max_grad_norm`.
+            max_grad_norm: L2 norm that `step()` clips to; None does not clip. Where no mode is
+                given, either of them means release mode, and "keep" keep mode without clipping.
             accumulation_steps: Backward passes per step; release mode must know it, keep mode
                 needs nothing.
             controller: Chooses the knobs step by step; None keeps the config's.
@@ -111,16 +124,20 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         self.config = checked_config(config)
         note_unused(foreach=foreach, fused=fused)
         check_settings(lr, betas, eps, weight_decay)
-        check_arguments(
-            max_grad_norm, accumulation_steps, timeline_steps, host_threads, wait_timeout
+        self.releases_gradients, self.max_grad_norm = gradient_mode(
+            offload_gradients, max_grad_norm
         )
-        self._engine: Engine | None = None
+        check_arguments(
+            self.releases_gradients, accumulation_steps, timeline_steps, host_threads, wait_timeout
+        )
+        self._engine = None
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
-        self.max_grad_norm = max_grad_norm
+        # Tools that rearrange states go by the keys of live groups; a saved one has a text here.
+        self.param_groups[0][ENTRY] = ""
         self.accumulation_steps = accumulation_steps
         # A GradScaler then leaves unscaling to step(), so that float16 parameters work too.
-        self._step_supports_amp_scaling = max_grad_norm == "keep"
+        self._step_supports_amp_scaling = not self.releases_gradients
         self._engine, places = start_engine(
             self.param_groups,
             self.config,
@@ -142,11 +159,11 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
             accumulation_steps=accumulation_steps,
         )
         self._true_weights = TrueWeights(self._engine)
-        self._failure: ZenFlowError | None = None
-        self._has_no_steps = False
+        self._failure = None
+        self._takes_late_weights = True
         self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
-        self._filled_version: int | None = None
-        self.register_state_dict_post_hook(_add_engine_state, prepend=True)
+        self._filled_version = None
+        self.register_state_dict_post_hook(complete_state, prepend=True)
         if self.releases_gradients:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory: MemoryPlan = plan_memory(self._engine)
@@ -155,36 +172,32 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
     # ---- parameters -------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group while the optimizer is being made.
+        """Add a group of parameters, to unfreeze them in mid-run, say.
+
+        What is added to an optimizer that is made already stays on the device with all its state:
+        host memory is laid out once. A checkpoint is loaded after the same groups were added.
 
         Raises:
-            ValueError: The optimizer is already made, or a setting of the group breaks its rule.
+            GradientError: Called between backward and step() in release mode.
+            ValueError: A setting or a parameter of the group breaks its rule.
         """
-        if getattr(self, "_engine", None) is not None:
-            raise ValueError(
-                "all parameter groups must be given when the optimizer is made: host memory is "
-                "laid out once. To unfreeze parameters later, make a new optimizer"
-            )
+        engine = self._engine
+        if engine is not None:
+            self._check_no_gradients("add_param_group()")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
-
-    def _fill_state(self) -> None:
-        self._filled_version = self._running.layout.version
-        for place in self._places.values():
-            self.state[place.param] = param_state(place, self._running.schedule.tasks)
-
-    @property
-    def _running(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
+        try:
+            check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
+            added = [] if engine is None else add_residents(engine, self.param_groups)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        if engine is not None:
+            self._places |= {place.param: place for place in added}
+            self._source.add(added, [p for p in group["params"] if not p.requires_grad])
+            self.memory = plan_memory(engine)
 
     # ---- gradients --------------------------------------------------------------------------
-
-    @property
-    def releases_gradients(self) -> bool:
-        """Whether gradients leave during backward."""
-        return self.max_grad_norm != "keep"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients; those released since the last step are dropped with them."""
@@ -276,31 +289,11 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         self._source.count_change()
         return loss
 
-    def _check_sound(self) -> None:
-        """Refuse to show or build on a state that a failure may have spoilt."""
-        if self._failure is not None:
-            raise type(self._failure)(
-                f"the optimizer failed before and can't go on: {self._failure}"
-            ) from self._failure
-
-    def _fail(self, error: BaseException) -> None:
-        """Remember that a step was broken off half done: nothing may build on it."""
-        self._source.abandon()
-        if not isinstance(error, ZenFlowError):
-            failure = WorkerError(
-                f"a step was broken off ({type(error).__name__}: {error}): resume from the last "
-                "checkpoint"
-            )
-            failure.__cause__ = error
-            error = failure
-        self._failure = error
-
     _max_norm_of_step: float | None = None
 
     def _max_norm(self) -> float | None:
-        if self._max_norm_of_step is not None:
-            return self._max_norm_of_step
-        return None if isinstance(self.max_grad_norm, str) else self.max_grad_norm
+        of_step = self._max_norm_of_step
+        return self.max_grad_norm if of_step is None else of_step
 
     def _inverse_scale(self) -> float | None:
         """Return 1 / loss scale, as a GradScaler left it; None if it found an overflow."""
@@ -309,82 +302,6 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
             return None
         scale = getattr(self, "grad_scale", None)
         return 1.0 if scale is None else 1.0 / float(scale)
-
-    # ---- state ------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if not self._finalizer.alive:
-            raise RuntimeError("the optimizer was closed: make a new one to go on")
-
-    def _check_no_gradients(self, call: str) -> None:
-        self._check_open()
-        if not self._running.collector.is_empty:
-            raise GradientError(
-                f"{call} between backward and step(): gradients have left for the host. Call "
-                "step() or zero_grad() first"
-            )
-
-    def synchronize(self) -> None:
-        """Wait until the host has done all its work so far; `report` is then of the last step.
-
-        Raises:
-            GradientError: The gradient norm of the last step is not finite, which a GPU tells only
-                now; every later call says so too, until a checkpoint is loaded.
-            WorkerError: A copy or the host's update failed.
-        """
-        self._check_sound()
-        self._running.drain()
-        try:
-            self._running.reporter.resolve()
-        except GradientError as error:
-            self._fail(error)
-            raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.
-
-        Under torch's keys, plus "zenflow". Before the first step it has no tensors. Tensors are
-        views of the live state, as in torch: save or copy them before the next backward.
-
-        Raises:
-            GradientError: Called between backward and step() in release mode, or the gradient norm
-                of the last step is not finite: a state that may hold it is not given away.
-            WorkerError: A step was broken off half done.
-        """
-        self._check_no_gradients("state_dict()")
-        self.synchronize()
-        if self._running.step:
-            self._fill_state()
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a state that `state_dict` returned; deferred weights on the device included.
-
-        An optimizer that refused to go on, because a norm was not finite, goes on from it; load
-        the model's state too, whose resident parameters may hold that norm.
-
-        Raises:
-            CheckpointError: The state is of another model, configuration or optimizer; nothing has
-                been changed then.
-        """
-        self._check_no_gradients("load_state_dict()")
-        state_dict = dict(state_dict)
-        for before in self._optimizer_load_state_dict_pre_hooks.values():  # as torch calls them
-            state_dict = before(self, state_dict) or state_dict
-        self._running.drain()
-        params = [param for group in self.param_groups for param in group["params"]]
-        places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
-        load_engine_state(self._running, places, self._true_weights, state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
-        self._failure = None
-        self._has_no_steps = not has_steps(state_dict)
-        self._source.expect_new_weights()
-        # What a trainer finds here it may bring to the GPU: the next step shows the state again.
-        self.state.clear()
-        self._filled_version = None
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     def change_link(self, link: PacedLink) -> None:
         """Give the emulated link other bandwidths, from its next copy on: a neighbour's traffic.
@@ -430,9 +347,3 @@ def _end(engine: Engine, source: GradientSource) -> None:
     """End an optimizer's life, closed or collected: hooks would keep its memory alive."""
     source.remove_hooks()
     engine.close()
-
-
-def _add_engine_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Add what torch's part of a state lacks, before other hooks see it."""
-    assert isinstance(optimizer, ZenFlowAdamW)
-    state["zenflow"] = save_engine_state(optimizer._running, optimizer._true_weights)

@@ -55,7 +55,7 @@ class ReleasedGradient(Tensor):
             f"{func} can't use it. Clip with the optimizer's max_grad_norm or "
             "optimizer.clip_grad_norm_(); accumulate over micro-batches with accumulation_steps; "
             "to keep gradients until step() (for GradScaler, hooks or DDP) make the optimizer "
-            'with max_grad_norm="keep"'
+            'with offload_gradients="keep"'
         )
 
 

@@ -132,7 +132,7 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
     error = NormError(
         f"the gradient norm of step {step} is {norm}: it must be finite, and so must its square "
         f"in float32, in which AdamW keeps the second moments; {remedy}. With "
-        'float16 use torch.amp.GradScaler and max_grad_norm="keep"'
+        'float16 use torch.amp.GradScaler and offload_gradients="keep"'
     )
     error.step, error.norm = step, norm
     raise error

@@ -42,6 +42,8 @@ class WindowSketch:
         self._step = torch.zeros_like(self.sums)
         parts = self._step.split(widths, dim=1)
         self._parts = dict(zip(layout.splits, parts, strict=True))
+        sums = self.sums.split(widths, dim=1)
+        self._sums_of: dict[SplitParam, Tensor] = dict(zip(layout.splits, sums, strict=True))
         self._signs = {
             split: _signs(index, split).to(where) for index, split in enumerate(layout.splits)
         }
@@ -68,6 +70,10 @@ class WindowSketch:
             torch.mm(self._signs[split], grad_OI, out=self._parts[split])
         else:
             self._parts[split].copy_(self._signs[split].to(grad_OI.dtype) @ grad_OI)
+
+    def sums_of(self, split: SplitParam) -> Tensor:
+        """Return one parameter's part of the sums, (NUM_SIGNS, I): a view."""
+        return self._sums_of[split]
 
     def leave_out(self, split: SplitParam) -> None:
         """Note that a parameter has no gradient in the step under way."""
@@ -110,16 +116,14 @@ class WindowSketch:
             self.is_whole = [block.count == 0 for block in self._blocks]
         self.is_watching = wanted
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the open windows' sums; None where nothing is watched."""
-        return {"sums": self.sums, "is_whole": self.is_whole} if self.is_watching else None
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of the open windows beside their sums, JSON-ready."""
+        return {"is_watching": self.is_watching, "is_whole": list(self.is_whole)}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Take up what ``state_dict`` returned; after None open windows have no norms."""
-        self.is_watching = state is not None
-        if state is not None:
-            self.sums.copy_(state["sums"])
-            self.is_whole = list(state["is_whole"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state_dict`` returned; the sums are set in place."""
+        self.is_watching = bool(state["is_watching"])
+        self.is_whole = [bool(whole) for whole in state["is_whole"]]
 
     def ages(self, present: Sequence[SplitParam]) -> list[int]:
         """Return how many gradients each block's window holds with this step's.

@@ -43,7 +43,7 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                 raise ValueError(
                     f"{name} is sharded (a DTensor, as FSDP2 and tensor parallelism have them): "
                     "only whole parameters are trained. Use DistributedDataParallel with "
-                    'max_grad_norm="keep"'
+                    'offload_gradients="keep"'
                 )
             key = param.untyped_storage().data_ptr()
             if param.numel() and key in storages:
@@ -97,8 +97,31 @@ def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None
         raise ValueError("; ".join(broken))
 
 
+def gradient_mode(
+    offload_gradients: str | None, max_grad_norm: float | str | None
+) -> tuple[bool, float | None]:
+    """Return whether gradients leave during backward, and the norm that step() clips to.
+
+    Raises:
+        ValueError: One of the two breaks its rule.
+    """
+    if offload_gradients not in ("release", "keep", None):
+        raise ValueError(
+            f'offload_gradients must be "release" or "keep", got {offload_gradients!r}'
+        )
+    is_norm = isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0
+    if max_grad_norm not in ("keep", None) and not is_norm:
+        raise ValueError(
+            f'max_grad_norm must be a positive number, None or "keep", got {max_grad_norm!r}'
+        )
+    norm = None if isinstance(max_grad_norm, str) else max_grad_norm
+    if offload_gradients is None:
+        return max_grad_norm != "keep", norm
+    return offload_gradients == "release", norm
+
+
 def check_arguments(
-    max_grad_norm: float | str | None,
+    releases: bool,
     accumulation_steps: int,
     timeline_steps: int,
     host_threads: int | None,
@@ -109,14 +132,9 @@ def check_arguments(
     Raises:
         ValueError: An argument breaks its rule; the message lists all that do.
     """
-    is_norm = isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0
     rules = [
         (
-            max_grad_norm in ("keep", None) or is_norm,
-            f'max_grad_norm must be "keep", None or a positive number, got {max_grad_norm!r}',
-        ),
-        (
-            accumulation_steps == 1 or max_grad_norm != "keep",
+            accumulation_steps == 1 or releases,
             f"accumulation_steps={accumulation_steps} is for release mode: in keep mode call "
             "backward as often as you like before step()",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -27,6 +28,8 @@ from zenflow.surface.arguments import (
     named_params,
     num_ranks,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def start_engine(
@@ -87,6 +90,29 @@ def start_engine(
     return engine, [places[item.param] for item in named]
 
 
+def add_residents(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> list[Resident]:
+    """Give the last group's trainable parameters a place on the device, and return it.
+
+    Raises:
+        ValueError: A parameter can't be trained, or is on another device.
+    """
+    group = len(param_groups) - 1
+    named = [item for item in named_params(param_groups) if item.group == group]
+    if not named:
+        return []
+    device = common_device(named)
+    if device != engine.device.torch_device:
+        raise ValueError(
+            f"the group is on {device} and the optimizer's parameters on "
+            f"{engine.device.torch_device}: move the model before parameters are added"
+        )
+    added = [Resident.of(item.param, item.name, group) for item in named]
+    engine.layout.residents += added
+    engine.layout.version += 1
+    _log.info("%d parameters added: they stay on the device", len(added))
+    return added
+
+
 def _longest_window(known: int, controller: AbstractController) -> int:
     """Return the largest S to have memory for; a controller may not say how far it goes."""
     is_known = isinstance(controller, FixedInterval) or controller.largest_interval is not None
@@ -99,7 +125,7 @@ def _check_ranks(controller: AbstractController | None, *, releases: bool) -> No
     if releases and ranks > 1:
         raise ValueError(
             "release mode takes gradients before data-parallel ranks have averaged them: "
-            'with more than one rank use max_grad_norm="keep" and clip after backward'
+            'with more than one rank use offload_gradients="keep" and clip after backward'
         )
     if controller is not None and controller.follows_clock and ranks > 1:
         raise ValueError(

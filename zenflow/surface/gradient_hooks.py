@@ -50,13 +50,24 @@ class GradientSource:
         self._marks = self._read_marks()
         self._expects = False
         self._has_warned = False
+        self._check: weakref.WeakMethod[Callable[[], None]] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         # One for each parameter, used at every step: making one costs as much as some operations.
-        self._released = (
-            {place: ReleasedGradient(place.param, place.name) for place in places}
-            if releases
-            else {}
-        )
+        self._released: dict[SplitParam | Resident, ReleasedGradient] = {}
+        self._make_released(places)
+
+    def _make_released(self, places: Sequence[SplitParam | Resident]) -> None:
+        if self._releases:
+            self._released |= {p: ReleasedGradient(p.param, p.name) for p in places}
+
+    def add(self, places: Sequence[SplitParam | Resident], frozen: Sequence[Tensor]) -> None:
+        """Take the gradients of more parameters from the next backward on."""
+        self._places += places
+        self._frozen += frozen
+        self._marks += self._read_marks()[len(self._marks) :]
+        self._make_released(places)
+        if self._check is not None:
+            self._hook(places, self._check)
 
     def register_hooks(self, check: weakref.WeakMethod[Callable[[], None]]) -> None:
         """Release gradients in backward from now on.
@@ -65,6 +76,14 @@ class GradientSource:
             check: Raises where a backward can't be followed by a step. Held weakly, like this
                 source: parameters outlive optimizers.
         """
+        self._check = check
+        self._hook(self._places, check)
+
+    def _hook(
+        self,
+        places: Sequence[SplitParam | Resident],
+        check: weakref.WeakMethod[Callable[[], None]],
+    ) -> None:
         source = weakref.ref(self)
 
         def hook(place: SplitParam | Resident) -> Callable[[Tensor], None]:
@@ -76,7 +95,7 @@ class GradientSource:
 
             return arrived
 
-        for place in self._places:
+        for place in places:
             handle = place.param.register_post_accumulate_grad_hook(hook(place))
             self._hooks.append(handle)
 
@@ -139,19 +158,34 @@ class GradientSource:
         """Whether somebody else has changed weights since they were last looked at."""
         return self._read_marks() != self._marks
 
+    def check_kinds(self) -> None:
+        """Refuse parameters that were cast or moved.
+
+        Raises:
+            RuntimeError: One was.
+        """
+        device = self._engine.device.torch_device
+        for place, (_, _, dtype) in zip(self._places, self._marks, strict=True):
+            if place.param.dtype != dtype:
+                raise RuntimeError(
+                    f"{place.name} was cast from {dtype} to {place.param.dtype} after the "
+                    "optimizer was made: cast the model first, then make the optimizer"
+                )
+            if place.param.device != device:
+                raise RuntimeError(
+                    f"{place.name} was moved from {device} to {place.param.device} after the "
+                    "optimizer was made: move the model first, then make the optimizer"
+                )
+
     def check_untouched(self) -> None:
         """Refuse what torch's AdamW would take up and this optimizer could not.
 
         Raises:
             RuntimeError: Weights were changed, or a frozen parameter has a gradient.
         """
+        self.check_kinds()
         now = self._read_marks()
         for place, before, after in zip(self._places, self._marks, now, strict=True):
-            if before[2] != after[2]:
-                raise RuntimeError(
-                    f"{place.name} was cast from {before[2]} to {after[2]} after the optimizer "
-                    "was made: cast the model first, then make the optimizer"
-                )
             if before != after and not self._expects:
                 raise RuntimeError(
                     f"{place.name} was changed after the optimizer was made, which holds its true "

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from zenflow.surface.restart import take_weights
-
-if TYPE_CHECKING:
-    from zenflow.step.engine import Engine
-    from zenflow.surface.gradient_hooks import GradientSource
-    from zenflow.surface.true_weights import TrueWeights
+from zenflow.surface.with_engine import WithEngine
 
 
-class TrueWeightsShown:
+class TrueWeightsShown(WithEngine):
     """Shows the true weights on the device, and takes others up."""
-
-    _source: GradientSource
-    _true_weights: TrueWeights
-    _has_no_steps: bool
-
-    @property
-    def _running(self) -> Engine:
-        raise NotImplementedError
-
-    def _check_no_gradients(self, call: str) -> None:
-        raise NotImplementedError
-
-    def synchronize(self) -> None:
-        """Wait until the host has done all its work so far."""
-        raise NotImplementedError
 
     def eval(self) -> None:
         """Put the true weights on the device: for evaluation, saving and export.
@@ -97,7 +77,12 @@ class TrueWeightsShown:
         self._source.accept_weights()
 
     def _take_late_weights(self) -> None:
-        """Start from weights that were loaded into the model behind a state without steps."""
-        if self._has_no_steps and self._source.are_changed:
+        """Start from weights that were loaded into the model where all follows from them.
+
+        That is before the first step, and behind a state without masters.
+        """
+        if self._takes_late_weights and self._source.are_changed:
+            self._source.check_kinds()
             take_weights(self._running)
-        self._has_no_steps = False
+            self._source.accept_weights()
+        self._takes_late_weights = False

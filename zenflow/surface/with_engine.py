@@ -1,0 +1,89 @@
+"""What every part of the optimizer's surface builds on: the engine, and whether it is sound."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.layout import SplitParam
+from zenflow.errors import GradientError, WorkerError, ZenFlowError
+from zenflow.surface.gradient_hooks import GradientSource
+from zenflow.surface.true_weights import TrueWeights
+
+if TYPE_CHECKING:
+    from zenflow.step.engine import Engine
+
+
+class WithEngine(torch.optim.Optimizer):
+    """A torch optimizer that has an engine; `ZenFlowAdamW` makes it."""
+
+    _engine: Engine | None
+    """The engine; None while torch's part is being made."""
+    _places: dict[Tensor, SplitParam | Resident]
+    """Place of every trainable parameter, in registration order."""
+    _source: GradientSource
+    """Where gradients come from."""
+    _true_weights: TrueWeights
+    """Swap of true weights."""
+    _takes_late_weights: bool
+    """Whether weights that others put into the model are the true ones without a word."""
+    _failure: ZenFlowError | None
+    """Why the optimizer can't go on."""
+    _finalizer: weakref.finalize[..., Any]
+    """Ends the engine."""
+
+    @property
+    def _running(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise RuntimeError("the optimizer was closed: make a new one to go on")
+
+    def _check_no_gradients(self, call: str) -> None:
+        self._check_open()
+        if not self._running.collector.is_empty:
+            raise GradientError(
+                f"{call} between backward and step(): gradients have left for the host. Call "
+                "step() or zero_grad() first"
+            )
+
+    def _check_sound(self) -> None:
+        """Refuse to show or build on a state that a failure may have spoilt."""
+        if self._failure is not None:
+            raise type(self._failure)(
+                f"the optimizer failed before and can't go on: {self._failure}"
+            ) from self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        """Remember that a step was broken off half done: nothing may build on it."""
+        self._source.abandon()
+        if not isinstance(error, ZenFlowError):
+            failure = WorkerError(
+                f"a step was broken off ({type(error).__name__}: {error}): resume from the last "
+                "checkpoint"
+            )
+            failure.__cause__ = error
+            error = failure
+        self._failure = error
+
+    def synchronize(self) -> None:
+        """Wait until the host has done all its work so far; `report` is then of the last step.
+
+        Raises:
+            GradientError: The gradient norm of the last step is not finite, which a GPU tells only
+                now; every later call says so too, until a checkpoint is loaded.
+            WorkerError: A copy or the host's update failed.
+        """
+        self._check_sound()
+        self._running.drain()
+        try:
+            self._running.reporter.resolve()
+        except GradientError as error:
+            self._fail(error)
+            raise
