@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
@@ -42,7 +43,7 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
         state["window_sketch"] = engine.probes.sketch.sums_of(place)
     return state | {
         "training_weight": place.host.staging,
-        LANDING: place.host.staging.new_zeros(()).expand_as(place.host.staging),
+        LANDING: torch.zeros((), dtype=place.param.dtype).expand(place.host.staging.shape),
         "deferred_columns": place.deferred_columns,
         "important_columns": place.important_columns,
         "scores": place.columns.scores,
@@ -53,7 +54,7 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
 
 def landing_weight(place: SplitParam) -> Tensor:
     """Return a copy of a drained parameter's updates in flight, in the rows of their blocks."""
-    values = place.host.staging.new_zeros(place.host.staging.shape)
+    values = torch.zeros(place.host.staging.shape, dtype=place.param.dtype)
     row = 0
     for block in place.blocks:
         count = block.shape.num_deferred
