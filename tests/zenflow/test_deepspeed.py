@@ -2,6 +2,7 @@ import copy
 import json
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,15 @@ def test_the_example_is_the_papers_rule_with_the_files_values():
     assert settings.gradient_accumulation_steps == 1
     assert settings.train_micro_batch_size_per_gpu is None
     assert settings.auto == ()
+
+
+def test_the_published_example_becomes_a_config_by_one_call():
+    path = Path(__file__).parent / "zf_config.json"
+    with pytest.warns(UserWarning, match="every 100 steps"), pytest.warns(match="no effect here"):
+        config = ZenFlowConfig.from_deepspeed(path)
+    assert config == ZenFlowConfig.preset(
+        "zenflow_paper", topk_ratio=0.1, update_interval=4, select_interval=100
+    )
 
 
 def test_a_path_and_its_content_read_the_same(tmp_path):
@@ -282,7 +292,10 @@ def test_features_that_are_switched_off_are_no_reason_to_speak():
         ({"bf16.bf16_optimizer_states": True}, "moments are float32"),
         ({"scheduler": {"type": "OneCycle"}}, "torch.optim.lr_scheduler.OneCycleLR in your own"),
         ({"scheduler": 3}, "scheduler must be an object"),
-        ({"scheduler": {"type": "LRRangeTest"}}, "put the rate that it found into optimizer.param"),
+        (
+            {"scheduler": {"type": "LRRangeTest"}},
+            "put the rate that it found into optimizer.param",
+        ),
         ({"scheduler": {"type": "StepLR"}}, "torch.optim.lr_scheduler"),
         (rising("WarmupLR", warmup_min_lr=-1), "warmup_min_lr must be a number >= 0"),
         (rising("WarmupLR", warmup_max_lr=0), "warmup_max_lr must be above 0, got 0"),
@@ -293,8 +306,14 @@ def test_features_that_are_switched_off_are_no_reason_to_speak():
         (rising("WarmupLR", warmup_steps=5), "'warmup_steps' is unknown"),
         (rising("WarmupLR", warmup_type="square"), "must be log or linear"),
         (rising("WarmupDecayLR"), "total_num_steps must be an integer >= 1 or 'auto', got None"),
-        (rising("WarmupCosineLR", total_num_steps=9, warmup_max_lr=1), "no parameter of WarmupCos"),
-        (rising("WarmupCosineLR", total_num_steps=9, cos_min_ratio="low"), "must be a number >= 0"),
+        (
+            rising("WarmupCosineLR", total_num_steps=9, warmup_max_lr=1),
+            "no parameter of WarmupCos",
+        ),
+        (
+            rising("WarmupCosineLR", total_num_steps=9, cos_min_ratio="low"),
+            "must be a number >= 0",
+        ),
         ({"torch_autocast": {"enabled": True}}, "torch.autocast in your own loop"),
         ({"zero_optimization": []}, r"zero_optimization must be an object, got \[\]"),
         ({"zero_optimization.stage": 4}, "stage must be 0..3, got 4"),

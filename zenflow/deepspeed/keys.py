@@ -48,17 +48,17 @@ _BUFFERS = "the engine sizes and pins its own buffers"
 _FILES = "where and how DeepSpeed writes its files"
 _DATA = "order the data in your own loop"
 _OVERFLOW = "torch's GradScaler decides which overflowing steps are skipped"
-_RISE = "in the schedule"
+_RISE = "the schedule's"
 
 _TOP_LEVEL = KnownKeys(
     kept={
-        "gradient_accumulation_steps": "accumulation_steps; `zenflow train` calls it grad_accum",
-        "gradient_clipping": "max_grad_norm",
+        "gradient_accumulation_steps": "accumulation_steps, and --grad-accum in `zenflow train`",
+        "gradient_clipping": "max_grad_norm; 0 is no clipping",
         "train_micro_batch_size_per_gpu": "batch_size",
     },
     changed={
         "bfloat16": "read as bf16, its newer name",
-        "train_batch_size": "divided by gradient_accumulation_steps it is batch_size, on one GPU",
+        "train_batch_size": "batch_size x gradient_accumulation_steps, on one GPU",
     },
     unused={
         **_all(
@@ -152,7 +152,7 @@ _ZERO = KnownKeys(
     },
 )  # fmt: skip
 _OFFLOAD_OPTIMIZER = KnownKeys(
-    changed={"device": "cpu: preset zenflow_paper or zero_offload; none: preset on_device"},
+    changed={"device": "preset: zenflow_paper or zero_offload with cpu, on_device with none"},
     unused={
         **_all(_BUFFERS, "buffer_count", "buffer_size", "fast_init", "max_in_cpu", "pin_memory"),
         **_all("states are held in memory", "nvme_path", "pipeline_read", "pipeline_write"),
@@ -172,9 +172,10 @@ _ZENFLOW = KnownKeys(
         name: name
         for name in (
             "full_warm_up_rounds", "overlap_step", "select_interval", "select_strategy",
-            "steps_per_epoch", "topk_ratio", "update_interval",
+            "topk_ratio", "update_interval",
         )
     },
+    changed={"steps_per_epoch": "counted from the data by `zenflow train`, or an argument"},
     unused={
         "auto_ratio": "a controller chooses windows by the gradients' norms",
         "offload": "the selected columns' states stay on the device",
@@ -192,7 +193,7 @@ _ADAM = KnownKeys(
         **_all("the update is AdamW's", "adam_w_mode", "amsgrad", "bias_correction"),
     },
 )
-_SCHEDULER = KnownKeys(kept={"type": "zenflow.deepspeed_lr_scheduler, the same rates step for step"})
+_SCHEDULER = KnownKeys(kept={"type": "deepspeed_lr_scheduler: the same rates step for step"})
 _SCHEDULE = KnownKeys(
     kept=_all(
         _RISE,
@@ -202,15 +203,17 @@ _SCHEDULE = KnownKeys(
     unused={"last_batch_iteration": "a run's place is its checkpoint's"},
 )  # fmt: skip
 _BF16 = KnownKeys(
-    kept={"enabled": "dtype: the model's weights are in bfloat16, masters on the host in float32"},
-    unused=_all("gradients are checked in every step", "check_grad_overflow", "immediate_grad_update"),
+    kept={"enabled": "dtype of the model's weights; masters on the host are float32"},
+    unused=_all(
+        "gradients are checked in every step", "check_grad_overflow", "immediate_grad_update"
+    ),
     refused={
         "bf16_master_weights_and_grads": "remove it: masters are float32",
         "bf16_optimizer_states": "remove it: moments are float32",
     },
 )
 _FP16 = KnownKeys(
-    kept={"enabled": "dtype: the model's weights are in float16, masters on the host in float32"},
+    kept={"enabled": "dtype of the model's weights; masters on the host are float32"},
     changed={
         "initial_scale_power": "GradScaler's init_scale is 2 to its power",
         "loss_scale": "GradScaler's init_scale, which never grows; 0: the scale is dynamic",

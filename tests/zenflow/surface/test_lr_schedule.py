@@ -87,7 +87,7 @@ def test_a_rate_that_is_a_tensor_stays_one():
 def test_numbers_of_steps_that_are_auto_are_asked_for():
     schedule = DeepSpeedSchedule(kind="WarmupCosineLR", warmup_steps=None)
     for given in ({}, {"warmup_steps": 4}, {"total_steps": 9}, {"warmup_steps": 0}):
-        with pytest.raises(ConfigError, match="needs (warmup|total)_steps of at least 1"):
+        with pytest.raises(ConfigError, match=r"needs (warmup|total)_steps of at least 1"):
             deepspeed_lr_scheduler(optimizer_of(1e-3), schedule, **given)
     one, other = optimizer_of(1e-3), optimizer_of(1e-3)
     said = DeepSpeedSchedule(kind="WarmupCosineLR", warmup_steps=4, total_steps=9)
