@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,14 @@ def _new_settings(
         raise ConfigError("--start-steps is for --compare: a single run is its own start")
     values: dict[str, Any] = {}
     if config_file is not None:
-        from_file, file_knobs = read_config_file(config_file)
-        values, knobs = from_file, {**file_knobs, **knobs}
-        for about in (tuned_for(config_file), said_of_rates(config_file, values, settings)):
-            if about is not None:
-                click.echo(about, err=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values, file_knobs = read_config_file(config_file)
+        knobs = {**file_knobs, **knobs}
+        told = [tuned_for(config_file), said_of_rates(config_file, values, settings)]
+        for words in [*(f"Note: {warning.message}" for warning in caught), *told]:
+            if words is not None:
+                click.echo(words, err=True)
     try:
         values, knobs = settle_auto(with_flags(values, settings), knobs)
         made = TrainSettings(**located(values), knobs=knobs)

@@ -359,6 +359,14 @@ def test_parameters_of_a_schedule_are_the_schedules_own(settings, words):
         TrainSettings(**settings)
 
 
+def test_a_run_says_what_it_makes_of_a_deepspeed_json(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({key: HUGGING_FACE[key] for key in ("zero_optimization",)}))
+    said = ended(2, "--config", path, "--data", tmp_path / "absent.txt")
+    assert "Note: these DeepSpeed keys have no effect here" in said
+    assert "has no scheduler, so the learning rate is constant, as it is in DeepSpeed" in said
+
+
 def test_epochs_of_selection_are_counted_in_the_runs_own_steps():
     settings = TrainSettings(knobs={"select_strategy": "epoch", "select_interval": 2})
     assert settings.config(steps_per_epoch=30).select_interval_steps == 60

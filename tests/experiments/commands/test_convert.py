@@ -1,6 +1,7 @@
 """``zenflow convert``: every key has its outcome, and what is printed does what the file says."""
 
 import json
+import re
 import shlex
 import textwrap
 import warnings
@@ -112,6 +113,15 @@ def test_the_published_example_says_what_becomes_of_it(tmp_path):
         "model.to(torch.bfloat16)",
     ):
         assert words in said, words
+
+
+def test_the_guide_shows_what_is_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "deepspeed.md").read_text("utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
+    assert shown.split() == convert(Path("ds_config.json"), PUBLISHED).output.split()
+    (content,) = re.findall(r'write_text\("""(.*?)"""', guide, re.DOTALL)
+    assert json.loads(content) == PUBLISHED
 
 
 def test_the_python_lines_train_as_the_file_says(tmp_path, content, monkeypatch):

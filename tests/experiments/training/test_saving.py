@@ -307,6 +307,25 @@ def test_more_steps_go_on_as_the_longer_run_with_the_first_ones_rise(tmp_path, f
     assert planned[8] > planned[7] > 0
 
 
+def test_a_schedule_of_deepspeed_goes_on_and_keeps_its_length(tmp_path, blank_pictures):
+    config = tmp_path / "run.json"
+    params = {"warmup_num_steps": 3, "total_num_steps": 10}
+    settings = {"schedule": "WarmupDecayLR", "schedule_params": params}
+    config.write_text(json.dumps(settings))
+    text = write_text(tmp_path / "text.txt")
+    flags = [*FAST[: FAST.index("--schedule")], "--data", text, "--config", config]
+    out = trained(tmp_path / "run", *flags, "--steps", "5")
+    assert "steps was" not in ended(0, "--resume", out, "--steps", "8")
+    made = TrainSettings(**settings)
+    planned = [4e-4 * schedule_factor(made, 5, done) for done in range(8)]
+    assert [row["learning_rates"][0] for row in steps(out)] == pytest.approx(planned, rel=1e-12)
+    assert planned[1] == 0 < planned[2]
+    del params["total_num_steps"]
+    config.write_text(json.dumps(settings))
+    other = trained(tmp_path / "other", *flags, "--steps", "5")
+    assert "falls (WarmupDecayLR) until step 8" in ended(0, "--resume", other, "--steps", "8")
+
+
 def test_a_longer_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, flags, broken):
     flags = [*flags, "--schedule", "cosine", "--steps", "6"]
     one = trained(tmp_path / "one", *flags)
