@@ -7,6 +7,7 @@ import click
 import zenflow
 from experiments.commands.calibrate import calibrate, validate
 from experiments.commands.compare import compare
+from experiments.commands.convert import convert_command
 from experiments.commands.plan import plan_command
 from experiments.commands.report import report_command
 from experiments.commands.simulate import simulate_command
@@ -39,6 +40,7 @@ def main() -> None:
 
 for _command in (
     train,
+    convert_command,
     compare,
     plan_command,
     simulate_command,

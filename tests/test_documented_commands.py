@@ -25,7 +25,7 @@ DOCUMENTS = ("README.md", "notebooks/README.md", *sorted(
 ))  # fmt: skip
 DEEPSPEED = ROOT / "docs" / "guides" / "deepspeed.md"
 SMALL = "--model tiny --batch-size 2 --sequence 32 --eval-batches 2 --device cpu"
-WRITTEN = ("--out", "--plot", "--trace")
+WRITTEN = ("--out", "--output", "--plot", "--trace")
 """Flags whose file or folder must be there once the line has run."""
 
 
@@ -81,6 +81,10 @@ LINES = {
         "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
     },
     "docs/guides/deepspeed.md": {
+        "zenflow convert ds_config.json": AS_IT_STANDS,
+        "zenflow convert ds_config.json --output run.toml": AS_IT_STANDS,
+        "zenflow train --config run.toml --data my_texts/ --out runs/converted":
+            Scaled(added=f"{SMALL} --steps 4"),
         "zenflow train --config ds_config.json --data my_texts/ --out runs/from-deepspeed":
             Scaled(added=f"{SMALL} --steps 4"),
     },

@@ -79,6 +79,7 @@ def test_sentences_are_short(page):
     assert long == []
 
 
+@pytest.mark.filterwarnings("ignore:these DeepSpeed keys", "ignore:.*every 100 steps")  # as told
 @pytest.mark.parametrize("page", [p for p in WRITTEN if python_blocks(p)], ids=name_of)
 def test_every_python_block_runs_after_those_before_it(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -44,7 +44,10 @@ def test_using_settings_and_timelines_from_the_package_does_not_load_torch():
     "arguments",
     [
         ["--help"],
-        *([name, "--help"] for name in ("train", "compare", "plan", "figures", "report", "sweep")),
+        *(
+            [name, "--help"]
+            for name in ("train", "convert", "compare", "plan", "figures", "report", "sweep")
+        ),
         ["figures", "--list"],
     ],
 )

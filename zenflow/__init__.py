@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         FixedInterval,
         LoggedDecisions,
     )
-    from zenflow.deepspeed.read import DeepSpeedSettings, read_deepspeed
+    from zenflow.deepspeed.read import DeepSpeedSchedule, DeepSpeedSettings, read_deepspeed
     from zenflow.errors import (
         CheckpointError,
         ConfigError,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from zenflow.lanes.copies import PacedLink
     from zenflow.optimizer import ZenFlowAdamW
     from zenflow.report import MemoryPlan, StepReport, WindowNorms
+    from zenflow.surface.lr_schedule import deepspeed_lr_scheduler
     from zenflow.trace.timeline import LANES, Span, Timeline, compare
 
     __version__: str
@@ -47,6 +48,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DeadlineError",
+    "DeepSpeedSchedule",
     "DeepSpeedSettings",
     "FixedInterval",
     "GradientError",
@@ -65,6 +67,7 @@ __all__ = [
     "ZenFlowError",
     "__version__",
     "compare",
+    "deepspeed_lr_scheduler",
     "read_deepspeed",
 ]
 
@@ -76,7 +79,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "FixedInterval",
         "LoggedDecisions",
     ),
-    "zenflow.deepspeed.read": ("DeepSpeedSettings", "read_deepspeed"),
+    "zenflow.deepspeed.read": ("DeepSpeedSchedule", "DeepSpeedSettings", "read_deepspeed"),
     "zenflow.errors": (
         "CheckpointError",
         "ConfigError",
@@ -91,6 +94,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "zenflow.report": ("MemoryPlan", "StepReport", "WindowNorms"),
     "zenflow.trace.timeline": ("LANES", "Span", "Timeline", "compare"),
     "zenflow.lanes.copies": ("PacedLink",),
+    "zenflow.surface.lr_schedule": ("deepspeed_lr_scheduler",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

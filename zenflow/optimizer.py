@@ -16,7 +16,6 @@ from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import GradientError, NormError
 from zenflow.lanes.copies import PacedLink
-from zenflow.observation import Observed
 from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
 from zenflow.step.device_step import resident_grads_of, squared_norm
@@ -32,6 +31,7 @@ from zenflow.surface.assembly import add_residents, start_engine
 from zenflow.surface.checkpoints import Checkpointed, complete_state
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
+from zenflow.surface.observed import Observed
 from zenflow.surface.state_checks import ENTRY
 from zenflow.surface.true_weights import TrueWeights
 from zenflow.surface.weights_shown import TrueWeightsShown

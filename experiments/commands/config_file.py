@@ -2,7 +2,8 @@
 
 Our own files hold the flags' names with underscores (``lr``, ``batch_size``, ``link_gbps``) and a
 table ``zenflow`` with fields of ``ZenFlowConfig``. A field that a controller may choose can be
-"auto" there, as in DeepSpeed's. A table ``tuned_for`` says what `zenflow tune` has found them for.
+"auto" there, as in DeepSpeed's. Tables ``schedule_params`` and ``grad_scaler`` are what no flag
+says, and ``tuned_for`` says what `zenflow tune` has found the settings for.
 """
 
 from __future__ import annotations
@@ -10,32 +11,40 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments.training.setting import written_settings
-from experiments.training.settings import DEFAULT_STEPS, TrainSettings
+from experiments.training.rates import params_of
+from experiments.training.setting import settings_of, written_settings
+from experiments.training.settings import TrainSettings
 from experiments.training.tuning_settings import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
+if TYPE_CHECKING:
+    from zenflow.deepspeed.settings import DeepSpeedSettings
+
+_TABLES = ("schedule_params", "grad_scaler")
 _KEYS = {item.key: item for item in written_settings(TrainSettings)}
+_KEYS |= {name: settings_of(TrainSettings)[name] for name in _TABLES}
 _FILE_NAMES = (*_KEYS, "zenflow", "tuned_for")
-_NEAREST = tuple(name for name in PRESETS if name != "delayed")  # no file of DeepSpeed asks for it
+_OF_DEEPSPEED = tuple(name for name in PRESETS if name != "delayed")  # no file asks for that
+_DEEPSPEED_KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
+"""Top-level keys of which a DeepSpeed JSON has one at least, and no file of ours."""
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a file's settings and its knobs of the update rule.
 
-    ``settle_auto`` and ``settle_warmup`` come next, once flags have been added.
+    ``with_flags`` and ``settle_auto`` come next.
 
     Raises:
         ConfigError: The file can't be read, or has a key that is nothing; the nearest is named.
     """
     content = _parse(path)
-    if "zero_optimization" in content:
+    if _DEEPSPEED_KEYS & content.keys():
         return _from_deepspeed(path)
     knobs = content.get("zenflow", {})
     if not isinstance(knobs, Mapping):
@@ -58,6 +67,41 @@ def tuned_for(path: Path) -> str | None:
     names = {"model": "of {}", "machine": "on {}", "figures": "({} figures)"}
     words = [form.format(about[name]) for name, form in names.items() if name in about]
     return f"Knobs of {path} were tuned for a run {' '.join(words)}"
+
+
+def with_flags(from_file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings with flags in place of what they contradict."""
+    made = dict(from_file)
+    if {"steps", "epochs"} & flags.keys():
+        made = {name: value for name, value in made.items() if name not in ("steps", "epochs")}
+    if "schedule" in flags:
+        made.pop("schedule_params", None)
+    elif "warmup" in flags and "schedule_params" in made:
+        made["schedule_params"] = {
+            name: value
+            for name, value in made["schedule_params"].items()
+            if name != "warmup_num_steps"
+        }
+    return {**made, **flags}
+
+
+def said_of_rates(path: Path, settings: Mapping[str, Any], flags: Collection[str]) -> str | None:
+    """Return what a DeepSpeed JSON makes of the learning rate; None for a file of our own.
+
+    Args:
+        path: The file.
+        settings: What it says.
+        flags: Names of the settings that flags give.
+    """
+    if not _DEEPSPEED_KEYS & _parse(path).keys() or {"schedule", "warmup"} & set(flags):
+        return None
+    if settings["schedule"] == "constant":
+        return (
+            f"{path} has no scheduler, so the learning rate is constant, as it is in DeepSpeed; "
+            "--schedule and --warmup ask for another"
+        )
+    params = ", ".join(f"{name} {value}" for name, value in settings["schedule_params"].items())
+    return f"The learning rate is that of DeepSpeed's {settings['schedule']} ({params})"
 
 
 def settle_auto(
@@ -130,19 +174,14 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     # Epochs are counted in steps once the data is known; until then any number is as good.
     found = read_deepspeed(path, steps_per_epoch=1)
-    # Only the published rule leaves knobs to a controller, and S = 1 is just where it starts.
-    strategy, knobs = _nearest_preset(
-        found.config, ("zenflow_paper",) if found.auto_knobs else _NEAREST
-    )
+    strategy, knobs = nearest_preset(found)
     knobs |= dict.fromkeys(found.auto_knobs, "auto")
     settings: dict[str, Any] = {"strategy": strategy, **found.optimizer}
-    if found.schedule is not None:
-        settings |= _known(
-            schedule=found.schedule.shape,
-            lr=found.schedule.max_lr,
-            steps=found.schedule.total_steps,
-            warmup_steps=found.schedule.warmup_steps,
-        )
+    if found.schedule is None:
+        settings |= {"schedule": "constant", "warmup": 0.0}
+    else:
+        settings |= {"schedule": found.schedule.kind, "schedule_params": params_of(found.schedule)}
+        settings |= _known(lr=found.schedule.max_lr, steps=found.schedule.total_steps)
     if "gradient_clipping" not in found.auto:
         settings["max_grad_norm"] = found.max_grad_norm
     accumulation = found.gradient_accumulation_steps
@@ -161,28 +200,11 @@ def _known(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def settle_warmup(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in which a rise over so many steps, as DeepSpeed has it, is a share.
-
-    Raises:
-        ConfigError: The run is as long as its epochs, which are not counted in steps yet.
-    """
-    made = dict(settings)
-    steps = made.pop("warmup_steps", None)
-    if steps is None or "warmup" in made:
-        return made
-    if made.get("epochs") is not None:
-        raise ConfigError(
-            f"scheduler.params.warmup_num_steps ({steps}) is a share of the steps, and --epochs "
-            "leaves their number to the data: give --warmup, or --steps"
-        )
-    made["warmup"] = min(1.0, steps / (made.get("steps") or DEFAULT_STEPS))
-    return made
-
-
-def _nearest_preset(config: ZenFlowConfig, names: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the preset that differs from ``config`` in the fewest fields, and those fields."""
-    values = config.to_dict()
+def nearest_preset(found: DeepSpeedSettings) -> tuple[str, dict[str, Any]]:
+    """Return the preset that differs from a DeepSpeed rule in the fewest fields, and those."""
+    # Only the published rule leaves knobs to a controller, and S = 1 is just where it starts.
+    names = ("zenflow_paper",) if found.auto_knobs else _OF_DEEPSPEED
+    values = found.config.to_dict()
     if values["select_strategy"] == "epoch":
         values["steps_per_epoch"] = None
     differences = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import click
 from experiments.commands.command import Command
 from experiments.commands.config_file import (
     read_config_file,
+    said_of_rates,
     settle_auto,
-    settle_warmup,
     tuned_for,
+    with_flags,
 )
 from experiments.commands.flag_types import FILE, KNOWN_FOLDER, PATH
 from experiments.commands.train_flags import given_flags, given_tuning, train_flags, tuning_flags
@@ -117,16 +119,17 @@ def _new_settings(
         raise ConfigError("--start-steps is for --compare: a single run is its own start")
     values: dict[str, Any] = {}
     if config_file is not None:
-        from_file, file_knobs = read_config_file(config_file)
-        values, knobs = {**values, **from_file}, {**file_knobs, **knobs}
-        about = tuned_for(config_file)
-        if about is not None:
-            click.echo(about, err=True)
-    if {"steps", "epochs"} & settings.keys():  # a flag replaces whichever the file gave
-        values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values, file_knobs = read_config_file(config_file)
+        knobs = {**file_knobs, **knobs}
+        told = [tuned_for(config_file), said_of_rates(config_file, values, settings)]
+        for words in [*(f"Note: {warning.message}" for warning in caught), *told]:
+            if words is not None:
+                click.echo(words, err=True)
     try:
-        values, knobs = settle_auto({**values, **settings}, knobs)
-        made = TrainSettings(**located(settle_warmup(values)), knobs=knobs)
+        values, knobs = settle_auto(with_flags(values, settings), knobs)
+        made = TrainSettings(**located(values), knobs=knobs)
     except ConfigError as error:
         if config_file is None:
             raise

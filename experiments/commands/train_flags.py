@@ -84,6 +84,27 @@ def given_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]
     return _named(_OF_A_RUN, values), {n: v for n, v in values.items() if n in KNOB_NAMES}
 
 
+def flags_of(settings: Mapping[str, Any], knobs: Mapping[str, Any]) -> list[str] | None:
+    """Return the words of a command line that give these settings and knobs.
+
+    They are None where a setting has no flag, as tables of a file have none.
+    """
+    known = settings_of(TrainSettings)
+    if any(value and not known[name].help for name, value in settings.items()):
+        return None
+    items = [(known[name], value) for name, value in settings.items() if known[name].help]
+    words = []
+    for item, value in [*items, *((_KNOBS[name], value) for name, value in knobs.items())]:
+        flag = item.key.replace("_", "-")
+        if item.kind is bool:
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None or item.none is not None:
+            written = item.none if value is None else item.written(value)
+            parts = written if isinstance(written, list | tuple) else [written]
+            words += [f"--{flag}", *map(str, parts)]
+    return words
+
+
 def given_tuning(context: click.Context) -> dict[str, Any]:
     """Return the settings of a tuned run that stand on the command line, and no others.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, flag_of, given
-from experiments.commands.config_file import read_config_file, settle_warmup
+from experiments.commands.config_file import read_config_file, with_flags
 from experiments.commands.flag_types import FOLDER, PATH
 from experiments.commands.machine_flags import simulation_flags
 from experiments.commands.train_flags import KNOB_NAMES, given_flags, train_flags
@@ -182,7 +182,7 @@ def _backend(
 
         if flags["config_file"] is not None:
             from_file, file_knobs = read_config_file(flags["config_file"])
-            settings, knobs = settle_warmup({**from_file, **settings}), {**file_knobs, **knobs}
+            settings, knobs = with_flags(from_file, settings), {**file_knobs, **knobs}
         settings["strategy"] = "zenflow"
         made = TrainSettings(**located(settings), knobs=knobs)
         check_first(made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,8 +22,7 @@ from experiments.output.files import write_json, write_text
 from experiments.output.plots import save_figure
 from experiments.output.provenance import machine_name, provenance
 from experiments.search.plots import draw_found, draw_importance
-from experiments.training.setting import settings_of
-from experiments.training.settings import TrainSettings
+from experiments.training.settings_file import file_content, toml_of
 
 _SHOWN = 5
 
@@ -93,32 +91,11 @@ def best_toml(result: TuneResult, settings: Mapping[str, Any]) -> str:
         "machine": backend.describe().get("machine", machine_name()),
         "figures": backend.kind,
     }
-    lines = [
-        f"# The best of {len(result.candidates)} settings, {backend.kind}: {figures}.",
-        *(_toml_line(name, value) for name, value in settings.items() if name != "zenflow"),
-        "",
-        "[zenflow]",
-        *(_toml_line(name, value) for name, value in config.items()),
-        "",
-        "[tuned_for]",
-        *(_toml_line(name, value) for name, value in tuned_for.items()),
-    ]
-    return "\n".join(line for line in lines if line is not None) + "\n"
-
-
-def _toml_line(name: str, value: Any) -> str | None:
-    """Return a line of TOML; None for what the file leaves to its default."""
-    known = settings_of(TrainSettings).get(name)
-    if value is None:  # TOML has no null
-        word = None if known is None else known.none
-        return None if word is None else f'{name} = "{word}"'
-    if known is not None:
-        name, value = known.key, known.written(value)
-    if isinstance(value, Mapping):
-        return None  # a loss scaler's arguments, which only a DeepSpeed file can give
-    # JSON's strings, numbers, booleans and lists are TOML's too, but for pairs of \u escapes.
-    shown = list(value) if isinstance(value, tuple) else value
-    return f"{name} = {json.dumps(shown, ensure_ascii=False)}"
+    said = {name: value for name, value in settings.items() if name != "zenflow"}
+    return (
+        f"# The best of {len(result.candidates)} settings, {backend.kind}: {figures}.\n"
+        + toml_of({**file_content(said, config), "tuned_for": tuned_for})
+    )
 
 
 def trials_csv(result: TuneResult) -> str:

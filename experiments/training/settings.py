@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from experiments.training.rates import SCHEDULES, named_schedule
 from experiments.training.setting import (
     NOT_NEGATIVE,
     OR_NEVER,
@@ -23,7 +24,6 @@ from experiments.training.tuning_settings import TuningSettings, tuning_errors
 from sim.models.workload import Workload
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 
-SCHEDULES = ("constant", "linear", "cosine")
 DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
 TASKS = ("auto", "lm", "classification")
@@ -139,7 +139,11 @@ class TrainSettings(TuningSettings):
     eps: float = setting(1e-8, "AdamW's epsilon.", POSITIVE)
     weight_decay: float = setting(0.1, "Decoupled decay of matrices.", NOT_NEGATIVE)
     """Decoupled decay of matrices; vectors (norms, biases) never decay."""
-    schedule: str = setting("cosine", "Learning rate after the rise.", choices=SCHEDULES)
+    schedule: str = setting(
+        "cosine", "Learning rate after the rise, or a schedule of DeepSpeed.", choices=SCHEDULES
+    )
+    schedule_params: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of a schedule of DeepSpeed; those left out follow lr, warmup and steps."""
     warmup: float = setting(0.1, "Share of the steps over which it rises.", _WARMUP)
     """Share of the steps over which the learning rate rises from 0."""
     max_grad_norm: float | None = setting(1.0, "Global-norm clip, or none.", POSITIVE, none="none")
@@ -180,6 +184,7 @@ class TrainSettings(TuningSettings):
         raise_violations("the run", violations(self))
         broken = [*_combination_errors(self), *tuning_errors(self, self.strategy, self.knobs)]
         raise_violations("the run", broken)
+        named_schedule(self)
         self.config(steps_per_epoch=1)
 
     def config(self, steps_per_epoch: int | None) -> ZenFlowConfig:
@@ -252,6 +257,7 @@ class TrainSettings(TuningSettings):
             start_steps=None,
             lr=START_LR,
             schedule="cosine",
+            schedule_params={},
             link=None,
             eval_every=0,
             timeline_steps=0,
@@ -263,6 +269,7 @@ class TrainSettings(TuningSettings):
         return asdict(self) | {
             "knobs": dict(self.knobs),
             "grad_scaler": dict(self.grad_scaler),
+            "schedule_params": dict(self.schedule_params),
             "betas": list(self.betas),
             "link": None if self.link is None else list(self.link),
         }

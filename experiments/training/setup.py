@@ -23,6 +23,7 @@ from experiments.training.models.pretrained import (
     load_tokenizer,
     recompute_activations,
 )
+from experiments.training.rates import schedule_factor
 from experiments.training.saved.fingerprint import fingerprint
 from experiments.training.settings import DEFAULT_STEPS, TrainSettings
 from sim.models.workload import Workload
@@ -215,36 +216,8 @@ def make_schedule(
     total_steps: int,
     rising: int | None = None,
 ) -> LambdaLR:
-    """Return the learning-rate schedule: a linear rise, then constant, linear or cosine."""
+    """Return the scheduler of a run's learning rate."""
     return LambdaLR(optimizer, lambda done: schedule_factor(settings, total_steps, done, rising))
-
-
-def schedule_factor(
-    settings: TrainSettings, total_steps: int, done: int, rising: int | None = None
-) -> float:
-    """Return the factor on the learning rate of the step after ``done`` steps.
-
-    Linear and cosine reach 0 just behind the last step, so that every step still counts.
-
-    Args:
-        settings: Of the run.
-        total_steps: Steps that it takes.
-        done: Steps that it has taken.
-        rising: Steps of the rise; None for the settings' share of ``total_steps``.
-    """
-    if rising is None:
-        rising = warmup_steps(settings, total_steps)
-    if done < rising:
-        return (done + 1) / (rising + 1)
-    if settings.schedule == "constant":
-        return 1.0
-    share = min(1.0, (done - rising) / max(1, total_steps - rising))
-    return 1.0 - share if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share))
-
-
-def warmup_steps(settings: TrainSettings, total_steps: int) -> int:
-    """Return over how many steps the learning rate rises."""
-    return round(settings.warmup * total_steps)
 
 
 def describe(setup: RunSetup) -> str:

@@ -2,10 +2,11 @@ import copy
 import json
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from zenflow import ConfigError, ZenFlowConfig, read_deepspeed
+from zenflow import ConfigError, DeepSpeedSchedule, ZenFlowConfig, read_deepspeed
 
 # The form that DeepSpeed's own ZenFlow example has.
 EXAMPLE = {
@@ -80,6 +81,15 @@ def test_the_example_is_the_papers_rule_with_the_files_values():
     assert settings.auto == ()
 
 
+def test_the_published_example_becomes_a_config_by_one_call():
+    path = Path(__file__).parent / "zf_config.json"
+    with pytest.warns(UserWarning, match="every 100 steps"), pytest.warns(match="no effect here"):
+        config = ZenFlowConfig.from_deepspeed(path)
+    assert config == ZenFlowConfig.preset(
+        "zenflow_paper", topk_ratio=0.1, update_interval=4, select_interval=100
+    )
+
+
 def test_a_path_and_its_content_read_the_same(tmp_path):
     path = tmp_path / "zenflow.json"
     path.write_text(json.dumps(EXAMPLE))
@@ -93,7 +103,7 @@ def test_reading_does_not_change_the_content():
     assert content == EXAMPLE
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+@pytest.mark.parametrize("text", ["{", "[1]", "3", "[" * 50_000, '{"bf16": {}, "bf16": {}}'])
 def test_a_file_that_holds_no_object_is_an_error_that_names_it(tmp_path, text):
     path = tmp_path / "broken.json"
     path.write_text(text)
@@ -280,21 +290,38 @@ def test_features_that_are_switched_off_are_no_reason_to_speak():
         ({"train_micro_batch_size_per_gpu": 3}, "got 8 and 3"),
         ({"fp16": {"enabled": True}}, "bf16 and fp16 can't both be enabled"),
         ({"bf16.bf16_optimizer_states": True}, "moments are float32"),
-        ({"scheduler": {"type": "OneCycle"}}, "torch.optim.lr_scheduler"),
+        ({"scheduler": {"type": "OneCycle"}}, "torch.optim.lr_scheduler.OneCycleLR in your own"),
         ({"scheduler": 3}, "scheduler must be an object"),
-        (rising("WarmupLR", warmup_min_lr=1e-6), "the rate rises from 0"),
+        (
+            {"scheduler": {"type": "LRRangeTest"}},
+            "put the rate that it found into optimizer.param",
+        ),
+        ({"scheduler": {"type": "StepLR"}}, "torch.optim.lr_scheduler"),
+        (rising("WarmupLR", warmup_min_lr=-1), "warmup_min_lr must be a number >= 0"),
+        (rising("WarmupLR", warmup_max_lr=0), "warmup_max_lr must be above 0, got 0"),
+        (rising("WarmupLR", total_num_steps=9), "total_num_steps is no parameter of WarmupLR"),
+        (rising("WarmupLR", last_batch_iteration=3), "place is its checkpoint's"),
         (rising("WarmupLR", warmup_num_steps=0), "must be an integer >= 1"),
         (rising("WarmupLR", warmup_max_lr="fast"), "warmup_max_lr must be a number"),
         (rising("WarmupLR", warmup_steps=5), "'warmup_steps' is unknown"),
         (rising("WarmupLR", warmup_type="square"), "must be log or linear"),
         (rising("WarmupDecayLR"), "total_num_steps must be an integer >= 1 or 'auto', got None"),
-        (rising("WarmupCosineLR", total_num_steps=9, cos_min_ratio=0.1), "goes down to 0"),
+        (
+            rising("WarmupCosineLR", total_num_steps=9, warmup_max_lr=1),
+            "no parameter of WarmupCos",
+        ),
+        (
+            rising("WarmupCosineLR", total_num_steps=9, cos_min_ratio="low"),
+            "must be a number >= 0",
+        ),
         ({"torch_autocast": {"enabled": True}}, "torch.autocast in your own loop"),
         ({"zero_optimization": []}, r"zero_optimization must be an object, got \[\]"),
         ({"zero_optimization.stage": 4}, "stage must be 0..3, got 4"),
         ({"zero_optimization.reduce_bucket": 1}, "did you mean 'reduce_bucket_size'"),
         ({"zero_optimization.zero_quantized_weights": True}, "weights are kept exactly"),
         ({"zero_optimization.offload_param": {"device": "cpu"}}, "parameters stay on the device"),
+        ({"zero_optimization.offload_param": {"devise": "cpu"}}, "did you mean 'device'"),
+        ({"zero_optimization.cpu_offload_param": True}, "parameters stay on the device"),
         ({"zero_optimization.offload_optimizer.device": "nvme"}, "must be cpu or none"),
         ({"zero_optimization.offload_optimizer": REMOVED}, "must go with offload_optimizer"),
         ({"zero_optimization.zenflow.topk": 0.1}, "did you mean 'topk_ratio'"),
@@ -310,28 +337,23 @@ def test_what_would_change_results_is_refused(changes, message):
         read(**changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (rising("WarmupLR"), ("constant", None, 1000, None)),
-        (rising("WarmupLR", warmup_max_lr=3e-5, warmup_num_steps=9), ("constant", 3e-5, 9, None)),
-        (rising("WarmupDecayLR", total_num_steps=90), ("linear", 1e-3, 1000, 90)),
-        (
-            rising("WarmupDecayLR", total_num_steps="auto", warmup_max_lr="auto"),
-            ("linear", None, 1000, None),
-        ),
-        (rising("WarmupCosineLR", total_num_steps=90), ("cosine", None, 1000, 90)),
-    ],
-)
-def test_a_schedule_keeps_deepspeeds_defaults(changes, expected):
-    found = read(**changes).schedule
-    assert (found.shape, found.max_lr, found.warmup_steps, found.total_steps) == expected
+def test_a_schedule_keeps_deepspeeds_defaults():
+    for kind, changes in (
+        ("WarmupLR", {}),
+        ("WarmupDecayLR", {"max_lr": 1e-3, "total_steps": 90}),
+        ("WarmupCosineLR", {"total_steps": 90}),
+    ):
+        params = {} if kind == "WarmupLR" else {"total_num_steps": 90}
+        found = read(scheduler={"type": kind, "params": params}).schedule
+        assert found == DeepSpeedSchedule(kind=kind, **changes)
     assert read().schedule is None
 
 
-def test_a_rise_of_another_shape_is_told():
-    with pytest.warns(UserWarning, match="logarithm"):
-        read(scheduler={"type": "WarmupLR", "params": {}})
+def test_a_schedules_values_of_auto_are_the_programs():
+    names = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+    settings = read(scheduler={"type": "WarmupDecayLR", "params": dict.fromkeys(names, "auto")})
+    assert settings.schedule == DeepSpeedSchedule(kind="WarmupDecayLR", warmup_steps=None)
+    assert set(settings.auto) == {f"scheduler.params.{name}" for name in names}
 
 
 def test_everything_that_is_refused_is_told_at_once():

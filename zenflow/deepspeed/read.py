@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zenflow.config import ZenFlowConfig
+from zenflow.deepspeed.schedule import DeepSpeedSchedule
 from zenflow.deepspeed.settings import DeepSpeedSettings, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-__all__ = ["DeepSpeedSettings", "read_deepspeed"]
+__all__ = ["DeepSpeedSchedule", "DeepSpeedSettings", "read_deepspeed"]
 
 
 def read_deepspeed(
@@ -23,7 +24,7 @@ def read_deepspeed(
     hand the optimizer a controller, else it stays there.
 
     Keys that can't be honoured and change no result (buffers, buckets, logs) are named in one
-    ``UserWarning``; a learning rate that rises in another way is told by another.
+    ``UserWarning``.
 
     Args:
         source: Path of the JSON file, or its content.

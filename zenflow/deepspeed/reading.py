@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
+from zenflow.deepspeed.keys import SECTIONS, known_names
 from zenflow.errors import unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 @dataclass(slots=True)
@@ -21,8 +19,8 @@ class Reading:
     Readers take keys out of a section with ``pop``; ``sort`` files those that are left.
     """
 
-    refused: list[str] = field(default_factory=list)
-    """Messages that say what is wrong: rule, value and remedy."""
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """Names of keys, and messages that say what is wrong: rule, value and remedy."""
 
     unused: list[str] = field(default_factory=list)
     """Names of keys that have no effect and change no result."""
@@ -39,12 +37,16 @@ class Reading:
             return {}
         if isinstance(value, Mapping):
             return dict(value)
-        self.refused.append(f"{name} must be an object, got {value!r}: give keys and values")
+        self.correct(name, f"must be an object, got {value!r}: give keys and values")
         return {}
+
+    def correct(self, name: str, words: str) -> None:
+        """Note a key with a value that can't be, in words that go on behind its name."""
+        self.refused.append((name, f"{name} {words}"))
 
     def refuse(self, name: str, remedy: str) -> None:
         """Note a key that would change results."""
-        self.refused.append(f"{name} would change results and can't be honoured: {remedy}")
+        self.correct(name, f"would change results and can't be honoured: {remedy}")
 
     def is_auto(self, value: object, name: str) -> bool:
         """Return whether the value is left to the program, and note it."""
@@ -57,7 +59,7 @@ class Reading:
         if self.is_auto(value, name):
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self.refused.append(f"{name} must be an integer >= 1 or 'auto', got {value!r}")
+            self.correct(name, f"must be an integer >= 1 or 'auto', got {value!r}")
             return None
         return value
 
@@ -66,36 +68,26 @@ class Reading:
         if value is None or self.is_auto(value, name):
             return None
         if not is_number(value):
-            self.refused.append(f"{name} must be a number >= 0, got {value!r}")
+            self.correct(name, f"must be a number >= 0, got {value!r}")
             return None
         return float(value)
 
-    def sort(
-        self,
-        rest: Mapping[str, Any],
-        prefix: str,
-        unused: Collection[str],
-        refused: Mapping[str, str],
-        read: Collection[str],
-    ) -> None:
+    def sort(self, rest: Mapping[str, Any], prefix: str) -> None:
         """File the keys of a section that nobody has taken.
 
         Args:
             rest: Keys that are left of the section.
             prefix: Its name with a dot, or nothing for the top level.
-            unused: Keys that change no result.
-            refused: Keys that do unless they are off, and each one's remedy.
-            read: Keys that were taken, to be offered where an unknown one is near.
         """
+        known = SECTIONS[prefix]
         for key, value in rest.items():
             name = f"{prefix}{key}"
-            if key in unused:
+            if key in known.unused:
                 self.unused.append(name)
-            elif key not in refused:
-                known = unknown_name(key, sorted([*read, *unused, *refused]))
-                self.refused.append(f"{prefix}{known}" if prefix else known)
+            elif key not in known.refused:
+                self.refused.append((name, f"{prefix}{unknown_name(key, known_names(prefix))}"))
             elif is_on(value):
-                self.refuse(name, refused[key])
+                self.refuse(name, known.refused[key])
 
 
 def is_on(value: object) -> bool:

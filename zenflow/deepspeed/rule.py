@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zenflow.deepspeed import keys
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -12,12 +11,6 @@ if TYPE_CHECKING:
 
     from zenflow.config import ZenFlowConfig
     from zenflow.deepspeed.reading import Reading
-
-_READ_ZERO = ("stage", "zenflow", "offload_optimizer", "offload_param", "cpu_offload")
-_READ_ZENFLOW = (
-    "topk_ratio", "select_strategy", "select_interval", "update_interval", "overlap_step",
-    "full_warm_up_rounds", "steps_per_epoch",
-)  # fmt: skip
 
 AUTO_START = 1
 """S where ``update_interval`` is "auto": a controller lengthens windows as training settles."""
@@ -45,44 +38,46 @@ def read_rule(
     zenflow = zero.pop("zenflow", None)
     stage = zero.pop("stage", 0)
     if stage not in (0, 1, 2, 3):
-        reading.refused.append(f"zero_optimization.stage must be 0..3, got {stage!r}: correct it")
+        reading.correct("zero_optimization.stage", f"must be 0..3, got {stage!r}: correct it")
     elif stage == 3:  # 1 and 2 cut up what is on the host; 3 would cut up the model as well
         reading.unused.append("zero_optimization.stage")
-    prefix = "zero_optimization."
-    reading.sort(zero, prefix, keys.UNUSED_ZERO, keys.REFUSED_ZERO, _READ_ZERO)
+    reading.sort(zero, "zero_optimization.")
     if zenflow is None:
         return preset("zero_offload" if offloads else "on_device")
     if not offloads:
-        reading.refused.append(
-            "zero_optimization.zenflow must go with offload_optimizer, got none: "
-            'add "offload_optimizer": {"device": "cpu"}'
+        reading.correct(
+            "zero_optimization.zenflow",
+            'must go with offload_optimizer, got none: add "offload_optimizer": {"device": "cpu"}',
         )
     section = reading.section(zenflow, "zero_optimization.zenflow")
     changes = _rule(reading, section, steps_per_epoch)
     try:
         return preset("zenflow_paper", **changes)
     except ConfigError as error:
-        reading.refused.append(f"zero_optimization.zenflow: {error}")
+        reading.correct("zero_optimization.zenflow", f"breaks a rule: {error}")
         return preset("zenflow")
 
 
 def _offloads(reading: Reading, zero: dict[str, Any]) -> bool:
     """Return whether optimizer states are on the host."""
-    param = reading.section(zero.pop("offload_param", None), "zero_optimization.offload_param")
-    if param.get("device", "none") not in ("none", None):
-        reading.refused.append(
-            f"zero_optimization.offload_param.device must be none, got {param['device']!r}: "
-            "parameters stay on the device; remove offload_param"
+    name = "zero_optimization.offload_param"
+    param = reading.section(zero.pop("offload_param", None), name)
+    device = param.pop("device", None) or "none"
+    if device != "none":
+        reading.correct(
+            f"{name}.device",
+            f"must be none, got {device!r}: parameters stay on the device; remove offload_param",
         )
+    reading.sort(param, f"{name}.")
     name = "zero_optimization.offload_optimizer"
     section = reading.section(zero.pop("offload_optimizer", None), name)
     legacy = "cpu" if zero.pop("cpu_offload", False) else "none"
     device = section.pop("device", legacy) or "none"
     if device not in ("cpu", "none"):
-        reading.refused.append(
-            f"{name}.device must be cpu or none, got {device!r}: states are held in memory"
+        reading.correct(
+            f"{name}.device", f"must be cpu or none, got {device!r}: states are held in memory"
         )
-    reading.sort(section, f"{name}.", keys.UNUSED_OFFLOAD, {}, ("device",))
+    reading.sort(section, f"{name}.")
     return device != "none"
 
 
@@ -103,7 +98,7 @@ def _rule(
         "full_warm_up_rounds": section.pop("full_warm_up_rounds", 0),
         **_selection(reading, section, steps_per_epoch),
     }
-    reading.sort(section, prefix, keys.UNUSED_ZENFLOW, {}, _READ_ZENFLOW)
+    reading.sort(section, prefix)
     return changes
 
 
@@ -116,9 +111,10 @@ def _selection(
     interval = section.pop("select_interval", "auto")
     if reading.is_auto(strategy, f"{prefix}select_strategy"):
         if not reading.is_auto(interval, f"{prefix}select_interval"):
-            reading.refused.append(
-                f"{prefix}select_interval must be 'auto' with select_strategy 'auto', got "
-                f"{interval!r}: set select_strategy to 'step' or 'epoch'"
+            reading.correct(
+                f"{prefix}select_interval",
+                f"must be 'auto' with select_strategy 'auto', got {interval!r}: set "
+                "select_strategy to 'step' or 'epoch'",
             )
         if steps_per_epoch is None:
             reading.notes.append(
@@ -128,17 +124,19 @@ def _selection(
             return {"select_strategy": "step", "select_interval": WITHOUT_EPOCHS}
         strategy, interval = "epoch", 1
     elif interval == "auto":
-        reading.refused.append(
-            f"{prefix}select_interval must be a number with select_strategy {strategy!r}, got "
-            "'auto' (its default): give steps or epochs"
+        reading.correct(
+            f"{prefix}select_interval",
+            f"must be a number with select_strategy {strategy!r}, got 'auto' (its default): give "
+            "steps or epochs",
         )
         interval = 1
     if interval == 0:  # once: then an epoch's length does not matter
         return {"select_strategy": "step", "select_interval": 0}
     if strategy == "epoch" and steps_per_epoch is None:
-        reading.refused.append(
-            f"{prefix}select_strategy goes by epochs, but steps_per_epoch is not "
-            "known: pass steps_per_epoch=, or set select_strategy to 'step'"
+        reading.correct(
+            f"{prefix}select_strategy",
+            "goes by epochs, but steps_per_epoch is not known: pass steps_per_epoch=, or set "
+            "select_strategy to 'step'",
         )
         steps_per_epoch = 1
     return {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zenflow.deepspeed import keys
 from zenflow.deepspeed.reading import Reading, is_number
 from zenflow.deepspeed.rule import read_rule
 from zenflow.deepspeed.schedule import DeepSpeedSchedule, read_schedule
@@ -27,16 +26,6 @@ _BATCH_KEYS = (
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
     "train_batch_size",
-)
-_READ_TOP_LEVEL = (
-    *_BATCH_KEYS,
-    "zero_optimization",
-    "optimizer",
-    "scheduler",
-    "gradient_clipping",
-    "bf16",
-    "fp16",
-    "gradient_allreduce_op",
 )
 # Defaults are DeepSpeed's.
 _LOSS_SCALE = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
@@ -65,7 +54,7 @@ class DeepSpeedSettings:
     """
 
     schedule: DeepSpeedSchedule | None
-    """Schedule of the learning rate, for ``torch.optim.lr_scheduler``; None is constant."""
+    """Schedule for ``zenflow.deepspeed_lr_scheduler``; None is a constant learning rate."""
 
     max_grad_norm: float | None
     """Largest norm over all gradients; None is no clipping (or "auto", see ``auto``)."""
@@ -115,8 +104,28 @@ def settings_of(
     ``zenflow.read_deepspeed`` says what becomes of each key. Warnings name the line that called
     the caller.
     """
+    settings, reading = read_content(loaded(source), preset, steps_per_epoch=steps_per_epoch)
+    raise_violations("the DeepSpeed configuration", [words for _, words in reading.refused])
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=3)
+    if reading.unused:
+        warnings.warn(
+            "these DeepSpeed keys have no effect here (and change no result): "
+            + ", ".join(reading.unused),
+            stacklevel=3,
+        )
+    return settings
+
+
+def read_content(
+    content: Mapping[str, Any],
+    preset: Callable[..., ZenFlowConfig],
+    *,
+    steps_per_epoch: int | None,
+) -> tuple[DeepSpeedSettings, Reading]:
+    """Return what a configuration says, and what came up; settings hold if nothing is refused."""
     reading = Reading()
-    root = reading.section(_loaded(source), "")
+    root = reading.section(content, "")
     zero = reading.section(root.pop("zero_optimization", None), "zero_optimization")
     dtype, grad_scaler = _precision(reading, root)
     batch = _batch(reading, root)
@@ -134,31 +143,41 @@ def settings_of(
         grad_scaler=grad_scaler,
         auto=tuple(reading.auto),
     )
-    reading.sort(root, "", keys.UNUSED_TOP_LEVEL, keys.REFUSED_TOP_LEVEL, _READ_TOP_LEVEL)
-    raise_violations("the DeepSpeed configuration", reading.refused)
-    for note in reading.notes:
-        warnings.warn(note, stacklevel=3)
-    if reading.unused:
-        warnings.warn(
-            "these DeepSpeed keys have no effect here (and change no result): "
-            + ", ".join(reading.unused),
-            stacklevel=3,
-        )
-    return settings
+    reading.sort(root, "")
+    return settings, reading
 
 
-def _loaded(source: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+def loaded(source: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration's content.
+
+    Raises:
+        ConfigError: It is a file that can't be read, or holds no JSON object.
+    """
     if isinstance(source, Mapping):
         return source
     try:
-        loaded = json.loads(Path(source).read_text(encoding="utf-8"))
+        content = json.loads(
+            Path(source).read_text(encoding="utf-8"), object_pairs_hook=_without_repetition
+        )
     except OSError as error:
         raise ConfigError(f"{source} can't be read ({error.strerror}): check the path") from error
-    except ValueError as error:
-        raise ConfigError(f"{source} must be JSON, but {error}: correct the file") from error
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{source} must hold a JSON object, got {type(loaded).__name__}")
-    return loaded
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{source} must be JSON, but {error}: correct the file (JSON has no comments and no "
+            "comma behind the last key)"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{source} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return content
 
 
 def _optimizer(reading: Reading, value: object) -> dict[str, Any]:
@@ -170,7 +189,7 @@ def _optimizer(reading: Reading, value: object) -> dict[str, Any]:
     if str(kind).lower() not in {"adam", "adamw"}:
         reading.refuse("optimizer.type", f"got {kind!r}; use Adam or AdamW")
     params = reading.section(section.pop("params", None), "optimizer.params")
-    reading.sort(section, "optimizer.", ("legacy_fusion",), {}, ("type", "params"))
+    reading.sort(section, "optimizer.")
     for flag, rule in _ADAMW_FLAGS.items():
         if params.pop(flag, rule) is not rule:
             reading.refuse(f"optimizer.params.{flag}", "the update is AdamW's; remove it")
@@ -179,8 +198,7 @@ def _optimizer(reading: Reading, value: object) -> dict[str, Any]:
         given = params.pop(key, default)
         if not reading.is_auto(given, f"optimizer.params.{key}"):
             arguments[key] = _argument(reading, key, given)
-    known = (*_DEEPSPEED_ADAM, *_ADAMW_FLAGS)
-    reading.sort(params, "optimizer.params.", keys.UNUSED_OPTIMIZER, {}, known)
+    reading.sort(params, "optimizer.params.")
     return arguments
 
 
@@ -189,11 +207,11 @@ def _argument(reading: Reading, key: str, value: Any) -> Any:
     if key == "betas":
         if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_beta, value)):
             return (float(value[0]), float(value[1]))
-        reading.refused.append(f"{name} must be two numbers in [0, 1), got {value!r}: correct it")
+        reading.correct(name, f"must be two numbers in [0, 1), got {value!r}: correct it")
     elif is_number(value):
         return float(value)
     else:
-        reading.refused.append(f"{name} must be a finite number >= 0, got {value!r}: correct it")
+        reading.correct(name, f"must be a finite number >= 0, got {value!r}: correct it")
     return None
 
 
@@ -209,9 +227,10 @@ def _batch(reading: Reading, root: dict[str, Any]) -> dict[str, int | None]:
     }
     micro, steps, total = (batch[key] for key in _BATCH_KEYS)
     if micro and steps and total and total % (micro * steps):
-        reading.refused.append(
-            "train_batch_size must be a multiple of train_micro_batch_size_per_gpu * "
-            f"gradient_accumulation_steps, got {total} and {micro} * {steps}: leave one out"
+        reading.correct(
+            "train_batch_size",
+            "must be a multiple of train_micro_batch_size_per_gpu * gradient_accumulation_steps, "
+            f"got {total} and {micro} * {steps}: leave one out",
         )
     return batch
 
@@ -226,14 +245,14 @@ def _precision(
     }
     scaler = _grad_scaler(reading, sections["fp16"])
     switches = {name: section.pop("enabled", False) for name, section in sections.items()}
-    known = ("enabled", *_LOSS_SCALE)
     for name, section in sections.items():
         if switches[name]:  # what an unused precision says doesn't matter
-            unused, refused = keys.UNUSED_PRECISION, keys.REFUSED_PRECISION
-            reading.sort(section, f"{name}.", unused, refused, known)
+            reading.sort(section, f"{name}.")
     enabled = [name for name, switch in switches.items() if switch is True]
     if len(enabled) > 1:
-        reading.refused.append("bf16 and fp16 can't both be enabled: switch one off")
+        reading.refused.append(
+            ("fp16.enabled", "bf16 and fp16 can't both be enabled: switch one off")
+        )
     if "fp16" in enabled:
         return "fp16", scaler
     if "bf16" in enabled:
@@ -247,7 +266,7 @@ def _grad_scaler(reading: Reading, fp16: dict[str, Any]) -> dict[str, float | in
     values = {key: fp16.pop(key, default) for key, default in _LOSS_SCALE.items()}
     for key, value in values.items():
         if not is_number(value):
-            reading.refused.append(f"fp16.{key} must be a number >= 0, got {value!r}: correct it")
+            reading.correct(f"fp16.{key}", f"must be a number >= 0, got {value!r}: correct it")
             return {}
     if values["loss_scale"]:
         # Never grows. After an overflow it backs off, where DeepSpeed would skip on for ever.

@@ -12,9 +12,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from experiments.training.rates import end_of_fall, warmup_steps
 from experiments.training.saved.checkpoint import Checkpoint
 from experiments.training.saved.fingerprint import shown
-from experiments.training.setup import RunSetup, warmup_steps
+from experiments.training.setup import RunSetup
 from zenflow.errors import CheckpointError
 
 FREE_TO_CHANGE = frozenset(
@@ -74,8 +75,10 @@ def changes(setup: RunSetup, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Return what a resumed run does otherwise, of what its weights depend on, from here on."""
     saved, asked = checkpoint.state["settings"], setup.settings.to_dict()
     pairs = {name: (saved[name], asked[name]) for name in CHANGEABLE}
-    if asked["schedule"] != "constant":
-        pairs["steps"] = checkpoint.state["total_steps"], setup.total_steps
+    lengths = checkpoint.state["total_steps"], setup.total_steps
+    before, now = (end_of_fall(setup.settings, length) for length in lengths)
+    if before != now:
+        pairs["steps"] = lengths
     return [
         {"after_step": checkpoint.step, "name": name, "old": old, "new": new}
         for name, (old, new) in pairs.items()
@@ -109,9 +112,8 @@ def told(
         for change in found
     ]
     rate, kind = optimizer.param_groups[0]["lr"], setup.settings.schedule
-    fall = (
-        "stays" if kind == "constant" else f"falls ({kind}) to 0 behind step {setup.total_steps}"
-    )
+    end = end_of_fall(setup.settings, setup.total_steps)
+    fall = "stays" if end is None else f"falls ({kind}) until step {end}"
     lines.append(
         f"The learning rate is {rate:.3g} at the next step: it is that of a run that rises to "
         f"{setup.settings.lr:g} over {rising} steps and then {fall}."

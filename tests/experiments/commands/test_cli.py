@@ -2,18 +2,22 @@ import importlib.util
 import json
 import subprocess
 import sys
+import warnings
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 import zenflow
 from experiments.cli import main
-from experiments.commands.config_file import read_config_file, settle_warmup
+from experiments.commands.config_file import read_config_file, said_of_rates, with_flags
 from experiments.commands.train_flags import KNOB_NAMES
+from experiments.training.rates import schedule_factor
 from experiments.training.setting import settings_of as known_settings
 from experiments.training.settings import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, ended, train, trained, write_text
 from zenflow.config import ZenFlowConfig
+from zenflow.deepspeed.schedule import DeepSpeedSchedule
 from zenflow.errors import ConfigError
 
 
@@ -279,33 +283,88 @@ HUGGING_FACE = {
 """As transformers' documentation has it for ZeRO-2 with offloading."""
 
 
-def settings_of(path, content, *flags):
+def settings_of(path, content, **flags):
     path.write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="logarithm|no effect"):
+    with pytest.warns(UserWarning, match="no effect"):
         settings, _ = read_config_file(path)
-    return settle_warmup({**settings, **dict(flags)})
+    return TrainSettings(**with_flags(settings, flags))
+
+
+def rates_of(settings, total_steps):
+    return [schedule_factor(settings, total_steps, n) * settings.lr for n in range(total_steps)]
 
 
 def test_a_deepspeed_json_whose_values_are_left_to_the_program_trains(tmp_path):
-    settings = settings_of(tmp_path / "ds.json", HUGGING_FACE)
-    made = TrainSettings(**settings)
+    made = settings_of(tmp_path / "ds.json", HUGGING_FACE)
     plain = TrainSettings()
-    assert made.strategy == "zero_offload"
-    assert made.schedule == "constant"
+    assert (made.strategy, made.schedule) == ("zero_offload", "WarmupLR")
     assert (made.lr, made.warmup, made.betas) == (plain.lr, plain.warmup, plain.betas)
+    # Its rise is a share of the run, as no file says how long it is.
+    filled = DeepSpeedSchedule(kind="WarmupLR", warmup_steps=5)
+    assert rates_of(made, 50) == [filled.factor(n, made.lr) * made.lr for n in range(50)]
 
 
-def test_a_deepspeed_schedule_becomes_a_share_of_the_steps(tmp_path):
-    params = {"total_num_steps": 400, "warmup_num_steps": 100, "warmup_max_lr": 3e-5}
+def test_a_deepspeed_schedule_is_followed_and_flags_win(tmp_path):
+    params = {"total_num_steps": 40, "warmup_num_steps": 10, "warmup_max_lr": 3e-5}
     content = {**HUGGING_FACE, "scheduler": {"type": "WarmupDecayLR", "params": params}}
     path = tmp_path / "ds.json"
-    settings = settings_of(path, content)
-    assert settings["schedule"] == "linear"
-    assert (settings["steps"], settings["warmup"], settings["lr"]) == (400, 0.25, 3e-5)
-    assert settings_of(path, content, ("steps", 200))["warmup"] == 0.5
-    assert settings_of(path, content, ("warmup", 0.1))["warmup"] == 0.1
-    with pytest.raises(ConfigError, match="--epochs leaves their number to the data"):
-        settings_of(path, content, ("epochs", 2.0))
+
+    def rates(count, lr=3e-5, **changes):
+        schedule = replace(DeepSpeedSchedule(kind="WarmupDecayLR", warmup_steps=10,
+                                             total_steps=40), **changes)  # fmt: skip
+        return [schedule.factor(n, lr) * lr for n in range(count)]
+
+    made = settings_of(path, content)
+    assert (made.steps, made.lr) == (40, 3e-5)
+    assert rates_of(made, 40) == rates(40)
+    assert rates_of(settings_of(path, content, steps=20), 20) == rates(20)  # a part of it
+    assert rates_of(settings_of(path, content, lr=1e-3), 40) == rates(40, lr=1e-3)
+    assert rates_of(settings_of(path, content, warmup=0.5), 40) == rates(40, warmup_steps=20)
+    other = settings_of(path, content, schedule="cosine")
+    assert (other.schedule, other.schedule_params) == ("cosine", {})
+    assert settings_of(path, content, epochs=2.0).steps is None
+    params["total_num_steps"] = "auto"
+    assert rates_of(settings_of(path, content), 30) == rates(30, total_steps=30)
+
+
+def test_without_a_scheduler_the_rate_is_constant_and_that_is_said(tmp_path):
+    content = {key: value for key, value in HUGGING_FACE.items() if key != "scheduler"}
+    path = tmp_path / "ds.json"
+    assert set(rates_of(settings_of(path, content), 10)) == {TrainSettings().lr}
+    settings, _ = read_silently(path)
+    assert "has no scheduler, so the learning rate is constant" in said_of_rates(
+        path, settings, ()
+    )
+    assert said_of_rates(path, settings, {"schedule": "linear"}) is None
+    path.write_text(json.dumps(HUGGING_FACE))
+    assert "DeepSpeed's WarmupLR" in said_of_rates(path, read_silently(path)[0], ())
+
+
+def read_silently(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return read_config_file(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schedule_params": {"warmup_type": "log"}}, "schedule is 'cosine': leave them out"),
+        ({"schedule": "WarmupLR", "schedule_params": {"warmup_max_lr": 1}}, "give it as lr"),
+        ({"schedule": "WarmupLR", "schedule_params": {"warmup_typ": "log"}}, "'warmup_type'"),
+    ],
+)
+def test_parameters_of_a_schedule_are_the_schedules_own(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        TrainSettings(**settings)
+
+
+def test_a_run_says_what_it_makes_of_a_deepspeed_json(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({key: HUGGING_FACE[key] for key in ("zero_optimization",)}))
+    said = ended(2, "--config", path, "--data", tmp_path / "absent.txt")
+    assert "Note: these DeepSpeed keys have no effect here" in said
+    assert "has no scheduler, so the learning rate is constant, as it is in DeepSpeed" in said
 
 
 def test_epochs_of_selection_are_counted_in_the_runs_own_steps():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments.traces.compare import load
+from experiments.training.rates import schedule_factor
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import schedule_factor
 from experiments.training.step_log import StepLog, read_steps
 from experiments.training.summary import step_figures, whole_windows
 from tests.experiments.runs import (

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from experiments.training import loop as training
+from experiments.training.rates import schedule_factor
 from experiments.training.saved import saving
 from experiments.training.saved.checkpoint import latest_checkpoint
 from experiments.training.saved.saving import MOST_SHARE, RETRY_SECONDS, SavePace
 from experiments.training.settings import TrainSettings
-from experiments.training.setup import schedule_factor
 from experiments.training.step_log import StepLog, read_steps
 from tests.experiments.deadly_runs import differences
 from tests.experiments.runs import FAST, ended, steps, summary, trained, write_text
@@ -305,6 +305,25 @@ def test_more_steps_go_on_as_the_longer_run_with_the_first_ones_rise(tmp_path, f
     planned += [4e-4 * schedule_factor(settings, 16, done, rising=2) for done in range(8, 16)]
     assert [row["learning_rates"][0] for row in steps(out)] == pytest.approx(planned, rel=1e-12)
     assert planned[8] > planned[7] > 0
+
+
+def test_a_schedule_of_deepspeed_goes_on_and_keeps_its_length(tmp_path, blank_pictures):
+    config = tmp_path / "run.json"
+    params = {"warmup_num_steps": 3, "total_num_steps": 10}
+    settings = {"schedule": "WarmupDecayLR", "schedule_params": params}
+    config.write_text(json.dumps(settings))
+    text = write_text(tmp_path / "text.txt")
+    flags = [*FAST[: FAST.index("--schedule")], "--data", text, "--config", config]
+    out = trained(tmp_path / "run", *flags, "--steps", "5")
+    assert "steps was" not in ended(0, "--resume", out, "--steps", "8")
+    made = TrainSettings(**settings)
+    planned = [4e-4 * schedule_factor(made, 5, done) for done in range(8)]
+    assert [row["learning_rates"][0] for row in steps(out)] == pytest.approx(planned, rel=1e-12)
+    assert planned[1] == 0 < planned[2]
+    del params["total_num_steps"]
+    config.write_text(json.dumps(settings))
+    other = trained(tmp_path / "other", *flags, "--steps", "5")
+    assert "falls (WarmupDecayLR) until step 8" in ended(0, "--resume", other, "--steps", "8")
 
 
 def test_a_longer_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, flags, broken):

@@ -1,0 +1,299 @@
+"""``zenflow convert``: every key has its outcome, and what is printed does what the file says."""
+
+import json
+import re
+import shlex
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from experiments.cli import main
+from experiments.commands.config_file import read_config_file, settle_auto
+from experiments.commands.train import train
+from experiments.commands.train_flags import given_flags, given_tuning
+from tests.experiments.commands.test_cli import HUGGING_FACE
+from tests.experiments.runs import FAST, steps, trained, write_text
+from zenflow import deepspeed_lr_scheduler, read_deepspeed
+from zenflow.deepspeed.keys import SECTIONS
+from zenflow.deepspeed.outcomes import read_with_outcomes
+
+PUBLISHED = json.loads((Path(__file__).parents[2] / "zenflow" / "zf_config.json").read_text())
+"""training/DeepSpeed-ZenFlow/finetuning/zf_config.json of DeepSpeedExamples."""
+OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+DECAYING = {
+    "type": "WarmupDecayLR",
+    "params": {
+        "warmup_num_steps": 3,
+        "total_num_steps": 8,
+        "warmup_max_lr": 3e-4,
+        "warmup_type": "linear",
+    },
+}
+HALF = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 0.5,
+    "fp16": {"enabled": True, "initial_scale_power": 4},
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "weight_decay": 0.0}},
+    "scheduler": DECAYING,
+    "zero_optimization": OFFLOADED,
+}  # fmt: skip
+FILES = {
+    "published": PUBLISHED,
+    "hugging face": HUGGING_FACE,
+    "half precision": HALF,
+    "schedule": {**PUBLISHED, "gradient_accumulation_steps": 2, "scheduler": DECAYING},
+    "left to DeepSpeed": {
+        "train_batch_size": 4, "zero_optimization": {**OFFLOADED, "zenflow": {}},
+        "optimizer": {"type": "AdamW", "params": {}}},
+    "on the device": {"train_batch_size": 4, "gradient_clipping": 0,
+                      "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9}}},
+}  # fmt: skip
+YOURS = {
+    "lr": 3e-4, "betas": (0.8, 0.9), "eps": 1e-7, "weight_decay": 0.2, "dtype": torch.float32,
+    "max_grad_norm": 0.7, "accumulation_steps": 2, "warmup_steps": 2, "total_steps": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(params=FILES.values(), ids=FILES)
+def content(request):
+    return request.param
+
+
+def convert(path, content, *flags):
+    path.write_text(json.dumps(content))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return CliRunner().invoke(main, ["convert", str(path), *map(str, flags)])
+
+
+def indented(said):
+    """Return the blocks of the output that are to be copied: Python lines, and the command."""
+    _, lines, command = said.split("\n\n    ", 2)[0], *said.split(":\n\n    ", 2)[1:]
+    lines = "    " + lines.split("\n\nThe file leaves")[0].split("\n\nOr (")[0]
+    return textwrap.dedent(lines), command.splitlines()[0]
+
+
+def read_silently(read, *arguments, **named):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return read(*arguments, **named)
+
+
+def leaves(content, prefix=""):
+    for key, value in content.items():
+        if isinstance(value, dict) and f"{prefix}{key}." in SECTIONS:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def test_every_key_of_a_file_is_told_once(tmp_path, content):
+    result = convert(tmp_path / "ds.json", content)
+    assert result.exit_code == 0, result.output
+    told = [line.split(" = ")[0] for line in result.output.splitlines() if " = " in line]
+    told = [name for name in told if name and not name.startswith(" ")]
+    assert told == list(leaves(content))
+
+
+def test_the_published_example_says_what_becomes_of_it(tmp_path):
+    said = " ".join(convert(tmp_path / "ds.json", PUBLISHED).output.split())
+    for words in (
+        "0 refused",
+        "zero_optimization.stage = 2 no meaning weights are whole on the GPU",
+        "zero_optimization.zenflow.topk_ratio = 0.1 kept topk_ratio",
+        "zero_optimization.zenflow.select_interval (absent) changed once an epoch",
+        "gradient_clipping = 1.0 kept max_grad_norm",
+        "No scheduler: the learning rate is constant",
+        "topk_ratio=0.1, update_interval=4, overlap_step=True,",
+        "model.to(torch.bfloat16)",
+    ):
+        assert words in said, words
+
+
+def test_the_guide_shows_what_is_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "deepspeed.md").read_text("utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
+    assert shown.split() == convert(Path("ds_config.json"), PUBLISHED).output.split()
+    (content,) = re.findall(r'write_text\("""(.*?)"""', guide, re.DOTALL)
+    assert json.loads(content) == PUBLISHED
+
+
+def test_the_python_lines_train_as_the_file_says(tmp_path, content, monkeypatch):
+    path = tmp_path / "ds.json"
+    lines, _ = indented(convert(path, content).output)
+    settings = read_silently(read_deepspeed, content, steps_per_epoch=6)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    loader = [torch.randn(2, 64) for _ in range(12 if "// 2" in lines else 6)]
+    rates = []
+
+    def loss_of(model, batch):
+        rates.append(names["optimizer"].param_groups[0]["lr"])
+        return model(batch.to(model.weight.dtype)).float().square().mean()
+
+    # GradScaler's default device is the GPU.
+    monkeypatch.setattr(
+        torch.amp, "GradScaler", lambda **how: torch.amp.grad_scaler.GradScaler("cpu", **how)
+    )
+    names = {"model": model, "loader": loader, "loss_of": loss_of, **YOURS}
+    before = model.weight.detach().clone()
+    exec(lines, names)
+    optimizer = names["optimizer"]
+    (group,) = optimizer.param_groups
+    expected = {**{name: YOURS[name] for name in ("lr", "betas", "eps", "weight_decay")}}
+    expected |= settings.optimizer
+    if settings.schedule is not None:
+        expected["lr"] = group["lr"]
+    assert {name: group[name] for name in expected} == expected
+    assert names["config"] == settings.config
+    assert ("controller=ZenAuto()" in lines) == ("update_interval" in settings.auto_knobs)
+    norm = (
+        YOURS["max_grad_norm"] if "gradient_clipping" in settings.auto else settings.max_grad_norm
+    )
+    is_kept = settings.dtype == "fp16"  # the lines clip there
+    assert optimizer.releases_gradients != is_kept
+    assert optimizer.max_grad_norm == (None if is_kept else norm)
+    accumulation = settings.gradient_accumulation_steps or 1
+    if "gradient_accumulation_steps" in settings.auto:
+        accumulation = YOURS["accumulation_steps"]
+    assert settings.dtype == "fp16" or optimizer.accumulation_steps == accumulation
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=expected["lr"])
+    if settings.schedule is not None:
+        other.param_groups[0]["lr"] = {**YOURS, **settings.optimizer}["lr"]
+    auto = {name: YOURS[name] for name in ("warmup_steps", "total_steps")}
+    scheduler = deepspeed_lr_scheduler(other, settings.schedule, **auto)
+    planned = []
+    for _ in range(len(loader) // accumulation):
+        planned += [other.param_groups[0]["lr"]] * accumulation
+        other.step()
+        scheduler.step()
+    assert rates == planned
+    optimizer.eval()
+    assert not torch.equal(model.weight.float(), before)
+    optimizer.close()
+
+
+def parsed(words):
+    context = train.make_context("train", words)
+    settings, knobs = given_flags(context)
+    config = context.params["config_file"]
+    return {**settings, **given_tuning(context)}, knobs, config
+
+
+def test_the_command_is_the_files_settings(tmp_path, content):
+    path = tmp_path / "ds.json"
+    _, command = indented(convert(path, content).output)
+    zenflow, name, *words = shlex.split(command)
+    assert (zenflow, name) == ("zenflow", "train")
+    settings, knobs, config = parsed(words)
+    assert settings.pop("data") == "my_texts/"
+    if config is None:
+        assert (settings, knobs) == settle_auto(*read_silently(read_config_file, path))
+    else:
+        assert (config, settings, knobs) == (path, {}, {})
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run.json"])
+def test_the_settings_file_says_what_the_deepspeed_file_says(tmp_path, content, name):
+    path, output = tmp_path / "ds.json", tmp_path / name
+    result = convert(path, content, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert read_config_file(output) == read_silently(read_config_file, path)
+    if "scheduler" in content:  # which has no flags
+        assert shlex.split(indented(result.output)[1])[-2:] == ["--config", str(output)]
+
+
+def test_a_converted_file_trains_at_deepspeeds_rates(tmp_path, blank_pictures):
+    output = tmp_path / "run.toml"
+    convert(tmp_path / "ds.json", {**PUBLISHED, "scheduler": DECAYING}, "--output", output)
+    text = write_text(tmp_path / "text.txt")
+    fast = FAST[: FAST.index("--schedule")]
+    out = trained(tmp_path / "run", "--config", output, "--data", text, *fast)
+    rates = [row["learning_rates"][0] for row in steps(out)]
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2e-5)
+    scheduler = deepspeed_lr_scheduler(other, read_deepspeed({"scheduler": DECAYING}).schedule)
+    for rate in rates:
+        assert rate == pytest.approx(other.param_groups[0]["lr"], rel=1e-12, abs=0)
+        other.step()
+        scheduler.step()
+    assert len(rates) == 8
+
+
+def test_what_is_refused_is_told_with_its_remedy_and_nothing_is_written(tmp_path):
+    content = {
+        **PUBLISHED,
+        "gradient_cliping": 1.0,
+        "amp": {"enabled": True},
+        "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0}},
+    }
+    output = tmp_path / "run.toml"
+    result = convert(tmp_path / "ds.json", content, "--output", output)
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1
+    assert "3 refused" in said
+    for words in (
+        "gradient_cliping = 1.0 refused is unknown; did you mean 'gradient_clipping'?",
+        'amp = {"enabled": true} refused would change results and can\'t be honoured: use bf16',
+        'scheduler.type = "OneCycle" refused would change results',
+        "OneCycleLR in your own loop",
+        "scheduler.params.cycle_min_lr = 0 no meaning",
+        "topk_ratio = 0.1 kept",
+        "mend what is refused",
+    ):
+        assert words in said, words
+    assert "ZenFlowAdamW(" not in said
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_known_keys_have_the_outcome_of_their_list(section):
+    known = SECTIONS[section]
+    for keys, value, kind in (
+        (known.unused, "x", {"no meaning", "refused"}),  # some must have one value
+        (known.refused, True, {"refused"}),
+        (known.refused, False, {"no meaning"}),
+        (known.refused, {"enabled": False}, {"no meaning"}),
+    ):
+        content = dict.fromkeys(keys, value)
+        if section in ("bf16.", "fp16."):
+            content["enabled"] = True
+        for name in reversed(section.split(".")[:-1]):
+            content = {name: content}
+        _, outcomes = read_with_outcomes(content)
+        found = {outcome.key: outcome for outcome in outcomes}
+        for key in keys:
+            outcome = found[f"{section}{key}"]
+            assert outcome.kind in kind, outcome
+            assert "unknown" not in outcome.words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "can't be read"),
+        ("{", "must be JSON"),
+        ('{"bf16": {},}', "no comma behind the last key"),
+        ("[]", "must hold a JSON object"),
+        ('{"bf16": 1, "bf16": 2}', "'bf16' stands there twice"),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_an_error_of_usage(tmp_path, text, words):
+    path = tmp_path / "ds.json"
+    if text is not None:
+        path.write_text(text)
+    result = CliRunner().invoke(main, ["convert", str(path)])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+
+
+def test_the_source_is_not_written_over(tmp_path):
+    path = tmp_path / "ds.json"
+    result = convert(path, PUBLISHED, "--output", path)
+    assert result.exit_code == 2
+    assert json.loads(path.read_text()) == PUBLISHED

@@ -1,0 +1,124 @@
+"""What becomes of each key of a DeepSpeed JSON, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from zenflow.config import ZenFlowConfig
+from zenflow.deepspeed.keys import SECTIONS
+from zenflow.deepspeed.settings import DeepSpeedSettings, loaded, read_content
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from zenflow.deepspeed.reading import Reading
+
+OutcomeKind = Literal["kept", "changed", "no meaning", "refused"]
+
+_AUTO = {
+    "zero_optimization.zenflow.update_interval": "1 at first; a controller (ZenAuto) lengthens it",
+    "zero_optimization.zenflow.select_strategy": "once an epoch, as DeepSpeed documents it",
+    "zero_optimization.zenflow.select_interval": "once an epoch, as DeepSpeed documents it",
+    "scheduler.params.warmup_min_lr": "0",
+}
+"""What "auto" becomes; elsewhere the value is the user's to give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyOutcome:
+    """What becomes of one key."""
+
+    key: str
+    """Name with its sections, as in "optimizer.params.lr"."""
+
+    value: Any
+    """Value in the file; None if the file lacks the key."""
+
+    is_in_file: bool
+    """Whether the file has the key; of those that it lacks only some are told."""
+
+    kind: OutcomeKind
+    """Whether it is taken as it is, in another way, not at all, or can't be."""
+
+    words: str
+    """What it is here, why it has no meaning, or what to do instead."""
+
+
+def read_with_outcomes(
+    source: str | PathLike[str] | Mapping[str, Any], *, steps_per_epoch: int | None = None
+) -> tuple[DeepSpeedSettings | None, list[KeyOutcome]]:
+    """Return what ``read_deepspeed`` returns, and what becomes of each key.
+
+    Keys stand in the file's order; behind them those that it lacks and that matter. Settings are
+    None if a key is refused.
+
+    Raises:
+        ConfigError: The file can't be read.
+    """
+    content = loaded(source)
+    settings, reading = read_content(
+        content, ZenFlowConfig.preset, steps_per_epoch=steps_per_epoch
+    )
+    outcomes = [_outcome(content, reading, *leaf) for leaf in _leaves(content, "")]
+    told = {outcome.key for outcome in outcomes}
+    for key, words in reading.refused:
+        if key not in told:
+            outcomes.append(_absent(key, "refused", words.removeprefix(f"{key} ")))
+    for key in reading.auto:
+        if key not in told:
+            outcomes.append(_absent(key, "changed", _AUTO.get(key, "yours to give")))
+    return (None if reading.refused else settings), outcomes
+
+
+def _leaves(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield each key's section, name and value; sections that are known are gone through."""
+    for key, value in section.items():
+        below = f"{prefix}{key}."
+        if below in SECTIONS and isinstance(value, Mapping):
+            yield from _leaves(value, below)
+        else:
+            yield prefix, key, value
+
+
+def _outcome(
+    content: Mapping[str, Any], reading: Reading, prefix: str, key: str, value: Any
+) -> KeyOutcome:
+    kind, words = _kind_and_words(content, reading, prefix, key, value)
+    return KeyOutcome(key=f"{prefix}{key}", value=value, is_in_file=True, kind=kind, words=words)
+
+
+def _absent(key: str, kind: OutcomeKind, words: str) -> KeyOutcome:
+    return KeyOutcome(key=key, value=None, is_in_file=False, kind=kind, words=words)
+
+
+def _kind_and_words(
+    content: Mapping[str, Any], reading: Reading, prefix: str, key: str, value: Any
+) -> tuple[OutcomeKind, str]:
+    name, known = f"{prefix}{key}", SECTIONS[prefix]
+    refused = [words for refused, words in reading.refused if refused == name]
+    if refused:
+        starts = (f"{name} ", f"{prefix}{key!r} ")
+        shown = [words.removeprefix(starts[0]).removeprefix(starts[1]) for words in refused]
+        return "refused", "; ".join(shown)
+    unused = _why_unused(content, prefix, key, value)
+    if unused is not None:
+        return "no meaning", unused
+    if value == "auto":
+        return "changed", _AUTO.get(name, f"yours to give: {known.kept.get(key, key)}")
+    return ("kept", known.kept[key]) if key in known.kept else ("changed", known.changed[key])
+
+
+def _why_unused(content: Mapping[str, Any], prefix: str, key: str, value: Any) -> str | None:
+    """Return why a key that is not refused has no meaning here; None if it has one."""
+    known = SECTIONS[prefix]
+    is_precision = prefix in ("bf16.", "fp16.")
+    is_off = is_precision and not content[prefix.removesuffix(".")].get("enabled", False)
+    if is_off or key in known.refused:  # a refused one would be if it were on
+        return "switched off"
+    if f"{prefix}{key}." in SECTIONS or value is None:
+        return "empty"
+    if key not in {*known.kept, *known.changed, *known.unused}:
+        return "not looked at, as its section is not followed"
+    return known.unused.get(key)
