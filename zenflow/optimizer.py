@@ -21,7 +21,14 @@ from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
 from zenflow.step.device_step import resident_grads_of, squared_norm
 from zenflow.step.engine import Engine
-from zenflow.surface.arguments import check_arguments, check_settings, checked_config, note_unused
+from zenflow.surface.arguments import (
+    check_arguments,
+    check_group,
+    check_same_params,
+    check_settings,
+    checked_config,
+    note_unused,
+)
 from zenflow.surface.assembly import start_engine
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
@@ -131,13 +138,12 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
             wait_timeout=wait_timeout,
             releases=self.releases_gradients,
         )
+        self._given = [param for group in self.param_groups for param in group["params"]]
         self._places = {place.param: place for place in places}
         self._source = GradientSource(
             self._engine,
             places,
-            frozen=[
-                p for group in self.param_groups for p in group["params"] if not p.requires_grad
-            ],
+            frozen=[param for param in self._given if not param.requires_grad],
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
         )
@@ -166,8 +172,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
                 "laid out once. To unfreeze parameters later, make a new optimizer"
             )
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
+        check_group(self.param_groups[-1])
 
     def _fill_state(self) -> None:
         self._filled_version = self._running.layout.version
@@ -246,6 +251,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
             DeadlineError: Something took longer than `wait_timeout`.
         """
         self._check_can_step()
+        check_same_params(self.param_groups, self._given)
         self._source.check_untouched()
         loss = None
         if closure is not None:
@@ -372,8 +378,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():  # as torch calls them
             state_dict = before(self, state_dict) or state_dict
         self._running.drain()
-        params = [param for group in self.param_groups for param in group["params"]]
-        places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
+        places = {i: self._places[p] for i, p in enumerate(self._given) if p in self._places}
         load_engine_state(self._running, places, self._true_weights, state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
