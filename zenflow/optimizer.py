@@ -5,6 +5,7 @@ The surface only. `zenflow.step.engine` begins with the way of a gradient throug
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, overload
@@ -33,7 +34,12 @@ from zenflow.surface.assembly import start_engine
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
 from zenflow.surface.parameter_state import param_state
-from zenflow.surface.state_dict import has_steps, load_engine_state, save_engine_state
+from zenflow.surface.state_dict import (
+    check_group_sizes,
+    has_steps,
+    load_engine_state,
+    save_engine_state,
+)
 from zenflow.surface.true_weights import TrueWeights
 from zenflow.surface.weights_shown import TrueWeightsShown
 
@@ -378,10 +384,12 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():  # as torch calls them
             state_dict = before(self, state_dict) or state_dict
         self._running.drain()
+        saved_groups = copy.deepcopy(state_dict.get("param_groups", []))
+        check_group_sizes(self.param_groups, saved_groups)
         places = {i: self._places[p] for i, p in enumerate(self._given) if p in self._places}
         load_engine_state(self._running, places, self._true_weights, state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            group.update({k: v for k, v in saved.items() if k != "params"})
         self._failure = None
         self._has_no_steps = not has_steps(state_dict)
         self._source.expect_new_weights()

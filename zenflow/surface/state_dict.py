@@ -98,6 +98,22 @@ def has_steps(state_dict: Mapping[str, Any]) -> bool:
     return bool(state_dict["state"]) or state_dict["zenflow"]["step"] > 0
 
 
+def check_group_sizes(
+    groups: Sequence[Mapping[str, Any]], saved_groups: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse a state whose parameter groups are others, those of frozen parameters included.
+
+    Raises:
+        CheckpointError: It has other numbers of groups or parameters.
+    """
+    here, there = ([len(group["params"]) for group in each] for each in (groups, saved_groups))
+    if here != there:
+        raise CheckpointError(
+            f"the checkpoint has parameter groups of {there} parameters, and this optimizer of "
+            f"{here}: make the groups that were saved"
+        )
+
+
 def check_state(
     engine: Engine, order: Mapping[int, SplitParam | Resident], state_dict: Mapping[str, Any]
 ) -> None:
