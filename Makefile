@@ -126,6 +126,7 @@ docs: $(READY_DEV)
 	$(PY) -m experiments.pages.late_updates
 	$(PY) -m benchmarks.gpu_document
 	$(PY) -m experiments.paper.document
+	$(PY) -m tests.zenflow.conformance.document
 	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "Open build/site/index.html"
 

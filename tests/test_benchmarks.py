@@ -18,6 +18,7 @@ from benchmarks import (
     gpu_suite,
     host_jobs,
     host_update,
+    lightning_tests,
     sim_speed,
     step_overhead,
 )
@@ -341,3 +342,29 @@ def test_the_simulators_speed_is_measured_beside_its_aims(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "100,000" in shown
     assert shown.strip() == (tmp_path / "sim_speed.txt").read_text(encoding="utf-8").strip()
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="a" name="good"/>
+<testcase classname="a" name="left out"><skipped message="needs a GPU"/></testcase>
+<testcase classname="a" name="bad"><failure message="wrong&#10;at line 3"/></testcase>
+<testcase classname="a" name="bad"><error message="behind it"/></testcase>
+<testcase classname="a" name="late"><error message="a thread is left"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_test_of_lightning_counts_once_and_says_why_it_failed():
+    assert lightning_tests.outcome(JUNIT) == {
+        "passed": 1,
+        "skipped": 1,
+        "failed": {"a::bad": "wrong", "a::late": "a thread is left"},
+    }
+
+
+def test_each_class_of_torch_s_has_a_stand_in_of_its_own():
+    made = [lightning_tests.standing_in(name, "zenflow") for name in ("SGD", "Adam")]
+    assert made[0] is not made[1]
+    model = TinyStack(num_layers=2)
+    with closing(made[0](model.parameters(), lr=0.5, momentum=0.9)) as optimizer:
+        assert optimizer.defaults["lr"] == 0.5
+        assert optimizer.memory.host_bytes > 0

@@ -22,6 +22,8 @@ from zenflow.step.device_step import resident_grads_of, squared_norm
 from zenflow.step.engine import Engine
 from zenflow.surface.arguments import (
     check_arguments,
+    check_group,
+    check_same_params,
     check_settings,
     checked_config,
     gradient_mode,
@@ -148,13 +150,12 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
             wait_timeout=wait_timeout,
             releases=self.releases_gradients,
         )
+        self._given = [param for group in self.param_groups for param in group["params"]]
         self._places = {place.param: place for place in places}
         self._source = GradientSource(
             self._engine,
             places,
-            frozen=[
-                p for group in self.param_groups for p in group["params"] if not p.requires_grad
-            ],
+            frozen=[param for param in self._given if not param.requires_grad],
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
         )
@@ -187,12 +188,13 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
+            check_group(group)
             added = [] if engine is None else add_residents(engine, self.param_groups)
         except BaseException:
             self.param_groups.pop()
             raise
         if engine is not None:
+            self._given += group["params"]
             self._places |= {place.param: place for place in added}
             self._source.add(added, [p for p in group["params"] if not p.requires_grad])
             self.memory = plan_memory(engine)
@@ -259,6 +261,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
             DeadlineError: Something took longer than `wait_timeout`.
         """
         self._check_can_step()
+        check_same_params(self.param_groups, self._given)
         self._source.check_untouched()
         loss = None
         if closure is not None:

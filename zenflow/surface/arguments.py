@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,25 @@ _log = logging.getLogger(__name__)
 TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of parameters."""
 
+OTHER_RULES = {
+    "amsgrad": False,
+    "maximize": False,
+    "capturable": False,
+    "differentiable": False,
+    "decoupled_weight_decay": True,
+}
+"""Settings of torch's groups that would ask for another update, and the only value taken."""
+
 
 def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
     """Return every trainable parameter with its group's index and a name for messages.
 
     Raises:
-        ValueError: A parameter is sharded or of another dtype, or two share one storage.
+        ValueError: A parameter is sharded, sparse, of another dtype or given twice, or two share
+            one storage.
     """
     named = []
-    storages: dict[int, str] = {}
+    storages: dict[int, NamedParam] = {}
     for group_index, group in enumerate(param_groups):
         names = group.get("param_names")
         for index, param in enumerate(group["params"]):
@@ -39,20 +49,27 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                     f"{name} is {param.dtype}: only float32, bfloat16 and float16 are trained; "
                     "cast the model first, then make the optimizer"
                 )
+            if param.layout != torch.strided:
+                raise ValueError(
+                    f"{name} is a {param.layout} tensor: only dense parameters are trained; use "
+                    "param.to_dense()"
+                )
             if hasattr(param, "device_mesh"):
                 raise ValueError(
                     f"{name} is sharded (a DTensor, as FSDP2 and tensor parallelism have them): "
                     "only whole parameters are trained. Use DistributedDataParallel with "
                     'offload_gradients="keep"'
                 )
-            key = param.untyped_storage().data_ptr()
-            if param.numel() and key in storages:
+            item = NamedParam(param, name, group_index)
+            other = storages.setdefault(param.untyped_storage().data_ptr(), item)
+            if other.param is param and other is not item:
+                raise ValueError(f"{name} is {other.name} again: give each parameter once")
+            if other is not item and param.numel():
                 raise ValueError(
-                    f"{name} and {storages[key]} are two parameters over one storage: tie "
+                    f"{name} and {other.name} are two parameters over one storage: tie "
                     "them by using the same nn.Parameter in both modules"
                 )
-            storages[key] = name
-            named.append(NamedParam(param, name, group_index))
+            named.append(item)
     return named
 
 
@@ -81,11 +98,16 @@ def note_unused(**flags: bool | None) -> None:
 
 
 def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None:
-    """Check a parameter group's settings.
+    """Check the settings of AdamW.
 
     Raises:
-        ValueError: One breaks its rule; the message lists all that do.
+        TypeError: The learning rate is no number.
+        ValueError: A setting breaks its rule; the message lists all that do.
     """
+    if isinstance(lr, str):
+        raise TypeError(f"lr must be a number, got the text {lr!r}: write 0.001 for 1e-3 in YAML")
+    if isinstance(lr, torch.Tensor) and lr.numel() != 1:
+        raise ValueError(f"an lr that is a tensor must have one element, got {lr.numel()}")
     rules = [
         (float(lr) >= 0, f"lr must be at least 0, got {lr}"),
         (all(0 <= b < 1 for b in betas), f"betas must be in [0, 1), got {betas}"),
@@ -118,6 +140,38 @@ def gradient_mode(
     if offload_gradients is None:
         return max_grad_norm != "keep", norm
     return offload_gradients == "release", norm
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Check a parameter group's settings.
+
+    Raises:
+        TypeError: The learning rate is no number.
+        ValueError: A setting breaks its rule, or asks for an update that is another one.
+    """
+    check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
+    for name, only in OTHER_RULES.items():
+        if group.get(name, only) != only:
+            raise ValueError(
+                f"{name}={group[name]} in a parameter group is for torch's own AdamW: this "
+                f"optimizer has {name}={only} only; leave it out"
+            )
+
+
+def check_same_params(
+    param_groups: Sequence[Mapping[str, Any]], given: Sequence[torch.Tensor]
+) -> None:
+    """Check that the groups have the parameters that the optimizer was made with.
+
+    Raises:
+        RuntimeError: They have others, which would not be trained.
+    """
+    now = [param for group in param_groups for param in group["params"]]
+    if len(now) != len(given) or any(a is not b for a, b in zip(now, given, strict=True)):
+        raise RuntimeError(
+            "param_groups have other parameters than the optimizer was made with, where its "
+            "memory was laid out: make a new optimizer with these"
+        )
 
 
 def check_arguments(

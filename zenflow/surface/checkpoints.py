@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -71,9 +72,12 @@ class Checkpointed(WithEngine):
         else:
             load_engine_state(self._running, order, self._true_weights, state_dict, saved)
             self._takes_late_weights = not has_steps(state_dict, saved)
-        for group, there in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        # Copies: a rate that is a tensor would be both optimizers'.
+        for group, there in zip(
+            self.param_groups, copy.deepcopy(state_dict["param_groups"]), strict=True
+        ):
             names = there if saved is not None else (*SETTINGS, "initial_lr")
-            kept = ("params", "param_names", ENTRY)
+            kept = ("params", ENTRY)
             group.update({key: there[key] for key in names if key in there and key not in kept})
         self._failure = None
         self._source.expect_new_weights()

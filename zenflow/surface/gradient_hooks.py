@@ -115,6 +115,8 @@ class GradientSource:
         grad = place.param.grad
         if grad is None or isinstance(grad, ReleasedGradient):
             return
+        if self._releases and grad.dtype != self._released[place].dtype:
+            self.check_untouched()  # says that the model was cast
         step = self._engine.step + 1
         self._engine.collector.take(place, grad, step, at_once=self._releases)
         if self._releases:

@@ -68,8 +68,8 @@ def places_by_key(
     here = [group["params"] for group in param_groups]
     if [len(keys) for keys in there] != [len(params) for params in here]:
         raise CheckpointError(
-            f"the checkpoint is of another model: its groups have {list(map(len, there))} "
-            f"parameters and this optimizer's {list(map(len, here))}. Build the saved model"
+            f"the checkpoint has parameter groups of {list(map(len, there))} parameters, and this "
+            f"optimizer of {list(map(len, here))}: make the groups that were saved"
         )
     pairs = zip(chain.from_iterable(there), chain.from_iterable(here), strict=True)
     return {key: places[param] for key, param in pairs if param in places}

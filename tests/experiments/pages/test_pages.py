@@ -12,6 +12,7 @@ from experiments.pages.commentary import SECTIONS
 from experiments.pages.headlines import headlines
 from experiments.pages.results import DOCUMENT, README, document, readme, with_part
 from experiments.pages.window_picture import NUM_BLOCKS, NUM_STEPS, PICTURE, windows
+from tests.zenflow.conformance import document as refusals_page
 from zenflow import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -29,6 +30,12 @@ def test_results_and_the_readmes_numbers_are_what_the_records_say():
 def test_the_page_of_late_updates_has_the_record_s_picture_and_table():
     text = late_updates.DOCUMENT.read_text(encoding="utf-8")
     assert text == late_updates.document(text), "made by python -m experiments.pages.late_updates"
+
+
+def test_the_page_of_limits_has_every_refusal_of_the_suite():
+    text = refusals_page.DOCUMENT.read_text(encoding="utf-8")
+    made = "made by python -m tests.zenflow.conformance.document"
+    assert text == refusals_page.document(text), made
 
 
 def told(text):
