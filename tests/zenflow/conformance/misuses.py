@@ -65,9 +65,11 @@ def replace_memory(tensors, _):
     tensors[0].data = tensors[0].data.clone()
 
 
-def cast(tensors, _):
-    for p in tensors:
+def cast(make):
+    problem, optimizer = made(make)
+    for p in problem.tensors:
         p.data = p.data.bfloat16()
+    train(problem, optimizer, 1)
 
 
 def replace_parameter(tensors, optimizer):

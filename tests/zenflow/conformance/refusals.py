@@ -152,10 +152,9 @@ def _step() -> Iterator[Refusal]:
     )
     yield Refusal(
         "the model cast to another dtype",
-        lambda make: misuses.train_after(make, misuses.cast),
+        misuses.cast,
         RuntimeError,
         "weight was cast from torch.float32 to torch.bfloat16 after the optimizer was made",
-        torch=RuntimeError,
     )
     yield Refusal(
         "`param_groups` with other parameters than before",
