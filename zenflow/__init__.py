@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from zenflow.surface.lr_schedule import deepspeed_lr_scheduler
     from zenflow.trace.timeline import LANES, Span, Timeline, compare
 
-    __version__: str
+__version__ = "0.1.0"
+"""The version of the package; pyproject.toml reads it here."""
 
 __all__ = [
     "LANES",
@@ -101,12 +102,9 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> object:
     """Load a public name from its module on first use (PEP 562)."""
-    if name == "__version__":
-        value: object = _version()
-    elif name in _HOME_OF:
-        value = getattr(import_module(_HOME_OF[name]), name)
-    else:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'zenflow' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value  # next time Python finds it without asking here
     return value
 
@@ -114,12 +112,3 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Return the public names, loaded or not."""
     return sorted(__all__)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - it is slow
-
-    try:
-        return version("zenflow-offload")
-    except PackageNotFoundError:
-        return "0+unknown"  # a source tree that was never installed

@@ -2,17 +2,14 @@
  * low-precision weights, in one pass over memory; and sums of gradients.
  *
  * Loaded by zenflow/host/library.py with ctypes, so that the interpreter lock is free while it
- * runs and no torch header is needed. It starts no threads: callers, _host_pool.c among them, hand
- * row ranges to their own.
+ * runs and neither Python's nor torch's headers are needed. It starts no threads: callers,
+ * _host_pool.c among them, hand row ranges to their own.
  *
  * Every operation is elementwise and rounded to float32 on its own, in torch.optim.AdamW's order
  * (build with -ffp-contract=off), so the result depends neither on how rows and steps are cut into
  * calls nor on which clone the loader picks. A tile's state stays in the first-level cache while it
  * takes all its steps: memory is read and written once for any number of them.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -39,6 +36,7 @@
 #if !defined(CLONES)
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define HAS_CLONES
 #else
 #define CLONES
 #endif
@@ -298,6 +296,28 @@ EXPORT int zenflow_interface(void)
     return INTERFACE;
 }
 
+/* The instruction set of the loops: the clone's that the loader picks here, else the compiler's. */
+EXPORT const char *zenflow_instruction_set(void)
+{
+#if defined(HAS_CLONES)
+    if (__builtin_cpu_supports("avx512f"))
+        return "AVX-512";
+    if (__builtin_cpu_supports("avx2"))
+        return "AVX2";
+#endif
+#if defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__AVX2__)
+    return "AVX2";
+#elif defined(__SSE2__) || defined(_M_X64)
+    return "SSE2";
+#elif defined(__ARM_NEON)
+    return "NEON";
+#else
+    return "scalar";
+#endif
+}
+
 /* Rows low..high-1, which have taken `count` steps and take part, or not, alike. `out` may be the
  * gradient's memory: a tile's gradients have been read when its weights are written. */
 static void replay_rows(const HostJob *job, int64_t low, int64_t high, int64_t count, int active)
@@ -342,14 +362,4 @@ EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high)
         replay_rows(job, row, next, count, active);
     }
     restore_mode(mode);
-}
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_host_kernel", "The host kernel, called through ctypes.", -1,
-    NULL, NULL, NULL, NULL, NULL,
-};
-
-PyMODINIT_FUNC PyInit__host_kernel(void)
-{
-    return PyModule_Create(&definition);
 }

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import logging
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 _logger = logging.getLogger(__name__)
 
-_INTERFACE = 4  # the one the C file declares; raised with every change of a signature
+_INTERFACE = 5  # the one the C file declares; raised with every change of a signature
 _CHOICES = ("c", "torch")
+_FILE = Path(__file__).with_name("_host_kernel.so")
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 # Result and arguments of each function.
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "zenflow_instruction_set": (ctypes.c_char_p, ()),
     "zenflow_run": (None, (_POINTER, _LONG, _LONG)),
     "zenflow_pool_open": (_POINTER, (_INT,)),
     "zenflow_pool_run": (None, (_POINTER, _POINTER, _LONG, _LONG)),
@@ -42,6 +44,18 @@ def c_library() -> ctypes.CDLL | None:
         return _load()
 
 
+def description() -> str:
+    """Return what runs host updates: C and its instruction set, or torch operations and why.
+
+    Raises:
+        ValueError: `ZENFLOW_KERNEL` is neither `c` nor `torch`.
+    """
+    library, reason = _load_library()
+    if library is None:
+        return f"torch operations ({reason})"
+    return f"C ({bound(library).zenflow_instruction_set().decode()})"
+
+
 @functools.cache
 def _load() -> ctypes.CDLL | None:
     library, reason = _load_library()
@@ -58,14 +72,13 @@ def _load_library() -> tuple[ctypes.CDLL | None, str]:
         raise ValueError(f"ZENFLOW_KERNEL must be one of {_CHOICES}, but is {choice!r}: unset it")
     if choice == "torch":
         return None, "ZENFLOW_KERNEL=torch asks for it"
-    spec = importlib.util.find_spec("zenflow.host._host_kernel")
-    if spec is None or spec.origin is None:
+    if not _FILE.is_file():
         return None, "the C kernel is not built; reinstall with a C compiler present"
     try:
-        library = ctypes.CDLL(spec.origin)
+        library = ctypes.CDLL(str(_FILE))
         interface = int(library.zenflow_interface())
     except (OSError, AttributeError) as error:
-        return None, f"{spec.origin} does not load ({error}); reinstall the package"
+        return None, f"{_FILE} does not load ({error}); reinstall the package"
     if interface != _INTERFACE:
-        return None, f"{spec.origin} is built from other sources; reinstall the package"
+        return None, f"{_FILE} is built from other sources; reinstall the package"
     return library, ""

@@ -89,6 +89,13 @@ def test_the_command_tells_its_version():
     assert result.output.startswith(f"zenflow {zenflow.__version__}, commit ")
 
 
+def test_the_version_with_an_unknown_kernel_is_a_usage_error(monkeypatch):
+    monkeypatch.setenv("ZENFLOW_KERNEL", "fortran")
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 2
+    assert "'fortran': unset it" in result.output
+
+
 def test_every_field_of_the_config_has_a_flag():
     fields = set(ZenFlowConfig().to_dict()) - {"steps_per_epoch"}  # follows from the data
     assert set(KNOB_NAMES) == fields

@@ -7,9 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
 def select(monkeypatch, name):
     monkeypatch.setenv("ZENFLOW_KERNEL", name)
     library._load.cache_clear()
-    if name == "c" and library.importlib.util.find_spec("zenflow.host._host_kernel") is None:
+    if name == "c" and not library._FILE.is_file():
         pytest.skip("the C kernel is not built here")
     assert kernel.active_kernel() == name
 
@@ -185,19 +183,8 @@ def test_clones_agree_with_plain_c_bit_for_bit(tmp_path, monkeypatch):
     if compiler is None:
         pytest.skip("no C compiler")
     plain = tmp_path / "plain.so"
-    include = f"-I{sysconfig.get_paths()['include']}"
-    options = [
-        "-std=c11",
-        "-O1",
-        "-DCLONES=",
-        "-ffp-contract=off",
-        "-fPIC",
-        "-shared",
-        "-pthread",
-        include,
-    ]
-    linked = [*(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []), "-lm"]
-    subprocess.run([compiler, *options, *map(str, SOURCES), "-o", str(plain), *linked], check=True)
+    options = ["-std=c11", "-O1", "-DCLONES=", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"]
+    subprocess.run([compiler, *options, *map(str, SOURCES), "-o", str(plain), "-lm"], check=True)
     expected = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
@@ -408,6 +395,15 @@ def test_fallback_is_chosen_by_the_environment_and_says_so_once(monkeypatch, cap
     assert "ZENFLOW_KERNEL=torch" in caplog.text
 
 
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="needs Linux")
+def test_loops_use_the_best_instructions_that_the_processor_has(monkeypatch):
+    select(monkeypatch, "c")
+    known = {"avx512f": "AVX-512", "avx2": "AVX2", "sse2": "SSE2", "asimd": "NEON"}
+    flags = Path("/proc/cpuinfo").read_text().split()
+    best = next((name for flag, name in known.items() if flag in flags), "scalar")
+    assert library.description() == f"C ({best})"
+
+
 def test_an_unknown_kernel_is_refused(monkeypatch):
     monkeypatch.setenv("ZENFLOW_KERNEL", "fortran")
     library._load.cache_clear()
@@ -417,13 +413,12 @@ def test_an_unknown_kernel_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("state", ["missing", "broken", "stranger"])
 def test_a_library_that_is_no_use_gives_the_fallback(monkeypatch, caplog, tmp_path, state):
-    origin = tmp_path / "library.so"
-    origin.write_text("not a library")
-    if state == "stranger":
-        origin = torch._C.__file__  # loads, but is not ours
-    spec = ModuleSpec("zenflow.host._host_kernel", None, origin=str(origin))
-    found = None if state == "missing" else spec
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: found)
+    path = tmp_path / "library.so"
+    if state == "broken":
+        path.write_text("not a library")
+    elif state == "stranger":
+        path = Path(torch._C.__file__)  # loads, but is not ours
+    monkeypatch.setattr(library, "_FILE", path)
     monkeypatch.delenv("ZENFLOW_KERNEL", raising=False)
     library._load.cache_clear()
     assert kernel.active_kernel() == "torch"
