@@ -131,19 +131,24 @@ def environment(clone, tmp_path_factory):
     programs = folder / "venv" / "bin"
     pip = [sys.executable, "-m", "pip", "--python", programs / "python"]
     subprocess.run(
-        [*pip, "install", "--no-index", "--no-deps", wheel], check=True, capture_output=True
-    )
+        [*pip, "install", "--no-index", "--no-deps", wheel], check=True, capture_output=True,
+        env=without_pythons(),  # PYTHONPATH may name a tree that counts as installed
+    )  # fmt: skip
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     there = [path for path in sys.path if Path(path).name.endswith("-packages")]
     (packages / "dependencies.pth").write_text("\n".join(there))
     return programs, wheel
 
 
+def without_pythons():
+    """Return this process's environment without Python's own variables."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 def in_environment(environment, *command):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     programs, wheel = environment
     return subprocess.run(
-        [programs / command[0], *command[1:]], cwd=wheel.parent, env=kept,
+        [programs / command[0], *command[1:]], cwd=wheel.parent, env=without_pythons(),
         capture_output=True, text=True, timeout=100, check=True,
     ).stdout  # fmt: skip
 
