@@ -24,13 +24,19 @@ def arguments(kind, folder, **changes):
 
 
 class Recorded:
-    """Keeps the batches and losses of a trainer."""
+    """Keeps what `compute_loss` was given in training, and the losses."""
 
-    def training_step(self, model, inputs, num_items_in_batch=None):
+    def compute_loss(self, model, inputs, *args, num_items_in_batch=None, **kwargs):
         if not hasattr(self, "batches"):
             self.batches, self.losses = [], []
-        self.batches.append((copy.deepcopy(inputs), num_items_in_batch))
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        if model.training:
+            self.batches.append((copy.deepcopy(inputs), num_items_in_batch))
+        return super().compute_loss(
+            model, inputs, *args, num_items_in_batch=num_items_in_batch, **kwargs
+        )
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
         self.losses.append(loss.item())
         return loss
 

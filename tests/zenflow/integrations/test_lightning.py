@@ -23,6 +23,7 @@ from tests.zenflow.integrations.tiny import (
     make_optimizer,
     plain_run,
     texts,
+    told,
 )
 from zenflow.integrations.lightning import ZenFlowCallback
 
@@ -90,8 +91,9 @@ def plain():
     return plain_run(
         model,
         2 * [epoch[:3], epoch[3:6], epoch[6:]],
-        lambda tokens: model(input_ids=tokens, labels=tokens).loss / ACCUMULATION,
+        lambda tokens: model(input_ids=tokens, labels=tokens).loss,
         accumulation_steps=ACCUMULATION,
+        divisor=ACCUMULATION,
     )
 
 
@@ -119,22 +121,25 @@ def saved(folder, step):
     return [state[f"model.{name}"] for name in names]
 
 
-def test_losses_and_weights_are_the_plain_loops(fit, plain):
+def test_losses_and_weights_are_the_plain_loops(fit, plain, record_property):
     module, *_ = fit
-    assert [loss / ACCUMULATION for loss in module.losses] == pytest.approx(plain.losses, rel=1e-6)
+    told(record_property, "Lightning", module.release, "losses, weights")
+    assert module.losses == plain.losses
     assert are_equal(weights_of(module.model), plain.true[-1])
     assert not are_equal(plain.seen[-1], plain.true[-1])
 
 
-def test_validation_sees_the_true_weights(fit, plain):
+def test_validation_sees_the_true_weights(fit, plain, record_property):
     module, *_ = fit
+    told(record_property, "Lightning", module.release, "validation")
     _, first, last = module.validated  # before training, and behind each epoch
     assert are_equal(first, plain.true[2])
     assert are_equal(last, plain.true[5])
 
 
-def test_checkpoints_have_the_true_weights(fit, plain):
-    *_, folder = fit
+def test_checkpoints_have_the_true_weights(fit, plain, record_property):
+    module, _, folder = fit
+    told(record_property, "Lightning", module.release, "saved weights")
     for step in range(1, 7):
         assert are_equal(saved(folder / "whole", step), plain.true[step - 1])
     for step in (2, 4, 6):
@@ -151,8 +156,9 @@ def test_testing_and_predicting_after_it_see_the_true_weights(fit, plain):
 
 
 @pytest.mark.parametrize(**both_modes)
-def test_a_resumed_run_goes_on_bit_for_bit(plain, release, tmp_path):
+def test_a_resumed_run_goes_on_bit_for_bit(plain, release, tmp_path, record_property):
     """From an epoch's end: Lightning starts the data of a broken-off epoch anew."""
+    told(record_property, "Lightning", release, "resume")
     save = ModelCheckpoint(tmp_path, save_on_train_epoch_end=True)
     trainer_in(tmp_path, [save], max_epochs=1).fit(Module(release), batches())
     (file,) = tmp_path.glob("*step=3.ckpt")  # in the middle of a window

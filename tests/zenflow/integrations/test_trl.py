@@ -12,7 +12,15 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from tests.models import weights_of
 from tests.zenflow.integrations.hf import Recorded, arguments, replayed
-from tests.zenflow.integrations.tiny import CONFIG, are_equal, both_modes, decoder, texts
+from tests.zenflow.integrations.tiny import (
+    CONFIG,
+    are_equal,
+    both_modes,
+    decoder,
+    texts,
+    told,
+    word_tokenizer,
+)
 from zenflow.integrations.transformers import ZenFlowTrainerMixin
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
@@ -28,16 +36,7 @@ class ZenFlowDPOTrainer(Recorded, ZenFlowTrainerMixin, DPOTrainer):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Return a tokenizer of words, made on the spot."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, 48)}}
-    made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
+    return word_tokenizer()
 
 
 def said(row):
@@ -58,9 +57,8 @@ def fine_tuning(kind, folder, tokenizer, **given):
 
 def preferring(kind, folder, tokenizer, **given):
     rows = zip(texts(length=4, seed=2), texts(), texts(seed=1), strict=True)
-    pairs = [
-        dict(zip(("prompt", "chosen", "rejected"), map(said, row), strict=True)) for row in rows
-    ]
+    names = ("prompt", "chosen", "rejected")
+    pairs = [dict(zip(names, map(said, row), strict=True)) for row in rows]
     return kind(
         model=decoder(),
         ref_model=decoder(),
@@ -71,12 +69,14 @@ def preferring(kind, folder, tokenizer, **given):
     )
 
 
+LORA = LoraConfig(r=32, task_type="CAUSAL_LM")
+"""An adapter with matrices that are large enough to be split."""
+SFT = (fine_tuning, ZenFlowSFTTrainer, SFTTrainer)
 CASES = {
-    "SFTTrainer": (fine_tuning, ZenFlowSFTTrainer, SFTTrainer, {"gradient_accumulation_steps": 3}),
-    "SFTTrainer and PEFT": (fine_tuning, ZenFlowSFTTrainer, SFTTrainer,
-                            {"peft_config": LoraConfig(r=32, task_type="CAUSAL_LM")}),
-    "DPOTrainer": (preferring, ZenFlowDPOTrainer, DPOTrainer, {}),
-}  # fmt: skip
+    "trl.SFTTrainer": (*SFT, {"gradient_accumulation_steps": 3}),
+    "trl.SFTTrainer with PEFT's LoRA": (*SFT, {"peft_config": LORA}),
+    "trl.DPOTrainer": (preferring, ZenFlowDPOTrainer, DPOTrainer, {}),
+}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -92,12 +92,13 @@ def runs(request, tokenizer, tmp_path_factory):
         trainers[release].train()
     judge = build(base, folder, tokenizer, **given)
     steps = given.get("gradient_accumulation_steps", 1)
-    return trainers, replayed(trainers[True], judge, accumulation_steps=steps)
+    return request.param, trainers, replayed(trainers[True], judge, accumulation_steps=steps)
 
 
 @pytest.mark.parametrize(**both_modes)
-def test_losses_and_weights_are_the_plain_loops(runs, release):
-    trainers, plain = runs
+def test_losses_and_weights_are_the_plain_loops(runs, release, record_property):
+    case, trainers, plain = runs
+    told(record_property, case, release, "losses, weights")
     trainer = trainers[release]
     assert trainer.losses == plain.losses
     assert are_equal(weights_of(trainer.model), plain.true[-1])
@@ -105,14 +106,14 @@ def test_losses_and_weights_are_the_plain_loops(runs, release):
 
 
 def test_the_trainers_own_metrics_stay_in_the_row(runs):
-    trainers, _ = runs
+    _, trainers, _ = runs
     row = next(row for row in trainers[True].state.log_history if "loss" in row)
     assert {"zenflow/stall_share", "grad_norm"} <= set(row)
     assert {"mean_token_accuracy", "rewards/chosen"} & set(row)
 
 
 def test_only_what_peft_adds_is_trained(tokenizer, tmp_path):
-    given = {"peft_config": LoraConfig(r=32, task_type="CAUSAL_LM"), "zenflow": CONFIG}
+    given = {"peft_config": LORA, "zenflow": CONFIG}
     trainer = fine_tuning(ZenFlowSFTTrainer, tmp_path, tokenizer, **given)
     trainer.train()
     moved = {

@@ -33,6 +33,19 @@ def decoder(dtype=torch.float32):
     return LlamaForCausalLM(shape).to(dtype)
 
 
+def word_tokenizer():
+    """Return a tokenizer of the words w3 to w47."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, VOCAB)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
 def texts(count=14, length=12, seed=0):
     """Return random token rows, each with itself as labels."""
     generator = torch.Generator().manual_seed(seed)
@@ -65,7 +78,9 @@ class Run:
     """Weights that the next forward sees, after each step."""
 
 
-def plain_run(model, steps, loss_of, *, release=True, accumulation_steps=1, schedule=None):
+def plain_run(
+    model, steps, loss_of, *, release=True, accumulation_steps=1, divisor=1, schedule=None
+):
     """Train in a loop of a few lines.
 
     Args:
@@ -74,6 +89,7 @@ def plain_run(model, steps, loss_of, *, release=True, accumulation_steps=1, sche
         loss_of: Returns the loss of a micro-batch.
         release: Whether in release mode.
         accumulation_steps: Micro-batches in a full step.
+        divisor: Divides each loss before backward.
         schedule: Makes a scheduler of the optimizer.
     """
     optimizer = make_optimizer(model, release, accumulation_steps)
@@ -83,7 +99,7 @@ def plain_run(model, steps, loss_of, *, release=True, accumulation_steps=1, sche
         for batch in batches:
             loss = loss_of(batch)
             run.losses.append(loss.item())
-            loss.backward()
+            (loss / divisor).backward()
         if not release:
             optimizer.clip_grad_norm_(MAX_NORM)
         optimizer.step()
@@ -99,3 +115,10 @@ def plain_run(model, steps, loss_of, *, release=True, accumulation_steps=1, sche
 def are_equal(left, right):
     """Whether two lists of tensors are the same bits."""
     return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def told(record_property, trainer, release, compared):
+    """Note for the guide's table what is about to be compared with the plain loop."""
+    record_property("trainer", trainer)
+    record_property("mode", "release" if release else "keep")
+    record_property("compared", compared)
