@@ -7,7 +7,7 @@ import pytest
 
 from experiments.lab.record import README as RECORD_PAGE
 from experiments.output.provenance import RESULTS
-from experiments.pages import late_updates
+from experiments.pages import late_updates, trainers
 from experiments.pages.commentary import SECTIONS
 from experiments.pages.headlines import headlines
 from experiments.pages.results import DOCUMENT, README, document, readme, with_part
@@ -29,6 +29,26 @@ def test_results_and_the_readmes_numbers_are_what_the_records_say():
 def test_the_page_of_late_updates_has_the_record_s_picture_and_table():
     text = late_updates.DOCUMENT.read_text(encoding="utf-8")
     assert text == late_updates.document(text), "made by python -m experiments.pages.late_updates"
+
+
+def test_the_guide_of_trainers_has_the_record_s_table():
+    text = trainers.DOCUMENT.read_text(encoding="utf-8")
+    assert text == trainers.document(text), "made by python -m experiments.pages.trainers"
+
+
+def test_what_a_failed_or_skipped_test_would_have_compared_is_left_out():
+    noted = "".join(
+        f'<property name="{name}" value="{value}"/>'
+        for name, value in {"trainer": "T", "mode": "keep", "compared": "losses",
+                            "packages": "numpy"}.items()
+    )  # fmt: skip
+    case = "<testcase><properties>{}</properties>{}</testcase>"
+    report = "".join(
+        case.format(noted, end) for end in ("", "<failure/>", "<skipped/>", "<error/>")
+    )
+    (row,) = trainers.compared(f"<testsuites>{report}</testsuites>")
+    assert row["versions"].startswith("numpy ")
+    assert trainers.compared("<testsuites><testcase/></testsuites>") == []
 
 
 def told(text):

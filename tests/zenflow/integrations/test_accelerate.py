@@ -80,7 +80,7 @@ def plain():
 
 @pytest.mark.parametrize(**both_modes)
 def test_losses_and_weights_are_the_plain_loops(plain, release, record_property):
-    told(record_property, "Accelerate", release, "losses, weights")
+    told(record_property, "Accelerate", release, "losses, weights", "accelerate")
     loop = Loop(release)
     loop.epoch()
     loop.epoch()
@@ -92,7 +92,7 @@ def test_losses_and_weights_are_the_plain_loops(plain, release, record_property)
 
 @pytest.mark.parametrize(**both_modes)
 def test_a_resumed_run_goes_on_bit_for_bit(plain, release, tmp_path, record_property):
-    told(record_property, "Accelerate", release, "resume")
+    told(record_property, "Accelerate", release, "resume", "accelerate")
     loop = Loop(release)
     loop.epoch()
     loop.accelerator.save_state(str(tmp_path))

@@ -123,7 +123,7 @@ def saved(folder, step):
 
 def test_losses_and_weights_are_the_plain_loops(fit, plain, record_property):
     module, *_ = fit
-    told(record_property, "Lightning", module.release, "losses, weights")
+    told(record_property, "Lightning", module.release, "losses, weights", "lightning")
     assert module.losses == plain.losses
     assert are_equal(weights_of(module.model), plain.true[-1])
     assert not are_equal(plain.seen[-1], plain.true[-1])
@@ -131,7 +131,7 @@ def test_losses_and_weights_are_the_plain_loops(fit, plain, record_property):
 
 def test_validation_sees_the_true_weights(fit, plain, record_property):
     module, *_ = fit
-    told(record_property, "Lightning", module.release, "validation")
+    told(record_property, "Lightning", module.release, "validation", "lightning")
     _, first, last = module.validated  # before training, and behind each epoch
     assert are_equal(first, plain.true[2])
     assert are_equal(last, plain.true[5])
@@ -139,7 +139,7 @@ def test_validation_sees_the_true_weights(fit, plain, record_property):
 
 def test_checkpoints_have_the_true_weights(fit, plain, record_property):
     module, _, folder = fit
-    told(record_property, "Lightning", module.release, "saved weights")
+    told(record_property, "Lightning", module.release, "saved weights", "lightning")
     for step in range(1, 7):
         assert are_equal(saved(folder / "whole", step), plain.true[step - 1])
     for step in (2, 4, 6):
@@ -158,7 +158,7 @@ def test_testing_and_predicting_after_it_see_the_true_weights(fit, plain):
 @pytest.mark.parametrize(**both_modes)
 def test_a_resumed_run_goes_on_bit_for_bit(plain, release, tmp_path, record_property):
     """From an epoch's end: Lightning starts the data of a broken-off epoch anew."""
-    told(record_property, "Lightning", release, "resume")
+    told(record_property, "Lightning", release, "resume", "lightning")
     save = ModelCheckpoint(tmp_path, save_on_train_epoch_end=True)
     trainer_in(tmp_path, [save], max_epochs=1).fit(Module(release), batches())
     (file,) = tmp_path.glob("*step=3.ckpt")  # in the middle of a window

@@ -96,7 +96,7 @@ def test_an_epochs_last_step_is_short(runs):
 
 @pytest.mark.parametrize(**both_modes)
 def test_losses_and_weights_are_the_plain_loops(runs, plain, release, record_property):
-    told(record_property, TRAINER, release, "losses, weights")
+    told(record_property, TRAINER, release, "losses, weights", "transformers")
     trainer = runs[release]
     assert trainer.losses == plain.losses
     assert are_equal(weights_of(trainer.model), plain.true[-1])  # train() leaves the true ones
@@ -105,7 +105,7 @@ def test_losses_and_weights_are_the_plain_loops(runs, plain, release, record_pro
 
 @pytest.mark.parametrize(**both_modes)
 def test_a_checkpoint_has_the_true_weights(runs, plain, release, tmp_path, record_property):
-    told(record_property, TRAINER, release, "saved weights")
+    told(record_property, TRAINER, release, "saved weights", "transformers")
     trainer = runs[release]
     assert are_equal(saved(Path(trainer.args.output_dir) / "checkpoint-5"), plain.true[4])
     assert not are_equal(plain.seen[4], plain.true[4])
@@ -115,7 +115,7 @@ def test_a_checkpoint_has_the_true_weights(runs, plain, release, tmp_path, recor
 
 @pytest.mark.parametrize(**both_modes)
 def test_a_resumed_run_goes_on_bit_for_bit(runs, release, tmp_path, record_property):
-    told(record_property, TRAINER, release, "resume")
+    told(record_property, TRAINER, release, "resume", "transformers")
     trainer = runs[release]
     again = make(tmp_path, release=release, gradient_accumulation_steps=ACCUMULATION)
     again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-5"))
@@ -215,7 +215,7 @@ class Kept(TrainerCallback):
 def test_evaluation_in_mid_run_changes_no_bit_and_is_of_true_weights(
     plain, tmp_path, record_property
 ):
-    told(record_property, TRAINER, True, "validation")
+    told(record_property, TRAINER, True, "validation", "transformers")
     losses = {}
     trainer = make(
         tmp_path,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-pytest.importorskip("trl", reason='needs the extra: pip install "zenflow-offload[hf]" trl')
-pytest.importorskip("peft", reason='needs the extra: pip install "zenflow-offload[hf]" peft')
+pytest.importorskip("trl", reason='needs TRL and PEFT: pip install -e ".[hf,dev]"')
+pytest.importorskip("peft", reason='needs TRL and PEFT: pip install -e ".[hf,dev]"')
 
 from datasets import Dataset
 from peft import LoraConfig
@@ -98,7 +98,8 @@ def runs(request, tokenizer, tmp_path_factory):
 @pytest.mark.parametrize(**both_modes)
 def test_losses_and_weights_are_the_plain_loops(runs, release, record_property):
     case, trainers, plain = runs
-    told(record_property, case, release, "losses, weights")
+    packages = "trl transformers peft" if "PEFT" in case else "trl transformers"
+    told(record_property, case, release, "losses, weights", packages)
     trainer = trainers[release]
     assert trainer.losses == plain.losses
     assert are_equal(weights_of(trainer.model), plain.true[-1])

@@ -117,8 +117,12 @@ def are_equal(left, right):
     return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
-def told(record_property, trainer, release, compared):
-    """Note for the guide's table what is about to be compared with the plain loop."""
+def told(record_property, trainer, release, compared, packages):
+    """Note for the guide's table what is about to be compared with the plain loop.
+
+    `experiments.pages.trainers` makes the table of what tests that pass have noted.
+    """
     record_property("trainer", trainer)
     record_property("mode", "release" if release else "keep")
     record_property("compared", compared)
+    record_property("packages", packages)
