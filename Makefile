@@ -132,6 +132,7 @@ docs: $(READY_DEV)
 	$(PY) -m experiments.pages.window_picture
 	$(PY) -m experiments.pages.results
 	$(PY) -m experiments.pages.late_updates
+	$(PY) -m experiments.pages.trainers
 	$(PY) -m benchmarks.gpu_document
 	$(PY) -m experiments.paper.document
 	$(PY) -m tests.zenflow.conformance.document

@@ -76,6 +76,9 @@ LINES = {
         "zenflow train --compare --out runs/compare": Scaled(added=f"{SMALL} --steps 4"),
         "zenflow report page.html runs/mine runs/compare": AS_IT_STANDS,
     },
+    "docs/guides/trainers.md": {
+        'pip install "path/to/this/clone[hf,lightning]"': INSTALLED,
+    },
     "docs/guides/resume.md": {
         "zenflow train --data my_texts/ --steps 500 --out runs/mine": trained((500, 6)),
         "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),

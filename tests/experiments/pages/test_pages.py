@@ -7,7 +7,7 @@ import pytest
 
 from experiments.lab.record import README as RECORD_PAGE
 from experiments.output.provenance import RESULTS
-from experiments.pages import late_updates
+from experiments.pages import late_updates, trainers
 from experiments.pages.commentary import SECTIONS
 from experiments.pages.headlines import headlines
 from experiments.pages.results import DOCUMENT, README, document, readme, with_part
@@ -36,6 +36,26 @@ def test_the_page_of_limits_has_every_refusal_of_the_suite():
     text = refusals_page.DOCUMENT.read_text(encoding="utf-8")
     made = "made by python -m tests.zenflow.conformance.document"
     assert text == refusals_page.document(text), made
+
+
+def test_the_guide_of_trainers_has_the_record_s_table():
+    text = trainers.DOCUMENT.read_text(encoding="utf-8")
+    assert text == trainers.document(text), "made by python -m experiments.pages.trainers"
+
+
+def test_what_a_failed_or_skipped_test_would_have_compared_is_left_out():
+    noted = "".join(
+        f'<property name="{name}" value="{value}"/>'
+        for name, value in {"trainer": "T", "mode": "keep", "compared": "losses",
+                            "packages": "numpy"}.items()
+    )  # fmt: skip
+    case = "<testcase><properties>{}</properties>{}</testcase>"
+    report = "".join(
+        case.format(noted, end) for end in ("", "<failure/>", "<skipped/>", "<error/>")
+    )
+    (row,) = trainers.compared(f"<testsuites>{report}</testsuites>")
+    assert row["versions"].startswith("numpy ")
+    assert trainers.compared("<testsuites><testcase/></testsuites>") == []
 
 
 def told(text):

@@ -1,0 +1,150 @@
+"""ZenFlowAdamW in a loop written with Accelerate."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from zenflow.optimizer import ZenFlowAdamW
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'zenflow.integrations.accelerate needs Accelerate: pip install "zenflow-offload[hf]"'
+    ) from error
+
+
+class ZenFlowAcceleratedOptimizer(AcceleratedOptimizer):  # type: ignore[misc] # is untyped
+    """Accelerate's wrapper, behind which all of `ZenFlowAdamW` can be reached.
+
+    `report`, `memory`, `true_weights()`, `adopt_weights()`, `close()` and the rest are those of
+    the optimizer inside. Its state stays where it is.
+    """
+
+    def __init__(self, optimizer: ZenFlowAdamW, scaler: Any = None) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: The optimizer.
+            scaler: Loss scaler of the accelerator; None where there is none.
+        """
+        super().__init__(optimizer, device_placement=False, scaler=scaler)
+        self._is_accelerate_prepared = True  # so that `prepare` takes it as it is
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the optimizer inside has under this name."""
+        return getattr(self.__dict__["optimizer"], name)
+
+
+def prepare(accelerator: Accelerator, *objects: Any) -> Any:
+    """Prepare a model, optimizer, data loaders and schedulers, as `Accelerator.prepare` does.
+
+    A `ZenFlowAdamW` among them keeps its state on the host, can be reached through its wrapper,
+    and clips what `accelerator.clip_grad_norm_` is called for.
+
+    Args:
+        accelerator: The accelerator.
+        *objects: What to prepare, in any order.
+
+    Returns:
+        The prepared objects in the same order; a single one as it is.
+
+    Raises:
+        ValueError: The optimizer and the accelerator don't go together.
+    """
+    ready = []
+    for item in objects:
+        if isinstance(item, ZenFlowAdamW):
+            _check_pair(accelerator, item)
+            route_clipping(accelerator, item)
+            ready.append(ZenFlowAcceleratedOptimizer(item, accelerator.scaler))
+        else:
+            ready.append(item)
+    return accelerator.prepare(*ready)
+
+
+def _check_pair(accelerator: Accelerator, optimizer: ZenFlowAdamW) -> None:
+    if not optimizer.releases_gradients:
+        return
+    if accelerator.scaler is not None:
+        raise ValueError(
+            "release mode can't unscale gradients, and mixed_precision='fp16' scales the loss: "
+            "use mixed_precision='bf16', or keep gradients until step()"
+        )
+    steps = accelerator.gradient_accumulation_steps
+    if steps not in (1, optimizer.accumulation_steps):
+        raise ValueError(
+            f"the accelerator accumulates {steps} backward passes, and the optimizer was made for "
+            f"{optimizer.accumulation_steps}: give it accumulation_steps={steps}"
+        )
+
+
+def unwrapped(optimizer: Any) -> ZenFlowAdamW | None:
+    """Return the `ZenFlowAdamW` inside of Accelerate's wrappers; None if there is another one."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer if isinstance(optimizer, ZenFlowAdamW) else None
+
+
+def route_clipping(accelerator: Accelerator, optimizer: ZenFlowAdamW) -> None:
+    """Let `accelerator.clip_grad_norm_` clip in the optimizer where its parameters are meant.
+
+    The optimizer then clips exactly, in both gradient modes by the same bits.
+    """
+    clipping = accelerator.__dict__.get("clip_grad_norm_")
+    if not isinstance(clipping, _Clipping):
+        clipping = accelerator.clip_grad_norm_ = _Clipping(accelerator)
+    clipping.optimizers.add(optimizer)
+
+
+class _Clipping:
+    """Stands for an accelerator's `clip_grad_norm_`."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        # Both weakly: the accelerator has this object, and outlives optimizers.
+        self._accelerator = weakref.ref(accelerator)
+        self._of_accelerator = type(accelerator).clip_grad_norm_
+        self.optimizers: weakref.WeakSet[ZenFlowAdamW] = weakref.WeakSet()
+
+    def __call__(
+        self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2
+    ) -> Tensor | None:
+        """Return the norm before clipping; None where the accelerator has none.
+
+        Raises:
+            ValueError: The norm is of a part of an optimizer's parameters, or no L2 norm.
+            RuntimeError: Called between the micro-batches of a step.
+        """
+        accelerator = self._accelerator()
+        assert accelerator is not None
+        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        meant = {p for p in given if p.requires_grad}
+        for optimizer in self.optimizers:
+            owned = {p for g in optimizer.param_groups for p in g["params"] if p.requires_grad}
+            if meant.isdisjoint(owned):
+                continue
+            _check_clipping(len(meant), len(owned), norm_type, is_same=meant == owned)
+            if not accelerator.sync_gradients:
+                raise RuntimeError(
+                    "gradients are clipped once a step, not after each of its micro-batches: call "
+                    "clip_grad_norm_ where accelerator.sync_gradients is true"
+                )
+            accelerator.unscale_gradients()
+            return optimizer.clip_grad_norm_(max_norm)
+        clipped: Tensor | None = self._of_accelerator(accelerator, given, max_norm, norm_type)
+        return clipped
+
+
+def _check_clipping(num_meant: int, num_owned: int, norm_type: float, *, is_same: bool) -> None:
+    if not is_same:
+        raise ValueError(
+            f"clip_grad_norm_ got {num_meant} trainable parameters, and the optimizer has "
+            f"{num_owned}: it clips by the norm of all of its own; give it model.parameters()"
+        )
+    if norm_type != 2:
+        raise ValueError(f"ZenFlowAdamW clips by the L2 norm, got norm_type={norm_type}")

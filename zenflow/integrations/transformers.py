@@ -1,0 +1,234 @@
+"""ZenFlowAdamW in the Trainer of transformers, and in trainers made of it, such as TRL's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zenflow.config import ZenFlowConfig
+from zenflow.integrations.accelerate import route_clipping, unwrapped
+from zenflow.integrations.step_log import StepLog
+from zenflow.optimizer import ZenFlowAdamW
+
+try:
+    from transformers import DefaultFlowCallback, Trainer, TrainerCallback
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'zenflow.integrations.transformers needs transformers: pip install "zenflow-offload[hf]"'
+    ) from error
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Mixed
+else:
+    _Mixed = object
+
+
+class ZenFlowCallback(TrainerCallback):
+    """Logs what the optimizer does, and lets a Trainer save and keep true weights.
+
+    A `ZenFlowTrainer` has one. With another Trainer and a `ZenFlowAdamW` of your own:
+
+        trainer.add_callback(ZenFlowCallback(trainer))
+
+    - Each row of the Trainer's log has `StepLog.take`'s values under `zenflow/`, so that they come
+      to whatever `report_to` names.
+    - When the Trainer is about to save a checkpoint, the model has the true weights. Saves that
+      another callback asks for at the end of a step are not seen; `ZenFlowTrainer` sees those too.
+    - After training the model has the true weights. If the best model was loaded, they are its.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        """Make the callback of one trainer, to which it has yet to be added."""
+        # Not the trainer itself: its optimizer would live until a garbage collection.
+        self._callbacks = trainer.callback_handler.callbacks
+        self._log = StepLog()
+
+    def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        """Take the place behind the callback that decides when to save, before those that report.
+
+        Raises:
+            ValueError: The trainer has another optimizer.
+        """
+        if unwrapped(optimizer) is None:
+            raise ValueError(
+                "ZenFlowCallback is for ZenFlowAdamW, and this trainer has another optimizer: use "
+                "ZenFlowTrainer, or optimizer_cls_and_kwargs=(ZenFlowAdamW, {...})"
+            )
+        self._callbacks.remove(self)
+        deciding = [isinstance(callback, DefaultFlowCallback) for callback in self._callbacks]
+        self._callbacks.insert(deciding.index(True) + 1 if any(deciding) else 0, self)
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Take the step's report; show the true weights if a save follows."""
+        own = _zenflow(optimizer)
+        self._log.add(own.report)
+        if control.should_save:
+            own.eval()  # the Trainer calls train() before the next forward
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Add a row's values to a row about training."""
+        if logs is not None and "loss" in logs:
+            row = self._log.take()
+            logs.update(row)
+            state.log_history[-1].update(row)
+
+    def on_epoch_end(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        """Show the true weights: a save may follow, or the best model be loaded."""
+        _zenflow(optimizer).eval()
+
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Leave the true weights in the model, which are the best model's if that was loaded."""
+        own = _zenflow(optimizer)
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            own.adopt_weights()
+        own.eval()
+
+
+def _zenflow(optimizer: Any) -> ZenFlowAdamW:
+    own = unwrapped(optimizer)
+    assert own is not None  # looked at when training began
+    return own
+
+
+class ZenFlowTrainerMixin(_Mixed):
+    """Gives a Trainer of any kind `ZenFlowAdamW`, made from its arguments.
+
+    Name it first:
+
+        class ZenFlowSFTTrainer(ZenFlowTrainerMixin, SFTTrainer): ...
+
+    What the TrainingArguments say of AdamW holds: learning rate and its schedule, betas, eps,
+    weight decay and the parameters without it, `max_grad_norm`, `gradient_accumulation_steps`.
+    The optimizer is made when training begins, so of what PEFT leaves trainable. The model is
+    evaluated and saved with its true weights, and has them after `train()`.
+
+    Attributes:
+        zenflow_optimizer: The optimizer, with `report`, `memory` and `close()`; None before
+            `train()`.
+    """
+
+    zenflow_optimizer: ZenFlowAdamW | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        zenflow: ZenFlowConfig | None = None,
+        release: bool = True,
+        optimizer_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Make the trainer, and a `ZenFlowCallback` of it.
+
+        Args:
+            *args: The trainer's own arguments.
+            zenflow: Settings of the update rule; None for the preset "zenflow".
+            release: Whether gradients leave during backward. Several ranks and fp16 need False.
+            optimizer_options: Further arguments of `ZenFlowAdamW`, such as `controller`.
+            **kwargs: The trainer's own arguments; no optimizer.
+
+        Raises:
+            ValueError: The arguments ask for another optimizer, or for what the mode can't do.
+        """
+        super().__init__(*args, **kwargs)
+        self._zenflow = zenflow
+        self._releases = release
+        self._optimizer_options = dict(optimizer_options or {})
+        _check_trainer(self, release=release)
+        self.add_callback(ZenFlowCallback(self))
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Make the optimizer, if there is none, and let it clip."""
+        if self.optimizer is None:
+            if self.zenflow_optimizer is not None:  # of another model: its memory is needed now
+                self.zenflow_optimizer.close()
+            self.optimizer_cls_and_kwargs = (ZenFlowAdamW, self._optimizer_arguments())
+        super().create_optimizer(*args, **kwargs)
+        self.zenflow_optimizer = _zenflow(self.optimizer)
+        self.zenflow_optimizer.zero_grad()  # a run before may have been broken off in backward
+        route_clipping(self.accelerator, self.zenflow_optimizer)
+        return self.zenflow_optimizer
+
+    def _optimizer_arguments(self) -> dict[str, Any]:
+        _, adamw = _asked_for(self)
+        mode: dict[str, Any] = {"max_grad_norm": "keep"}  # clipped by the accelerator's call
+        if self._releases:
+            mode = {
+                "max_grad_norm": self.args.max_grad_norm or None,
+                "accumulation_steps": self.args.gradient_accumulation_steps,
+            }
+        return {**adamw, **mode, "config": self._zenflow, **self._optimizer_options}
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the true weights, as `Trainer.save_model` saves the model's."""
+        optimizer = self.zenflow_optimizer
+        with nullcontext() if optimizer is None else optimizer.true_weights():
+            super().save_model(*args, **kwargs)
+
+
+class ZenFlowTrainer(ZenFlowTrainerMixin, Trainer):
+    """The Trainer of transformers with `ZenFlowAdamW`, in release mode unless told otherwise.
+
+    trainer = ZenFlowTrainer(model=model, args=args, train_dataset=texts)
+    trainer.train()
+    """
+
+
+def _asked_for(trainer: Trainer) -> tuple[Any, dict[str, Any]]:
+    """Return the optimizer's class and settings that the TrainingArguments ask for."""
+    model: Any = trainer.model
+    return trainer.get_optimizer_cls_and_kwargs(trainer.args, model)
+
+
+def _check_trainer(trainer: Trainer, *, release: bool) -> None:
+    """Refuse what this optimizer can't do, before any work.
+
+    Raises:
+        ValueError: A rule is broken; the message lists all that are.
+    """
+    args = trainer.args
+    optimizer_class, _ = _asked_for(trainer)
+    rules = [
+        (
+            trainer.optimizer is None and trainer.optimizer_cls_and_kwargs is None,
+            "optimizers= and optimizer_cls_and_kwargs= must be left out: the optimizer is made "
+            "from args; for one of your own use Trainer with ZenFlowCallback",
+        ),
+        (
+            optimizer_class is torch.optim.AdamW,
+            f"optim={str(args.optim)!r} is not AdamW: leave it out",
+        ),
+        (
+            not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled),
+            "deepspeed= and fsdp= must be left out: this optimizer offloads by itself",
+        ),
+        (
+            not release or args.world_size == 1,
+            f"release mode is for one rank, and there are {args.world_size}: set release=False",
+        ),
+        (
+            not (release and args.fp16),
+            "release mode can't unscale gradients: use bf16=True, or set release=False",
+        ),
+        (
+            not (release and getattr(args, "enable_jit_checkpoint", False)),
+            "enable_jit_checkpoint saves between backward and step, when gradients have left: "
+            "use save_steps, or set release=False",
+        ),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    if broken:
+        raise ValueError("; ".join(broken))
