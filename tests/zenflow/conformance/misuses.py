@@ -104,9 +104,9 @@ def train_by_two(make):
 # ---- copies and states --------------------------------------------------------------------------
 
 
-def load(make, theirs, *, by=None):
+def load(make, theirs, *, by=None, **settings):
     """Load the state of an optimizer that trained another problem."""
-    other = theirs.made_by(by or make)
+    other = by(theirs.tensors, **settings) if by else theirs.made_by(make)
     train(theirs, other, 1)
     _, optimizer = made(make)
     optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
@@ -119,6 +119,10 @@ def after_backward(make, use):
     problem, optimizer = made(make)
     problem.loss().backward()
     use(problem.tensors[0], optimizer)
+
+
+def add_group(_, optimizer):
+    optimizer.add_param_group({"params": [("late", nn.Parameter(torch.ones(3)))]})
 
 
 def load_after_backward(make):

@@ -129,8 +129,11 @@ def _step() -> Iterator[Refusal]:
         "the gradient norm of step 1 is nan: it must be finite",
     )
     for what, change in (
-        ("weights changed in place, by clipping them, say", misuses.clamp_weights),
-        ("a parameter's `.data` replaced", misuses.replace_memory),
+        (
+            "weights changed in place after the first step, by clipping them, say",
+            misuses.clamp_weights,
+        ),
+        ("a parameter's `.data` replaced after the first step", misuses.replace_memory),
     ):
         yield Refusal(
             what,
@@ -183,6 +186,12 @@ def _state() -> Iterator[Refusal]:
             "ZenFlowAdamW can't be copied or pickled: copy state_dict()",
         )
     yield Refusal(
+        "a state of torch.optim.AdamW with `amsgrad`",
+        lambda make: misuses.load(make, affine(), by=torch.optim.AdamW, amsgrad=True),
+        CheckpointError,
+        "the state is of another optimizer (amsgrad)",
+    )
+    yield Refusal(
         "a state of another optimizer than this one and torch.optim.AdamW",
         lambda make: misuses.load(make, affine(), by=torch.optim.Adagrad),
         CheckpointError,
@@ -224,6 +233,12 @@ def _release() -> Iterator[Refusal]:
         lambda make: misuses.after_backward(make, lambda _, optimizer: optimizer.state_dict()),
         GradientError,
         "state_dict() between backward and step(): gradients have left for the host",
+    )
+    yield Refusal(
+        "`add_param_group` between backward and step",
+        lambda make: misuses.after_backward(make, misuses.add_group),
+        GradientError,
+        "add_param_group() between backward and step(): gradients have left for the host",
     )
     yield Refusal(
         "`load_state_dict` between backward and step",

@@ -17,7 +17,7 @@ SUBJECTS = {
     "on_device": {"config": ZenFlowConfig.preset("on_device", **TINY)},
     "zenflow": {"config": _ZENFLOW},
     "zero_offload": {"config": ZenFlowConfig.preset("zero_offload", **TINY)},
-    "release": {"config": _ZENFLOW, "max_grad_norm": None},
+    "release": {"config": _ZENFLOW, "offload_gradients": "release"},
 }
 """Arguments of the optimizer in each configuration."""
 
