@@ -261,6 +261,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
             DeadlineError: Something took longer than `wait_timeout`.
         """
         self._check_can_step()
+        self._check_state_is_there()
         check_same_params(self.param_groups, self._given)
         self._source.check_untouched()
         loss = None

@@ -164,9 +164,10 @@ class ZenFlowTrainerMixin(_Mixed):
 
     def _optimizer_arguments(self) -> dict[str, Any]:
         _, adamw = _asked_for(self)
-        mode: dict[str, Any] = {"max_grad_norm": "keep"}  # clipped by the accelerator's call
+        mode: dict[str, Any] = {"offload_gradients": "keep"}  # the accelerator's call clips
         if self._releases:
             mode = {
+                "offload_gradients": "release",
                 "max_grad_norm": self.args.max_grad_norm or None,
                 "accumulation_steps": self.args.gradient_accumulation_steps,
             }

@@ -108,6 +108,14 @@ class Checkpointed(WithEngine):
         self.synchronize()
         return adamw_state(self._running, self._places, self.param_groups)
 
+    def _check_state_is_there(self) -> None:
+        """Refuse what resets torch's optimizers, and would not reset this one."""
+        if self._filled_version is not None and not self.state:
+            raise RuntimeError(
+                "optimizer.state was emptied, but only shows what the optimizer has: to begin "
+                "anew make a new optimizer, or load the state that it had before its first step"
+            )
+
     def _fill_state(self) -> None:
         """Show every parameter's live tensors where torch has them."""
         self._filled_version = self._running.layout.version

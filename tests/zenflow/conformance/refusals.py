@@ -160,6 +160,12 @@ def _step() -> Iterator[Refusal]:
         "weight was cast from torch.float32 to torch.bfloat16 after the optimizer was made",
     )
     yield Refusal(
+        "`optimizer.state` emptied, to reset it",
+        lambda make: misuses.train_after(make, misuses.empty_state),
+        RuntimeError,
+        "optimizer.state was emptied, but only shows what the optimizer has",
+    )
+    yield Refusal(
         "`param_groups` with other parameters than before",
         lambda make: misuses.train_after(make, misuses.replace_parameter),
         RuntimeError,
