@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import optuna
-from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.offline.objective import TrialFigures, dominates
@@ -98,8 +97,10 @@ def _importance(study: optuna.Study, task: TuningTask) -> dict[str, dict[str, fl
         def target(trial: FrozenTrial, place: int = place, sign: float = sign) -> float:
             return sign * float(trial.values[place])
 
-        shares = optuna.importance.get_param_importances(
-            study, evaluator=PedAnovaImportanceEvaluator(), target=target
+        # Optuna loads this package of its own at first use, and scikit-learn with it.
+        importance = optuna.importance
+        shares = importance.get_param_importances(
+            study, evaluator=importance.PedAnovaImportanceEvaluator(), target=target
         )
         found[goal.name] = {
             name.removesuffix(INDEX_SUFFIX): float(share) for name, share in shares.items()

@@ -18,7 +18,6 @@ import psutil
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from zenflow.errors import ConfigError
 
@@ -85,6 +84,8 @@ def _check_journal(path: Path) -> None:
 
 
 def _database(url: str) -> BaseStorage:
+    from sqlalchemy.exc import OperationalError, SQLAlchemyError  # noqa: PLC0415 - it is slow
+
     # A second worker's write waits for the first's.
     engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
     for attempt in range(_ATTEMPTS):

@@ -14,6 +14,7 @@ from autotune.online.logged_controller import LoggedController
 from experiments.output import plots, provenance
 from experiments.search import results
 from experiments.training import comparison
+from experiments.training.tuned import picture
 from experiments.training.tuned import run as auto
 from tests.experiments.tuned import ByTheClock
 
@@ -35,6 +36,14 @@ def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (plots, comparison, results):
         monkeypatch.setattr(module, "save_figure", blank)
+    for module, name in (
+        (plots, "draw_timeline"),
+        (comparison, "draw_comparison"),
+        (picture, "draw_tuning"),
+        (results, "draw_found"),
+        (results, "draw_importance"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: None)
 
 
 @dataclass

@@ -177,10 +177,12 @@ def run(costs, strategy, num_steps=6):
     return Run(machine, schedule.step_ends, schedule.stalls, makespan)
 
 
-@settings(max_examples=150, deadline=None)
-@given(costs=models(), strategy=strategies())
-def test_a_lane_does_one_thing_at_a_time_and_the_device_does_not_wait_at_work(costs, strategy):
-    found = run(costs, strategy)
+def lane_kinds(machine):
+    kinds = {"d2h": machine.d2h_kind, "h2d": machine.h2d_kind, "fabric": machine.fabric_kind}
+    return kinds | {"nvme read": machine.nvme_read_kind, "nvme write": machine.nvme_write_kind}
+
+
+def a_lane_does_one_thing_at_a_time_and_the_device_does_not_wait_at_work(costs, found):
     slack = 1e-9 * found.makespan
     for lane in found.machine.recording.lanes:
         spans = sorted(row[2:4] for row in found.rows if row[0] == lane and row[3] > row[2])
@@ -188,10 +190,7 @@ def test_a_lane_does_one_thing_at_a_time_and_the_device_does_not_wait_at_work(co
             assert start >= end - slack, lane
 
 
-@settings(max_examples=150, deadline=None)
-@given(costs=models(), strategy=strategies())
-def test_steps_follow_one_another_and_stall_for_no_longer_than_they_take(costs, strategy):
-    found = run(costs, strategy)
+def steps_follow_one_another_and_stall_for_no_longer_than_they_take(costs, found):
     slack = 1e-9 * found.makespan
     lengths = [b - a for a, b in pairwise([0.0, *found.step_ends])]
     for length, stall in zip(lengths, found.stalls, strict=True):
@@ -200,10 +199,7 @@ def test_steps_follow_one_another_and_stall_for_no_longer_than_they_take(costs, 
         assert sum(lengths) == pytest.approx(found.busy("device") + sum(found.stalls), rel=1e-6)
 
 
-@settings(max_examples=150, deadline=None)
-@given(costs=models(), strategy=strategies())
-def test_nothing_is_faster_than_its_resources(costs, strategy):
-    found = run(costs, strategy)
+def nothing_is_faster_than_its_resources(costs, found):
     machine = found.machine
     makespan = found.makespan * (1 + 1e-9)
     for lane in machine.recording.lanes:
@@ -215,6 +211,35 @@ def test_nothing_is_faster_than_its_resources(costs, strategy):
         assert makespan >= machine.network.carried(resource) / resource.capacity
     for lane, kind in lane_kinds(machine).items():
         assert makespan >= found.moved(lane) / kind.max_rate
+
+
+def resources_carry_what_was_sent_over_them_and_no_more(costs, found):
+    machine = found.machine
+    sent = [(kind, found.moved(lane)) for lane, kind in lane_kinds(machine).items()]
+    sent += machine.host_kinds.items()
+    if machine.compute_kind is not None:
+        sent.append((machine.compute_kind, machine.device_seconds))
+    else:
+        assert found.busy("device") == pytest.approx(machine.device_seconds)
+    for resource in {r for kind in machine.network.moved for r in kind.uses}:
+        expected = sum(size * kind.uses.get(resource, 0.0) for kind, size in sent)
+        assert machine.network.carried(resource) == pytest.approx(expected, rel=1e-6)
+
+
+LAWS = (
+    a_lane_does_one_thing_at_a_time_and_the_device_does_not_wait_at_work,
+    steps_follow_one_another_and_stall_for_no_longer_than_they_take,
+    nothing_is_faster_than_its_resources,
+    resources_carry_what_was_sent_over_them_and_no_more,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(costs=models(), strategy=strategies())
+def test_every_run_obeys_the_laws(costs, strategy):
+    found = run(costs, strategy)
+    for law in LAWS:
+        law(costs, found)
 
 
 @settings(max_examples=120, deadline=None)
@@ -229,27 +254,6 @@ def test_a_step_in_turn_is_no_shorter_than_its_critical_path(costs, name):
     upload = found.moved("h2d") / min(rates.h2d, rates.duplex)
     least = costs.compute_seconds + update + upload
     assert found.step_ends[0] >= least * (1 - 1e-9)
-
-
-def lane_kinds(machine):
-    kinds = {"d2h": machine.d2h_kind, "h2d": machine.h2d_kind, "fabric": machine.fabric_kind}
-    return kinds | {"nvme read": machine.nvme_read_kind, "nvme write": machine.nvme_write_kind}
-
-
-@settings(max_examples=150, deadline=None)
-@given(costs=models(), strategy=strategies())
-def test_resources_carry_what_was_sent_over_them_and_no_more(costs, strategy):
-    found = run(costs, strategy)
-    machine = found.machine
-    sent = [(kind, found.moved(lane)) for lane, kind in lane_kinds(machine).items()]
-    sent += machine.host_kinds.items()
-    if machine.compute_kind is not None:
-        sent.append((machine.compute_kind, machine.device_seconds))
-    else:
-        assert found.busy("device") == pytest.approx(machine.device_seconds)
-    for resource in {r for kind in machine.network.moved for r in kind.uses}:
-        expected = sum(size * kind.uses.get(resource, 0.0) for kind, size in sent)
-        assert machine.network.carried(resource) == pytest.approx(expected, rel=1e-6)
 
 
 @settings(max_examples=100, deadline=None)

@@ -48,8 +48,8 @@ GRID, BEST, CONTEST, DRIFTING = "grid", "best", "contest", "drift"
 _FULL = TrainSettings(
     lr=3e-4, schedule="constant", warmup=0.0, start_steps=300, device_threads=1, host_threads=1
 )
-_SMOKE_SETTINGS, _SMOKE_ROUNDS = 2, 1
-"""Settings of a smoke test's grid, and rounds among the best of them."""
+_SMOKE_SETTINGS, _SMOKE_WINDOW, _SMOKE_ROUNDS = 2, 4, 1
+"""Settings of a smoke test's grid, their longest window, and rounds among the best of them."""
 
 
 def grid_of(seed: int) -> list[Knobs]:
@@ -111,7 +111,10 @@ def _over_a_link(cell: Cell, job: Job, settings: TrainSettings) -> Row:
     assert settings.link is not None
     link, (rate, _) = cell.settings["link"], settings.link
     if cell.settings["part"] == GRID:
-        grid = grid_of(list(LINKS).index(link))[: _SMOKE_SETTINGS if job.smoke else None]
+        grid = grid_of(list(LINKS).index(link))
+        if job.smoke:
+            grid = [knobs for knobs in grid if knobs.update_interval <= _SMOKE_WINDOW]
+            grid = grid[:_SMOKE_SETTINGS]
         measured = [_row(point) for point in measure_grid(settings, grid)]
         return {"bytes_per_second": rate, "points": measured}
     found = job.row_of(cell.needs[2])

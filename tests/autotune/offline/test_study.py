@@ -252,7 +252,7 @@ def wait_for(condition):
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])
 def test_workers_that_start_at_the_same_time_never_share_a_trial(kind, tmp_path, capfd):
-    log, few = tmp_path / "log", SPACE
+    log, few = tmp_path / "log", replace(SPACE, topk_ratios=(0.1, 0.2))
     number = len(list(few.grid()))
     result = tune(
         task(

@@ -26,7 +26,9 @@ from tests.experiments.runs import end, ended, summary, trained, write_text
 from zenflow.knobs import Knobs
 
 ROOT = Path(__file__).parents[3]
-SIMULATED = ["--model", "qwen2.5-0.5b", "--gpu", "rtx4090", "--batch-size", "2"]
+SIMULATED = ["--model", "qwen2.5-0.5b", "--gpu", "rtx4090", "--batch-size", "2",
+             "--largest-staleness", "9"]  # fmt: skip
+"""Windows of 8 steps at most: a simulation takes as long as its windows."""
 FEW = [*SIMULATED, "--update-interval", "4"]
 """The same with fewer settings, whose memory is looked at before anything else."""
 MEASURED = [

@@ -55,7 +55,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_it_finds_what_brute_force_finds(name, monkeypatch):
     monkeypatch.setattr("sim.planning.search.KS", (0.1, 0.0, 0.6))
-    monkeypatch.setattr("sim.planning.search.INTERVALS", (4, 16))
+    monkeypatch.setattr("sim.planning.search.INTERVALS", (4, 8))
     model, machine, settings = CASES[name]
     made = search(model, machine, **settings)
     best = made.best()

@@ -96,14 +96,19 @@ class Training:
         self.optimizer.step()
 
 
-def races(mode, changes, *, steps=12, then=lambda training, step: None, **settings):
-    """Return the races of a training; ``then`` is called after every step."""
+def races(mode, changes, *, steps=12, then=lambda training, step: None, first=False, **settings):
+    """Return the races of a training; ``then`` is called after every step.
+
+    With ``first`` the training ends with the step in which a race is met.
+    """
     with checked() as checker:
         training = Training(checker, mode, changes, **settings)
         try:
             for step in range(1, steps + 1):
                 training.step(step)
                 then(training, step)
+                if first and checker.races:
+                    break
         finally:
             training.optimizer.close()
     return checker.races

@@ -1,7 +1,7 @@
 """Shadow memory: for every byte, who wrote and read it last, and when."""
 
 import sys
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +27,19 @@ class Shadow:
         operation of the last use; and those that the allocator was told of."""
 
 
+@cache
+def _module(file):
+    """Return the name of a module of the package, by its file; None for any other file."""
+    path = Path(file)
+    return path.stem if "zenflow" in path.parts and "tests" not in path.parts else None
+
+
 def place():
     """Return the innermost lines of the package that are running."""
     frame, lines = sys._getframe(1), []
     while frame is not None and len(lines) < _DEPTH:
-        path = Path(frame.f_code.co_filename)
-        if "zenflow" in path.parts and "tests" not in path.parts:
-            lines.append(f"{path.stem}:{frame.f_lineno}")
+        if (module := _module(frame.f_code.co_filename)) is not None:
+            lines.append(f"{module}:{frame.f_lineno}")
         frame = frame.f_back
     return " < ".join(lines) or "the loop"
 
@@ -61,6 +67,8 @@ class Memory:
         self.races = {}
         """Number of times that each was met, by its text."""
         self._shadows = {}
+        self._shared = {}
+        """Those that several streams have used, by the same keys."""
         self._agents, self._ops, self._op_names = {}, {}, [""]
 
     def race(self, text):
@@ -85,11 +93,12 @@ class Memory:
 
     def sweep(self):
         """Look at memory that has been freed since, where several streams used it."""
-        for key in [k for k, s in self._shadows.items() if s.users and s.ref.expired()]:
+        for key in [key for key, shadow in self._shared.items() if shadow.ref.expired()]:
             self._end(key)
 
     def _end(self, key):
         shadow = self._shadows.pop(key)
+        self._shared.pop(key, None)
         for user, (rank, time, op) in shadow.users.items():
             if user not in shadow.kept_for and not shadow.stream.knows(rank, time):
                 self.race(
@@ -125,6 +134,7 @@ class Memory:
             times[at], ops[at] = time, number
         if shadow.on_device and agent.stream not in (None, shadow.stream):
             shadow.users[agent.stream] = (agent.rank, time, op)
+            self._shared[tensor.untyped_storage().data_ptr()] = shadow
 
     def _seen(self, agent, other):
         """Return the time up to which an agent knows another's accesses."""

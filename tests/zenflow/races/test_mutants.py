@@ -198,9 +198,9 @@ def test_a_missing_synchronisation_is_found(name, monkeypatch):
     old = vars(mutant.owner)[mutant.name]
     changes = {"update_interval": 2, **mutant.changes}
     with replaced(mutant.owner, mutant.name, mutant.make(old)):
-        assert races(mutant.mode, changes, steps=8, **mutant.training)
+        assert races(mutant.mode, changes, steps=8, first=True, **mutant.training)
 
 
 def test_a_selection_that_waits_for_no_copy_is_found(monkeypatch):
     monkeypatch.setattr(host_schedule, "wait_all", lambda completions, timeout: None)
-    assert races("release", SELECTING, steps=8)
+    assert races("release", SELECTING, steps=8, first=True)
