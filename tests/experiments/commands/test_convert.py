@@ -215,6 +215,14 @@ def test_the_settings_file_says_what_the_deepspeed_file_says(tmp_path, content, 
         assert shlex.split(indented(result.output)[1])[-2:] == ["--config", str(output)]
 
 
+def test_half_precision_keeps_its_gradients_for_the_loss_scale(tmp_path):
+    output = tmp_path / "run.toml"
+    convert(tmp_path / "ds.json", HALF, "--output", output)
+    settings, _ = read_config_file(output)
+    assert (settings["dtype"], settings["gradients"]) == ("float16", "keep")
+    assert settings["grad_scaler"] == {"init_scale": 16.0, "growth_interval": 1000}
+
+
 def test_a_converted_file_trains_at_deepspeeds_rates(tmp_path, blank_pictures):
     output = tmp_path / "run.toml"
     convert(tmp_path / "ds.json", {**PUBLISHED, "scheduler": DECAYING}, "--output", output)
