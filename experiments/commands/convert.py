@@ -39,7 +39,8 @@ def convert_command(source: Path, output: Path | None) -> None:
     # Epochs are counted in steps once the data is known; until then any number is as good.
     found, outcomes = read_with_outcomes(source, steps_per_epoch=1)
     refused = [outcome for outcome in outcomes if outcome.kind == "refused"]
-    click.echo(f"{source}: {len(outcomes)} keys, {len(refused)} refused\n")
+    num_keys = sum(outcome.is_in_file for outcome in outcomes)
+    click.echo(f"{source}: {num_keys} keys, {len(refused)} refused\n")
     for line in _table(outcomes):
         click.echo(line)
     if found is None:

@@ -18,10 +18,9 @@ _OF_THE_OPTIMIZER = ("lr", "betas", "eps", "weight_decay")
 def python_lines(found: DeepSpeedSettings) -> list[str]:
     """Return the lines of a loop, which end with the body of its ``for``.
 
-    They use ``model``, ``loader``, ``loss_of(model, batch)`` and what the file leaves to the
-    program; the first line names the latter.
+    They use ``model``, ``loader``, ``loss_of(model, batch)`` and the names that
+    ``left_to_the_user`` returns.
     """
-    is_fp16 = found.dtype == "fp16"
     strategy, knobs = nearest_preset(found)
     by_epochs = knobs.get("select_strategy") == "epoch"
     if by_epochs:
@@ -31,17 +30,6 @@ def python_lines(found: DeepSpeedSettings) -> list[str]:
         own = ("topk_ratio", "update_interval", "overlap_step", "full_warm_up_rounds")
         knobs = {**{name: getattr(found.config, name) for name in own}, **knobs}
     accumulation = _accumulation(found)
-    arguments: dict[str, Any] = {
-        name: found.optimizer.get(name, _Name(name)) for name in _OF_THE_OPTIMIZER
-    }
-    arguments["config"] = _Name("config")
-    if is_auto:
-        arguments["controller"] = _Name("ZenAuto()")
-    if not is_fp16:
-        arguments["offload_gradients"] = "release"
-        arguments["max_grad_norm"] = _norm(found)
-        if accumulation != 1:
-            arguments["accumulation_steps"] = accumulation
     lines = ["import torch"] if found.dtype != "fp32" else []
     names = ["ZenFlowAdamW", "ZenFlowConfig"]
     if found.schedule is not None:
@@ -56,9 +44,9 @@ def python_lines(found: DeepSpeedSettings) -> list[str]:
         per_step = "" if accumulation == 1 else f" // {accumulation!r}"
         lines.append(f"steps_per_epoch = len(loader){per_step}")
     lines += _call("config = ZenFlowConfig.preset", [_literal(strategy)], knobs)
-    lines += _call("optimizer = ZenFlowAdamW", ["model.parameters()"], arguments)
+    lines += _call("optimizer = ZenFlowAdamW", ["model.parameters()"], _arguments(found))
     lines += _scheduler(found.schedule)
-    if is_fp16:
+    if found.dtype == "fp16":
         lines += _call("scaler = torch.amp.GradScaler", [], found.grad_scaler or {})
     return [*lines, "", *_loop(found, accumulation)]
 
@@ -73,6 +61,22 @@ def left_to_the_user(found: DeepSpeedSettings) -> list[str]:
     if isinstance(_accumulation(found), _Name):
         names.append("accumulation_steps")
     return names + list(_auto_steps(found.schedule))
+
+
+def _arguments(found: DeepSpeedSettings) -> dict[str, Any]:
+    """Return the optimizer's arguments behind the parameters."""
+    arguments: dict[str, Any] = {
+        name: found.optimizer.get(name, _Name(name)) for name in _OF_THE_OPTIMIZER
+    }
+    arguments["config"] = _Name("config")
+    if "update_interval" in found.auto_knobs:
+        arguments["controller"] = _Name("ZenAuto()")
+    if found.dtype != "fp16":
+        arguments["offload_gradients"] = "release"
+        arguments["max_grad_norm"] = _norm(found)
+        if _accumulation(found) != 1:
+            arguments["accumulation_steps"] = _accumulation(found)
+    return arguments
 
 
 class _Name(str):

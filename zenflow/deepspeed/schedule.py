@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,8 @@ Rise = Literal["log", "linear"]
 
 KINDS: tuple[Kind, ...] = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 """Names of DeepSpeed's schedules that are followed."""
+RISES: tuple[Rise, ...] = ("log", "linear")
+"""Names of DeepSpeed's ways to rise."""
 
 _REMEDIES: Mapping[str, str] = {
     "OneCycle": "use torch.optim.lr_scheduler.OneCycleLR in your own loop (DeepSpeed's cycles "
@@ -71,8 +73,13 @@ class DeepSpeedSchedule:
         """Return the schedule with numbers of steps for those that are "auto".
 
         Raises:
-            ConfigError: A number that it needs is neither in the file nor here, or is below 1.
+            ConfigError: A number that it needs is neither in the file nor here, or is below 1; or
+                the schedule is none of DeepSpeed's.
         """
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind {unknown_name(self.kind, KINDS)}")
+        if self.warmup_type not in RISES:
+            raise ConfigError(f"warmup_type {unknown_name(self.warmup_type, RISES)}")
         made = replace(
             self,
             warmup_steps=self.warmup_steps if self.warmup_steps is not None else warmup_steps,
@@ -165,7 +172,7 @@ def read_schedule(reading: Reading, value: object) -> DeepSpeedSchedule | None:
 def _fields(reading: Reading, kind: Kind, params: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a schedule, and take their parameters out of ``params``."""
     made: dict[str, Any] = {"warmup_type": params.pop("warmup_type", "log")}
-    if made["warmup_type"] not in ("log", "linear"):
+    if made["warmup_type"] not in RISES:
         rule = f"must be log or linear, got {made['warmup_type']!r}: correct it"
         reading.correct(f"{_PREFIX}warmup_type", rule)
     steps = params.pop("warmup_num_steps", 1000)

@@ -45,10 +45,10 @@ def deepspeed_lr_scheduler(
                 group["lr"].fill_(made.max_lr)
             else:
                 group["lr"] = made.max_lr
-        elif made.min_lr and not group["lr"]:
+        if made.min_lr and not group["lr"]:
             raise ConfigError(
                 f"a rise from warmup_min_lr ({made.min_lr}) needs a learning rate above 0 in each "
-                "group, got 0: give the group one"
+                "group, got 0: give it max_lr, or the group a rate"
             )
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return LambdaLR(optimizer, [partial(made.factor, lr=rate) for rate in rates])

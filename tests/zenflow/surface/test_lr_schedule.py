@@ -99,3 +99,10 @@ def test_a_group_that_stands_still_can_not_rise_from_a_rate():
     schedule = DeepSpeedSchedule(kind="WarmupLR", min_lr=1e-6)
     with pytest.raises(ConfigError, match="needs a learning rate above 0"):
         deepspeed_lr_scheduler(optimizer_of(1e-3, 0.0), schedule)
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "WarmUpLR"}, {"warmup_type": "cubic"}])
+def test_a_schedule_that_deepspeed_has_not_is_refused(wrong):
+    schedule = DeepSpeedSchedule(**{"kind": "WarmupLR", **wrong})
+    with pytest.raises(ConfigError, match="is unknown; "):
+        deepspeed_lr_scheduler(optimizer_of(1e-3), schedule)
