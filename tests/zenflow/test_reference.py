@@ -185,6 +185,17 @@ def test_float32_weights_follow_the_reference_step_for_step(mode, scenario):
     check_scenario(scenario, mode)
 
 
+@pytest.mark.parametrize("rule", ["exact", "published"])
+def test_columns_come_to_a_host_that_had_none(rule):
+    """Rounding to whole columns may leave a block's host without one until k is smaller."""
+    log = [(1, Knobs(topk_ratio=0.05, update_interval=1, select_interval=0))]
+    config = ZenFlowConfig(
+        topk_ratio=0.8, update_interval=1, select_interval=0, update_rule=rule,
+        min_split_elements=1, block_elements=4, hysteresis=0.0,
+    )  # fmt: skip
+    check_scenario(Scenario(config, [(3, 8)], 6, log=log), "keep")
+
+
 @settings(max_examples=30, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_bfloat16_weights_are_the_references_up_to_rounding(mode, scenario):

@@ -164,10 +164,11 @@ class PublishedTasks(AbstractHostTasks):
             return
         for block in blocks:
             found = self._gradients(step, block)
+            count, block.count = block.count, 0  # also where no column has been the host's so far
             if found is None or not block.shape.num_deferred:
                 continue
             hyper, active = step.hyper_of(block), self.all_active(block)
-            make = partial(_step_on_mean, block.host, active, found, block.count, hyper, None)
+            make = partial(_step_on_mean, block.host, active, found, count, hyper, None)
             block.last_update = block.staging_free = self.submit(
                 "adam",
                 [RowWork(block.host_shape, make)],
@@ -179,7 +180,6 @@ class PublishedTasks(AbstractHostTasks):
                     *(block.staging_free, block.last_update),
                 ],
             )
-            block.count = 0
 
 
 def make_sums(

@@ -2,6 +2,8 @@
 
 import copy
 
+from safetensors.torch import load_file
+
 from tests.zenflow.integrations.tiny import LR, MAX_NORM, WEIGHT_DECAY, plain_run
 
 
@@ -39,6 +41,17 @@ class Recorded:
         loss = super().training_step(*args, **kwargs)
         self.losses.append(loss.item())
         return loss
+
+
+def saved(folder, model):
+    """Return the weights in a folder, in the order of the parameters of this model.
+
+    Of a model with an adapter these are the adapter's, under names without its own name.
+    """
+    (file,) = folder.glob("*.safetensors")
+    state = load_file(file)
+    names = [name.replace(".default", "") for name, _ in model.named_parameters()]
+    return [state[name] for name in names if name in state]
 
 
 def replayed(trainer, judge, *, accumulation_steps=1):

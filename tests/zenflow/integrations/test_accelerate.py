@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from tests.models import weights_of
+from tests.zenflow.integrations.hf import saved
 from tests.zenflow.integrations.tiny import (
     MAX_NORM,
     Run,
@@ -100,6 +101,17 @@ def test_a_resumed_run_goes_on_bit_for_bit(plain, release, tmp_path, record_prop
     again.accelerator.load_state(str(tmp_path))
     again.epoch()
     assert are_equal(again.run.true[0], plain.true[5])
+
+
+@pytest.mark.parametrize(**both_modes)
+def test_what_is_saved_within_true_weights_are_they(plain, release, tmp_path, record_property):
+    told(record_property, "Accelerate", release, "saved weights", "accelerate")
+    loop = Loop(release)
+    loop.epoch()
+    with loop.optimizer.true_weights():
+        loop.accelerator.save_model(loop.model, str(tmp_path))
+    assert are_equal(saved(tmp_path, loop.model), plain.true[2])
+    assert not are_equal(weights_of(loop.model), plain.true[2])
 
 
 def test_preparation_moves_no_byte_not_even_of_a_used_optimizer(monkeypatch):

@@ -1,5 +1,6 @@
 """Lightning's Trainer: the plain loop's bits, and true weights in validation and checkpoints."""
 
+import copy
 import threading
 
 import pytest
@@ -165,6 +166,21 @@ def test_a_resumed_run_goes_on_bit_for_bit(plain, release, tmp_path, record_prop
     again = Module(release)
     trainer_in(tmp_path).fit(again, batches(), ckpt_path=str(file))
     assert are_equal(weights_of(again.model), plain.true[-1])
+
+
+def test_a_copys_state_leaves_the_weights_of_training(plain, tmp_path):
+    """As averages of weights are kept, in mid-run."""
+
+    class Copying(pl.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            copy.deepcopy(module).state_dict()
+            seen.append(weights_of(module.model))
+
+    seen, module = [], Module()
+    trainer_in(tmp_path, [Copying()]).fit(module, batches())
+    assert module.losses == plain.losses
+    steps = [seen[batch] for batch in (2, 5, 6, 9, 12, 13)]  # an epoch has seven
+    assert all(map(are_equal, steps, plain.seen))
 
 
 def test_loggers_get_the_rows(fit):

@@ -10,11 +10,10 @@ pytest.importorskip("transformers", reason='needs the extra: pip install "zenflo
 pytest.importorskip("accelerate", reason='needs the extra: pip install "zenflow-offload[hf]"')
 
 import accelerate.optimizer
-from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tests.models import weights_of
-from tests.zenflow.integrations.hf import Recorded, arguments, replayed
+from tests.zenflow.integrations.hf import Recorded, arguments, replayed, saved
 from tests.zenflow.integrations.tiny import CONFIG, are_equal, both_modes, decoder, texts, told
 from zenflow import ZenFlowAdamW
 from zenflow.integrations.transformers import ZenFlowCallback, ZenFlowTrainer
@@ -60,12 +59,6 @@ def make(folder, model=None, kind=Recording, callbacks=None, release=True, zenfl
     )
 
 
-def saved(folder):
-    """Return a saved model's weights in the order of its parameters."""
-    state = load_file(folder / "model.safetensors")
-    return [state[name] for name, _ in decoder().named_parameters()]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Run both modes with accumulation, and a checkpoint that a callback asks for at step 5."""
@@ -107,10 +100,12 @@ def test_losses_and_weights_are_the_plain_loops(runs, plain, release, record_pro
 def test_a_checkpoint_has_the_true_weights(runs, plain, release, tmp_path, record_property):
     told(record_property, TRAINER, release, "saved weights", "transformers")
     trainer = runs[release]
-    assert are_equal(saved(Path(trainer.args.output_dir) / "checkpoint-5"), plain.true[4])
+    assert are_equal(
+        saved(Path(trainer.args.output_dir) / "checkpoint-5", trainer.model), plain.true[4]
+    )
     assert not are_equal(plain.seen[4], plain.true[4])
     trainer.save_model(str(tmp_path))
-    assert are_equal(saved(tmp_path), plain.true[-1])
+    assert are_equal(saved(tmp_path, trainer.model), plain.true[-1])
 
 
 @pytest.mark.parametrize(**both_modes)
@@ -121,6 +116,40 @@ def test_a_resumed_run_goes_on_bit_for_bit(runs, release, tmp_path, record_prope
     again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-5"))
     assert again.losses == trainer.losses[-len(again.losses) :]
     assert are_equal(weights_of(again.model), weights_of(trainer.model))
+
+
+@pytest.mark.parametrize(**both_modes)
+def test_saves_at_epochs_ends_have_the_true_weights(plain, release, tmp_path):
+    given = {"gradient_accumulation_steps": ACCUMULATION, "save_strategy": "epoch"}
+    trainer = make(tmp_path, release=release, **given)
+    trainer.train()
+    for step in (3, 6, 9):  # the last is a short one
+        folder = tmp_path / f"checkpoint-{step}"
+        assert are_equal(saved(folder, trainer.model), plain.true[step - 1])
+
+
+class BreakOff(TrainerCallback):
+    """Raises after a micro-batch, whose gradients have left the device in release mode."""
+
+    def __init__(self, count):
+        self.left = count
+
+    def on_substep_end(self, *_, **__):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(**both_modes)
+def test_a_run_broken_off_in_mid_step_goes_on_from_its_checkpoint(runs, plain, release, tmp_path):
+    """In the same process and trainer: the half step's gradients are dropped."""
+    given = {"gradient_accumulation_steps": ACCUMULATION, "save_strategy": "steps"}
+    trainer = make(tmp_path, release=release, callbacks=[BreakOff(8)], save_steps=4, **given)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert len(trainer.losses) == 4 * ACCUMULATION  # a micro-batch of step 5 too: see the epochs
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert are_equal(weights_of(trainer.model), plain.true[-1])
 
 
 @pytest.mark.parametrize(**both_modes)
@@ -195,11 +224,11 @@ def test_the_best_model_stays_although_a_callback_stops_behind_it(kind, tmp_path
     trainer.add_callback(Kept(losses))
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
-    best = saved(tmp_path / "checkpoint-2")
+    best = saved(tmp_path / "checkpoint-2", trainer.model)
     assert are_equal(weights_of(trainer.model), best)
     assert trainer.evaluate()["eval_loss"] == losses[2] != losses[6]
     trainer.save_model(str(tmp_path / "last"))
-    assert are_equal(saved(tmp_path / "last"), best)
+    assert are_equal(saved(tmp_path / "last", trainer.model), best)
 
 
 class Kept(TrainerCallback):
@@ -329,5 +358,7 @@ def test_a_plain_trainers_checkpoint_has_the_true_weights_by_the_callback(tmp_pa
     theirs.train()
     for trainer in (ours, theirs):
         assert are_equal(weights_of(trainer.model), weights_of(ours.model))
-    checkpoints = [saved(tmp_path / name / "checkpoint-5") for name in ("ours", "theirs")]
+    checkpoints = [
+        saved(tmp_path / name / "checkpoint-5", decoder()) for name in ("ours", "theirs")
+    ]
     assert are_equal(*checkpoints)
