@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from zenflow.columns.shards import local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import GradientError, NormError
@@ -149,6 +150,11 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
             timeline_steps=timeline_steps,
             wait_timeout=wait_timeout,
             releases=self.releases_gradients,
+            settings={
+                "offload_gradients": self.releases_gradients,
+                "max_grad_norm": self.max_grad_norm,
+                "accumulation_steps": accumulation_steps,
+            },
         )
         self._given = [param for group in self.param_groups for param in group["params"]]
         self._places = {place.param: place for place in places}
@@ -224,11 +230,12 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         engine = self._running
         if self.releases_gradients:
             self._source.take_rest()
+            engine.collector.complete()
             grads = resident_grads_of(engine.layout, engine.collector.gradients)
         else:
             engine.measure_in_place()
             residents = [place.param.grad for place in engine.layout.residents]
-            grads = [grad.float() for grad in residents if grad is not None]
+            grads = [local_of(grad).float() for grad in residents if grad is not None]
         earlier = self._max_norm_of_step
         self._max_norm_of_step = max_norm if earlier is None else min(earlier, max_norm)
         return squared_norm(engine.layout, grads).sqrt()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
+from zenflow.columns.shards import is_sharded, local_of
 from zenflow.rule.adamw import Hyper, update_rows
 
 BANK_ELEMENTS = 1 << 24
@@ -73,6 +74,17 @@ class NamedParam:
     """Name of the parameter in messages."""
     group: int
     """Index of its parameter group."""
+    is_sharded: bool = field(init=False)
+    """Whether ranks have some of its rows each."""
+
+    def __post_init__(self) -> None:
+        """Look once whether it is sharded."""
+        self.is_sharded = is_sharded(self.param)
+
+    @property
+    def data(self) -> Tensor:
+        """This rank's rows of the parameter, without autograd: all of it if it is not sharded."""
+        return local_of(self.param) if self.is_sharded else self.param.data
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +106,7 @@ class Resident(NamedParam):
     @classmethod
     def of(cls, param: Tensor, name: str, group: int) -> Resident:
         """Make the state of a parameter that has taken no step."""
-        data = param.data
+        data = local_of(param)
         has_gaps = torch.empty_like(data, device="meta").stride() != data.stride()
         has_master = data.dtype != torch.float32 or has_gaps
         master = data.to(torch.float32, copy=True) if has_master else data
@@ -120,7 +132,7 @@ def update_residents(residents: list[Resident], grads: list[Tensor], hyper: Hype
     """Step residents of one group with float32 gradients: torch's own fused AdamW."""
     for resident in residents:
         if not resident.has_master:
-            resident.master = resident.param.data  # a user may have replaced `.data` since
+            resident.master = resident.data  # a user may have replaced `.data` since
     torch_adamw(
         [resident.master for resident in residents],
         grads,
@@ -140,4 +152,4 @@ def update_residents(residents: list[Resident], grads: list[Tensor], hyper: Hype
     )
     low = [resident for resident in residents if resident.has_master]
     if low:
-        torch._foreach_copy_([r.param.data for r in low], [r.master for r in low])
+        torch._foreach_copy_([r.data for r in low], [r.master for r in low])

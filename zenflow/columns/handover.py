@@ -49,7 +49,7 @@ class Swap:
     @property
     def num_bytes(self) -> int:
         """Bytes of the state that moves in each direction."""
-        return 12 * len(self.rows) * self.block.shape.num_rows
+        return 12 * len(self.rows) * self.block.split.num_rows
 
 
 @torch.no_grad()

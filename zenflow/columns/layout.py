@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, NamedParam, Resident
 from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows, HostSlabs
+from zenflow.columns.shards import Shards
 from zenflow.columns.upload_buffers import UploadBuffer
 from zenflow.lanes.completion import Completion, already_done
 from zenflow.rule.blocks import BlockShape
@@ -98,8 +100,13 @@ class Block:
 
     @property
     def host_shape(self) -> tuple[int, int]:
-        """(D, O) of the host's rows; a tensor's own shape takes longer to ask for."""
-        return self.shape.num_deferred, self.shape.num_rows
+        """(D, O) of this rank's host rows; a tensor's own shape takes longer to ask for."""
+        return self.shape.num_deferred, self.split.num_rows
+
+    @property
+    def host_elements(self) -> int:
+        """Number of elements that this rank's host owns."""
+        return self.shape.num_deferred * self.split.num_rows
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +151,9 @@ class SplitParam(NamedParam):
     """A parameter whose columns are shared out between device and host."""
 
     num_rows: int
-    """Length O of a column."""
+    """Number of rows on this rank, O: the length of a column here."""
+    whole_rows: int
+    """Number of rows on all ranks together."""
     num_columns: int
     """Number of columns, I."""
     bank: Bank
@@ -187,7 +196,7 @@ class SplitParam(NamedParam):
             row, rank = next_row, next_rank
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """View the parameter's data, or its gradient, as (O, I)."""
+        """View this rank's part of the parameter, or of its gradient, as (O, I)."""
         return tensor if tensor.ndim == 2 else tensor.reshape(self.num_rows, self.num_columns)
 
     def show_important(self) -> None:
@@ -197,7 +206,7 @@ class SplitParam(NamedParam):
 
     def weight(self) -> Tensor:
         """Return the device's weights as an (O, I) view."""
-        data = self.param.data
+        data = self.data
         return data if data.ndim == 2 else data.view(self.num_rows, self.num_columns)
 
 
@@ -211,6 +220,8 @@ class Bucket:
     """Parameters of the bucket, in backward order."""
     blocks: list[Block] = field(default_factory=list)
     """All blocks of these parameters, in order."""
+    energies: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Part of `ColumnVectors.energies` that is these parameters', who are neighbours there."""
 
 
 def by_bucket(blocks: Iterable[Block]) -> dict[int, list[Block]]:
@@ -247,6 +258,8 @@ class Layout:
     """Ratio by which each block's number of important columns came about."""
     least_topk_ratio: float
     """Smallest ratio for which there is host memory."""
+    shards: Shards
+    """Ranks that the parameters' rows are spread over."""
     version: int = 0
     """Count of the times that tensors were replaced."""
 

@@ -17,6 +17,7 @@ from zenflow.columns.layout import (
     RowVectors,
     SplitParam,
 )
+from zenflow.columns.shards import Shards, local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.rule.blocks import BlockShape, important_count, partition
@@ -26,13 +27,14 @@ def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
     """Whether a parameter's columns are shared out; all others are resident.
 
     Kernels of more than two dimensions are viewed as matrices, which takes contiguous memory: one
-    in channels-last order stays on the device.
+    in channels-last order stays on the device. A sharded parameter goes by its whole size, so that
+    any number of ranks decides alike.
     """
     return (
         config.topk_ratio < 1
         and param.ndim >= 2
         and param.numel() >= max(1, config.min_split_elements)
-        and (param.ndim == 2 or param.is_contiguous())
+        and (param.ndim == 2 or local_of(param).is_contiguous())
     )
 
 
@@ -43,8 +45,11 @@ def build_layout(
     *,
     least_topk_ratio: float,
     largest_interval: int,
+    shards: Shards,
 ) -> Layout:
     """Share out all parameters and allocate their state; masters start as the weights are.
+
+    Blocks are cut by the parameters' whole sizes: with any number of ranks they are the same.
 
     Args:
         params: Every trainable parameter.
@@ -52,6 +57,7 @@ def build_layout(
         device: Device that the parameters are on.
         least_topk_ratio: Smallest k for which the host has memory, at most the config's.
         largest_interval: S for which blocks are cut fine enough.
+        shards: Ranks that the parameters' rows are spread over.
     """
     to_split = [named for named in params if is_split(named.param, config)]
     residents = [
@@ -67,7 +73,7 @@ def build_layout(
     )
     most_deferred = _deferred_columns(shapes, len(to_split), least_topk_ratio)
     rooms = [
-        (most, named.param.shape[0], named.param.dtype)
+        (most, named.data.shape[0], named.param.dtype)
         for most, named in zip(most_deferred, to_split, strict=True)
     ]
     slabs = HostSlabs(device, rooms)
@@ -77,7 +83,7 @@ def build_layout(
     )
     is_important = torch.zeros(num_columns, dtype=torch.bool, device=device.torch_device)
     columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors)
-    num_rows = sum(named.param.shape[0] for named in to_split) if config.is_exact else 0
+    num_rows = sum(named.data.shape[0] for named in to_split) if config.is_exact else 0
     rows = RowVectors(*(torch.zeros(num_rows, device=device.torch_device) for _ in range(3)))
     splits, banks = _make_splits(
         to_split,
@@ -95,12 +101,13 @@ def build_layout(
         banks=banks,
         members=[members_of(bank, splits) for bank in banks],
         blocks=blocks,
-        buckets=_make_buckets(splits),
+        buckets=_make_buckets(splits, columns),
         slabs=slabs,
         columns=columns,
         rows=rows,
         topk_ratio=config.topk_ratio,
         least_topk_ratio=least_topk_ratio,
+        shards=shards,
     )
 
 
@@ -115,6 +122,7 @@ def _deferred_columns(
 
 
 def _matrix_shape(param: Tensor) -> tuple[int, int]:
+    """Return the parameter's rows on all ranks, and its columns."""
     return param.shape[0], param.numel() // param.shape[0]
 
 
@@ -135,13 +143,15 @@ def _make_splits(
     first = first_row = 0
     device = columns.energies.device
     for index, named in enumerate(to_split):
-        num_rows, num_columns = shapes[index]
+        whole_rows, num_columns = shapes[index]
+        num_rows = named.data.shape[0]
         bank, bank_first = places[index]
         split = SplitParam(
             param=named.param,
             name=named.name,
             group=named.group,
             num_rows=num_rows,
+            whole_rows=whole_rows,
             num_columns=num_columns,
             bank=bank,
             bank_first=bank_first,
@@ -173,7 +183,7 @@ def assign_banks(
     places = []
     current: dict[tuple[int, int, torch.dtype], Bank] = {}
     for named, count in zip(params, num_important, strict=True):
-        group, num_rows = named.group, named.param.shape[0]
+        group, num_rows = named.group, named.data.shape[0]
         kind = (group, num_rows, named.param.dtype)
         bank = current.get(kind)
         if bank is None or (bank.num_columns + count) * num_rows > BANK_ELEMENTS:
@@ -230,13 +240,18 @@ def fill_masters(split: SplitParam) -> None:
         block.host.master.copy_(weight_IO[block.deferred_columns])
 
 
-def _make_buckets(splits: list[SplitParam]) -> list[Bucket]:
+def _make_buckets(splits: list[SplitParam], columns: ColumnVectors) -> list[Bucket]:
     """Put parameters, in backward order, into the buckets that their blocks name."""
     buckets: list[Bucket] = []
+    last = len(columns.energies)
     for split in reversed(splits):
         split.bucket = split.blocks[0].shape.bucket
         if split.bucket == len(buckets):
             buckets.append(Bucket(index=split.bucket))
         buckets[-1].splits.append(split)
         buckets[-1].blocks += split.blocks
+    for bucket in buckets:
+        first = last - sum(split.num_columns for split in bucket.splits)
+        bucket.energies = columns.energies[first:last]
+        last = first
     return buckets

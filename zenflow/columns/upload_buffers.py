@@ -35,7 +35,7 @@ class UploadBuffer:
 
     def view_of(self, block: Block) -> Tensor:
         """Return the buffer's next piece as the block's upload, (D, O) in the weights' dtype."""
-        count, dtype = block.shape.deferred_elements, block.split.param.dtype
+        count, dtype = block.host_elements, block.split.param.dtype
         view = self.memory.matrix(self.offset, block.host_shape, dtype)
         self.offset += aligned(count * dtype.itemsize)
         return view
@@ -129,6 +129,6 @@ class UploadPool:
 def _upload_bytes(blocks: Iterable[Block]) -> int:
     """Return the bytes of a buffer for the blocks' uploads."""
     return sum(
-        aligned(block.shape.deferred_elements * block.split.param.dtype.itemsize)
+        aligned(block.host_elements * block.split.param.dtype.itemsize)
         for block in blocks
     )

@@ -46,7 +46,7 @@ class BlockShape:
     num_columns: int
     """Number of columns in the run."""
     num_rows: int
-    """Length O of a column."""
+    """Length of a whole column, over all ranks that have rows of it."""
     bucket: int
     """Index, in backward order, of the bucket that its parameter is copied in."""
     num_important: int

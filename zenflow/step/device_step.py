@@ -35,11 +35,13 @@ def _laid_out(grad: Tensor, place: Resident) -> Tensor:
 def squared_norm(layout: Layout, resident_grads: Sequence[Tensor]) -> Tensor:
     """Return the squared L2 norm over all gradients of the step, float32, shape ().
 
-    Both gradient modes come through here, so that they clip by the same bits.
+    Both gradient modes come through here, so that they clip by the same bits. The columns' part
+    is that of all ranks already.
     """
     squared = layout.columns.energies.sum()
     if resident_grads:
-        squared = squared + torch.stack(torch._foreach_norm(list(resident_grads))).square().sum()
+        of_rest = torch.stack(torch._foreach_norm(list(resident_grads))).square().sum()
+        squared = squared + layout.shards.add_up(of_rest)
     return squared
 
 

@@ -48,6 +48,7 @@ import torch
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
 from zenflow.columns.layout import Landing, Layout, SplitParam
+from zenflow.columns.shards import local_of
 from zenflow.columns.upload_buffers import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
@@ -230,13 +231,14 @@ class Engine:
         self.device.synchronize()  # the values are read until then
 
     def measure_in_place(self) -> None:
-        """Measure the columns of gradients that are still in `.grad`."""
+        """Measure the columns of gradients that are still in `.grad`, over all ranks."""
         for split in self.layout.splits:
             if split.param.grad is None:
                 split.columns.energies.zero_()
             else:
-                grad_OI = split.matrix(split.param.grad)
+                grad_OI = split.matrix(local_of(split.param.grad))
                 self.device.energies(grad_OI, split.columns.energies, split.rows.energies)
+        self.layout.shards.add_up(self.layout.columns.energies)
 
     def finish_step(
         self, hypers: Sequence[Hyper], *, max_norm: float | None, inverse_scale: float

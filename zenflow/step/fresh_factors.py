@@ -59,10 +59,10 @@ def make_factors(part: FreshVectors, moving: Sequence[SplitParam]) -> None:
     rows, columns = part.rows, part.columns
     # The fresh factors are second moments here, but for this step's part.
     rows.fresh_factors.addcmul_(rows.energies, part.row_gains)
-    of_rows = [split.rows.fresh_factors for split in moving]
-    roots = [factors.mean() for factors in of_rows]
     rows.fresh_factors.rsqrt_()
     columns.fresh_factors.addcmul_(columns.energies, part.column_gains)
+    of_rows = [split.rows.fresh_factors for split in moving]
+    roots = [split.columns.fresh_factors.mean() for split in moving]
     columns.fresh_factors.rsqrt_().mul_(part.shares)
     if len(roots) == 1:
         of_rows[0].mul_(roots[0].sqrt_())

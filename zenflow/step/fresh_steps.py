@@ -12,10 +12,11 @@ norms E of its columns and F of its rows:
 
     C_j   <- beta2 C_j + (1 - beta2) c^2 E_j / O       second moments, in the mean
     R_i   <- beta2 R_i + (1 - beta2) c^2 F_i / I
-    v_ij   = R_i C_j / mean(R) / (1 - beta2^t)         as Adafactor has it (arXiv 1804.04235)
+    v_ij   = R_i C_j / mean(C) / (1 - beta2^t)         as Adafactor has it (arXiv 1804.04235)
     W_ij  <- W_ij - lr share (1 - beta1) / (1 - beta1^t) c g_ij / sqrt(v_ij)
 
-eps^2 is added to R, C and the mean. `share` is `zenflow.rule.momentum.fresh_share` of the forwards
+eps^2 is added to R, C and the mean. Adafactor divides by the mean of R, which is that of C: both
+are the mean of v over the matrix, and C is whole on every rank where rows are spread over ranks. `share` is `zenflow.rule.momentum.fresh_share` of the forwards
 before the upload lands. While backward is under way the step's own clip factor is not known: the
 step before's stands for it, in C and R too, which take the right one at the end of the step.
 """
@@ -78,12 +79,12 @@ class FreshSteps:
         blocks = [block for split in layout.splits for block in split.blocks]
         lengths = torch.tensor([block.shape.num_columns for block in blocks])
         self._block_of_column = torch.arange(len(blocks)).repeat_interleave(lengths).to(where)
-        widths, heights = (
+        widths, heights, whole_heights = (
             torch.tensor([getattr(split, name) for split in layout.splits])
-            for name in ("num_columns", "num_rows")
+            for name in ("num_columns", "num_rows", "whole_rows")
         )
         self._split_of_row = torch.arange(len(layout.splits)).repeat_interleave(heights).to(where)
-        self._heights = heights.repeat_interleave(widths).to(where, torch.float32)
+        self._heights = whole_heights.repeat_interleave(widths).to(where, torch.float32)
         self._widths_of_rows = widths.repeat_interleave(heights).to(where, torch.float32)
         self._by_column = torch.zeros(5, len(self._block_of_column), device=where)
         self._by_row = torch.zeros(3, len(self._split_of_row), device=where)
@@ -156,7 +157,7 @@ class FreshSteps:
                     self._moving.add(split)
                 if is_landing := lands(block, step):
                     self._landing.add(split)
-                by_block.append((gain / split.num_rows, share, *decay, float(not is_landing)))
+                by_block.append((gain / split.whole_rows, share, *decay, float(not is_landing)))
         self._spread(by_block, by_split)
 
     def _spread(
@@ -273,7 +274,7 @@ class FreshSteps:
             for split in present:
                 beta2 = hypers[split.group].beta2
                 for own, length in (
-                    (split.columns, split.num_rows),
+                    (split.columns, split.whole_rows),
                     (split.rows, split.num_columns),
                 ):
                     gain = (1.0 - beta2) / length

@@ -43,7 +43,7 @@ class PackJob:
 
     def __post_init__(self) -> None:
         """Count the bytes once."""
-        num_bytes = (self.high - self.low) * self.block.shape.num_rows * self.staged.itemsize
+        num_bytes = (self.high - self.low) * self.block.split.num_rows * self.staged.itemsize
         object.__setattr__(self, "num_bytes", num_bytes)
 
     @property

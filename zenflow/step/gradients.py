@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
+from zenflow.columns.shards import local_of
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.device.base import AbstractDevice
 from zenflow.errors import GradientError
@@ -39,6 +40,8 @@ class StepGradients:
     """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
     """Copies to the host, by the index of the bucket."""
+    is_complete: bool = False
+    """Whether no more gradients come in."""
     sent: list[SplitParam] = field(default_factory=list)
     """Parameters whose gradients have left, and may have moved weights."""
     num_bytes: int = 0
@@ -96,10 +99,18 @@ class GradientCollector:
                 f"{place.param.dtype} on {place.param.device}: make embeddings with sparse=False "
                 "and don't replace .grad by a tensor of another kind"
             )
+        if place.is_sharded:
+            if self.gradients.is_complete:
+                raise GradientError(
+                    f"the gradient of {place.name} came after clip_grad_norm_(), for which ranks "
+                    "have added up their norms: clip after the step's last backward"
+                )
+            grad = local_of(grad)
         if isinstance(place, Resident):
             self.gradients.resident[place] = grad
             return
-        grad_OI = place.matrix(grad if self.ring is not None else self._owned(grad))
+        is_free = self.ring is not None or place.is_sharded  # FSDP2 makes a new one every time
+        grad_OI = place.matrix(grad if is_free else self._owned(grad))
         self.device.energies(grad_OI, place.columns.energies, place.rows.energies)
         if self.sketch is not None:
             self.sketch.take(place, grad_OI)
@@ -108,6 +119,7 @@ class GradientCollector:
         waiting.append((place, grad_OI))
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
+            self.layout.shards.add_up(bucket.energies)
             self._send(bucket, step)
 
     @staticmethod
@@ -120,13 +132,22 @@ class GradientCollector:
         return grad if grad.untyped_storage().nbytes() == grad.nbytes else grad.clone()
 
     def complete(self) -> None:
-        """Note that no more gradients come in this step."""
+        """Note that no more gradients come in this step; all ranks then know all energies."""
+        if self.gradients.is_complete:
+            return
+        self.gradients.is_complete = True
         for split in self.layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
                 split.rows.energies.zero_()
                 if self.sketch is not None:
                     self.sketch.leave_out(split)
+        if not self.gradients.copied:
+            self.layout.shards.add_up(self.layout.columns.energies)
+            return
+        for bucket in self.layout.buckets:
+            if bucket.index not in self.gradients.copied:
+                self.layout.shards.add_up(bucket.energies)
 
     def send_rest(self, step: int) -> None:
         """Send what has not been sent."""

@@ -66,9 +66,13 @@ def _flatten(values: Any) -> list[Any]:
 
 
 def matches(grad: Tensor, param: Tensor) -> bool:
-    """Whether a gradient can be used as the parameter's: dense, same shape, dtype and device."""
+    """Whether a gradient can be used as the parameter's.
+
+    It is dense, of the same shape, dtype and device, and sharded in the same way.
+    """
     return (
-        grad.layout == torch.strided
+        getattr(grad, "placements", None) == getattr(param, "placements", None)
+        and grad.layout == torch.strided
         and grad.shape == param.shape
         and grad.dtype == param.dtype
         and grad.device == param.device

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.layout import ColumnVectors, Layout, SplitParam
+from zenflow.columns.shards import part_of
 from zenflow.device.base import AbstractDevice
 from zenflow.report import WindowNorms
 
@@ -89,7 +90,7 @@ class WindowSketch:
             columns: This step's energies, and who owns each column.
             factor: Factor on the gradients, shape ().
         """
-        self._step.mul_(factor).add_(self.sums)
+        self._layout.shards.add_up(self._step).mul_(factor).add_(self.sums)
         deferred = self._step.square().mean(dim=0).masked_fill_(columns.is_important, 0.0)
         important = torch.where(columns.is_important, columns.energies, 0.0)
         return torch.cat([self._by_block(deferred), self._by_block(important) * factor * factor])
@@ -141,10 +142,10 @@ class WindowSketch:
 
 
 def _signs(index: int, split: SplitParam) -> Tensor:
-    """Return the sign vectors of a parameter, (NUM_SIGNS, O), float32."""
+    """Return the sign vectors of a parameter's rows on this rank, (NUM_SIGNS, O), float32."""
     generator = torch.Generator().manual_seed(index)
-    bits = torch.randint(0, 2, (NUM_SIGNS, split.num_rows), generator=generator)
-    return 2.0 * bits - 1.0
+    bits = torch.randint(0, 2, (NUM_SIGNS, split.whole_rows), generator=generator)
+    return 2.0 * part_of(bits.float(), split.param, 1) - 1.0
 
 
 def window_norms(ages: Sequence[int], values: Sequence[float]) -> tuple[WindowNorms, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import Block, SplitParam
+from zenflow.columns.shards import Shards, part_of, spread
 from zenflow.errors import CheckpointError
 from zenflow.rule.importance import select_columns
 from zenflow.surface.restart import restart, take_weights
@@ -84,10 +85,11 @@ def load_adamw_state(
             continue
         if isinstance(place, SplitParam):
             beta2 = float(groups[place.group]["betas"][1])
-            _load_split(place, state, 1.0 - beta2 ** float(state["step"]))
+            correction = 1.0 - beta2 ** float(state["step"])
+            _load_split(place, state, correction, engine.layout.shards)
         else:
-            place.exp_avg.copy_(state["exp_avg"])
-            place.exp_avg_sq.copy_(state["exp_avg_sq"])
+            for name in _MOMENTS:
+                getattr(place, name).copy_(part_of(state[name], place.param, 0))
             place.step.fill_(float(state["step"]))
     take_weights(engine)
     engine.step = max((int(s["step"]) for s in states.values() if s is not None), default=0)
@@ -102,15 +104,22 @@ def load_adamw_state(
         sketch.load_state_dict({"is_watching": sketch.is_watching, "is_whole": is_whole})
 
 
-def _load_split(split: SplitParam, state: Mapping[str, Any], correction: float) -> None:
+def _rows_of(split: SplitParam, whole: Tensor) -> Tensor:
+    """Return this rank's rows of one of AdamW's moments, on the device, (O, I), float32."""
+    rows = part_of(whole, split.param, 0)
+    return split.matrix(rows.to(split.columns.scores.device, torch.float32))
+
+
+def _load_split(
+    split: SplitParam, state: Mapping[str, Any], correction: float, shards: Shards
+) -> None:
     """Share out a parameter's moments, the most energetic columns to the device."""
-    avg_IO, square_IO = (
-        split.matrix(state[name].to(split.param.device, torch.float32)).t() for name in _MOMENTS
-    )
-    split.columns.mean_squares.copy_(square_IO.mean(dim=1))
+    avg_IO, square_IO = (_rows_of(split, state[name]).t() for name in _MOMENTS)
+    sums_I = shards.add_up(square_IO.sum(dim=1))
+    split.columns.mean_squares.copy_(sums_I / split.whole_rows)
     split.rows.mean_squares.copy_(square_IO.mean(dim=0)[: len(split.rows.mean_squares)])
     # Scores are averages of squared norms, which AdamW's second moments are but for their bias.
-    split.columns.scores.copy_(square_IO.sum(dim=1) / max(correction, 1e-12))
+    split.columns.scores.copy_(sums_I / max(correction, 1e-12))
     for block in split.blocks:
         _choose(block)
     split.num_steps = int(state["step"])
@@ -136,7 +145,10 @@ def adamw_state(
     places: Mapping[Tensor, SplitParam | Resident],
     param_groups: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return copies of a drained engine's moments as a state of torch's AdamW, on the CPU."""
+    """Return copies of a drained engine's moments as a state of torch's AdamW, on the CPU.
+
+    Of sharded parameters they are DTensors, with this rank's rows.
+    """
     numbers = count()
     state, groups = {}, []
     torchs = torch.optim.AdamW([torch.zeros(0)]).param_groups[0]
@@ -150,7 +162,7 @@ def adamw_state(
             place = places.get(param)
             steps = 0 if place is None else _num_steps(place)
             if place is not None and steps:
-                moments = {name: _whole(place, name) for name in _MOMENTS}
+                moments = {n: spread(_moment(place, n), param, 0) for n in _MOMENTS}
                 state[key] = {"step": torch.tensor(float(steps)), **moments}
     return {"state": state, "param_groups": groups}
 
@@ -159,12 +171,12 @@ def _num_steps(place: SplitParam | Resident) -> int:
     return int(place.step) if isinstance(place, Resident) else place.num_steps
 
 
-def _whole(place: SplitParam | Resident, name: str) -> Tensor:
-    """Return one of a parameter's moments, of its shape, float32."""
+def _moment(place: SplitParam | Resident, name: str) -> Tensor:
+    """Return one of a parameter's moments, of its shape on this rank, float32."""
     if isinstance(place, Resident):
         return place.state()[name].to("cpu", copy=True)
     moments_IO = torch.empty(place.num_columns, place.num_rows)
     bank_rows = slice(place.bank_first, place.bank_last)
     moments_IO[place.deferred_columns.cpu()] = getattr(place.host, name)
     moments_IO[place.important_columns.cpu()] = getattr(place.bank, name)[bank_rows].cpu()
-    return moments_IO.t().contiguous().view(place.param.shape)
+    return moments_IO.t().contiguous().view(place.data.shape)

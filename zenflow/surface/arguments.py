@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,8 +34,8 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
     """Return every trainable parameter with its group's index and a name for messages.
 
     Raises:
-        ValueError: A parameter is sharded, sparse, of another dtype or given twice, or two share
-            one storage.
+        ValueError: A parameter is sparse, of another dtype or given twice, or two share one
+            storage.
     """
     named = []
     storages: dict[int, NamedParam] = {}
@@ -54,17 +55,11 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                     f"{name} is a {param.layout} tensor: only dense parameters are trained; use "
                     "param.to_dense()"
                 )
-            if hasattr(param, "device_mesh"):
-                raise ValueError(
-                    f"{name} is sharded (a DTensor, as FSDP2 and tensor parallelism have them): "
-                    "only whole parameters are trained. Use DistributedDataParallel with "
-                    'offload_gradients="keep"'
-                )
             item = NamedParam(param, name, group_index)
-            other = storages.setdefault(param.untyped_storage().data_ptr(), item)
+            other = storages.setdefault(item.data.untyped_storage().data_ptr(), item)
             if other.param is param and other is not item:
                 raise ValueError(f"{name} is {other.name} again: give each parameter once")
-            if other is not item and param.numel():
+            if other is not item and item.data.numel():
                 raise ValueError(
                     f"{name} and {other.name} are two parameters over one storage: tie "
                     "them by using the same nn.Parameter in both modules"
@@ -231,13 +226,18 @@ def num_ranks() -> int:
     return distributed.get_world_size() if is_used else 1
 
 
+def ranks_on_this_machine() -> int:
+    """Return how many ranks torchrun has started here; 1 where something else started this one."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) if num_ranks() > 1 else 1
+
+
 def default_host_threads() -> int:
     """Return how many threads leave a quarter of the cores, at most four, to the others.
 
-    Those are the training thread, autograd's, and on a GPU the copy lanes'. On two cores they have
+    Ranks on one machine, as torchrun starts them, have a share of its cores each. The others are the training thread, autograd's, and on a GPU the copy lanes'. On two cores they have
     one. The host's update is bound by memory long before the last core.
     """
-    cores = usable_cores()
+    cores = max(1, usable_cores() // ranks_on_this_machine())
     return max(1, cores - min(4, max(1, cores // 4)))
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from zenflow.columns.device_rows import Resident
+from zenflow.columns.device_rows import NamedParam, Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.placement import build_layout
+from zenflow.columns.shards import Shards
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, FixedInterval
 from zenflow.device.base import AbstractDevice
@@ -42,8 +43,11 @@ def start_engine(
     timeline_steps: int,
     wait_timeout: float,
     releases: bool,
+    settings: Mapping[str, Any],
 ) -> tuple[Engine, list[SplitParam | Resident]]:
     """Allocate the state of all trainable parameters and start the threads that work on it.
+
+    `settings` are others that have to be equal on all ranks that share parameters' rows.
 
     Returns:
         The engine, and every trainable parameter's place in registration order.
@@ -51,8 +55,10 @@ def start_engine(
     Raises:
         ValueError: The parameters do not go together, or not with the link.
     """
-    _check_ranks(controller, releases=releases)
     named = named_params(param_groups)
+    shards = Shards.of(named)
+    _check_ranks(controller, releases=releases and shards.group is None)
+    shards.check_same({**settings, **_shared_settings(named, param_groups, config, controller)})
     device = bind(common_device(named), wait_timeout)
     if link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
@@ -67,6 +73,7 @@ def start_engine(
             device,
             least_topk_ratio=least_topk_ratio_for(config, deciding),
             largest_interval=largest,
+            shards=shards,
         )
         engine = Engine(
             layout,
@@ -90,6 +97,22 @@ def start_engine(
     return engine, [places[item.param] for item in named]
 
 
+def _shared_settings(
+    named: Sequence[NamedParam],
+    param_groups: Sequence[dict[str, Any]],
+    config: ZenFlowConfig,
+    controller: AbstractController | None,
+) -> dict[str, Any]:
+    """Return what decides about columns, which ranks have to decide alike."""
+    params = [(item.name, tuple(item.param.shape), str(item.param.dtype)) for item in named]
+    return {
+        "config": config.to_dict(),
+        "controller": type(controller).__name__,
+        "parameters": [(*param, item.group) for param, item in zip(params, named, strict=True)],
+        "parameter groups": [str(Hyper.of(group)) for group in param_groups],
+    }
+
+
 def add_residents(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> list[Resident]:
     """Give the last group's trainable parameters a place on the device, and return it.
 
@@ -100,6 +123,7 @@ def add_residents(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> lis
     named = [item for item in named_params(param_groups) if item.group == group]
     if not named:
         return []
+    Shards.of([*engine.layout.places, *named])  # refuses another kind
     device = common_device(named)
     if device != engine.device.torch_device:
         raise ValueError(

@@ -14,7 +14,7 @@ from zenflow.surface.adamw_state import (
     check_adamw_state,
     load_adamw_state,
 )
-from zenflow.surface.parameter_state import param_state
+from zenflow.surface.parameter_state import param_state, shown_state
 from zenflow.surface.state_checks import ENTRY, has_steps, places_by_key, saved_engine
 from zenflow.surface.state_dict import add_engine_state, load_engine_state
 from zenflow.surface.with_engine import WithEngine
@@ -120,7 +120,7 @@ class Checkpointed(WithEngine):
         """Show every parameter's live tensors where torch has them."""
         self._filled_version = self._running.layout.version
         for place in self._places.values():
-            self.state[place.param] = param_state(self._running, place)
+            self.state[place.param] = shown_state(place, param_state(self._running, place))
 
     def _add_engine_state(self, state: dict[str, Any]) -> None:
         params = [param for group in self.param_groups for param in group["params"]]

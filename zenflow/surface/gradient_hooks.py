@@ -139,7 +139,7 @@ class GradientSource:
 
     def _read_marks(self) -> list[Mark]:
         """Return what a change of the weights changes, and what says where they are."""
-        return [(p.param._version, p.param.data_ptr(), p.param.dtype) for p in self._places]
+        return [(p.param._version, p.data.data_ptr(), p.param.dtype) for p in self._places]
 
     def count_change(self) -> None:
         """Let autograd know that the weights are others: a graph that was kept is of no use."""

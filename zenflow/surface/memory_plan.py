@@ -25,8 +25,8 @@ BANK_TEMPORARIES = 3
 def plan_memory(engine: Engine) -> MemoryPlan:
     """Return a new engine's plan: what is allocated, and the upload buffers to come."""
     layout = engine.layout
-    params = [place.param for place in layout.places]
-    split_params = sum(split.param.numel() for split in layout.splits)
+    params = [place.data for place in layout.places]
+    split_params = sum(split.data.numel() for split in layout.splits)
     upload_bytes = engine.uploads.capacity * engine.uploads.num_buffers
     step_bytes = sum(split.room.step.nbytes for split in layout.splits)
     vectors = layout.columns

@@ -8,6 +8,7 @@ names and shapes at every step, so that `torch.distributed.checkpoint` can load 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import SplitParam
+from zenflow.columns.shards import part_of, spread
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -26,8 +28,40 @@ LANDING = "landing_weight"
 """Name of the weights of updates in flight, (D, O) in the parameter's dtype: zeros elsewhere."""
 
 
+_OF_COLUMNS = ("step", "deferred_columns", "important_columns", "scores", "mean_squares")
+_REPLICATED = (*_OF_COLUMNS, "device_step", "window_sketch")
+"""Names of tensors that every rank has whole where rows are spread over ranks."""
+
+
+def _row_dim(place: SplitParam | Resident, name: str) -> int | None:
+    """Return the dimension of a tensor that goes by the parameter's rows; None if none does."""
+    if name in _REPLICATED:
+        return None
+    return 0 if isinstance(place, Resident) or name == "row_mean_squares" else 1
+
+
+def shown_state(
+    place: SplitParam | Resident, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return a parameter's tensors as a state has them: DTensors where the parameter is one.
+
+    `torch.distributed.checkpoint` then saves on some ranks and loads on others.
+    """
+    dims = {name: _row_dim(place, name) for name in tensors}
+    return {
+        name: tensor if dim is None else spread(tensor, place.param, dim)
+        for (name, tensor), dim in zip(tensors.items(), dims.values(), strict=True)
+    }
+
+
+def taken_part(place: SplitParam | Resident, name: str, saved: Tensor) -> Tensor:
+    """Return this rank's part of a tensor of a state."""
+    dim = _row_dim(place, name)
+    return saved if dim is None else part_of(saved, place.param, dim)
+
+
 def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tensor]:
-    """Return the live tensors of one parameter's state, those of its host's tasks included.
+    """Return the live tensors of one parameter's state on this rank.
 
     `LANDING` alone is not live: updates in flight are in memory that all parameters share. It is
     of the right shape and kind, takes no memory and can't be written to; `landing_weight` is what

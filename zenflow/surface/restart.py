@@ -51,4 +51,4 @@ def take_weights(engine: Engine) -> None:
         fill_masters(split)
     for resident in engine.layout.residents:
         if resident.has_master:
-            resident.master.copy_(resident.param.data)
+            resident.master.copy_(resident.data)

@@ -13,7 +13,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.errors import CheckpointError
 from zenflow.rule.blocks import important_count
-from zenflow.surface.parameter_state import WHOLE, param_state
+from zenflow.surface.parameter_state import WHOLE, param_state, shown_state
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -132,7 +132,8 @@ def _shapes(
     engine: Engine, place: SplitParam | Resident, topk_ratio: float
 ) -> dict[str, torch.Size]:
     """Return the shapes that `param_state` has in a layout of this ratio."""
-    shapes = {name: tensor.shape for name, tensor in param_state(engine, place).items()}
+    shown = shown_state(place, param_state(engine, place))
+    shapes = {name: tensor.shape for name, tensor in shown.items()}
     if isinstance(place, Resident):
         return shapes
     widths = [block.shape.num_columns for block in place.blocks]

@@ -20,7 +20,13 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import Block, Landing, SplitParam
 from zenflow.knobs import Knobs
 from zenflow.lanes.completion import already_done
-from zenflow.surface.parameter_state import LANDING, landing_weight, param_state
+from zenflow.surface.parameter_state import (
+    LANDING,
+    landing_weight,
+    param_state,
+    shown_state,
+    taken_part,
+)
 from zenflow.surface.restart import end_windows, restart, take_weights
 from zenflow.surface.state_checks import ENTRY, FORMAT, check_state, has_steps, signature
 
@@ -50,7 +56,8 @@ def add_engine_state(
         true_weights.stash()
     for index, place in places.items():
         if index in states and isinstance(place, SplitParam):
-            states[index] = {**states[index], LANDING: landing_weight(place)}
+            landing = shown_state(place, {LANDING: landing_weight(place)})
+            states[index] = {**states[index], **landing}
     state_dict["param_groups"][0][ENTRY] = json.dumps(_engine_state(engine))
 
 
@@ -128,7 +135,7 @@ def load_engine_state(
     _load_blocks(engine, saved)
     if is_started:
         of_split = {
-            place: state_dict["state"][key][LANDING]
+            place: taken_part(place, LANDING, state_dict["state"][key][LANDING])
             for key, place in order.items()
             if isinstance(place, SplitParam)
         }
@@ -147,14 +154,14 @@ def _load_params(
     for key, place in order.items():
         for name, tensor in param_state(engine, place).items():
             if name != LANDING:
-                tensor.copy_(states[key][name])
+                tensor.copy_(taken_part(place, name, states[key][name]))
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True
         split.show_important()
     for resident in engine.layout.residents:
         if resident.has_master:
-            resident.param.data.copy_(resident.master)
+            resident.data.copy_(resident.master)
 
 
 def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:

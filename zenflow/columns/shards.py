@@ -1,0 +1,188 @@
+"""Shards: parameters whose rows are spread over ranks, as FSDP2's `fully_shard` has them.
+
+A rank has some rows of every matrix, and whole columns lie across the ranks. All that this
+optimizer does to a column is done row by row, but for two numbers: a column's squared norm, and the
+norm of all gradients together. Those are added up over the ranks, one number a column and one for
+the rest. Every rank then has the same numbers, bit for bit, and takes the same decisions.
+
+With HSDP's two dimensions of a mesh the ranks of one dimension have the same rows, whose gradients
+FSDP2 has averaged: numbers are added up over the other dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from zenflow.columns.device_rows import NamedParam
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor; asked without loading torch.distributed."""
+    return hasattr(tensor, "device_mesh")
+
+
+@torch.no_grad()
+def local_of(tensor: Tensor) -> Tensor:
+    """Return this rank's rows of a tensor, without autograd: all of it where it is not sharded."""
+    if not is_sharded(tensor):
+        return tensor.data
+    local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return local.data
+
+
+def spread(local: Tensor, param: Tensor, dim: int) -> Tensor:
+    """Return this rank's part of a tensor as that of a DTensor, cut as the parameter's rows are.
+
+    Args:
+        local: Part of the tensor, on any device: FSDP2's own offloading has host memory there too.
+        param: The parameter; one that is not sharded leaves the part as it is.
+        dim: Dimension of the part that goes by the parameter's rows.
+    """
+    if not is_sharded(param):
+        return local
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    assert isinstance(param, DTensor)
+    placements = tuple(Shard(dim) if place.is_shard() else place for place in param.placements)
+    shape = torch.Size([*local.shape[:dim], param.shape[0], *local.shape[dim + 1 :]])
+    stride = torch.empty(shape, device="meta").stride()
+    meta = TensorMeta(shape, stride, local.dtype)
+    spec = DTensorSpec(param.device_mesh, placements, tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def part_of(whole: Tensor, param: Tensor, dim: int) -> Tensor:
+    """Return this rank's part of a tensor that goes by the parameter's rows in a dimension.
+
+    Args:
+        whole: A DTensor that is cut so already, or a plain tensor of all rows.
+        param: The parameter.
+        dim: The dimension.
+    """
+    if is_sharded(whole):
+        return local_of(whole if is_sharded(param) else whole.full_tensor())  # type: ignore[attr-defined]
+    if not is_sharded(param):
+        return whole
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        param.shape, param.device_mesh, param.placements  # type: ignore[attr-defined]
+    )
+    return whole.narrow(dim, offset[0], shape[0])
+
+
+@dataclass(slots=True, eq=False)
+class Shards:
+    """The ranks that have rows of the same parameters."""
+
+    group: ProcessGroup | None = None
+    """These ranks; None where every rank has all rows."""
+    num_bytes: int = 0
+    """Bytes of the numbers that were added up so far."""
+
+    @classmethod
+    def of(cls, params: Sequence[NamedParam]) -> Shards:
+        """Return the ranks of these parameters.
+
+        Raises:
+            ValueError: The parameters are spread in a way that can't be trained.
+        """
+        first = params[0] if params else None
+        if first is None or not is_sharded(first.param):
+            for item in params:
+                if is_sharded(item.param):
+                    raise _mixed(item, first)
+            return cls()
+        mesh = first.param.device_mesh  # type: ignore[attr-defined]
+        for item in params:
+            if not is_sharded(item.param):
+                raise _mixed(first, item)
+            _check_placements(item)
+            if item.param.device_mesh != mesh:  # type: ignore[attr-defined]
+                raise ValueError(
+                    f"{item.name} is on another mesh than {first.name}: shard the whole model with "
+                    "fully_shard over one DeviceMesh"
+                )
+        places = [place.is_shard() for place in first.param.placements]  # type: ignore[attr-defined]
+        return cls(mesh.get_group(places.index(True)))
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that share the rows."""
+        return 1 if self.group is None else self.group.size()
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """Add a contiguous tensor up over the ranks, in place, in order with the device's work.
+
+        Returns:
+            The tensor.
+        """
+        if self.group is not None and values.numel():
+            torch.distributed.all_reduce(values, group=self.group)
+            self.num_bytes += values.nbytes
+        return values
+
+    def check_same(self, settings: Any) -> None:
+        """Check that all ranks make the same optimizer.
+
+        Args:
+            settings: What has to be equal, plain values.
+
+        Raises:
+            ValueError: Some rank has other settings; every rank gets this error.
+        """
+        if self.group is None:
+            return
+        found: list[Any] = [None] * self.num_ranks
+        torch.distributed.all_gather_object(found, settings, group=self.group)
+        differing = [rank for rank, there in enumerate(found) if there != found[0]]
+        if differing:
+            names = [key for key, value in found[0].items() if found[differing[0]][key] != value]
+            raise ValueError(
+                f"ranks make different optimizers: rank {differing[0]} of the shards differs from "
+                f"rank 0 in {', '.join(names)}. Pass the same settings on every rank"
+            )
+
+
+def _mixed(sharded: NamedParam, whole: NamedParam | None) -> ValueError:
+    other = "another" if whole is None else whole.name
+    return ValueError(
+        f"{sharded.name} is sharded and {other} is not: call fully_shard on the root module too, "
+        "or make one optimizer for each kind"
+    )
+
+
+def _check_placements(item: NamedParam) -> None:
+    """Refuse a parameter that is not cut along its rows, once.
+
+    Raises:
+        ValueError: It is cut in another way, or its rows are in another kind of memory.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    param = item.param
+    placements = param.placements  # type: ignore[attr-defined]
+    kinds = [type(place) for place in placements]
+    is_by_rows = kinds.count(Shard) == 1 and placements[kinds.index(Shard)].dim == 0
+    if not is_by_rows or kinds.count(Replicate) != len(kinds) - 1:
+        raise ValueError(
+            f"{item.name} has the placements {placements}: only parameters that are sharded along "
+            "their first dimension are trained, as fully_shard does it over one dimension of a "
+            "mesh, or over two with replicas (HSDP); leave out shard_placement_fn and tensor "
+            "parallelism"
+        )
+    mesh = param.device_mesh  # type: ignore[attr-defined]
+    if param.device.type != mesh.device_type:
+        raise ValueError(
+            f"{item.name} is on {param.device} and its mesh on {mesh.device_type}: leave out "
+            "CPUOffloadPolicy, as this optimizer keeps its own state on the host"
+        )
