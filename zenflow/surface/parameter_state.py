@@ -75,6 +75,8 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
     state |= engine.schedule.tasks.param_state(place)
     if engine.probes.sketch is not None:
         state["window_sketch"] = engine.probes.sketch.sums_of(place)
+    if engine.fresh is not None:
+        state["row_mean_squares"] = place.rows.mean_squares
     return state | {
         "training_weight": place.host.staging,
         LANDING: torch.zeros((), dtype=place.param.dtype).expand(place.host.staging.shape),
@@ -82,7 +84,6 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
         "important_columns": place.important_columns,
         "scores": place.columns.scores,
         "mean_squares": place.columns.mean_squares,
-        "row_mean_squares": place.rows.mean_squares,
     }
 
 

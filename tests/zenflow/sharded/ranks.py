@@ -1,27 +1,44 @@
 """One of several ranks under FSDP2, run by tests as a process.
 
-    python -m tests.zenflow.sharded.ranks TASK RANK RANKS FOLDER
+    python -m tests.zenflow.sharded.ranks TASKS RANK RANKS FOLDER
 
-It leaves what it found in FOLDER/TASK-RANK.pt.
+It leaves what it found, by task, in FOLDER/found-RANK.pt.
 """
 
+import os
+import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
-from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 
 from tests.models import closing
+from tests.zenflow.host_work import host_work
 from tests.zenflow.sharded.runs import (
+    DELAYED,
+    LAST,
     NUM_STEPS,
+    SAVED,
+    SAVED_AT,
     SCENARIOS,
+    TRAINED,
     Uneven,
     columns_of,
+    groups_of,
+    load,
     optimizer_of,
+    save,
     take_steps,
 )
+from tests.zenflow.step.test_timing import delay
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.lanes.copies import CopyLane
 
 
 def sharded(mesh, *, seed=0, reshard=True):
@@ -37,34 +54,174 @@ def whole_weights(model):
     return [p.full_tensor().detach().clone() for p in model.parameters()]
 
 
-def train(rank, mesh, folder):
-    """Train every scenario."""
+def train_one(scenario, rank, mesh, num_ranks=None):
+    """Train a scenario and return what comes of it."""
+    model = sharded(mesh, reshard=scenario.get("reshard", True))
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        steps = range(NUM_STEPS)
+        take_steps(model, optimizer, scenario, steps, rank, num_ranks or mesh.size())
+        with optimizer.true_weights():
+            return {"weights": whole_weights(model), "columns": columns_of(optimizer)}
+
+
+def trained(names, rank, mesh, folder):
+    """Train some scenarios."""
+    return {name: train_one(SCENARIOS[name], rank, mesh) for name in names}
+
+
+def checkpointed(scenario, rank, mesh, folder, *, loads):
+    """Train on from step `SAVED_AT`, saving there or resuming from there; return the weights."""
+    num_ranks = mesh.size()
+    model = sharded(mesh, seed=7 if loads else 0)
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        if loads:
+            load(model, optimizer, folder)
+        else:
+            take_steps(model, optimizer, scenario, range(SAVED_AT), rank, num_ranks)
+            save(model, optimizer, folder)
+        take_steps(model, optimizer, scenario, range(SAVED_AT, LAST), rank, num_ranks)
+        with optimizer.true_weights():
+            return whole_weights(model), columns_of(optimizer)
+
+
+def save_all(rank, mesh, folder):
+    """Save every scenario of `SAVED` on the way."""
+    return {
+        name: checkpointed(SCENARIOS[name], rank, mesh, folder / name, loads=False)
+        for name in SAVED
+    }
+
+
+def load_all(rank, mesh, folder):
+    """Resume every scenario of `SAVED`."""
+    return {
+        name: checkpointed(SCENARIOS[name], rank, mesh, folder / name, loads=True)
+        for name in SAVED
+    }
+
+
+def delayed(rank, mesh, folder):
+    """Train with random waits before copies and host work, other ones on every rank."""
     found = {}
-    for name, scenario in SCENARIOS.items():
-        model = sharded(mesh, reshard=scenario.get("reshard", True))
-        with closing(optimizer_of(model, scenario)) as optimizer:
-            take_steps(model, optimizer, scenario, range(NUM_STEPS), rank, mesh.size())
-            with optimizer.true_weights():
-                weights = whole_weights(model)
-            found[name] = {
-                "weights": weights,
-                "columns": columns_of(optimizer),
-                "added_up": optimizer._engine.layout.shards.num_bytes,
-                "memory": optimizer.memory,
-                "d2h_bytes": optimizer.report.d2h_bytes,
-            }
+    for name in DELAYED:
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, function in ((CopyLane, "_perform"), *host_work("sum", "replay")):
+                delay(patch, owner, function, 0.004, seed=rank)
+            found[name] = train_one(SCENARIOS[name], rank, mesh)["weights"]
     return found
 
 
-TASKS = {"train": train}
+def beside_adamw(rank, mesh, folder):
+    """Train under FSDP2 with every column on the device, and by torch's AdamW."""
+    scenario = {"config": {"topk_ratio": 1.0}}
+    ours = train_one(scenario, rank, mesh)["weights"]
+    model = sharded(mesh)
+    optimizer = torch.optim.AdamW(groups_of(model))
+    take_steps(model, optimizer, scenario, range(NUM_STEPS), rank, mesh.size())
+    return {"ours": ours, "torch's": whole_weights(model)}
 
 
-def main(task, rank, num_ranks, folder):
+def exported(rank, mesh, folder):
+    """Save all of a state on rank 0, and the state that torch's AdamW goes on with."""
+    model = sharded(mesh)
+    scenario = SCENARIOS["k = 0.3, S = 4, release"]
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        take_steps(model, optimizer, scenario, range(SAVED_AT), rank, mesh.size())
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        full = get_optimizer_state_dict(model, optimizer, options=options)
+        moments = optimizer.to_adamw_state_dict()["state"]
+        whole = {
+            key: {name: value.full_tensor() for name, value in entry.items() if name != "step"}
+            for key, entry in moments.items()
+        }
+        return {"full": full, "adamw": whole}
+
+
+def replicated(rank, mesh, folder):
+    """Train two replicas of two shards each (HSDP)."""
+    scenario = SCENARIOS["k = 0.3, S = 4, release"]
+    pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    return train_one(scenario, rank, pairs, num_ranks=4)
+
+
+def weighed(rank, mesh, folder):
+    """Return what a larger model takes and sends on every rank."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
+    fully_shard(model, mesh=mesh)
+    optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(), host_threads=1)
+    with closing(optimizer):
+        model(torch.randn(4, 512)).square().mean().backward()
+        optimizer.step()
+        shards = optimizer._engine.layout.shards
+        sent = optimizer.report.d2h_bytes
+        return {"memory": optimizer.memory, "d2h_bytes": sent, "added_up": shards.num_bytes}
+
+
+def told(make):
+    """Return the error's text; every rank has to get one."""
+    try:
+        optimizer = make()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    optimizer.close()
+    return None
+
+
+def misused(rank, mesh, folder):
+    """Return the errors of what can't be trained."""
+    whole = nn.Parameter(torch.zeros(8, 8))
+    wide = nn.Linear(8, 8)
+    fully_shard(wide, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p.ndim > 1 else None)
+    other = fully_shard(nn.Linear(8, 8), mesh=DeviceMesh("cpu", list(range(mesh.size()))[::-1]))
+    good = sharded(mesh)
+    config = ZenFlowConfig(update_interval=4 + rank)
+    return {
+        "mixed": told(lambda: ZenFlowAdamW([*good.parameters(), whole])),
+        "by columns": told(lambda: ZenFlowAdamW(wide.parameters())),
+        "two meshes": told(lambda: ZenFlowAdamW([*good.parameters(), *other.parameters()])),
+        "other settings": told(lambda: ZenFlowAdamW(good.parameters(), config=config)),
+        "other rates": told(lambda: ZenFlowAdamW(good.parameters(), lr=1e-3 * (1 + rank))),
+    }
+
+
+def killed(rank, mesh, folder):
+    """Train, saving before every third step, until rank 1 is killed in the middle of a step."""
+    model = sharded(mesh)
+    scenario = SCENARIOS["k = 0.3, S = 4, release"]
+    optimizer = optimizer_of(model, scenario)
+    for step in range(100):
+        if step and step % 3 == 0:
+            save(model, optimizer, folder / f"step-{step}")
+        if step == 8 and rank == 1:
+            model.wide.weight.register_post_accumulate_grad_hook(
+                lambda _: os.kill(os.getpid(), signal.SIGKILL)
+            )
+        take_steps(model, optimizer, scenario, [step], rank, mesh.size())
+
+
+TASKS = {
+    "train": lambda *where: trained(TRAINED, *where),
+    "train more": lambda *where: trained(SCENARIOS, *where),
+    "save": save_all,
+    "load": load_all,
+    "delay": delayed,
+    "adamw": beside_adamw,
+    "export": exported,
+    "replicas": replicated,
+    "weigh": weighed,
+    "misuse": misused,
+    "kill": killed,
+}
+
+
+def main(tasks, rank, num_ranks, folder):
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting-{task}", rank=rank, world_size=num_ranks
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=num_ranks
     )
-    found = TASKS[task](rank, init_device_mesh("cpu", (num_ranks,)), Path(folder))
-    torch.save(found, f"{folder}/{task}-{rank}.pt")
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    found = {task: TASKS[task](rank, mesh, Path(folder)) for task in tasks.split(",")}
+    torch.save(found, f"{folder}/found-{rank}.pt")
     distributed.destroy_process_group()
 
 

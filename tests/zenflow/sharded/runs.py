@@ -3,11 +3,13 @@
 import contextlib
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.models import TINY, closing
+from tests.models import TINY, closing, weights_of
 from tests.zenflow.decisions import decisions
 from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
@@ -106,6 +108,20 @@ SCENARIOS = {
     },
 }
 """Settings of runs, by name."""
+TRAINED = (
+    "k = 0, S = 1, keep",
+    "k = 0.3, S = 4, keep",
+    "k = 0.3, S = 4, release",
+    "k = 1, S = 1, release",
+    "accumulated",
+    "accumulated, release",
+    "accumulated without sync",
+    "clipped by a call",
+    "k changes",
+)
+"""Those that every test run trains; the others are slow tests."""
+DELAYED = ("k = 0.3, S = 4, keep", "k = 0.3, S = 4, release")
+"""Those whose copies and host work are made late."""
 
 
 def config_of(scenario):
@@ -141,6 +157,28 @@ def take_steps(model, optimizer, scenario, steps, rank=0, num_ranks=1):
         optimizer.zero_grad()
 
 
+SAVED = ("k = 0.3, S = 4, release", "published", "k = 1, S = 4, keep")
+"""Scenarios that are saved and resumed."""
+SAVED_AT, LAST = 6, 12
+"""Number of steps before a checkpoint, in the middle of windows, and in all."""
+
+
+def save(model, optimizer, folder):
+    """Save a run by `torch.distributed.checkpoint`."""
+    model_state, state = get_state_dict(model, optimizer)
+    dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder)
+
+
+def load(model, optimizer, folder):
+    """Go on from what `save` saved, on any number of ranks."""
+    model_state, state = get_state_dict(model, optimizer)
+    loaded = {"model": model_state, "optimizer": state}
+    dcp.load(loaded, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
+    )
+
+
 def columns_of(optimizer):
     """Return the important columns of each split parameter, in ascending order."""
     layout = optimizer._engine.layout
@@ -159,5 +197,5 @@ def alone(scenario):
         optimizer = stack.enter_context(closing(optimizer_of(model, scenario)))
         take_steps(model, optimizer, scenario, range(NUM_STEPS))
         with optimizer.true_weights():
-            weights = [p.detach().clone() for p in model.parameters()]
+            weights = weights_of(model)
         return weights, columns_of(optimizer)
