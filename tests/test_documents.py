@@ -17,7 +17,10 @@ WRITTEN = [README, *(p for p in PAGES if p.name not in MADE and p.parent.name !=
 """Pages that people write."""
 LINKED = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")),
           ROOT / "notebooks" / "README.md", *PAGES]  # fmt: skip
-OTHERS = {"trainers.md": "tests/zenflow/integrations/test_guide.py"}
+OTHERS = {
+    "trainers.md": "tests/zenflow/integrations/test_guide.py",
+    "many-gpus.md": "tests/zenflow/sharded/ranks.py",
+}
 """Pages whose blocks warn in other packages, and the test that runs them."""
 MOST_WORDS = 30
 FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)

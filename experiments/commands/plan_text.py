@@ -88,8 +88,9 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
 def _sharding(plan: Plan) -> list[str]:
     work, device = plan.workload, plan.hardware.device
     lines = [
-        f"{work.name} needs sharding (FSDP, ZeRO-3), which nothing here does: its weights alone "
-        f"are {gib(work.model_bytes)}, and each {device.name} has {gib(device.memory.value)}."
+        f"{work.name} needs sharding (FSDP, ZeRO-3), which is not predicted here: its weights "
+        f"alone are {gib(work.model_bytes)}, and each {device.name} has "
+        f"{gib(device.memory.value)}."
     ]
     if plan.largest is not None:
         lines.append(f"The largest model of the table that this machine trains: {plan.largest}.")

@@ -1,9 +1,9 @@
 """Shards: parameters whose rows are spread over ranks, as FSDP2's `fully_shard` has them.
 
 A rank has some rows of every matrix, and whole columns lie across the ranks. All that this
-optimizer does to a column is done row by row, but for two numbers: a column's squared norm, and the
-norm of all gradients together. Those are added up over the ranks, one number a column and one for
-the rest. Every rank then has the same numbers, bit for bit, and takes the same decisions.
+optimizer does to a column is done row by row, but for two numbers: a column's squared norm, and
+the norm of all gradients together. Those are added up over the ranks, one number a column and one
+for the rest. Every rank then has the same numbers, bit for bit, and takes the same decisions.
 
 With HSDP's two dimensions of a mesh the ranks of one dimension have the same rows, whose gradients
 FSDP2 has averaged: numbers are added up over the other dimension.
@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
 
     from zenflow.columns.device_rows import NamedParam
 
 
-def is_sharded(tensor: Any) -> bool:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor; asked without loading torch.distributed."""
     return hasattr(tensor, "device_mesh")
 
@@ -32,10 +33,7 @@ def is_sharded(tensor: Any) -> bool:
 @torch.no_grad()
 def local_of(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a tensor, without autograd: all of it where it is not sharded."""
-    if not is_sharded(tensor):
-        return tensor.data
-    local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return local.data
+    return tensor.to_local().data if is_sharded(tensor) else tensor.data
 
 
 def spread(local: Tensor, param: Tensor, dim: int) -> Tensor:
@@ -51,13 +49,12 @@ def spread(local: Tensor, param: Tensor, dim: int) -> Tensor:
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    assert isinstance(param, DTensor)
     placements = tuple(Shard(dim) if place.is_shard() else place for place in param.placements)
     shape = torch.Size([*local.shape[:dim], param.shape[0], *local.shape[dim + 1 :]])
     stride = torch.empty(shape, device="meta").stride()
     meta = TensorMeta(shape, stride, local.dtype)
     spec = DTensorSpec(param.device_mesh, placements, tensor_meta=meta)
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-any-return, no-untyped-call]
+    return DTensor(local, spec, requires_grad=False)
 
 
 def part_of(whole: Tensor, param: Tensor, dim: int) -> Tensor:
@@ -69,13 +66,13 @@ def part_of(whole: Tensor, param: Tensor, dim: int) -> Tensor:
         dim: The dimension.
     """
     if is_sharded(whole):
-        return local_of(whole if is_sharded(param) else whole.full_tensor())  # type: ignore[attr-defined]
+        return local_of(whole if is_sharded(param) else whole.full_tensor())
     if not is_sharded(param):
         return whole
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(
-        param.shape, param.device_mesh, param.placements  # type: ignore[attr-defined]
+        param.shape, param.device_mesh, param.placements
     )
     return whole.narrow(dim, offset[0], shape[0])
 
@@ -102,17 +99,17 @@ class Shards:
                 if is_sharded(item.param):
                     raise _mixed(item, first)
             return cls()
-        mesh = first.param.device_mesh  # type: ignore[attr-defined]
+        mesh = first.param.device_mesh
         for item in params:
             if not is_sharded(item.param):
                 raise _mixed(first, item)
             _check_placements(item)
-            if item.param.device_mesh != mesh:  # type: ignore[attr-defined]
+            if item.param.device_mesh != mesh:
                 raise ValueError(
-                    f"{item.name} is on another mesh than {first.name}: shard the whole model with "
-                    "fully_shard over one DeviceMesh"
+                    f"{item.name} is on another mesh than {first.name}: shard the whole model "
+                    "with fully_shard over one DeviceMesh"
                 )
-        places = [place.is_shard() for place in first.param.placements]  # type: ignore[attr-defined]
+        places = [place.is_shard() for place in first.param.placements]
         return cls(mesh.get_group(places.index(True)))
 
     @property
@@ -170,17 +167,18 @@ def _check_placements(item: NamedParam) -> None:
     from torch.distributed.tensor import Replicate, Shard
 
     param = item.param
-    placements = param.placements  # type: ignore[attr-defined]
-    kinds = [type(place) for place in placements]
-    is_by_rows = kinds.count(Shard) == 1 and placements[kinds.index(Shard)].dim == 0
-    if not is_by_rows or kinds.count(Replicate) != len(kinds) - 1:
+    assert is_sharded(param)
+    placements = param.placements
+    by_rows = [place for place in placements if type(place) is Shard and place.dim == 0]
+    replicas = [place for place in placements if type(place) is Replicate]
+    if len(by_rows) != 1 or len(replicas) != len(placements) - 1:
         raise ValueError(
             f"{item.name} has the placements {placements}: only parameters that are sharded along "
             "their first dimension are trained, as fully_shard does it over one dimension of a "
             "mesh, or over two with replicas (HSDP); leave out shard_placement_fn and tensor "
             "parallelism"
         )
-    mesh = param.device_mesh  # type: ignore[attr-defined]
+    mesh = param.device_mesh
     if param.device.type != mesh.device_type:
         raise ValueError(
             f"{item.name} is on {param.device} and its mesh on {mesh.device_type}: leave out "

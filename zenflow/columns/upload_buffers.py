@@ -128,7 +128,4 @@ class UploadPool:
 
 def _upload_bytes(blocks: Iterable[Block]) -> int:
     """Return the bytes of a buffer for the blocks' uploads."""
-    return sum(
-        aligned(block.host_elements * block.split.param.dtype.itemsize)
-        for block in blocks
-    )
+    return sum(aligned(block.host_elements * block.split.param.dtype.itemsize) for block in blocks)

@@ -16,9 +16,11 @@ norms E of its columns and F of its rows:
     W_ij  <- W_ij - lr share (1 - beta1) / (1 - beta1^t) c g_ij / sqrt(v_ij)
 
 eps^2 is added to R, C and the mean. Adafactor divides by the mean of R, which is that of C: both
-are the mean of v over the matrix, and C is whole on every rank where rows are spread over ranks. `share` is `zenflow.rule.momentum.fresh_share` of the forwards
-before the upload lands. While backward is under way the step's own clip factor is not known: the
-step before's stands for it, in C and R too, which take the right one at the end of the step.
+are the mean of v over the matrix, and every rank has all of C where rows are spread over ranks.
+`share` is `zenflow.rule.momentum.fresh_share` of the forwards before the upload lands.
+
+While backward is under way the step's own clip factor is not known: the step before's stands for
+it, in C and R too, which take the right one at the end of the step.
 """
 
 from __future__ import annotations

@@ -234,8 +234,9 @@ def ranks_on_this_machine() -> int:
 def default_host_threads() -> int:
     """Return how many threads leave a quarter of the cores, at most four, to the others.
 
-    Ranks on one machine, as torchrun starts them, have a share of its cores each. The others are the training thread, autograd's, and on a GPU the copy lanes'. On two cores they have
-    one. The host's update is bound by memory long before the last core.
+    Ranks that torchrun starts on one machine have a share of its cores each. The others are the
+    training thread, autograd's, and on a GPU the copy lanes'. On two cores they have one. The
+    host's update is bound by memory long before the last core.
     """
     cores = max(1, usable_cores() // ranks_on_this_machine())
     return max(1, cores - min(4, max(1, cores // 4)))

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
+from zenflow.columns.shards import spread
 from zenflow.step.engine import Engine
-from zenflow.step.released import ReleasedGradient
+from zenflow.step.released import ReleasedGradient, is_released
 
 _log = logging.getLogger(__name__)
 
@@ -53,12 +54,14 @@ class GradientSource:
         self._check: weakref.WeakMethod[Callable[[], None]] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         # One for each parameter, used at every step: making one costs as much as some operations.
-        self._released: dict[SplitParam | Resident, ReleasedGradient] = {}
+        self._released: dict[SplitParam | Resident, Tensor] = {}
         self._make_released(places)
 
     def _make_released(self, places: Sequence[SplitParam | Resident]) -> None:
         if self._releases:
-            self._released |= {p: ReleasedGradient(p.param, p.name) for p in places}
+            self._released |= {
+                p: spread(ReleasedGradient(p.data, p.name), p.param, 0) for p in places
+            }
 
     def add(self, places: Sequence[SplitParam | Resident], frozen: Sequence[Tensor]) -> None:
         """Take the gradients of more parameters from the next backward on."""
@@ -113,7 +116,7 @@ class GradientSource:
 
     def _take(self, place: SplitParam | Resident) -> None:
         grad = place.param.grad
-        if grad is None or isinstance(grad, ReleasedGradient):
+        if grad is None or is_released(grad):
             return
         if self._releases and grad.dtype != self._released[place].dtype:
             self.check_untouched()  # says that the model was cast
@@ -213,7 +216,7 @@ class GradientSource:
         self._engine.collector.discard()
         self._arrivals.clear()
         for place in self._places:
-            if isinstance(place.param.grad, ReleasedGradient):
+            if is_released(place.param.grad):
                 place.param.grad = None
 
     def consume(self) -> None:

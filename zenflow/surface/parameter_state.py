@@ -40,9 +40,7 @@ def _row_dim(place: SplitParam | Resident, name: str) -> int | None:
     return 0 if isinstance(place, Resident) or name == "row_mean_squares" else 1
 
 
-def shown_state(
-    place: SplitParam | Resident, tensors: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def shown_state(place: SplitParam | Resident, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a parameter's tensors as a state has them: DTensors where the parameter is one.
 
     `torch.distributed.checkpoint` then saves on some ranks and loads on others.

@@ -6,7 +6,9 @@ Parameters are named `weight` and `bias`, so that messages are the same everywhe
 import copy
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.zenflow.conformance.subjects import affine, train
 
@@ -34,10 +36,14 @@ def views_of_one_tensor():
     return nn.Parameter(both[:, :4]), nn.Parameter(both[:, 4:])
 
 
-def sharded():
-    weight = nn.Parameter(torch.ones(4, 5))
-    weight.device_mesh = "a mesh"  # as a DTensor has one
-    return weight
+def sharded_by_columns():
+    """Return a parameter as tensor parallelism has it, of the only rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        return nn.Parameter(distribute_tensor(torch.ones(4, 5), mesh, [Shard(1)]))
+    finally:
+        distributed.destroy_process_group()
 
 
 # ---- at a step ----------------------------------------------------------------------------------

@@ -63,10 +63,10 @@ def _made() -> Iterator[Refusal]:
         "weight is a torch.sparse_coo tensor: only dense parameters are trained",
     )
     yield Refusal(
-        "sharded parameters (FSDP2, tensor parallelism)",
-        lambda make: misuses.made_of(make, misuses.sharded()),
+        "parameters sharded by columns, as tensor parallelism has them",
+        lambda make: misuses.made_of(make, misuses.sharded_by_columns()),
         ValueError,
-        "weight is sharded",
+        "weight has the placements (Shard(dim=1),): only parameters that are sharded along",
     )
     yield Refusal(
         "parameters on two devices",

@@ -62,5 +62,16 @@ def folder_of_four(tmp_path_factory):
 @pytest.fixture(scope="session")
 def two(folder_of_two):
     """What two ranks found."""
-    tasks = ("train", "save", "load", "delay", "adamw", "export", "weigh", "misuse")
+    tasks = (
+        "train",
+        "save",
+        "load",
+        "delay",
+        "adamw",
+        "export",
+        "weigh",
+        "misuse",
+        "guide",
+        "too many",
+    )
     return Ranks(2, tasks, folder_of_two).found()

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from tests.models import closing
+from tests.models import TinyStack, closing
+from tests.test_documents import python_blocks
 from tests.zenflow.host_work import host_work
 from tests.zenflow.sharded.runs import (
     DELAYED,
@@ -37,7 +38,7 @@ from tests.zenflow.sharded.runs import (
     take_steps,
 )
 from tests.zenflow.step.test_timing import delay
-from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig
 from zenflow.lanes.copies import CopyLane
 
 
@@ -158,6 +159,26 @@ def weighed(rank, mesh, folder):
         return {"memory": optimizer.memory, "d2h_bytes": sent, "added_up": shards.num_bytes}
 
 
+class Loss(TinyStack):
+    """A model as the guide has it: with layers, and a loss."""
+
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
+def guided(rank, mesh, folder):
+    """Run what the guide shows and return the loss before and after."""
+    page = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many-gpus.md"
+    (block,) = python_blocks(page)
+    model = Loss(width=8)
+    batch = torch.randn(16, 8)
+    before = model(batch).item()
+    names = {"model": model, "batches": [batch] * 30}
+    exec(compile(block.replace("lr=1e-5", "lr=1e-2"), str(page), "exec"), names)
+    names["optimizer"].close()
+    return before, model(batch).item()
+
+
 def told(make):
     """Return the error's text; every rank has to get one."""
     try:
@@ -183,6 +204,17 @@ def misused(rank, mesh, folder):
         "other settings": told(lambda: ZenFlowAdamW(good.parameters(), config=config)),
         "other rates": told(lambda: ZenFlowAdamW(good.parameters(), lr=1e-3 * (1 + rank))),
     }
+
+
+def one_too_many(rank, mesh, folder):
+    """Run a backward pass more than the optimizer knows of."""
+    model = sharded(mesh)
+    scenario = {"optimizer": {"offload_gradients": "release"}, "micro_batches": 2}
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        try:
+            take_steps(model, optimizer, scenario, [0], rank, mesh.size())
+        except GradientError as error:
+            return f"GradientError: {error}"
 
 
 def killed(rank, mesh, folder):
@@ -211,6 +243,8 @@ TASKS = {
     "replicas": replicated,
     "weigh": weighed,
     "misuse": misused,
+    "guide": guided,
+    "too many": one_too_many,
     "kill": killed,
 }
 

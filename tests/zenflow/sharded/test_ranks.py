@@ -128,6 +128,17 @@ def test_bad_input_is_an_error_on_every_rank(what, message, two):
         assert re.match(message, rank["misuse"][what], re.DOTALL), rank["misuse"][what]
 
 
+def test_what_the_guide_shows_learns(two):
+    for rank in two:
+        before, after = rank["guide"]
+        assert after < 0.9 * before
+
+
+def test_a_backward_too_many_is_told_of(two):
+    for rank in two:
+        assert re.match(r"GradientError: the gradient of .* was released", rank["too many"])
+
+
 @pytest.fixture(scope="module")
 def four(two, folder_of_two, folder_of_four):
     """What four ranks found, who go on from what two have saved."""

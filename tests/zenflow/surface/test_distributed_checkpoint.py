@@ -153,7 +153,6 @@ def test_ranks_resume_bit_for_bit_and_one_process_loads_what_they_saved(tmp_path
     assert [rank.returncode for rank in ranks] == [0, 0], told
     first, second = (out.splitlines() for out, _ in told)
     assert first == second
-    assert "layers.0.weight is sharded (a DTensor" in first[1]
     model = TinyStack(num_layers=3, seed=7)
     with closing(ZenFlowAdamW(model.parameters(), config=CONFIG)) as optimizer:
         model_state, state = get_state_dict(model, optimizer)
