@@ -54,7 +54,9 @@ def spread(local: Tensor, param: Tensor, dim: int) -> Tensor:
     stride = torch.empty(shape, device="meta").stride()
     meta = TensorMeta(shape, stride, local.dtype)
     spec = DTensorSpec(param.device_mesh, placements, tensor_meta=meta)
-    return DTensor(local, spec, requires_grad=False)
+    # Saving in the background takes a DTensor with an offset for one with memory of its own.
+    own = local if local.storage_offset() == 0 else torch.from_dlpack(local)
+    return DTensor(own, spec, requires_grad=False)
 
 
 def part_of(whole: Tensor, param: Tensor, dim: int) -> Tensor:

@@ -12,8 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
@@ -83,6 +88,29 @@ def checkpointed(scenario, rank, mesh, folder, *, loads):
         take_steps(model, optimizer, scenario, range(SAVED_AT, LAST), rank, num_ranks)
         with optimizer.true_weights():
             return whole_weights(model), columns_of(optimizer)
+
+
+def saved_behind(rank, mesh, folder):
+    """Save in the background while training goes on, and resume."""
+    scenario, ends = SCENARIOS["k = 0.3, S = 4, release"], []
+    for seed in (0, 7):
+        model = sharded(mesh, seed=seed)
+        with closing(optimizer_of(model, scenario)) as optimizer:
+            if seed:
+                load(model, optimizer, folder / "behind")
+            else:
+                take_steps(model, optimizer, scenario, range(SAVED_AT), rank, mesh.size())
+                model_state, state = get_state_dict(model, optimizer)
+                saving = dcp.async_save(
+                    {"model": model_state, "optimizer": state},
+                    checkpoint_id=folder / "behind",
+                    process_group=distributed.new_group(backend="gloo"),
+                )
+            take_steps(model, optimizer, scenario, range(SAVED_AT, LAST), rank, mesh.size())
+            saving.result()
+            with optimizer.true_weights():
+                ends.append(whole_weights(model))
+    return ends
 
 
 def save_all(rank, mesh, folder):
@@ -245,6 +273,7 @@ TASKS = {
     "misuse": misused,
     "guide": guided,
     "too many": one_too_many,
+    "save behind": saved_behind,
     "kill": killed,
 }
 
