@@ -73,5 +73,6 @@ def two(folder_of_two):
         "misuse",
         "guide",
         "too many",
+        "save behind",
     )
     return Ranks(2, tasks, folder_of_two).found()

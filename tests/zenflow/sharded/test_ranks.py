@@ -65,6 +65,12 @@ def test_as_many_ranks_resume_bit_for_bit(name, two):
         assert_equal(rank["load"][name][0], rank["save"][name][0])
 
 
+def test_saving_in_the_background_holds_what_was_when_it_began(two):
+    for rank in two:
+        first, resumed = rank["save behind"]
+        assert_equal(resumed, first)
+
+
 @pytest.mark.parametrize("name", SAVED)
 def test_one_process_goes_on_from_what_two_ranks_saved(name, two, folder_of_two):
     check_resumed(name, folder_of_two / name, two[0]["save"][name])
