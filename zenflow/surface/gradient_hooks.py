@@ -189,11 +189,7 @@ class GradientSource:
         now = self._read_marks()
         for place, before, after in zip(self._places, self._marks, now, strict=True):
             if before != after and not self._expects:
-                raise RuntimeError(
-                    f"{place.name} was changed after the optimizer was made, which holds its true "
-                    "weights elsewhere: load weights before the optimizer is made, or call "
-                    "optimizer.adopt_weights() to go on from these"
-                )
+                raise changed(place.name)
         self._marks, self._expects = now, False
         for param in self._frozen:
             if param.grad is not None:
@@ -226,3 +222,13 @@ class GradientSource:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+
+def changed(name: str) -> RuntimeError:
+    """Return the error that somebody else has changed this parameter's weights."""
+    return RuntimeError(
+        f"{name} was changed after the optimizer was made, which holds its true weights elsewhere: "
+        "load weights before the optimizer is made, or call optimizer.adopt_weights() to go on "
+        "from these. To swap weights for an average and back, do it inside of "
+        "`with optimizer.true_weights():`"
+    )

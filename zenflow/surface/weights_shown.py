@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from zenflow.surface.gradient_hooks import changed
 from zenflow.surface.restart import take_weights
 from zenflow.surface.with_engine import WithEngine
 
@@ -26,8 +27,12 @@ class TrueWeightsShown(WithEngine):
         """
         self._check_no_gradients("eval()")
         self._take_late_weights()
-        self._source.check_untouched()
+        if not self._true_weights.are_shown:
+            self._source.check_untouched()
         self.synchronize()
+        if self._true_weights.are_shown:
+            return  # or, swapped for them, an average that is evaluated
+        self._check_own()
         self._true_weights.show()
         self._source.count_change()
 
@@ -41,6 +46,7 @@ class TrueWeightsShown(WithEngine):
             if self._source.are_changed and self._true_weights.are_there():
                 self._source.accept_weights()  # swapped for an average, say, and back
             self._source.check_untouched()
+            self._check_own()
             self._true_weights.restore()
             self._source.count_change()
 
@@ -81,8 +87,19 @@ class TrueWeightsShown(WithEngine):
 
         That is before the first step, and behind a state without masters.
         """
-        if self._takes_late_weights and self._source.are_changed:
+        if not self._takes_late_weights:
+            return
+        if self._source.are_changed or self._true_weights.first_foreign() is not None:
             self._source.check_kinds()
             take_weights(self._running)
             self._source.accept_weights()
         self._takes_late_weights = False
+
+    def _check_own(self) -> None:
+        """Refuse weights that were changed where torch does not count it, as `.data.copy_` does.
+
+        Raises:
+            RuntimeError: There are such.
+        """
+        if (foreign := self._true_weights.first_foreign()) is not None:
+            raise changed(foreign.name)
