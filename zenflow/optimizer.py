@@ -162,6 +162,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._true_weights = TrueWeights(self._engine)
         self._failure = None
         self._takes_late_weights = True
+        self._expects_weights = False
         self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
         self._filled_version = None
         self.register_state_dict_post_hook(complete_state, prepend=True)

@@ -80,7 +80,8 @@ class Checkpointed(WithEngine):
             kept = ("params", ENTRY)
             group.update({key: there[key] for key in names if key in there and key not in kept})
         self._failure = None
-        self._source.expect_new_weights()
+        self._source.accept_weights()
+        self._expects_weights = True
         self._hide_state()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

@@ -85,6 +85,14 @@ class TrueWeights:
             for split in self._engine.layout.splits
         )
 
+    @torch.no_grad()
+    def are_of_training(self) -> bool:
+        """Whether deferred weights are those that a state has left in the staging buffers."""
+        return all(
+            _are_shown(split.host.staging, split.weight().t()[split.deferred_columns])
+            for split in self._engine.layout.splits
+        )
+
     def forget(self) -> None:
         """Let the weights on the device be those of training."""
         self.are_shown = False

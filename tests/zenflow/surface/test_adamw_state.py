@@ -226,7 +226,7 @@ FOREIGN = {
     "without AdamW's settings": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "one without": torch.optim.RAdam,  # whose state looks like AdamW's
     "another optimizer": torch.optim.NAdam,
-    "lacks exp_avg": lambda p: Renamed(p),
+    "lacks exp_avg": Renamed,
 }
 
 

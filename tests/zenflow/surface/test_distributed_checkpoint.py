@@ -96,7 +96,7 @@ def test_a_used_run_goes_back_by_a_state_of_names():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_state_asked_for_right_after_loading_is_what_was_loaded(mode):
-    """torch takes a step of its own with an optimizer that seems to have no state."""
+    """Torch takes a step of its own with an optimizer that seems to have no state."""
     run, again = Run("exact", mode), Run("exact", mode, seed=7)
     with closing(run.optimizer), closing(again.optimizer):
         run.steps(range(4))
