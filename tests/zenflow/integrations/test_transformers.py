@@ -241,13 +241,15 @@ class Kept(TrainerCallback):
         self.losses.setdefault(state.global_step, metrics["eval_loss"])
 
 
+@pytest.mark.parametrize(**both_modes)
 def test_evaluation_in_mid_run_changes_no_bit_and_is_of_true_weights(
-    plain, tmp_path, record_property
+    plain, release, tmp_path, record_property
 ):
-    told(record_property, TRAINER, True, "validation", "transformers")
+    told(record_property, TRAINER, release, "validation", "transformers")
     losses = {}
     trainer = make(
         tmp_path,
+        release=release,
         gradient_accumulation_steps=ACCUMULATION,
         eval_strategy="steps",
         eval_steps=5,
