@@ -212,6 +212,17 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._max_norm_of_step = None
         self._source.forget()
 
+    def restart_accumulation(self) -> None:
+        """Count this step's backward passes anew; gradients of those so far come on top.
+
+        For data that end in mid-step and begin again, without a `step` for what is left.
+
+        Raises:
+            GradientError: All of `accumulation_steps` have been, and gradients have left.
+        """
+        self._check_no_gradients("restart_accumulation()")
+        self._source.restart_count()
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Let `step()` clip this step's gradients to a global norm; return the norm before.
 

@@ -198,6 +198,10 @@ class GradientSource:
             self._engine.discard()
         self.abandon()
 
+    def restart_count(self) -> None:
+        """Count a step's backward passes anew."""
+        self._arrivals.clear()
+
     def abandon(self) -> None:
         """Drop it without waiting for anything: the engine has failed."""
         self._engine.collector.discard()

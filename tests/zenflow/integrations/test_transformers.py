@@ -128,6 +128,31 @@ def test_saves_at_epochs_ends_have_the_true_weights(plain, release, tmp_path):
         assert are_equal(saved(folder, trainer.model), plain.true[step - 1])
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Texts whose number nobody knows."""
+
+    def __iter__(self):
+        return iter(texts())
+
+
+def test_a_stream_that_ends_in_mid_step_trains_alike_in_both_modes(tmp_path):
+    """The Trainer takes no step then: what is left comes on top of the next epoch's first."""
+    ends = []
+    for release in MODES:
+        trainer = Recording(
+            model=decoder(),
+            args=arguments(TrainingArguments, tmp_path, gradient_accumulation_steps=ACCUMULATION),
+            train_dataset=Stream(),
+            zenflow=CONFIG,
+            release=release,
+        )
+        trainer.train()
+        ends.append([trainer.losses, *weights_of(trainer.model)])
+    assert len(ends[0][0]) > 9 * ACCUMULATION
+    assert ends[0][0] == ends[1][0]
+    assert are_equal(ends[0][1:], ends[1][1:])
+
+
 class BreakOff(TrainerCallback):
     """Raises after a micro-batch, whose gradients have left the device in release mode."""
 
