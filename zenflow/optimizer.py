@@ -168,6 +168,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._true_weights = TrueWeights(self._engine)
         self._failure = None
         self._takes_late_weights = True
+        self._expects_weights = False
         self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
         self._filled_version = None
         self.register_state_dict_post_hook(complete_state, prepend=True)
@@ -216,6 +217,17 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
     def _forget_gradients(self) -> None:
         self._max_norm_of_step = None
         self._source.forget()
+
+    def restart_accumulation(self) -> None:
+        """Count this step's backward passes anew; gradients of those so far come on top.
+
+        For data that end in mid-step and begin again, without a `step` for what is left.
+
+        Raises:
+            GradientError: All of `accumulation_steps` have been, and gradients have left.
+        """
+        self._check_no_gradients("restart_accumulation()")
+        self._source.restart_count()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Let `step()` clip this step's gradients to a global norm; return the norm before.

@@ -24,6 +24,8 @@ class ZenFlowCallback(Callback):
     - Validation runs with the true weights, and every checkpoint has them, as has any other
       `state_dict()` of the module. Training goes back to its own, bit for bit.
     - After `fit` the module has the true weights, and the optimizer's threads have ended.
+    - Averages that Lightning's callbacks keep are validated, saved, and left in the module in
+      their place. Those of epochs are of true weights, those of steps of weights of training.
     - Every `log_every_n_steps` the loggers get `StepLog.take`'s values under `zenflow/`.
 
     In release mode the optimizer clips: `max_grad_norm` in place of the Trainer's
@@ -37,7 +39,9 @@ class ZenFlowCallback(Callback):
         self._hook: Any = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that trainer and optimizers go together.
+        """Check that trainer and optimizers go together, and take the first place.
+
+        Others, such as averages, may then put weights in the place of the true ones.
 
         Raises:
             ValueError: They don't, or there is no `ZenFlowAdamW`.
@@ -50,6 +54,9 @@ class ZenFlowCallback(Callback):
         for optimizer in optimizers:
             if optimizer.releases_gradients:
                 _check_release(trainer, pl_module, optimizer)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined] # set elsewhere
+        callbacks.remove(self)
+        callbacks.insert(0, self)
         several = len(optimizers) > 1
         self._logs = [
             StepLog(f"zenflow/{index}/" if several else "zenflow/")
@@ -63,10 +70,17 @@ class ZenFlowCallback(Callback):
         register: Any = pl_module.register_state_dict_pre_hook
         self._hook = register(show_true)
 
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Go back to the weights of training, if the true ones are shown."""
+        # An average that stays, and whose batch norms are run over the data without backward.
+        is_average = getattr(trainer.fit_loop, "_skip_backward", False)
         for optimizer in _optimizers(trainer):
-            optimizer.train()
+            if not is_average:
+                optimizer.train()
+            elif batch_idx == 0:
+                optimizer.adopt_weights()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Take the step's report, and log where a row is due."""
@@ -79,6 +93,10 @@ class ZenFlowCallback(Callback):
             row = log.take()
             for logger in trainer.loggers if row else ():
                 logger.log_metrics(row, step=trainer.global_step)
+
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Show the true weights: averages may be taken of them."""
+        _show_true(trainer)
 
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         """Show the true weights."""

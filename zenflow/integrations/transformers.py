@@ -61,6 +61,10 @@ class ZenFlowCallback(TrainerCallback):
         deciding = [isinstance(callback, DefaultFlowCallback) for callback in self._callbacks]
         self._callbacks.insert(deciding.index(True) + 1 if any(deciding) else 0, self)
 
+    def on_epoch_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        """Count micro-batches anew: a stream of unknown length may have ended in mid-step."""
+        _zenflow(optimizer).restart_accumulation()
+
     def on_step_end(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
     ) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
 """A parameter group's settings that both optimizers have."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_OF_ADAMW = {"betas", "amsgrad"}
+"""What tells a group of AdamW's from one of RAdam, whose moments are called the same."""
 
 
 def check_adamw_state(
@@ -39,10 +41,12 @@ def check_adamw_state(
     for group in state_dict["param_groups"]:
         is_adam = not group.get("decoupled_weight_decay", True) and group.get("weight_decay", 0)
         flags = [name for name in ("amsgrad", "maximize") if group.get(name)]
-        if is_adam or flags or "betas" not in group:
-            what = "Adam with its coupled weight decay" if is_adam else ", ".join(flags)
+        if is_adam or flags or not set(group).issuperset(_OF_ADAMW):
+            what = ", ".join(flags) or "one without AdamW's settings"
+            if is_adam:
+                what = "Adam with its coupled weight decay"
             raise CheckpointError(
-                f"the state is of another optimizer ({what or 'one without betas'}): only that of "
+                f"the state is of another optimizer ({what}): only that of "
                 "torch.optim.AdamW can be taken up"
             )
     for key, place in order.items():

@@ -105,7 +105,10 @@ def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None
         raise ValueError(f"an lr that is a tensor must have one element, got {lr.numel()}")
     rules = [
         (float(lr) >= 0, f"lr must be at least 0, got {lr}"),
-        (all(0 <= b < 1 for b in betas), f"betas must be in [0, 1), got {betas}"),
+        (
+            len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+            f"betas must be two numbers in [0, 1), got {betas}",
+        ),
         (eps >= 0, f"eps must be at least 0, got {eps}"),
         (weight_decay >= 0, f"weight_decay must be at least 0, got {weight_decay}"),
     ]

@@ -80,10 +80,9 @@ class Checkpointed(WithEngine):
             kept = ("params", ENTRY)
             group.update({key: there[key] for key in names if key in there and key not in kept})
         self._failure = None
-        self._source.expect_new_weights()
-        # What a trainer finds here it may bring to the GPU: the next step shows the state again.
-        self.state.clear()
-        self._filled_version = None
+        self._source.accept_weights()
+        self._expects_weights = True
+        self._hide_state()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -121,6 +120,17 @@ class Checkpointed(WithEngine):
         self._filled_version = self._running.layout.version
         for place in self._places.values():
             self.state[place.param] = shown_state(place, param_state(self._running, place))
+
+    def _hide_state(self) -> None:
+        """Show no tensor until the next step or `state_dict`: a trainer may bring them to the GPU.
+
+        Parameters have entries if a step was taken. Without any torch's `get_state_dict` would
+        take one, to make some.
+        """
+        self.state.clear()
+        if self._running.step:
+            self.state.update({param: {} for param in self._places})
+        self._filled_version = None
 
     def _add_engine_state(self, state: dict[str, Any]) -> None:
         params = [param for group in self.param_groups for param in group["params"]]

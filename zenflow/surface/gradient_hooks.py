@@ -49,7 +49,6 @@ class GradientSource:
         self._frozen = list(frozen)
         self._arrivals: dict[SplitParam | Resident, int] = {}
         self._marks = self._read_marks()
-        self._expects = False
         self._has_warned = False
         self._check: weakref.WeakMethod[Callable[[], None]] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -150,13 +149,9 @@ class GradientSource:
         # Changes by others are still noticed.
         self._marks = [(version + 1, place, dtype) for version, place, dtype in self._marks]
 
-    def expect_new_weights(self) -> None:
-        """Allow one change of the weights: a checkpoint's may be loaded after the optimizer's."""
-        self._marks, self._expects = self._read_marks(), True
-
     def accept_weights(self) -> None:
         """Go on from the weights as they are."""
-        self._marks, self._expects = self._read_marks(), False
+        self._marks = self._read_marks()
 
     @property
     def are_changed(self) -> bool:
@@ -191,13 +186,8 @@ class GradientSource:
         self.check_kinds()
         now = self._read_marks()
         for place, before, after in zip(self._places, self._marks, now, strict=True):
-            if before != after and not self._expects:
-                raise RuntimeError(
-                    f"{place.name} was changed after the optimizer was made, which holds its true "
-                    "weights elsewhere: load weights before the optimizer is made, or call "
-                    "optimizer.adopt_weights() to go on from these"
-                )
-        self._marks, self._expects = now, False
+            if before != after:
+                raise changed(place.name)
         for param in self._frozen:
             if param.grad is not None:
                 raise RuntimeError(
@@ -210,6 +200,10 @@ class GradientSource:
         if not self._engine.collector.is_empty:
             self._engine.discard()
         self.abandon()
+
+    def restart_count(self) -> None:
+        """Count a step's backward passes anew."""
+        self._arrivals.clear()
 
     def abandon(self) -> None:
         """Drop it without waiting for anything: the engine has failed."""
@@ -229,3 +223,13 @@ class GradientSource:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+
+def changed(name: str) -> RuntimeError:
+    """Return the error that somebody else has changed this parameter's weights."""
+    return RuntimeError(
+        f"{name} was changed after the optimizer was made, which holds its true weights "
+        "elsewhere: load weights before the optimizer is made, or call optimizer.adopt_weights() "
+        "to go on from these. To swap weights for an average and back, do it inside of "
+        "`with optimizer.true_weights():`"
+    )

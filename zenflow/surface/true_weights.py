@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from zenflow.columns.device_rows import NamedParam
 from zenflow.device.base import Arrival
 
 if TYPE_CHECKING:
@@ -60,20 +62,43 @@ class TrueWeights:
         self.are_shown = False
 
     @torch.no_grad()
-    def are_there(self) -> bool:
-        """Whether split parameters' weights are the masters, bit for bit; others are their own."""
+    def first_foreign(self) -> NamedParam | None:
+        """Return a parameter that somebody else has written to; None if there is none.
+
+        Looks where the masters are known on the device, shown or not: important columns, and
+        residents with a copy. All of a parameter that another was copied to is found by them.
+        """
         for split in self._engine.layout.splits:
-            rows_IO = split.weight().t()
             masters = split.bank.master[split.bank_first : split.bank_last]
-            for columns, master in (
-                (split.important_columns, masters),
-                (split.deferred_columns, split.host.master),
-            ):
-                shown = rows_IO[columns]
-                if not torch.equal(shown, master.to(shown.dtype).to(shown.device)):
-                    return False
-        return True
+            if not _are_shown(masters, split.weight().t()[split.important_columns]):
+                return split
+        for resident in self._engine.layout.residents:
+            if resident.has_master and not _are_shown(resident.master, resident.param.data):
+                return resident
+        return None
+
+    @torch.no_grad()
+    def are_there(self) -> bool:
+        """Whether all weights are the masters, bit for bit; residents without are their own."""
+        return self.first_foreign() is None and all(
+            _are_shown(split.host.master, split.weight().t()[split.deferred_columns])
+            for split in self._engine.layout.splits
+        )
+
+    @torch.no_grad()
+    def are_of_training(self) -> bool:
+        """Whether deferred weights are those that a state has left in the staging buffers."""
+        return all(
+            _are_shown(split.host.staging, split.weight().t()[split.deferred_columns])
+            for split in self._engine.layout.splits
+        )
 
     def forget(self) -> None:
         """Let the weights on the device be those of training."""
         self.are_shown = False
+
+
+def _are_shown(masters: Tensor, weights: Tensor) -> bool:
+    """Whether weights are what masters are in their dtype; NaN is like NaN."""
+    rounded = masters.to(weights.dtype).to(weights.device)
+    return torch.allclose(weights, rounded, rtol=0.0, atol=0.0, equal_nan=True)

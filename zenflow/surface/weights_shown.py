@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from zenflow.surface.gradient_hooks import changed
 from zenflow.surface.restart import take_weights
 from zenflow.surface.with_engine import WithEngine
+
+_log = logging.getLogger(__name__)
 
 
 class TrueWeightsShown(WithEngine):
@@ -26,8 +30,12 @@ class TrueWeightsShown(WithEngine):
         """
         self._check_no_gradients("eval()")
         self._take_late_weights()
-        self._source.check_untouched()
+        if not self._true_weights.are_shown:
+            self._source.check_untouched()
         self.synchronize()
+        if self._true_weights.are_shown:
+            return  # or, swapped for them, an average that is evaluated
+        self._check_own()
         self._true_weights.show()
         self._source.count_change()
 
@@ -41,6 +49,7 @@ class TrueWeightsShown(WithEngine):
             if self._source.are_changed and self._true_weights.are_there():
                 self._source.accept_weights()  # swapped for an average, say, and back
             self._source.check_untouched()
+            self._check_own()
             self._true_weights.restore()
             self._source.count_change()
 
@@ -77,12 +86,41 @@ class TrueWeightsShown(WithEngine):
         self._source.accept_weights()
 
     def _take_late_weights(self) -> None:
-        """Start from weights that were loaded into the model where all follows from them.
+        """Look once at weights that were loaded before the first step, or behind a state.
 
-        That is before the first step, and behind a state without masters.
+        They are the true ones where all follows from them: before the first step, and behind a
+        state without masters.
         """
-        if self._takes_late_weights and self._source.are_changed:
-            self._source.check_kinds()
-            take_weights(self._running)
-            self._source.accept_weights()
-        self._takes_late_weights = False
+        if self._takes_late_weights:
+            if self._source.are_changed or self._true_weights.first_foreign() is not None:
+                self._source.check_kinds()
+                take_weights(self._running)
+                self._source.accept_weights()
+        elif self._expects_weights and self._source.are_changed:
+            self._accept_checkpoint()
+        self._takes_late_weights = self._expects_weights = False
+
+    def _accept_checkpoint(self) -> None:
+        """Go on from the weights that were loaded behind the optimizer's state.
+
+        Raises:
+            RuntimeError: They are not of the same checkpoint.
+        """
+        self._source.check_kinds()
+        self._check_own()
+        if not self._true_weights.are_of_training():
+            _log.warning(
+                "the model was loaded behind the optimizer's state, with its true weights: "
+                "training goes on from these, but not bit for bit as it would have. Load the "
+                "model first, then the optimizer"
+            )
+        self._source.accept_weights()
+
+    def _check_own(self) -> None:
+        """Refuse weights that were changed where torch does not count it, as `.data.copy_` does.
+
+        Raises:
+            RuntimeError: There are such.
+        """
+        if (foreign := self._true_weights.first_foreign()) is not None:
+            raise changed(foreign.name)

@@ -31,6 +31,8 @@ class WithEngine(torch.optim.Optimizer):
     """Swap of true weights."""
     _takes_late_weights: bool
     """Whether weights that others put into the model are the true ones without a word."""
+    _expects_weights: bool
+    """Whether a checkpoint's weights may yet be loaded, behind the optimizer's state."""
     _failure: ZenFlowError | None
     """Why the optimizer can't go on."""
     _finalizer: weakref.finalize[..., Any]

@@ -11,7 +11,11 @@ pytest.importorskip(
 )
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
@@ -73,7 +77,7 @@ class Module(pl.LightningModule):
             optimizer.clip_grad_norm_(MAX_NORM)
 
 
-def trainer_in(folder, callbacks=(), **given):
+def trainer_in(folder, callbacks=(), behind=(), **given):
     return pl.Trainer(
         default_root_dir=folder,
         accelerator="cpu",
@@ -81,7 +85,7 @@ def trainer_in(folder, callbacks=(), **given):
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
-        callbacks=[*callbacks, ZenFlowCallback()],
+        callbacks=[*callbacks, ZenFlowCallback(), *behind],
         **{"max_epochs": 2, "accumulate_grad_batches": ACCUMULATION, **given},
     )
 
@@ -181,6 +185,61 @@ def test_a_copys_state_leaves_the_weights_of_training(plain, tmp_path):
     assert module.losses == plain.losses
     steps = [seen[batch] for batch in (2, 5, 6, 9, 12, 13)]  # an epoch has seven
     assert all(map(are_equal, steps, plain.seen))
+
+
+def listed(place, callback):
+    """Return callbacks to add before and behind one of ours, of which one is this."""
+    return {"before": ([callback], []), "behind": ([], [callback])}[place]
+
+
+@pytest.mark.parametrize("validates", [True, False], ids=["validation", "no validation"])
+@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize(**both_modes)
+def test_an_average_is_validated_and_left_in_the_module(
+    plain, release, place, validates, tmp_path
+):
+    """By Lightning's own callback, wherever it stands in the list."""
+    before, behind = listed(place, WeightAveraging())
+    module = Module(release)
+    trainer = trainer_in(tmp_path, before, behind)
+    trainer.fit(module, batches(), batches(seed=1) if validates else None)
+    assert module.losses == plain.losses
+    for weights, count in zip(module.validated[1:], (3, 6), strict=False):
+        assert_averages(weights, plain.seen[:count])
+    assert_averages(weights_of(module.model), plain.seen)
+
+
+def assert_averages(weights, steps):
+    means = [torch.stack(values).mean(dim=0) for values in zip(*steps, strict=True)]
+    torch.testing.assert_close(weights, means, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("has_norm", [False, True], ids=["", "batch norm"])
+@pytest.mark.parametrize(**both_modes)
+def test_stochastic_averages_are_of_the_epochs_true_weights(release, has_norm, tmp_path):
+    """With a batch norm they are run once more over the data, without any step."""
+    ends = []
+    for place in ("before", "behind"):
+        averaging = StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=1)
+        before, behind = listed(place, averaging)
+        module, told = Module(release), Told()
+        module.norm = torch.nn.BatchNorm1d(2) if has_norm else None
+        trainer_in(tmp_path, before, [*behind, told], max_epochs=3).fit(module, batches())
+        start = weights_of(decoder())
+        assert_averages(weights_of(module.model), [start, *told.true[:2]])
+        ends.append(weights_of(module.model))
+    assert are_equal(*ends)
+
+
+class Told(pl.Callback):
+    """Keeps the true weights of every epoch's end."""
+
+    def __init__(self):
+        self.true = []
+
+    def on_train_epoch_end(self, trainer, module):
+        with trainer.optimizers[0].true_weights():
+            self.true.append(weights_of(module.model))
 
 
 def test_loggers_get_the_rows(fit):

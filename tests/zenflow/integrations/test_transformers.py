@@ -128,6 +128,31 @@ def test_saves_at_epochs_ends_have_the_true_weights(plain, release, tmp_path):
         assert are_equal(saved(folder, trainer.model), plain.true[step - 1])
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Texts whose number nobody knows."""
+
+    def __iter__(self):
+        return iter(texts())
+
+
+def test_a_stream_that_ends_in_mid_step_trains_alike_in_both_modes(tmp_path):
+    """The Trainer takes no step then: what is left comes on top of the next epoch's first."""
+    ends = []
+    for release in MODES:
+        trainer = Recording(
+            model=decoder(),
+            args=arguments(TrainingArguments, tmp_path, gradient_accumulation_steps=ACCUMULATION),
+            train_dataset=Stream(),
+            zenflow=CONFIG,
+            release=release,
+        )
+        trainer.train()
+        ends.append([trainer.losses, *weights_of(trainer.model)])
+    assert len(ends[0][0]) > 9 * ACCUMULATION
+    assert ends[0][0] == ends[1][0]
+    assert are_equal(ends[0][1:], ends[1][1:])
+
+
 class BreakOff(TrainerCallback):
     """Raises after a micro-batch, whose gradients have left the device in release mode."""
 
@@ -241,13 +266,15 @@ class Kept(TrainerCallback):
         self.losses.setdefault(state.global_step, metrics["eval_loss"])
 
 
+@pytest.mark.parametrize(**both_modes)
 def test_evaluation_in_mid_run_changes_no_bit_and_is_of_true_weights(
-    plain, tmp_path, record_property
+    plain, release, tmp_path, record_property
 ):
-    told(record_property, TRAINER, True, "validation", "transformers")
+    told(record_property, TRAINER, release, "validation", "transformers")
     losses = {}
     trainer = make(
         tmp_path,
+        release=release,
         gradient_accumulation_steps=ACCUMULATION,
         eval_strategy="steps",
         eval_steps=5,

@@ -209,12 +209,24 @@ def test_an_unused_adamws_state_is_a_start():
         assert_equal(truth(model, ours), truth(other, expected))
 
 
+class Renamed(torch.optim.AdamW):
+    """An AdamW that calls its moments something else."""
+
+    def state_dict(self):
+        state = super().state_dict()
+        for entry in state["state"].values():
+            entry["average"] = entry.pop("exp_avg")
+        return state
+
+
 FOREIGN = {
     "amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True),
     "maximize": lambda p: torch.optim.AdamW(p, maximize=True),
     "coupled weight decay": lambda p: torch.optim.Adam(p, weight_decay=0.1),
-    "without betas": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "lacks exp_avg": torch.optim.Adamax,
+    "without AdamW's settings": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "one without": torch.optim.RAdam,  # whose state looks like AdamW's
+    "another optimizer": torch.optim.NAdam,
+    "lacks exp_avg": Renamed,
 }
 
 

@@ -95,6 +95,18 @@ def test_a_used_run_goes_back_by_a_state_of_names():
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_state_asked_for_right_after_loading_is_what_was_loaded(mode):
+    """Torch takes a step of its own with an optimizer that seems to have no state."""
+    run, again = Run("exact", mode), Run("exact", mode, seed=7)
+    with closing(run.optimizer), closing(again.optimizer):
+        run.steps(range(4))
+        again.model.load_state_dict(run.model.state_dict())
+        again.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        get_state_dict(again.model, again.optimizer)
+        assert_equal(again.steps(range(4, 8)), run.steps(range(4, 8)))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_plain_state_is_saved_and_loaded_in_place(mode, tmp_path):
     """As `dcp.save({"optimizer": optimizer.state_dict()})` has it."""
     whole = Run("exact", mode)

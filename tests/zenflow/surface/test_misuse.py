@@ -34,6 +34,12 @@ def test_a_config_of_another_type_is_refused_with_how_to_make_one(config):
         make(nn.Linear(4, 4), config=config)
 
 
+@pytest.mark.parametrize("betas", [(0.9,), (0.9, 0.99, 0.5)])
+def test_betas_are_two_numbers_when_the_optimizer_is_made(betas):
+    with pytest.raises(ValueError, match="betas must be two numbers"):
+        make(nn.Linear(4, 4), betas=betas)
+
+
 def take_step(model, optimizer):
     model(torch.ones(2, 8)).square().sum().backward()
     optimizer.step()
