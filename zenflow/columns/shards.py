@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,7 +56,7 @@ def spread(local: Tensor, param: Tensor, dim: int) -> Tensor:
     meta = TensorMeta(shape, stride, local.dtype)
     spec = DTensorSpec(param.device_mesh, placements, tensor_meta=meta)
     # Saving in the background takes a DTensor with an offset for one with memory of its own.
-    own = local if local.storage_offset() == 0 else torch.from_dlpack(local)
+    own = local if local.storage_offset() == 0 else from_dlpack(local)
     return DTensor(own, spec, requires_grad=False)
 
 

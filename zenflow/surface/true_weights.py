@@ -73,7 +73,7 @@ class TrueWeights:
             if not _are_shown(masters, split.weight().t()[split.important_columns]):
                 return split
         for resident in self._engine.layout.residents:
-            if resident.has_master and not _are_shown(resident.master, resident.param.data):
+            if resident.has_master and not _are_shown(resident.master, resident.data):
                 return resident
         return None
 
