@@ -1,4 +1,4 @@
-"""Intervals come from the figures' own spreads, and from nothing else."""
+"""Intervals come from the spreads of figures, and of what is left out where that is given."""
 
 import math
 
