@@ -108,16 +108,15 @@ def _published(found: Record | None) -> list[str]:
 
 def _left_out(found: Mapping[str, Any]) -> list[str]:
     """Return how the term for what the model leaves out was fitted, and what it holds."""
+
+    def held(key: str, head: str) -> Column:
+        return Column(head=head, show=lambda row: f"{row[key]} of {row['rows']}")
+
     columns = [
         Column(head="group", show=lambda row: GROUPS[row["group"]][0]),
-        *(
-            Column(head=head, show=lambda row, key=key: f"{row[key]} of {row['rows']}")
-            for head, key in (
-                ("figures alone", "figures"),
-                ("without the row", "without_the_row"),
-                ("without the group", "without_the_group"),
-            )
-        ),
+        held("figures", "figures alone"),
+        held("without_the_row", "without the row"),
+        held("without_the_group", "without the group"),
     ]
     rows = [{"group": group, **counts} for group, counts in found["held"].items()]
     names = ("rows", "figures", "without_the_row", "without_the_group")
