@@ -26,8 +26,10 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "link.duplex": (0.0, 1.0),
     "link.pageable": (0.0, 1.0),
     "host.numa_hop": (0.0, 1.0),
-    "device.matmul_efficiency": (0.0, 1.0),
+    "device.matmul_efficiency": (0.0, 1.25),
+    "device.sustained_share": (0.0, 1.0),
     "device.attention_efficiency": (0.0, 1.0),
+    "device.attention_backward_efficiency": (0.0, 1.0),
     "device.bandwidth_efficiency": (0.0, 1.0),
     "host.core_sharing": (1.0, 2.0),
 }
@@ -88,11 +90,16 @@ class Device:
     flops: Mapping[str, Quantity]
     """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
     matmul_efficiency: Quantity
-    """Share of the peak that large matrix products reach."""
+    """Share of the peak that the best matrix product reaches: above 1 where the clock boosts."""
+    sustained_share: Quantity | None = None
+    """Share of that rate which a model's products sustain: not all have the best shape. None is
+    all of it, as of a rate that was fitted to a model's products."""
     matmul_latency: Quantity
     """Seconds that a matrix product takes beside its FLOP: tiles that are not full, its ends."""
     attention_efficiency: Quantity
     """Share of the peak that attention's own products reach."""
+    attention_backward_efficiency: Quantity | None = None
+    """The same in backward; None is as in forward."""
     bandwidth: Quantity
     """Bytes/s of device memory."""
     bandwidth_efficiency: Quantity
@@ -236,7 +243,8 @@ class HardwareProfile:
 
     None leaves one core to each device's launching thread and shares the others out."""
     binds_cores: bool = True
-    """Whether each device's host memory and threads are on the socket that it hangs on."""
+    """Whether each device's host memory and threads are on the socket that it hangs on; else they
+    are spread over all sockets."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON-ready facts: versions, residuals, whether a link is emulated."""
 
@@ -252,9 +260,9 @@ class HardwareProfile:
         if self.host.sockets < 1 or self.host.cores < 1:
             yield "a host needs at least one socket with one core"
         for name, (low, high) in RANGES.items():
-            value = attrgetter(name)(self).value
-            if not low <= value <= high:
-                rule = "in [1, 2]" if low else "a share in (0, 1]"
+            figure = attrgetter(name)(self)
+            if figure is not None and not low <= (value := figure.value) <= high:
+                rule = "in [1, 2]" if low else f"a share in (0, {high:g}]"
                 yield f"{name} must be {rule}, got {value}"
         if not self.device.flops:
             yield "device.flops must name the peak of at least one dtype"
@@ -267,17 +275,28 @@ class HardwareProfile:
         return self.host.sockets * self.host.cores
 
     @property
+    def sockets_reached(self) -> int:
+        """Sockets whose cores and memory a device's share of the host is spread over."""
+        return 1 if self.binds_cores else self.host.sockets
+
+    @property
+    def devices_per_socket(self) -> int:
+        """Devices that hang on the fullest socket."""
+        sockets = min(self.host.sockets, self.num_devices)
+        return -(-self.num_devices // sockets)
+
+    @property
+    def dram_sharers(self) -> int:
+        """Devices that share the memory of the sockets which each of them reaches."""
+        return self.devices_per_socket if self.binds_cores else self.num_devices
+
+    @property
     def threads_per_device(self) -> int:
         """Host threads that work for one device."""
         if self.host_threads is not None:
             return self.host_threads
-        return max(1, self.total_cores // self.num_devices - 1)
-
-    @property
-    def devices_per_socket(self) -> int:
-        """Devices whose host memory shares one socket's DRAM."""
-        sockets = min(self.host.sockets, self.num_devices)
-        return -(-self.num_devices // sockets)
+        cores = self.sockets_reached * self.host.cores
+        return max(1, cores // self.dram_sharers - 1)
 
     def quantities(self) -> dict[str, Quantity]:
         """Return every figure by its dotted name, such as ``link.d2h``."""

@@ -1,4 +1,4 @@
-"""Intervals come from the figures' own spreads, and from nothing else."""
+"""Intervals come from the spreads of figures, and of what is left out where that is given."""
 
 import math
 
@@ -38,6 +38,15 @@ def test_the_interval_of_a_figure_is_its_own_distribution():
 def test_what_depends_on_nothing_has_no_width_and_no_drivers():
     found = interval_of(PROFILE, lambda p: 7.0, count=20)
     assert (found.low, found.median, found.high, found.drivers) == (7.0, 7.0, 7.0, ())
+
+
+def test_what_is_left_out_widens_an_interval_about_the_same_middle():
+    found = interval_of(PROFILE, lambda p: 7.0, count=20, left_out=0.2)
+    assert found.median == pytest.approx(7.0)
+    assert found.high / 7.0 == pytest.approx(math.exp(1.2816 * 0.2), rel=0.01)
+    assert found.low * found.high == pytest.approx(49.0)
+    with pytest.raises(ConfigError, match="left_out must be at least 0"):
+        interval_of(PROFILE, lambda p: 7.0, left_out=-0.1)
 
 
 def test_a_seed_repeats_and_another_differs():
