@@ -10,6 +10,7 @@ from typing import Any
 from sim.machine import Machine
 from sim.schedules.deep_optimizer_states import DEEP_OPTIMIZER_STATES
 from sim.schedules.deepspeed_zenflow import DEEPSPEED_ZENFLOW
+from sim.schedules.deepspeed_zero_offload import DEEPSPEED_ZERO_OFFLOAD
 from sim.schedules.layer_overlapped import LAYER_OVERLAPPED
 from sim.schedules.on_device import PUBLISHED_ON_DEVICE
 from sim.schedules.schedule import AbstractSchedule, System
@@ -17,7 +18,6 @@ from sim.schedules.superoffload import SUPEROFFLOAD
 from sim.schedules.zenflow import EngineSchedule
 from sim.schedules.zero_infinity import ZERO_INFINITY
 from sim.schedules.zero_offload import (
-    DEEPSPEED_ZERO_OFFLOAD,
     PUBLISHED_DELAYED,
     PUBLISHED_ZERO_OFFLOAD,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
@@ -108,10 +108,20 @@ class SystemCase:
             gradients_after=leaving if after is None else after,
         )
 
-    def deepspeed_device(self, *more: Part) -> DeviceParts:
-        """Return the parts of a device under DeepSpeed, which reduces gradients in a bucket."""
+    def deepspeed_device(self, *more: Part, buckets: int = 1) -> DeviceParts:
+        """Return the parts of a device under DeepSpeed, ZeRO stage 2 with offload.
+
+        Gradients are reduced in a bucket and leave with every micro-batch, so none is kept whole.
+
+        Args:
+            more: Parts beside the weights.
+            buckets: Number of buckets, each of DeepSpeed's default size.
+        """
         bucket = _REDUCE_BUCKET * self.size
-        return self.device(*more, in_flight=min(self.in_flight, bucket) + bucket)
+        leaving = min(self.in_flight, bucket) + buckets * bucket
+        largest = max(parameter.numel for parameter in self.workload.parameters) * self.size
+        adding = Part("gradient to add to", "device", largest, "of the largest parameter")
+        return replace(self.device(*more, adding, in_flight=leaving), gradients_before=0.0)
 
     def pinned(self, name: str, bytes_each: float) -> list[Part]:
         """Return a pinned buffer of each device's part of the model, with its rounding."""

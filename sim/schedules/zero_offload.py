@@ -1,27 +1,20 @@
-"""ZeRO-Offload as published and as DeepSpeed runs it, and its one-step delayed update.
+"""ZeRO-Offload as published, and its one-step delayed update.
 
 By Ren et al. 2021. Gradients leave inside backward, then the CPU updates the whole model, then all
-weights go up. The engine's own presets `zero_offload`, which starts its update as the copies
-arrive, and `delayed` are simulated with the engine's schedule.
+weights go up. What DeepSpeed makes of it is in `sim.schedules.deepspeed_zero_offload`. The
+engine's own presets `zero_offload`, which starts its update as the copies arrive, and `delayed`
+are simulated with the engine's schedule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import (
-    FLOAT_BYTES,
-    STATE_BYTES,
-    Part,
-    SystemCase,
-    SystemParts,
-    zero_offload_parts,
-)
+from sim.memory.parts import SystemCase, SystemParts, zero_offload_parts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 
@@ -43,13 +36,6 @@ class OffloadTraffic:
 
 
 PUBLISHED = OffloadTraffic()
-RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)
-"""DeepSpeed 0.19 with one micro-batch a step.
-
-- Gradients leave as float32 (4), and their norm is taken on the device.
-- Unscaling and clipping read and write them (8).
-- AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2).
-"""
 
 
 class ZeroOffload(AbstractSchedule):
@@ -62,7 +48,7 @@ class ZeroOffload(AbstractSchedule):
     def __init__(
         self, machine: Machine, costs: StepCosts, traffic: OffloadTraffic = PUBLISHED
     ) -> None:
-        """Take the traffic of the published design, or of the released code."""
+        """Take the traffic of the published design, or of released code."""
         super().__init__(machine, costs)
         self._traffic = traffic
 
@@ -118,23 +104,6 @@ class Delayed(AbstractSchedule):
         return [*uploaded, self.gather(step, uploaded[-1])]
 
 
-def _released_memory(case: SystemCase) -> SystemParts:
-    """Return the parts of ZeRO-2 with CPU offload, 28 bytes of an element on the host as measured.
-
-    DeepSpeed issue 7693: master 4, gradient 4, moments 8, 2 of 16-bit weights to upload; the rest
-    is temporaries of unscaling, clipping and the Adam call.
-    """
-    temporary = 28 - STATE_BYTES - FLOAT_BYTES - 2
-    host = [
-        *case.pinned("masters", FLOAT_BYTES),
-        *case.pinned("gradients", FLOAT_BYTES),
-        *case.pinned("weights to upload", 2),
-        Part("moments", "pageable", 2 * FLOAT_BYTES * case.params),
-        Part("temporaries", "pageable", temporary * case.params, "28 bytes measured in all"),
-    ]
-    return case.deepspeed_device(), host
-
-
 def _delayed_memory(case: SystemCase) -> SystemParts:
     """Return a second gradient buffer too: new ones come while the last are still read."""
     return case.device(), case.offloaded(gradient_buffers=2)
@@ -151,10 +120,4 @@ PUBLISHED_DELAYED = System(
     rule="AdamW with every update one step late",
     schedule=Delayed,
     memory=_delayed_memory,
-)
-DEEPSPEED_ZERO_OFFLOAD = System(
-    name="deepspeed_zero_offload",
-    rule="AdamW exactly",
-    schedule=partial(ZeroOffload, traffic=RELEASED),
-    memory=_released_memory,
 )

@@ -23,7 +23,7 @@ PARAMS = 20_000
 LANES = ("device", "fabric", "d2h", "h2d", "host", "main", "nvme read", "nvme write")
 
 
-def two_layers(devices=1):
+def two_layers(devices=1, accumulation=1):
     found = costs_of_phases(
         forward=2.0, backward=4.0, d2h=2.0, update=5.6, h2d=2.0, num_params=PARAMS, num_layers=2
     )
@@ -40,16 +40,16 @@ def two_layers(devices=1):
             capacity=figure(1e12),
         ),
     )
-    return replace(found, hardware=hardware, intake_factor=1.0)
+    return replace(found, hardware=hardware, intake_factor=1.0, accumulation=accumulation)
 
 
 def figure(value):
     return Quantity(value=value)
 
 
-def log(strategy, first, last, devices=1):
+def log(strategy, first, last, devices=1, accumulation=1):
     """Return what begins in these steps, a line each."""
-    costs = two_layers(devices)
+    costs = two_layers(devices, accumulation)
     machine = Machine(costs.hardware)
     schedule = strategy.schedule(machine, costs)
     machine.run(schedule.run(last + 1))
@@ -163,35 +163,37 @@ LOGS = [
  27.2- 29.2 h2d params 2
 """,
     ),
-    # Float gradients take twice as long; 8 bytes an element are passed over before the update of
-    # 28 (1.6 s), and 6 between it and the upload (1.2 s).
+    # Float gradients take twice as long, and backward waits for them; 8 bytes an element are passed
+    # over before the update of 28 (1.6 s), and 6 between it and the upload (1.2 s).
     (
         "deepspeed_zero_offload", {}, 1, 2, 1,
         """
   0.0-  1.0 device forward 1
   1.0-  2.0 device forward 1
   2.0-  4.0 device backward 1
-  4.0-  6.0 device backward 1
+  4.0-  6.0 device stall:d2h 1
   4.0-  6.0 d2h grads 1
-  6.0-  8.0 device stall:d2h 1
-  6.0-  8.0 d2h grads 1
-  8.0- 16.4 device stall:host 1
-  8.0-  9.6 host accumulate 1
-  9.6- 16.4 host adam 1
- 16.4- 18.4 device stall:h2d 1
- 16.4- 18.4 h2d params 1
- 18.4- 19.4 device forward 2
- 19.4- 20.4 device forward 2
- 20.4- 22.4 device backward 2
+  6.0-  8.0 device backward 1
+  8.0- 10.0 device stall:d2h 1
+  8.0- 10.0 d2h grads 1
+ 10.0- 18.4 device stall:host 1
+ 10.0- 11.6 host accumulate 1
+ 11.6- 18.4 host adam 1
+ 18.4- 20.4 device stall:h2d 1
+ 18.4- 20.4 h2d params 1
+ 20.4- 21.4 device forward 2
+ 21.4- 22.4 device forward 2
  22.4- 24.4 device backward 2
- 22.4- 24.4 d2h grads 2
  24.4- 26.4 device stall:d2h 2
  24.4- 26.4 d2h grads 2
- 26.4- 34.8 device stall:host 2
- 26.4- 28.0 host accumulate 2
- 28.0- 34.8 host adam 2
- 34.8- 36.8 device stall:h2d 2
- 34.8- 36.8 h2d params 2
+ 26.4- 28.4 device backward 2
+ 28.4- 30.4 device stall:d2h 2
+ 28.4- 30.4 d2h grads 2
+ 30.4- 38.8 device stall:host 2
+ 30.4- 32.0 host accumulate 2
+ 32.0- 38.8 host adam 2
+ 38.8- 40.8 device stall:h2d 2
+ 38.8- 40.8 h2d params 2
 """,
     ),
     # The engine's: a layer's update begins when its gradient is there, one copy takes all up.
@@ -700,10 +702,44 @@ LOGS = [
 ]  # fmt: skip
 
 
+TWO_MICRO_BATCHES = """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  5.0 device stall:d2h 1
+  4.0-  5.0 d2h grads 1
+  5.0-  7.0 device backward 1
+  7.0-  8.0 device stall:d2h 1
+  7.0-  8.0 d2h grads 1
+  8.0-  9.0 device forward 1
+  9.0- 10.0 device forward 1
+ 10.0- 12.0 device backward 1
+ 12.0- 16.0 device stall:d2h 1
+ 12.0- 13.0 h2d accumulator 1
+ 13.0- 14.0 d2h grads 1
+ 14.0- 16.0 d2h grads 1
+ 16.0- 18.0 device backward 1
+ 18.0- 22.0 device stall:d2h 1
+ 18.0- 19.0 h2d accumulator 1
+ 19.0- 20.0 d2h grads 1
+ 20.0- 22.0 d2h grads 1
+ 22.0- 30.4 device stall:host 1
+ 22.0- 23.6 host accumulate 1
+ 23.6- 30.4 host adam 1
+ 30.4- 32.4 device stall:h2d 1
+ 30.4- 32.4 h2d params 1
+"""
+
+
 @pytest.mark.parametrize(("name", "options", "first", "last", "devices", "expected"), LOGS)
 def test_what_happens_when(name, options, first, last, devices, expected):
     found = log(Strategy.of(name, **options), first, last, devices)
     assert found.splitlines() == expected.strip("\n").splitlines()
+
+
+def test_deepspeed_adds_gradients_up_on_the_device_and_keeps_the_sum_on_the_host():
+    found = log(Strategy.of("deepspeed_zero_offload"), 1, 1, accumulation=2)
+    assert found.splitlines() == TWO_MICRO_BATCHES.strip("\n").splitlines()
 
 
 def test_every_strategy_has_a_log():

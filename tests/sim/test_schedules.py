@@ -117,7 +117,10 @@ def test_zero_offload_is_the_sum_of_its_parts():
 
 def test_released_zero_offload_copies_floats_and_passes_over_them_again():
     passes = 30 * (8 + 28 + 6) / 28
-    assert step(costs(), "deepspeed_zero_offload") == near(10 + 20 + 2 * 10 / 10 + passes + 10)
+    # Copies are on the stream that computes, unless they have that of reductions.
+    assert step(costs(), "deepspeed_zero_offload") == near(10 + 20 + 2 * 10 + passes + 10)
+    beside = step(costs(), "deepspeed_zero_offload", overlap_comm=True)
+    assert beside == near(10 + 20 + 2 * 10 / 10 + passes + 10)
 
 
 def test_the_engines_zero_offload_updates_as_gradients_arrive():
@@ -464,12 +467,33 @@ def test_devices_that_share_the_state_share_its_copies(name, options, down, up):
     assert predicted.h2d_bytes == pytest.approx(up * MODEL / 4, rel=1e-6)
 
 
-def test_only_released_zenflow_copies_at_every_micro_batch():
+def test_only_deepspeed_copies_at_every_micro_batch():
     for name, options, down, up in BYTES:
+        if name == "deepspeed_zero_offload":
+            continue
         times = 3 if name == "deepspeed_zenflow" else 1
         predicted = predict(costs(accumulation=3), name, **options)
         assert predicted.d2h_bytes == pytest.approx(times * down * MODEL, rel=2e-3), name
         assert predicted.h2d_bytes == pytest.approx(times * up * MODEL, rel=2e-3), name
+
+
+@pytest.mark.parametrize("overlap_comm", [False, True])
+@pytest.mark.parametrize(
+    ("accumulation", "down", "up"),
+    [
+        (1, 4, 2),  # float32 gradients; weights
+        (2, 2 + 2 + 4, 2 + 2),  # the sum twice and floats; the sum once and weights
+        (3, 2 + 2 + 2 + 4, 2 + 2 + 2),
+    ],
+)
+def test_released_zero_offload_adds_micro_batches_up_by_way_of_the_device(
+    accumulation, down, up, overlap_comm
+):
+    """Bytes of an element in `async_accumulate_grad_in_cpu_via_gpu` and the step's own."""
+    found = costs(accumulation=accumulation)
+    predicted = predict(found, "deepspeed_zero_offload", overlap_comm=overlap_comm)
+    assert predicted.d2h_bytes == near(down * PARAMS)
+    assert predicted.h2d_bytes == near(up * PARAMS)
 
 
 def test_drives_move_master_and_moments_each_way():

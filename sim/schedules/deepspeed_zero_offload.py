@@ -1,0 +1,109 @@
+"""ZeRO-Offload as released: DeepSpeed 0.19, ZeRO stage 2 with the optimizer on the CPU.
+
+Written from deepspeed/runtime/zero/stage_1_and_2.py. Gradients of every micro-batch leave: sums
+are kept on the host and added to by way of the device, so the device keeps no whole gradient.
+Copies are queued on the stream that computes, as the stream for them is commented out there.
+"""
+
+from __future__ import annotations
+
+import simpy
+
+from sim.machine import Machine
+from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.schedule import Step, System
+from sim.schedules.zero_offload import OffloadTraffic, ZeroOffload
+from sim.timing.costs import Segment, StepCosts
+
+RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)
+"""What the last micro-batch and the step move.
+
+- Gradients leave as float32 (4), and their norm is taken on the device.
+- Unscaling and clipping read and write them (8).
+- AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2).
+"""
+_MEASURED = 28
+"""Bytes of an element on the host, all in all, in DeepSpeed issue 7693."""
+
+
+class DeepSpeedZeroOffload(ZeroOffload):
+    """Micro-batches whose gradients leave one by one, then the CPU's step and one upload.
+
+    - All but the last micro-batch send 16-bit gradients; from the second on, the sum so far comes
+      up first and is added on the device.
+    - The last one sends the sum back too, and then itself in float32.
+    - With `overlap_comm` copies are on the stream of reductions, for which backward waits when it
+      ends; without, DeepSpeed's default below stage 3, backward waits for each of them.
+    """
+
+    def __init__(self, machine: Machine, costs: StepCosts, *, overlap_comm: bool = False) -> None:
+        """Take DeepSpeed's option of this name."""
+        super().__init__(machine, costs, RELEASED)
+        self._overlap = overlap_comm
+        self._queued: list[simpy.Event] = []
+
+    def _step(self, step: int) -> Step:
+        waited = 0.0
+        for micro_batch in range(self.costs.accumulation):
+            self.forward(step)
+            waited += yield from self._backward(step, micro_batch)
+        yield self.machine.compute("step", self.step_overhead, step)
+        since = self.machine.env.now - waited
+        yield from self._update(step)
+        return since
+
+    def _backward(self, step: int, micro_batch: int) -> Step:
+        """Run a micro-batch's backward; the result is the seconds in which the device waits."""
+        waited = 0.0
+        for segment in reversed(self.costs.segments):
+            passed = self.machine.compute("backward", segment.backward, step)
+            self._leave(segment, step, passed, micro_batch)
+            if not self._overlap or segment is self.costs.segments[0]:
+                yield passed
+                waited += yield from self.wait(self._queued, "d2h", step)
+        return waited
+
+    def _leave(self, segment: Segment, step: int, passed: simpy.Event, micro_batch: int) -> None:
+        """Queue what happens to a segment's gradients behind what happens to the last one's."""
+        machine, share = self.machine, segment.numel / self.devices
+        size, last = share * self.costs.dtype_bytes, self.costs.accumulation - 1
+        whole = segment.numel * self.costs.dtype_bytes
+        events = [machine.collective("reduce", whole, step, passed), *self._queued]
+        if micro_batch > 0:
+            events = [machine.h2d.submit("accumulator", step, machine.up(size), events)]
+        if last > 0:
+            events = [machine.d2h.submit("grads", step, machine.down(size), events)]
+        if micro_batch == last:
+            work = machine.down(share * self._traffic.down)
+            events = [machine.d2h.submit("grads", step, work, events)]
+        self._queued = events
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return the release's parts: on the host 28 bytes of an element as measured, and sums.
+
+    DeepSpeed issue 7693: master 4, gradient 4, moments 8, 2 of 16-bit weights to upload. The other
+    10 are what pinned memory is rounded up by, and temporaries: with torch 2.12 and DeepSpeed 0.19
+    none were found of these (comment of July 2026), so this is an upper bound.
+    """
+    pinned = [
+        *case.pinned("masters", FLOAT_BYTES),
+        *case.pinned("gradients", FLOAT_BYTES),
+        *case.pinned("weights to upload", 2),
+    ]
+    moments = Part("moments", "pageable", 2 * FLOAT_BYTES * case.params)
+    known = sum(part.num_bytes for part in (*pinned, moments))
+    rest = max(0.0, _MEASURED * case.params - known)
+    host = [*pinned, moments, Part("temporaries", "pageable", rest, "28 bytes measured in all")]
+    if case.workload.accumulation > 1:
+        host += case.pinned("accumulators", case.size)
+    buckets = 2 if case.options["overlap_comm"] else 1
+    return case.deepspeed_device(buckets=buckets), host
+
+
+DEEPSPEED_ZERO_OFFLOAD = System(
+    name="deepspeed_zero_offload",
+    rule="AdamW exactly",
+    schedule=DeepSpeedZeroOffload,
+    memory=_memory,
+)
