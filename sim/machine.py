@@ -32,9 +32,11 @@ class Rates:
     duplex: float
     """Bytes/s of both directions together."""
     dram: float
-    """Bytes/s of the socket whose memory the device uses, for all devices that share it."""
+    """Bytes/s of the memory that the device uses, for all devices that share it."""
     sharing: int
-    """Number of devices that share the socket."""
+    """Number of devices that share it."""
+    reach: float
+    """Factor on links and memory: below 1 where memory may lie on another socket."""
     host: float
     """Bytes/s that the host threads of one device move at most."""
     core: float
@@ -63,8 +65,9 @@ class Rates:
             d2h=d2h,
             h2d=h2d,
             duplex=(d2h + h2d) * link.duplex.value,
-            dram=host.dram.value * reach,
-            sharing=hardware.devices_per_socket,
+            dram=hardware.sockets_reached * host.dram.value * reach,
+            sharing=hardware.dram_sharers,
+            reach=reach,
             host=threads * host.core_bandwidth.value * reach,
             core=host.core_bandwidth.value * reach,
             steps=threads * host.core_update.value,

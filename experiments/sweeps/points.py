@@ -159,7 +159,7 @@ def _group(case: Case) -> str:
     depth = memory_of(case.workload, case.strategy, hardware).queue_depth
     same = (
         id(case.workload), case.strategy, depth, hardware.device, hardware.overheads,
-        hardware.link.latency, hardware.devices_per_socket, hardware.num_devices,
+        hardware.link.latency, hardware.dram_sharers, hardware.num_devices,
     )  # fmt: skip
     return repr(same)
 

@@ -236,7 +236,8 @@ class HardwareProfile:
 
     None leaves one core to each device's launching thread and shares the others out."""
     binds_cores: bool = True
-    """Whether each device's host memory and threads are on the socket that it hangs on."""
+    """Whether each device's host memory and threads are on the socket that it hangs on; else they
+    are spread over all sockets."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON-ready facts: versions, residuals, whether a link is emulated."""
 
@@ -267,17 +268,28 @@ class HardwareProfile:
         return self.host.sockets * self.host.cores
 
     @property
+    def sockets_reached(self) -> int:
+        """Sockets whose cores and memory a device's share of the host is spread over."""
+        return 1 if self.binds_cores else self.host.sockets
+
+    @property
+    def devices_per_socket(self) -> int:
+        """Devices that hang on the fullest socket."""
+        sockets = min(self.host.sockets, self.num_devices)
+        return -(-self.num_devices // sockets)
+
+    @property
+    def dram_sharers(self) -> int:
+        """Devices that share the memory of the sockets which each of them reaches."""
+        return self.devices_per_socket if self.binds_cores else self.num_devices
+
+    @property
     def threads_per_device(self) -> int:
         """Host threads that work for one device."""
         if self.host_threads is not None:
             return self.host_threads
-        return max(1, self.total_cores // self.num_devices - 1)
-
-    @property
-    def devices_per_socket(self) -> int:
-        """Devices whose host memory shares one socket's DRAM."""
-        sockets = min(self.host.sockets, self.num_devices)
-        return -(-self.num_devices // sockets)
+        cores = self.sockets_reached * self.host.cores
+        return max(1, cores // self.dram_sharers - 1)
 
     def quantities(self) -> dict[str, Quantity]:
         """Return every figure by its dotted name, such as ``link.d2h``."""

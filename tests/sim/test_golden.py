@@ -163,8 +163,8 @@ LOGS = [
  27.2- 29.2 h2d params 2
 """,
     ),
-    # Float gradients take twice as long, and backward waits for them; 8 bytes an element are passed
-    # over before the update of 28 (1.6 s), and 6 between it and the upload (1.2 s).
+    # Float gradients take twice as long, and backward waits for them; 8 bytes an element are
+    # passed over before the update of 28 (1.6 s), and 6 between it and the upload (1.2 s).
     (
         "deepspeed_zero_offload", {}, 1, 2, 1,
         """

@@ -45,8 +45,7 @@ class _StepMachine(Machine):
         """Bound the host's work to so many bytes/s of DRAM, shared by all devices."""
         super().__init__(hardware, keeps_spans=False)
         if math.isfinite(rate):
-            reach = self.rates.dram / hardware.host.dram.value
-            step = Resource("cpu step", rate * reach / hardware.num_devices)
+            step = Resource("cpu step", rate * self.rates.reach / hardware.num_devices)
             self.host_kind = replace(self.host_kind, uses={**self.host_kind.uses, step: 1.0})
 
 

@@ -12,6 +12,7 @@ from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
 from sim.hardware.profile import HardwareProfile, Quantity
 from sim.hardware.quantities import read_table
+from sim.machine import Rates
 from sim.names import fold
 from zenflow.errors import ConfigError
 
@@ -116,6 +117,24 @@ def test_the_dgx_a100_is_what_its_data_sheet_says():
     assert machine.device.name == "a100-80-sxm"
     assert (machine.num_devices, machine.total_cores, machine.devices_per_socket) == (8, 128, 4)
     assert machine.host.dram_bytes.value == 2048 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("count", "binds_cores", "threads", "gigabytes"),
+    [
+        (1, True, 64 - 1, 189),  # its own socket's, not both sockets'
+        (2, True, 64 - 1, 189),
+        (8, True, 128 / 8 - 1, 189 / 4),
+        (1, False, 128 - 1, 2 * 189 * 0.85),  # both sockets', half of it a hop away
+        (2, False, 128 / 2 - 1, 189 * 0.85),
+        (8, False, 128 / 8 - 1, 2 * 189 * 0.85 / 8),
+    ],
+)
+def test_a_bound_device_has_its_sockets_cores_and_memory(count, binds_cores, threads, gigabytes):
+    machine = replace(find_machine("dgx-a100-40", count), binds_cores=binds_cores)
+    assert machine.threads_per_device == threads
+    rates = Rates.of(machine)
+    assert rates.dram / rates.sharing == pytest.approx(gigabytes * 1e9)
 
 
 def test_parts_by_name_and_parts_made_by_hand_go_together():
