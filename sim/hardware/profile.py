@@ -26,7 +26,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "link.duplex": (0.0, 1.0),
     "link.pageable": (0.0, 1.0),
     "host.numa_hop": (0.0, 1.0),
-    "device.matmul_efficiency": (0.0, 1.0),
+    "device.matmul_efficiency": (0.0, 1.25),
     "device.attention_efficiency": (0.0, 1.0),
     "device.bandwidth_efficiency": (0.0, 1.0),
     "host.core_sharing": (1.0, 2.0),
@@ -88,7 +88,7 @@ class Device:
     flops: Mapping[str, Quantity]
     """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
     matmul_efficiency: Quantity
-    """Share of the peak that large matrix products reach."""
+    """Share of the peak that large matrix products reach: above 1 where the clock boosts."""
     matmul_latency: Quantity
     """Seconds that a matrix product takes beside its FLOP: tiles that are not full, its ends."""
     attention_efficiency: Quantity
@@ -255,7 +255,7 @@ class HardwareProfile:
         for name, (low, high) in RANGES.items():
             value = attrgetter(name)(self).value
             if not low <= value <= high:
-                rule = "in [1, 2]" if low else "a share in (0, 1]"
+                rule = "in [1, 2]" if low else f"a share in (0, {high:g}]"
                 yield f"{name} must be {rule}, got {value}"
         if not self.device.flops:
             yield "device.flops must name the peak of at least one dtype"

@@ -12,7 +12,7 @@ RANGES = {
     "device.flops.bfloat16": (50e12, 3e15),
     "device.flops.float16": (50e12, 3e15),
     "device.flops.float32": (8e12, 200e12),
-    "device.matmul_efficiency": (0.5, 0.97),
+    "device.matmul_efficiency": (0.5, 1.25),
     "device.matmul_latency": (0.1e-6, 50e-6),
     "device.attention_efficiency": (0.2, 0.75),
     "device.bandwidth": (300e9, 10e12),
