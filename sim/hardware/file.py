@@ -20,10 +20,13 @@ from sim.hardware.profile import CORE_UPDATE, HardwareProfile
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
-SCHEMA_VERSION = 2
-"""Version of the files that this code writes. It reads the one before, too."""
-_FORMER_VERSION = 1
-"""Version without the host's arithmetic, for which an estimate stands."""
+SCHEMA_VERSION = 3
+"""Version of the files that this code writes. It reads the two before, too."""
+_ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
+    2: {"host": {"core_update": asdict(CORE_UPDATE)}},
+    3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
+}
+"""Figures that each version has and the one before had not, with what stands for them."""
 
 _REMEDY = "measure again with `zenflow calibrate`, or take the figure from its data sheet"
 
@@ -69,14 +72,15 @@ def profile_of(content: Mapping[str, Any], place: str) -> HardwareProfile:
     """
     fields = dict(content)
     version = fields.pop("schema_version", None)
-    if type(version) is int and version == _FORMER_VERSION:
-        if isinstance(fields.get("host"), Mapping):
-            fields["host"] = {"core_update": asdict(CORE_UPDATE), **fields["host"]}
-    elif version != SCHEMA_VERSION or isinstance(version, bool):
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise ConfigError(
             f"{place}: schema_version must be {SCHEMA_VERSION}, got {version!r}: write the "
             "profile again with this version of zenflow"
         )
+    for later in range(version + 1, SCHEMA_VERSION + 1):
+        for part, figures in _ADDED[later].items():
+            if isinstance(fields.get(part), Mapping):
+                fields[part] = {**figures, **fields[part]}
     reader = _Reader()
     found = reader.fields_of(fields, HardwareProfile, "")
     raise_violations(place, reader.violations)

@@ -27,7 +27,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "link.pageable": (0.0, 1.0),
     "host.numa_hop": (0.0, 1.0),
     "device.matmul_efficiency": (0.0, 1.25),
+    "device.sustained_share": (0.0, 1.0),
     "device.attention_efficiency": (0.0, 1.0),
+    "device.attention_backward_efficiency": (0.0, 1.0),
     "device.bandwidth_efficiency": (0.0, 1.0),
     "host.core_sharing": (1.0, 2.0),
 }
@@ -88,11 +90,16 @@ class Device:
     flops: Mapping[str, Quantity]
     """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
     matmul_efficiency: Quantity
-    """Share of the peak that large matrix products reach: above 1 where the clock boosts."""
+    """Share of the peak that the best matrix product reaches: above 1 where the clock boosts."""
+    sustained_share: Quantity | None = None
+    """Share of that rate which a model's products sustain: not all have the best shape. None is
+    all of it, as of a rate that was fitted to a model's products."""
     matmul_latency: Quantity
     """Seconds that a matrix product takes beside its FLOP: tiles that are not full, its ends."""
     attention_efficiency: Quantity
     """Share of the peak that attention's own products reach."""
+    attention_backward_efficiency: Quantity | None = None
+    """The same in backward; None is as in forward."""
     bandwidth: Quantity
     """Bytes/s of device memory."""
     bandwidth_efficiency: Quantity
@@ -253,8 +260,8 @@ class HardwareProfile:
         if self.host.sockets < 1 or self.host.cores < 1:
             yield "a host needs at least one socket with one core"
         for name, (low, high) in RANGES.items():
-            value = attrgetter(name)(self).value
-            if not low <= value <= high:
+            figure = attrgetter(name)(self)
+            if figure is not None and not low <= (value := figure.value) <= high:
                 rule = "in [1, 2]" if low else f"a share in (0, {high:g}]"
                 yield f"{name} must be {rule}, got {value}"
         if not self.device.flops:

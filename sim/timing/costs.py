@@ -141,7 +141,8 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
 def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, float]:
     """Return seconds of a layer's forward and backward, without recomputation.
 
-    A product takes its FLOP over the rate of large ones, and a latency: small ones run slower. A
+    A product takes its FLOP over the rate that products sustain, and a latency: small ones run
+    slower. Attention's backward has its own rate where that was measured. A
     GPU's kernels are launched ahead, and bound only where launching takes longer than they do; on
     a CPU every operation's own cost is added.
 
@@ -153,8 +154,12 @@ def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, f
             f"{device.name} has no peak for {dtype}: it has {', '.join(device.flops)}"
         )
     launch = device.launch.value
-    forward = _seconds(work, device, dtype, 1.0, 1.0)
-    backward = _seconds(work, device, dtype, 2.0, _ATTENTION_BACKWARD)
+    peak = device.flops[dtype].value
+    attention = work.attention_flop / (peak * device.attention_efficiency.value)
+    forward = _seconds(work, device, dtype, 1.0) + attention
+    if device.attention_backward_efficiency is not None:
+        attention = work.attention_flop / (peak * device.attention_backward_efficiency.value)
+    backward = _seconds(work, device, dtype, 2.0) + _ATTENTION_BACKWARD * attention
     backward *= device.backward_factor.value
     if device.gradient_bandwidth is not None:
         backward += work.weight_bytes / device.gradient_bandwidth.value
@@ -165,17 +170,15 @@ def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, f
     return max(forward, launches[0]), max(backward, launches[1])
 
 
-def _seconds(
-    work: LayerWork, device: Device, dtype: str, times: float, attention_times: float
-) -> float:
-    """Return the seconds of a pass that does a layer's work so many times."""
+def _seconds(work: LayerWork, device: Device, dtype: str, times: float) -> float:
+    """Return the seconds of a pass that does a layer's work so many times, attention left out."""
     rate = device.flops[dtype].value * device.matmul_efficiency.value
+    if device.sustained_share is not None:
+        rate *= device.sustained_share.value
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
-    attention = device.flops[dtype].value * device.attention_efficiency.value
     products = max(times * work.matmul_flop / rate, times * work.weight_bytes / bandwidth)
     products += times * work.num_matmuls * device.matmul_latency.value
-    rest = times * work.elementwise_bytes / bandwidth
-    return products + rest + attention_times * work.attention_flop / attention
+    return products + times * work.elementwise_bytes / bandwidth
 
 
 def cut(segments: Sequence[Segment]) -> list[Segment]:

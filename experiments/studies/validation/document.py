@@ -86,9 +86,9 @@ def _published(found: Record | None) -> list[str]:
         "It does not know what the model leaves out. Times are in milliseconds.",
         "",
         "Cores that are not bound reach memory of both sockets: half of all accesses take the "
-        "table's hop, copies included. DeepSpeed's ZeRO-Offload and ZenFlow are simulated as released: "
-        "copies on the stream that computes, and for ZenFlow float gradients in pageable memory, "
-        "all of a boundary in turn. "
+        "table's hop, copies included. DeepSpeed's ZeRO-Offload and ZenFlow are simulated as "
+        "released: copies on the stream that computes, and for ZenFlow float gradients in "
+        "pageable memory, all of a boundary in turn. "
         "The code read is version 0.19; the rows were measured on older ones. A first comparison, "
         "in which copies ran beside backward and all memory was pinned, missed ZenFlow's rows by "
         "27 to 40 %; that is what the code was read again for. No figure was changed.",

@@ -14,7 +14,7 @@ from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server")
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-SHARES = ("duplex", "pageable", "numa_hop", "efficiency")
+SHARES = ("duplex", "pageable", "numa_hop", "efficiency", "sustained_share")
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | FINITE,
@@ -95,21 +95,37 @@ def test_metadata_that_json_would_change_is_not_written(metadata, path):
     assert not path.exists()
 
 
-def test_a_file_without_the_hosts_arithmetic_is_read_with_an_estimate_of_it(path):
+LATER = {
+    2: {"host": {"core_update": CORE_UPDATE}},
+    3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
+}
+"""Figures that a version is the first to have, and what stands for them in files before it."""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(version, path):
+    later = [parts for number, parts in LATER.items() if number > version]
+
     def change(content):
-        content["schema_version"] = 1
-        del content["host"]["core_update"]
+        content["schema_version"] = version
+        for parts in later:
+            for part, figures in parts.items():
+                for name in figures:
+                    del content[part][name]
 
     edited(path, change)
-    found = read_profile(path)
-    assert found.host.core_update == CORE_UPDATE
-    assert found == replace(BASE, host=replace(BASE.host, core_update=CORE_UPDATE))
+    expected = BASE
+    for parts in later:
+        for part, figures in parts.items():
+            changed = replace(getattr(expected, part), **figures)
+            expected = replace(expected, **{part: changed})
+    assert read_profile(path) == expected != BASE
     edited(path, lambda content: content["host"].pop("core_update"))
     with pytest.raises(ConfigError, match=r"host\.core_update is missing"):
         read_profile(path)
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", "2", 1.5, True, None])
+@pytest.mark.parametrize("version", [0, 4, "1", "3", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):

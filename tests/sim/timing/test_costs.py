@@ -22,6 +22,8 @@ def device(**changes):
     plain = {
         "flops": {"bfloat16": figure(100.0)},
         "matmul_efficiency": figure(0.5),
+        "sustained_share": None,
+        "attention_backward_efficiency": None,
         "attention_efficiency": figure(0.25),
         "bandwidth": figure(10.0),
         "bandwidth_efficiency": figure(1.0),
@@ -47,6 +49,20 @@ def test_a_layer_takes_its_products_attention_and_bytes():
     forward, backward = layer_seconds(WORK, device(), "bfloat16")
     assert forward == pytest.approx(2 + 2 + 3)
     assert backward == pytest.approx(4 + 5 + 6)
+
+
+def test_products_sustain_a_share_of_the_best_ones_rate():
+    assert layer_seconds(WORK, device(sustained_share=figure(0.8)), "bfloat16") == (
+        pytest.approx(2 / 0.8 + 2 + 3),
+        pytest.approx(4 / 0.8 + 5 + 6),
+    )
+
+
+def test_attentions_backward_may_have_a_rate_of_its_own():
+    slower = device(attention_backward_efficiency=figure(0.2))
+    forward, backward = layer_seconds(WORK, slower, "bfloat16")
+    assert forward == pytest.approx(2 + 2 + 3)
+    assert backward == pytest.approx(4 + 2.5 * 50 / 20 + 6)
 
 
 def test_each_product_pays_its_latency_and_weights_bound_it_from_below():
