@@ -91,6 +91,7 @@ def _interval(
 ) -> Interval | None:
     if not flags["draws"]:
         return None
+    from sim.fitting.left_out import left_out_of
     from sim.fitting.uncertainty import interval_of  # loads numpy, which help need not
 
     def step_seconds(drawn: HardwareProfile) -> float:
@@ -99,7 +100,10 @@ def _interval(
             costs, strategy, pinned=not flags["pageable"], keeps_spans=False
         ).step_seconds
 
-    return interval_of(hardware, step_seconds, count=flags["draws"], seed=flags["seed"])
+    return interval_of(
+        hardware, step_seconds, count=flags["draws"], seed=flags["seed"],
+        left_out=left_out_of(hardware),
+    )  # fmt: skip
 
 
 def _draw(prediction: Prediction, hardware: HardwareProfile, path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Each figure of a profile is drawn from a log-normal about its value with its relative spread, all
 independent of one another, and the step is predicted again. The interval says how far off figures
-can put a prediction; what the model leaves out it does not know.
+can put a prediction. What the model leaves out is a factor on it, log-normal too, whose spread is
+given (`sim.fitting.left_out`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from sim.hardware.profile import HardwareProfile, bounded
 from zenflow.errors import ConfigError
+
+_NODES = 25
+"""Equally likely values that stand for a log-normal factor: less noise than a draw has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,7 @@ def interval_of(
     count: int = 100,
     coverage: float = 0.8,
     seed: int = 0,
+    left_out: float = 0.0,
 ) -> Interval:
     """Return the interval of a prediction over draws of the profile.
 
@@ -69,15 +75,21 @@ def interval_of(
         count: Draws.
         coverage: Share of them inside the interval.
         seed: Of the draws.
+        left_out: Standard deviation of the logarithm of what the model leaves out.
 
     Raises:
         ConfigError: A setting breaks its rule.
     """
+    if not left_out >= 0:
+        raise ConfigError(f"left_out must be at least 0, got {left_out}: it is a spread")
     if not 0 < coverage < 1:
         raise ConfigError(f"coverage must be a share in (0, 1), got {coverage}")
     drawn = list(draws(profile, count, seed=seed))
     found = np.array([predict(item) for item in drawn])
-    low, middle, high = np.quantile(found, [(1 - coverage) / 2, 0.5, (1 + coverage) / 2])
+    factors = np.exp([left_out * z for z in _normal_nodes()])
+    low, middle, high = np.quantile(
+        np.outer(found, factors), [(1 - coverage) / 2, 0.5, (1 + coverage) / 2]
+    )
     return Interval(
         low=float(low),
         median=float(middle),
@@ -85,6 +97,12 @@ def interval_of(
         coverage=coverage,
         drivers=_drivers(drawn, found),
     )
+
+
+def _normal_nodes() -> list[float]:
+    """Return equally likely values of a standard normal."""
+    normal = NormalDist()
+    return [normal.inv_cdf((index + 0.5) / _NODES) for index in range(_NODES)]
 
 
 def _drivers(drawn: list[HardwareProfile], found: np.ndarray) -> tuple[tuple[str, float], ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sim.fitting.left_out import left_out_of
 from sim.fitting.uncertainty import Interval, interval_of
 from sim.hardware.profile import HardwareProfile
 from sim.memory.need import memory_of
@@ -268,7 +269,8 @@ def _interval(option: Option, search: Search, draws: int) -> Interval:
     def tokens_per_second(drawn: HardwareProfile) -> float:
         return option.tokens_per_second * usual / search.estimate(option, drawn)
 
-    return interval_of(search.planner.hardware, tokens_per_second, count=draws)
+    machine = search.planner.hardware
+    return interval_of(machine, tokens_per_second, count=draws, left_out=left_out_of(machine))
 
 
 def _exact(search: Search | None, chosen: Option | None) -> Option | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.literature.measurements import BREAKDOWN
 from experiments.literature.setups import AnySetup, HostPass, Phases, Quantity, Setup
+from sim.fitting.left_out import TABLE
 from sim.fitting.uncertainty import Interval, interval_of
 from sim.fluid import Resource
 from sim.hardware.catalog import find_machine
@@ -164,16 +165,26 @@ def _simulated(
     return sum(chosen) / len(chosen)
 
 
-def interval(setup: AnySetup, quantity: Quantity, draws: int) -> Interval:
-    """Return what the uncertainty of the machine's figures and of the rate makes of a time."""
+def intervals(setup: AnySetup, quantity: Quantity, draws: int) -> tuple[Interval, Interval]:
+    """Return what the uncertainty of figures makes of a time, and that with what is left out.
+
+    Figures are the machine's and the measured constant. Where phases are given nothing of them is
+    left out.
+    """
     noise = np.random.default_rng(1)
     sigma = math.sqrt(math.log1p(RATE_SIGMA**2))
+    times: list[float] = []
 
     def drawn(hardware: HardwareProfile) -> float:
         factor = math.exp(sigma * float(noise.standard_normal()) - sigma**2 / 2)
-        return predict(setup, quantity, hardware, rate_of(setup) * factor)
+        times.append(predict(setup, quantity, hardware, rate_of(setup) * factor))
+        return times[-1]
 
-    return interval_of(hardware_of(setup), drawn, count=draws)
+    machine, term = hardware_of(setup), 0.0 if isinstance(setup, Phases) else TABLE
+    figures = interval_of(machine, drawn, count=draws)
+    again = iter(times)
+    whole = interval_of(machine, lambda _: next(again), count=draws, left_out=term)
+    return figures, whole
 
 
 def elasticities(setup: AnySetup, quantity: Quantity, by: float = 0.05) -> dict[str, float]:

@@ -18,11 +18,12 @@ from experiments.studies.published.predictions import (
     deepspeed_rate,
     elasticities,
     hardware_of,
-    interval,
+    intervals,
     predict,
     runs_deepspeed_step,
     step_bytes,
 )
+from sim.fitting.left_out import Outcome, fit_left_out, held_out
 
 AIM = 0.15
 """Absolute error within which a prediction counts as met."""
@@ -34,14 +35,15 @@ def predict_all(
 ) -> list[dict[str, Any]]:
     """Return every measurement beside its prediction, JSON-ready; 0 draws are no intervals.
 
-    ``interval_seconds`` holds 0.8 of the predictions with figures drawn by their uncertainty.
+    ``figures_seconds`` holds 0.8 of the predictions with figures drawn by their uncertainty,
+    ``interval_seconds`` of those with what the model leaves out as well.
     ``roofline_seconds`` is as if DeepSpeed's CPU step reached the DRAM bandwidth, None without
     one. Of missed rows ``elasticities`` has per cent of the prediction for one per cent of a
     figure, ``alternatives`` predictions with other values of what is unknown.
     """
     # Several measurements are of one set-up.
     predictions: dict[str, float] = {}
-    bounds: dict[str, list[float]] = {}
+    bounds: dict[str, list[list[float]]] = {}
     moves: dict[str, Mapping[str, float]] = {}
     rows = []
     for item in measurements:
@@ -50,8 +52,8 @@ def predict_all(
         if case not in predictions:
             predictions[case] = predict(setup, quantity)
             if draws:
-                found = interval(setup, quantity, draws)
-                bounds[case] = [found.low, found.high]
+                found = intervals(setup, quantity, draws)
+                bounds[case] = [[each.low, each.high] for each in found]
         error = predictions[case] / item.seconds - 1.0
         is_met = abs(error) <= AIM
         if not is_met and case not in moves:
@@ -64,7 +66,8 @@ def predict_all(
                 "measured_seconds": item.seconds,
                 "predicted_seconds": predictions[case],
                 "error": error,
-                "interval_seconds": bounds.get(case),
+                "figures_seconds": bounds[case][0] if draws else None,
+                "interval_seconds": bounds[case][1] if draws else None,
                 "roofline_seconds": _roofline(setup, quantity),
                 "elasticities": {} if is_met else moves[case],
                 "alternatives": {} if is_met else _alternatives(item),
@@ -94,8 +97,37 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
     return {
         "deepspeed_bytes_per_second": deepspeed_rate(),
         "deepspeed_bytes_per_parameter": step_bytes(),
+        "left_out": coverage_of(rows) if rows[0]["figures_seconds"] else None,
         "rows": rows,
     }
+
+
+def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the term for what the model leaves out, and how many measurements ranges hold.
+
+    Rows whose phases are given are not counted. ``held`` has for each group its measurements, and
+    those in ranges of figures alone, of the term that all rows but one give, and of the term that
+    the other groups give.
+    """
+    counted = [row for row in rows if row["group"] != "phases"]
+    groups = list(dict.fromkeys(row["group"] for row in counted))
+    parts = [[_outcome(row) for row in counted if row["group"] == group] for group in groups]
+    single = held_out([[outcome] for part in parts for outcome in part])
+    held, start = {}, 0
+    for group, part, others in zip(groups, parts, held_out(parts), strict=True):
+        held[group] = {
+            "rows": len(part),
+            "figures": sum(not outcome.needed for outcome in part),
+            "without_the_row": sum(single[start : start + len(part)]),
+            "without_the_group": others,
+        }
+        start += len(part)
+    return {"sigma": fit_left_out([each for part in parts for each in part]), "held": held}
+
+
+def _outcome(row: Mapping[str, Any]) -> Outcome:
+    low, high = row["figures_seconds"]
+    return Outcome(measured=row["measured_seconds"], low=low, high=high)
 
 
 def _make(job: Job) -> Data:
@@ -124,8 +156,9 @@ def _about(data: Data) -> str:
     return (
         f"Others' measurements beside predictions that nothing is fitted for: {met} of "
         f"{len(data['rows'])} within {AIM:.0%}. Times below are in milliseconds; the range holds "
-        "80 % of the predictions with figures drawn by their uncertainty; roofline is what the "
-        "table's DRAM bandwidth would have said of DeepSpeed's CPU step."
+        "80 % of the predictions with figures drawn by their uncertainty, and with what the model "
+        "leaves out; roofline is what the table's DRAM bandwidth would have said of DeepSpeed's "
+        "CPU step."
     )
 
 
@@ -190,5 +223,5 @@ STUDY = computed(
     minutes=1,
     exact=True,
     # A quantile of draws, and a small difference of large numbers, move with the last digits.
-    unchecked=frozenset({"interval_seconds", "error"}),
+    unchecked=frozenset({"figures_seconds", "interval_seconds", "left_out", "error"}),
 )

@@ -15,7 +15,7 @@ from experiments.studies.published.predictions import (
     deepspeed_rate,
     elasticities,
     hardware_of,
-    interval,
+    intervals,
     predict,
     rate_of,
     runs_deepspeed_step,
@@ -24,6 +24,7 @@ from experiments.studies.published.predictions import (
 from experiments.studies.published.study import AIM, STUDY, predict_all, record_of
 from experiments.studies.validation.document import DOCUMENT, document
 from experiments.studies.validation.study import STUDY as VALIDATION
+from sim.fitting.left_out import TABLE
 from tests.test_layering import modules_after
 
 BY_LABEL = {item.label: item for item in MEASUREMENTS}
@@ -49,7 +50,7 @@ def test_every_measurement_has_a_source_an_assumption_and_a_group(item):
 
 
 def test_predictions_take_set_ups_and_no_set_up_holds_a_measurement():
-    for function in (predict, hardware_of, rate_of, interval, elasticities):
+    for function in (predict, hardware_of, rate_of, intervals, elasticities):
         taken = inspect.signature(function, eval_str=True).parameters
         kinds = {str(parameter.annotation) for parameter in taken.values()}
         assert not any(Measurement.__name__ in kind for kind in kinds), function
@@ -121,9 +122,10 @@ def test_an_elasticity_is_minus_one_for_the_only_figure_that_counts():
 
 def test_an_interval_holds_the_prediction_and_is_the_same_again():
     setup = BY_LABEL["3B, ZeRO-Offload, bound"].setup
-    found = interval(setup, "step", 20)
+    figures, found = intervals(setup, "step", 20)
+    assert found.low < figures.low < figures.high < found.high
     assert found.low < predict(setup, "step") < found.high
-    assert interval(setup, "step", 20) == found
+    assert intervals(setup, "step", 20) == (figures, found)
 
 
 def test_the_tables_have_every_row_and_the_page_the_count_within_the_aim(rows):
@@ -177,3 +179,11 @@ def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
     assert f"| on_device small 3x96 | {measured:.1f} | {first['spread']:.1%} |" in gpu
     assert "small 3x96" not in ours
     assert text.count("No record yet") == 2
+
+
+def test_the_term_for_what_is_left_out_is_the_committed_rows_own():
+    (record,) = needed("published").rows
+    assert round(record["left_out"]["sigma"], 2) == TABLE
+    held = record["left_out"]["held"].values()
+    counted, single = (sum(group[key] for group in held) for key in ("rows", "without_the_row"))
+    assert 0.7 <= single / counted <= 0.9

@@ -40,6 +40,15 @@ def test_what_depends_on_nothing_has_no_width_and_no_drivers():
     assert (found.low, found.median, found.high, found.drivers) == (7.0, 7.0, 7.0, ())
 
 
+def test_what_is_left_out_widens_an_interval_about_the_same_middle():
+    found = interval_of(PROFILE, lambda p: 7.0, count=20, left_out=0.2)
+    assert found.median == pytest.approx(7.0)
+    assert found.high / 7.0 == pytest.approx(math.exp(1.2816 * 0.2), rel=0.01)
+    assert found.low * found.high == pytest.approx(49.0)
+    with pytest.raises(ConfigError, match="left_out must be at least 0"):
+        interval_of(PROFILE, lambda p: 7.0, left_out=-0.1)
+
+
 def test_a_seed_repeats_and_another_differs():
     one, same, other = (
         [p.host.dram.value for p in draws(PROFILE, 3, seed=seed)] for seed in (5, 5, 6)
