@@ -61,8 +61,8 @@ From random weights, where late updates hurt most, and in fine-tuning: means of 
 beside AdamW with the same seed. A model of 10.7M parameters has one seed.
 
 - From random weights the default ends 2.04% below AdamW's loss at 1e-3, 1.35% below at 4e-4 and
-  0.54% below at 2e-4. S = 16 ends 2.74%, 1.95% and 0.83% below. No seed ends more than 0.12% above.
-  The published rule ends 21.07% to 25.72% above.
+  0.54% below at 2e-4. S = 16 ends 2.74%, 1.95% and 0.83% below. No seed ends more than 0.12%
+  above. The published rule ends 21.07% to 25.72% above.
 - At 2e-3, where AdamW itself is worse, the default ends 3.39% below and S = 16 2.54% below. Single
   seeds end up to 0.67% above. S = 1 ends 1.94% above, and the published rule 32.89%.
 - In fine-tuning the default ends 0.02% below at 3e-4 and 0.12% below at 1e-3, S = 32 0.14% and
