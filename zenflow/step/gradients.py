@@ -119,7 +119,7 @@ class GradientCollector:
         waiting.append((place, grad_OI))
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
-            self.layout.shards.add_up(bucket.energies)
+            self.layout.shards.add_up(bucket.columns.energies)
             self._send(bucket, step)
 
     @staticmethod
@@ -147,7 +147,7 @@ class GradientCollector:
             return
         for bucket in self.layout.buckets:
             if bucket.index not in self.gradients.copied:
-                self.layout.shards.add_up(bucket.energies)
+                self.layout.shards.add_up(bucket.columns.energies)
 
     def send_rest(self, step: int) -> None:
         """Send what has not been sent."""
