@@ -22,7 +22,7 @@ needs_kernel = pytest.mark.skipif(active_kernel() != "c", reason="needs the C ke
 def test_the_real_model_has_the_known_counts():
     counts = decoder_1b.real_counts()
     assert (counts.splits, counts.residents) == (1 + 7 * 16, 2 * 16 + 1)
-    assert (counts.blocks, counts.buckets, counts.due) == (119, 113, (29, 30, 30, 30))
+    assert (counts.blocks, counts.buckets, counts.due) == (119, 25, (29, 30, 30, 30))
 
 
 def test_the_shrunk_model_has_the_real_ones_banks():

@@ -307,7 +307,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
             if self._filled_version is not None:  # k has changed, and so have tensors
                 self.memory = plan_memory(engine)
             self._fill_state()
-        self._forget_gradients()
+        self._max_norm_of_step = None
         self._source.consume()
         self._source.count_change()
         return loss

@@ -32,6 +32,8 @@ ROWS, COLUMNS = 512, 8
 BLOCKS = ("zenflow.rule.blocks", "zenflow.blocks")
 LIMITS = {
     "MAX_BUCKET_ELEMENTS": BLOCKS,
+    "MAX_COHORT_ELEMENTS": BLOCKS,
+    "LEAST_FULL": BLOCKS,
     "MIN_BUCKET_ELEMENTS": BLOCKS,
     "PART_ELEMENTS": ("zenflow.columns.host_update", "zenflow.host_update"),
     "POOL_ELEMENTS": ("zenflow.columns.host_update",),
@@ -120,7 +122,9 @@ def _counts(blocks: Sequence[Any], num_splits: int, num_residents: int) -> Count
     rule = _found(BLOCKS)[0]
     loads = [block.deferred_elements for block in blocks]
     buckets = [block.bucket for block in blocks]
-    phases = rule.assign_phases(loads, buckets, INTERVAL)
+    # In earlier versions the buckets were the cohorts.
+    cohorts = [getattr(block, "cohort", block.bucket) for block in blocks]
+    phases = rule.assign_phases(loads, cohorts, INTERVAL)
     due = tuple(sorted(Counter(phases).values()))
     return Counts(num_splits, num_residents, len(blocks), len(set(buckets)), due)
 

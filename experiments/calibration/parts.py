@@ -199,7 +199,7 @@ def _matrix_samples(
     energies, no_rows = torch.zeros(columns, device=device), torch.zeros(0, device=device)
 
     def intake() -> None:
-        engine.energies(grad, energies, no_rows)
+        engine.energies([(grad, energies, no_rows)])
         grad.index_select(1, important)
 
     state = [torch.zeros(columns - count, rows, device=device) for _ in range(3)]

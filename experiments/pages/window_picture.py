@@ -55,6 +55,7 @@ def windows(config: ZenFlowConfig = CONFIG, num_steps: int = NUM_STEPS) -> Itera
             num_columns=COLUMNS_PER_BLOCK,
             num_rows=COLUMNS_PER_BLOCK,
             bucket=block,
+            cohort=block,
             num_important=len(chosen),
         )
         for block, chosen in enumerate(_CHOSEN)

@@ -271,8 +271,8 @@ def _engine_parts(
         leaving = own.deferred * size
         waiting = leaving * _share_that_waits(workload, hardware, leaving)
         after = (own.important + own.resident) * size + min(leaving, in_flight + waiting)
-    elif releases:  # a gradient is packed into the ring and freed before the next layer's
-        in_flight = float(max(layer.numel for layer in workload.layers) * size)
+    elif releases:  # a bucket's gradients are packed into the ring and freed before the next's
+        in_flight = float(max(own.bucket, *(layer.numel for layer in workload.layers)) * size)
         at_step = float((own.important + own.resident) * size)
         after = min(whole, at_step + in_flight)
         ring = own.ring

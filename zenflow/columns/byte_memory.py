@@ -5,21 +5,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MOST_KNOWN = 1 << 12
+"""Number of matrices from which on all that are known are forgotten."""
+
 
 class ByteMemory:
-    """A vector of bytes, and matrices that lie in it."""
+    """A vector of bytes, and matrices that lie in it.
+
+    Matrices are remembered: the same ones are asked for at every step or window, and to make one
+    costs a torch operation, which gives the interpreter away for a moment. One thread asks.
+    """
 
     def __init__(self, data: Tensor) -> None:
         """Take the bytes, shape (n,), uint8."""
         self.data = data
         self.num_bytes = data.numel()
         self._typed: dict[torch.dtype, Tensor] = {}
+        self._known: dict[tuple[int, tuple[int, int], torch.dtype], Tensor] = {}
 
     def matrix(self, first: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Return the contiguous matrix that begins at a byte, a multiple of the dtype's size.
+        """Return the contiguous matrix that begins at a byte, a multiple of the dtype's size."""
+        matrix = self._known.get((first, shape, dtype))
+        if matrix is None:
+            if len(self._known) == MOST_KNOWN:
+                self._known.clear()
+            matrix = self._made(first, shape, dtype)
+            self._known[first, shape, dtype] = matrix
+        return matrix
 
-        Every torch operation gives the interpreter away for a moment, so this is only one.
-        """
+    def _made(self, first: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         typed = self._typed.get(dtype)
         if typed is None:
             whole = self.num_bytes // dtype.itemsize * dtype.itemsize

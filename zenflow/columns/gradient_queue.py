@@ -7,8 +7,10 @@ have few. A block that finds no room has what waits applied, which frees its sta
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -111,9 +113,7 @@ class RoomPool:
     def give(self, room: Room, busy: Sequence[Completion]) -> None:
         """Take a room back, which others may use once this work has ended."""
         room.busy = list(busy)
-        place = next(
-            (i for i, free in enumerate(self._free) if free.first > room.first), len(self._free)
-        )
+        place = bisect(self._free, room.first, key=attrgetter("first"))
         self._free.insert(place, room)
         for index in (place, place - 1):  # neighbours become one
             if 0 <= index < len(self._free) - 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, NamedParam, Resident
@@ -216,12 +215,14 @@ class Bucket:
 
     index: int
     """Rank in backward order."""
-    splits: list[SplitParam] = field(default_factory=list)
-    """Parameters of the bucket, in backward order."""
-    blocks: list[Block] = field(default_factory=list)
+    splits: list[SplitParam]
+    """Parameters of the bucket, in backward order: neighbours."""
+    blocks: list[Block]
     """All blocks of these parameters, in order."""
-    energies: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Part of `ColumnVectors.energies` that is these parameters', who are neighbours there."""
+    columns: ColumnVectors
+    """Their part of the vectors that span all columns."""
+    rows: RowVectors
+    """Their part of the vectors that span all rows."""
 
 
 def by_bucket(blocks: Iterable[Block]) -> dict[int, list[Block]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ def build_layout(
         banks=banks,
         members=[members_of(bank, splits) for bank in banks],
         blocks=blocks,
-        buckets=_make_buckets(splits, columns),
+        buckets=_make_buckets(splits, columns, rows),
         slabs=slabs,
         columns=columns,
         rows=rows,
@@ -240,18 +241,26 @@ def fill_masters(split: SplitParam) -> None:
         block.host.master.copy_(weight_IO[block.deferred_columns])
 
 
-def _make_buckets(splits: list[SplitParam], columns: ColumnVectors) -> list[Bucket]:
+def _make_buckets(
+    splits: list[SplitParam], columns: ColumnVectors, rows: RowVectors
+) -> list[Bucket]:
     """Put parameters, in backward order, into the buckets that their blocks name."""
     buckets: list[Bucket] = []
-    last = len(columns.energies)
-    for split in reversed(splits):
-        split.bucket = split.blocks[0].shape.bucket
-        if split.bucket == len(buckets):
-            buckets.append(Bucket(index=split.bucket))
-        buckets[-1].splits.append(split)
-        buckets[-1].blocks += split.blocks
-    for bucket in buckets:
-        first = last - sum(split.num_columns for split in bucket.splits)
-        bucket.energies = columns.energies[first:last]
-        last = first
+    last, last_row = len(columns.energies), len(rows.energies)
+    for index, run in groupby(reversed(splits), lambda split: split.blocks[0].shape.bucket):
+        members = list(run)
+        for split in members:
+            split.bucket = index
+        first = last - sum(split.num_columns for split in members)
+        first_row = last_row - sum(len(split.rows.energies) for split in members)
+        buckets.append(
+            Bucket(
+                index=index,
+                splits=members,
+                blocks=[block for split in members for block in split.blocks],
+                columns=columns.part(first, last),
+                rows=rows.part(first_row, last_row),
+            )
+        )
+        last, last_row = first, first_row
     return buckets

@@ -108,15 +108,14 @@ class AbstractDevice(ABC):
         """
 
     @abstractmethod
-    def energies(self, grad_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
-        """Write the squared norms of each column and each row of (O, I), float32.
+    def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Write the squared norms of each column and each row of some matrices, float32.
 
         A column's is ZenFlow's proxy for its importance (arXiv 2505.12242).
 
         Args:
-            grad_OI: The matrix.
-            columns: Gets those of the columns, shape (I,).
-            rows: Gets those of the rows, shape (O,); empty where nobody asks for them.
+            measured: (matrix (O, I), what gets those of its columns (I,), what gets those of its
+                rows (O,); empty where nobody asks for them) each.
         """
 
     @abstractmethod

@@ -50,13 +50,14 @@ class CpuDevice(AbstractDevice):
                 arrival.late.move_on(values_DO, arrival.columns)
             arrival.weight.index_copy_(1, arrival.columns, values_DO.t().contiguous())
 
-    def energies(self, grad_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
+    def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Square and sum: on a CPU many times faster than a norm over rows."""
-        is_float = grad_OI.dtype == torch.float32
-        squares = grad_OI.square() if is_float else grad_OI.float().square_()
-        torch.sum(squares, 0, out=columns)
-        if rows.numel():
-            torch.sum(squares, 1, out=rows)
+        for grad_OI, columns, rows in measured:
+            is_float = grad_OI.dtype == torch.float32
+            squares = grad_OI.square() if is_float else grad_OI.float().square_()
+            torch.sum(squares, 0, out=columns)
+            if rows.numel():
+                torch.sum(squares, 1, out=rows)
 
     def order_after(self, completion: Completion) -> None:
         """Do nothing: whoever waited for the completion has the data."""

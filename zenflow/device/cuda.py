@@ -113,12 +113,17 @@ class CudaDevice(AbstractDevice):
                 arrival.weight.t().index_copy_(0, arrival.columns, arrived_DO)
             return start, self._enclose(stream)
 
-    def energies(self, grad_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
-        """Take norms, which need no temporary of the gradient's size, and square them."""
-        for dim, out in ((0, columns), (1, rows)):
-            if out.numel():
-                torch.linalg.vector_norm(grad_OI, dim=dim, dtype=torch.float32, out=out)
-                out.square_()
+    def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Take norms, which need no temporary of the gradients' size, and square all together."""
+        norms = []
+        for grad_OI, columns, rows in measured:
+            torch.linalg.vector_norm(grad_OI, dim=0, dtype=torch.float32, out=columns)
+            norms.append(columns)
+            if rows.numel():
+                torch.linalg.vector_norm(grad_OI, dim=1, dtype=torch.float32, out=rows)
+                norms.append(rows)
+        if norms:
+            torch._foreach_mul_(norms, norms)
 
     def order_after(self, completion: Completion) -> None:
         """Make the compute stream wait for the copy's end."""

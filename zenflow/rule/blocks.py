@@ -25,12 +25,16 @@ MIN_AUTOMATIC_COLUMNS = 64
 MIN_AUTOMATIC_ELEMENTS = 1 << 15
 """Least number of elements in a block. Updating fewer takes less than a block's bookkeeping."""
 
-MAX_BUCKET_ELEMENTS = 1 << 18
-"""Number of elements at which a bucket of small parameters is full. A copy and a host task cost
-tens of microseconds whatever their size."""
+MAX_BUCKET_ELEMENTS = 1 << 25
+"""Number of elements at which a bucket is full. Each costs the thread that launches backward some
+hundred microseconds whatever its size, and a gradient's memory stays until its bucket is full."""
 
-MIN_BUCKET_ELEMENTS = 1 << 14
-"""Least number of elements at which a bucket is full."""
+MAX_COHORT_ELEMENTS = 1 << 18
+"""Number of elements at which a cohort of small parameters is full. A host task and an upload cost
+tens of microseconds whatever their size, and of larger ones a finer balance is worth more."""
+
+LEAST_FULL = 1 << 14
+"""Least number of elements at which a bucket or a cohort is full."""
 BUCKETS_AT_LEAST = 32
 """Number of buckets of a small model, so that copies overlap backward there too."""
 
@@ -49,6 +53,9 @@ class BlockShape:
     """Length of a whole column, over all ranks that have rows of it."""
     bucket: int
     """Index, in backward order, of the bucket that its parameter is copied in."""
+    cohort: int
+    """Index, in backward order, of the small parameters whose blocks end their windows together,
+    as far as that fits."""
     num_important: int
     """Number of columns that the device owns: by the ratio, at every time."""
 
@@ -92,7 +99,9 @@ def partition(
     """
     total = sum(rows * columns for rows, columns in shapes)
     cap = block_elements or max(1, math.ceil(total / (BLOCKS_PER_STEP * update_interval)))
-    buckets = bucket_of_each([rows * columns for rows, columns in shapes])
+    sizes = [rows * columns for rows, columns in shapes]
+    buckets = filled_in_order(sizes, MAX_BUCKET_ELEMENTS)
+    cohorts = filled_in_order(sizes, MAX_COHORT_ELEMENTS)
     blocks = []
     for matrix in reversed(range(len(shapes))):
         rows, columns = shapes[matrix]
@@ -110,6 +119,7 @@ def partition(
                     num_columns=width,
                     num_rows=rows,
                     bucket=buckets[matrix],
+                    cohort=cohorts[matrix],
                     num_important=important_count(topk_ratio, width),
                 )
             )
@@ -117,40 +127,41 @@ def partition(
     return blocks
 
 
-def bucket_of_each(sizes: Sequence[int]) -> list[int]:
-    """Return each matrix's bucket: what is copied together, numbered in backward order.
+def filled_in_order(sizes: Sequence[int], most: int) -> list[int]:
+    """Return each matrix's bucket or cohort, numbered in backward order.
 
-    Small matrices join a bucket until it has 2^18 elements, or a 32nd of a smaller model.
+    Matrices join one until it has `most` elements, or a 32nd of a smaller model.
 
     Args:
         sizes: Elements of each split parameter, in registration order.
+        most: Number of elements at which it is full in any model.
 
-    >>> bucket_of_each([1 << 14, 1 << 13, 1 << 13])
+    >>> filled_in_order([1 << 14, 1 << 13, 1 << 13], 1 << 18)
     [1, 0, 0]
     """
-    enough = min(MAX_BUCKET_ELEMENTS, max(MIN_BUCKET_ELEMENTS, sum(sizes) // BUCKETS_AT_LEAST))
-    buckets: list[int] = []
-    bucket, filled = -1, enough
+    enough = min(most, max(LEAST_FULL, sum(sizes) // BUCKETS_AT_LEAST))
+    places: list[int] = []
+    place, filled = -1, enough
     for size in reversed(sizes):
         if filled >= enough:
-            bucket += 1
+            place += 1
             filled = 0
-        buckets.append(bucket)
+        places.append(place)
         filled += size
-    return buckets[::-1]
+    return places[::-1]
 
 
-def assign_phases(loads: Sequence[int], buckets: Sequence[int], interval: int) -> list[int]:
+def assign_phases(loads: Sequence[int], cohorts: Sequence[int], interval: int) -> list[int]:
     """Return each block's phase in 1..interval, so that every step's load is about the same.
 
     Blocks are taken in order and each goes to the least loaded phase, the smaller one on a tie, so
-    that the blocks due at one step are also spread over backward. A small bucket's go together,
+    that the blocks due at one step are also spread over backward. A small cohort's go together,
     for one host task and one upload in place of several; but one by one, largest first, after all
     others, where they would bring a step's load above `FULL_STEP` of the fair share.
 
     Args:
         loads: Deferred elements of each block, in backward order.
-        buckets: Bucket of each block; one bucket's blocks are neighbours.
+        cohorts: Cohort of each block; one cohort's blocks are neighbours.
         interval: S.
 
     >>> assign_phases([4, 4, 4, 4, 2, 2], [0, 1, 2, 3, 4, 5], 3)
@@ -169,10 +180,10 @@ def assign_phases(loads: Sequence[int], buckets: Sequence[int], interval: int) -
             phases[block] = phase + 1
 
     left: list[int] = []
-    for _, neighbours in groupby(range(len(loads)), key=buckets.__getitem__):
+    for _, neighbours in groupby(range(len(loads)), key=cohorts.__getitem__):
         run = list(neighbours)
         load = sum(loads[block] for block in run)
-        if load > MAX_BUCKET_ELEMENTS:
+        if load > MAX_COHORT_ELEMENTS:
             for block in run:
                 place([block], loads[block])
         elif min(filled) + load <= full:

@@ -52,8 +52,8 @@ class WindowCalendar:
             return [interval] * len(self._blocks)
         if interval not in self._known_phases:
             loads = [block.deferred_elements for block in self._blocks]
-            buckets = [block.bucket for block in self._blocks]
-            self._known_phases[interval] = assign_phases(loads, buckets, interval)
+            cohorts = [block.cohort for block in self._blocks]
+            self._known_phases[interval] = assign_phases(loads, cohorts, interval)
         return self._known_phases[interval]
 
     def is_warm_up(self, step: int) -> bool:

@@ -148,8 +148,9 @@ def _update_run(
     measured: Measured,
 ) -> None:
     """Step neighbouring parameters' columns in their bank and write their weights."""
-    # Always a copy, and contiguous: one pass puts columns together and turns them into rows.
-    grad_KO = torch.cat([gradients.important[split].t() for split in run]).float()
+    grad_OK = torch.cat([gradients.important[split] for split in run], dim=1)
+    # Always a copy, and contiguous: one pass turns columns into rows of another dtype.
+    grad_KO = grad_OK.new_empty(grad_OK.shape[::-1], dtype=torch.float32).copy_(grad_OK.t())
     if measured.is_scaling:
         grad_KO.mul_(measured.factor)
     first, last = run[0].bank_first, run[-1].bank_last

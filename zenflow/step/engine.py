@@ -7,9 +7,9 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 
 1. Backward finishes it. In release mode a hook takes it at once and leaves a placeholder in
    `.grad` (`surface.gradient_hooks`, `step.released`); in keep mode `step()` takes it.
-2. `GradientCollector.take` (`step.gradients`) keeps a resident parameter's gradient whole. Of a
-   split parameter it measures the energies of columns and rows, keeps the important columns, and
-   lets the rest wait for the other parameters of its bucket.
+2. `GradientCollector.take` (`step.gradients`) keeps a resident parameter's gradient whole. A
+   split parameter's waits for the others of its bucket. Then it measures the energies of their
+   columns and rows, and keeps their important columns.
 3. Nothing reads a full bucket's weights any more. The fresh step (`step.fresh_steps`) moves the
    deferred ones by the gradients that the host has not applied. Then these gradients' deferred
    columns leave: packed into the ring (`step.gradient_ring`) on a GPU in release mode, and copied
@@ -232,12 +232,14 @@ class Engine:
 
     def measure_in_place(self) -> None:
         """Measure the columns of gradients that are still in `.grad`, over all ranks."""
+        measured = []
         for split in self.layout.splits:
             if split.param.grad is None:
                 split.columns.energies.zero_()
             else:
                 grad_OI = split.matrix(local_of(split.param.grad))
-                self.device.energies(grad_OI, split.columns.energies, split.rows.energies)
+                measured.append((grad_OI, split.columns.energies, split.rows.energies))
+        self.device.energies(measured)
         self.layout.shards.add_up(self.layout.columns.energies)
 
     def finish_step(

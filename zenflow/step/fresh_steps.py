@@ -43,7 +43,7 @@ from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.momentum import fresh_share
 from zenflow.step.fresh_factors import FreshVectors, make_factors, scalars_of
 
-MOST_ELEMENTS = 1 << 22
+MOST_ELEMENTS = 1 << 24
 """Number of elements of a matrix that are moved at once; a temporary has as many."""
 
 
@@ -105,14 +105,14 @@ class FreshSteps:
         parts = []
         last, last_row = self._by_column.shape[1], self._by_row.shape[1]
         for bucket in self._layout.buckets:  # in backward order: the last parameters first
-            first = last - sum(split.num_columns for split in bucket.splits)
-            first_row = last_row - sum(split.num_rows for split in bucket.splits)
+            first = last - len(bucket.columns.energies)
+            first_row = last_row - len(bucket.rows.energies)
             parts.append(
                 FreshVectors(
-                    self._layout.columns.part(first, last),
+                    bucket.columns,
                     self._by_column[0, first:last],
                     self._by_column[1, first:last],
-                    self._layout.rows.part(first_row, last_row),
+                    bucket.rows,
                     self._by_row[0, first_row:last_row],
                 )
             )
@@ -157,7 +157,7 @@ class FreshSteps:
                 share = fresh_share(hyper.beta1, num_forwards) if block.shape.num_deferred else 0.0
                 if share:
                     self._moving.add(split)
-                if is_landing := lands(block, step):
+                if is_landing := block.landing is not None and lands(block, step):
                     self._landing.add(split)
                 by_block.append((gain / split.whole_rows, share, *decay, float(not is_landing)))
         self._spread(by_block, by_split)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from zenflow.lanes.completion import Completion
 from zenflow.step.ring_size import PIECES, aligned, ring_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PackJob:
     """Deferred columns low..high-1 of one block's gradient, on their way to the host."""
 
@@ -31,40 +31,37 @@ class PackJob:
     """The block."""
     grad: Tensor
     """Gradient of its parameter, (O, I)."""
-    staged: Tensor
-    """Host's buffer of all its deferred columns, (D, O)."""
+    columns: Tensor
+    """Indices of the columns, (high - low,), int64."""
+    host: Tensor
+    """Host's buffer of the columns, (high - low, O)."""
     low: int
     """First row."""
     high: int
     """Row after the last."""
-
-    num_bytes: int = field(init=False)
+    num_bytes: int
     """Bytes of the columns."""
 
-    def __post_init__(self) -> None:
-        """Count the bytes once."""
-        num_bytes = (self.high - self.low) * self.block.split.num_rows * self.staged.itemsize
-        object.__setattr__(self, "num_bytes", num_bytes)
+    @classmethod
+    def of(cls, block: Block, grad: Tensor, host: Tensor) -> PackJob:
+        """Return the job for all columns; it makes no view, which costs as much as an operation.
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the block: a view costs the interpreter as much as an operation."""
-        return self.high - self.low == self.block.shape.num_deferred
-
-    @property
-    def columns(self) -> Tensor:
-        """Indices of the columns, (high - low,), int64."""
-        columns = self.block.deferred_columns
-        return columns if self.is_whole else columns[self.low : self.high]
-
-    @property
-    def host(self) -> Tensor:
-        """Host's buffer of the columns, (high - low, O)."""
-        return self.staged if self.is_whole else self.staged[self.low : self.high]
+        Args:
+            block: The block.
+            grad: Gradient of its parameter, (O, I).
+            host: Host's buffer of all its deferred columns, (D, O).
+        """
+        count, num_rows = block.host_shape
+        num_bytes = count * num_rows * host.itemsize
+        return cls(block, grad, block.deferred_columns, host, 0, count, num_bytes)
 
     def part(self, low: int, high: int) -> PackJob:
-        """Return the same for columns low..high-1."""
-        return PackJob(self.block, self.grad, self.staged, low, high)
+        """Return a whole job's part for columns low..high-1."""
+        num_bytes = self.num_bytes // self.high * (high - low)
+        part = slice(low, high)
+        return PackJob(
+            self.block, self.grad, self.columns[part], self.host[part], low, high, num_bytes
+        )
 
 
 class GradientRing:
@@ -86,16 +83,16 @@ class GradientRing:
         self._taken: deque[tuple[int, int, list[Completion]]] = deque()
 
     def pieces(self, jobs: list[PackJob]) -> Iterator[list[PackJob]]:
-        """Yield the jobs in pieces of at most a quarter of the ring; large jobs are cut."""
+        """Yield whole jobs in pieces of at most a third of the ring; large jobs are cut."""
         most = self.num_bytes // PIECES
         piece: list[PackJob] = []
         filled = 0
         for job in jobs:
-            column_bytes = job.num_bytes // (job.high - job.low)
-            share = max(1, most // aligned(column_bytes))
-            for low in range(job.low, job.high, share):
-                high = min(low + share, job.high)
-                part = job if high - low == job.high - job.low else job.part(low, high)
+            count = job.high
+            share = max(1, most // aligned(max(1, job.num_bytes // count)))
+            for low in range(0, count, share):
+                high = min(low + share, count)
+                part = job if high - low == count else job.part(low, high)
                 size = aligned(part.num_bytes)
                 if piece and filled + size > most:
                     yield piece
@@ -125,10 +122,10 @@ class GradientRing:
         packed = []
         at = first
         for job in piece:
-            host_DO = job.host
-            room = self._memory.matrix(at, (job.high - job.low, host_DO.shape[1]), host_DO.dtype)
+            shape = job.high - job.low, job.block.split.num_rows
+            room = self._memory.matrix(at, shape, job.host.dtype)
             torch.index_select(job.grad.t(), 0, job.columns, out=room)
-            packed.append((room, host_DO))
+            packed.append((room, job.host))
             at += aligned(job.num_bytes)
         self._next = at
         self._taken.append((first, at, [sent]))
@@ -137,6 +134,13 @@ class GradientRing:
     def hold(self, readers: Sequence[Completion]) -> None:
         """Keep the room of the last piece until these copies have read it as well."""
         self._taken[-1][2].extend(readers)
+
+    def restart(self) -> None:
+        """Go on at the ring's beginning, since the next piece is the first of a step.
+
+        Steps that bring the same gradients in the same order find the same room for each.
+        """
+        self._next = self.num_bytes
 
     def _make_room(
         self, num_bytes: int, waiting: Callable[[], AbstractContextManager[None]]

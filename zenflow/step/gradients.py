@@ -1,7 +1,7 @@
 """Gradient collector: what becomes of each gradient between backward and the optimizer step.
 
-A split parameter's gradient is measured, its important columns are kept, and the rest is queued
-for the d2h lane with its bucket. A resident's gradient is kept whole.
+A split parameter's gradient waits for its bucket's others. Then they are measured, their important
+columns are kept, and the rest is queued for the d2h lane. A resident's gradient is kept whole.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepGradients:
     """Important columns of each parameter, (O, K) in the gradient's dtype."""
     resident: dict[Resident, Tensor] = field(default_factory=dict)
     """Whole gradients of the parameters that stay on the device."""
-    waiting: dict[int, list[tuple[SplitParam, Tensor]]] = field(default_factory=dict)
+    waiting: dict[int, dict[SplitParam, Tensor]] = field(default_factory=dict)
     """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
     """Copies to the host, by the index of the bucket."""
@@ -75,18 +75,22 @@ class GradientCollector:
     @property
     def is_empty(self) -> bool:
         """Whether no gradient has come in since the last step."""
-        return not (self.gradients.important or self.gradients.resident)
+        gradients = self.gradients
+        return not (gradients.important or gradients.waiting or gradients.resident)
 
     def take(
         self, place: SplitParam | Resident, grad: Tensor, step: int, *, at_once: bool
     ) -> None:
         """Take one parameter's final gradient of this step; call it without grad mode.
 
+        It is measured with its bucket: when that is full, or by `measure_rest`.
+
         Args:
             place: Place of the parameter.
             grad: Gradient, of the parameter's shape, dtype and device.
             step: The step under way.
-            at_once: Whether to send its bucket as soon as that is full; else `send_rest` does.
+            at_once: Whether to measure and send its bucket as soon as that is full; else
+                `measure_rest` and `send_rest` do.
 
         Raises:
             GradientError: The gradient is sparse, or its shape, dtype or device is not the
@@ -110,17 +114,32 @@ class GradientCollector:
             self.gradients.resident[place] = grad
             return
         is_free = self.ring is not None or place.is_sharded  # FSDP2 makes a new one every time
-        grad_OI = place.matrix(grad if is_free else self._owned(grad))
-        self.device.energies(grad_OI, place.columns.energies, place.rows.energies)
-        if self.sketch is not None:
-            self.sketch.take(place, grad_OI)
-        self.gradients.important[place] = grad_OI.index_select(1, place.important_columns)
-        waiting = self.gradients.waiting.setdefault(place.bucket, [])
-        waiting.append((place, grad_OI))
+        waiting = self.gradients.waiting.setdefault(place.bucket, {})
+        waiting[place] = place.matrix(grad if is_free else self._owned(grad))
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
-            self.layout.shards.add_up(bucket.energies)
+            self._measure(waiting)
+            self.layout.shards.add_up(bucket.columns.energies)
             self._send(bucket, step)
+
+    def measure_rest(self) -> None:
+        """Measure all gradients that have been taken."""
+        for waiting in self.gradients.waiting.values():
+            self._measure(waiting)
+
+    def _measure(self, waiting: Mapping[SplitParam, Tensor]) -> None:
+        """Measure gradients of a bucket, and keep their important columns; each once a step."""
+        important = self.gradients.important
+        new = {split: grad for split, grad in waiting.items() if split not in important}
+        if not new:
+            return
+        self.device.energies(
+            [(grad, split.columns.energies, split.rows.energies) for split, grad in new.items()]
+        )
+        for split, grad_OI in new.items():
+            important[split] = grad_OI.index_select(1, split.important_columns)
+            if self.sketch is not None:
+                self.sketch.take(split, grad_OI)
 
     @staticmethod
     def _owned(grad: Tensor) -> Tensor:
@@ -132,7 +151,10 @@ class GradientCollector:
         return grad if grad.untyped_storage().nbytes() == grad.nbytes else grad.clone()
 
     def complete(self) -> None:
-        """Note that no more gradients come in this step; all ranks then know all energies."""
+        """Note that no more gradients come in this step, and all have been measured.
+
+        All ranks then know all energies.
+        """
         if self.gradients.is_complete:
             return
         self.gradients.is_complete = True
@@ -147,7 +169,7 @@ class GradientCollector:
             return
         for bucket in self.layout.buckets:
             if bucket.index not in self.gradients.copied:
-                self.layout.shards.add_up(bucket.energies)
+                self.layout.shards.add_up(bucket.columns.energies)
 
     def send_rest(self, step: int) -> None:
         """Send what has not been sent."""
@@ -169,7 +191,7 @@ class GradientCollector:
             step: The step under way.
             final: Mark behind the computation of its gradients; None stands for now.
         """
-        grads = dict(self.gradients.waiting.pop(bucket.index, []))
+        grads = self.gradients.waiting.pop(bucket.index, {})
         self.gradients.copied[bucket.index] = []
         self.gradients.sent += grads
         self.passed.begin()
@@ -181,7 +203,7 @@ class GradientCollector:
             if block.shape.num_deferred
         }
         jobs = [
-            PackJob(block, grads[block.split], gradient.values, 0, block.shape.num_deferred)
+            PackJob.of(block, grads[block.split], gradient.values)
             for block, gradient in staged.items()
         ]
         device = self.device
@@ -239,3 +261,5 @@ class GradientCollector:
     def discard(self) -> None:
         """Forget this step's gradients; copies under way end in staging, which is overwritten."""
         self.gradients = StepGradients()
+        if self.ring is not None:
+            self.ring.restart()

@@ -42,7 +42,10 @@ class PassedWeights:
     def lands(self, bucket: Bucket) -> bool:
         """Whether an upload into the bucket's weights is to begin in this step."""
         step = self.step()
-        return any(self.gate.is_awaited(block, step) for block in bucket.blocks)
+        return any(
+            block.landing is not None and self.gate.is_awaited(block, step)
+            for block in bucket.blocks
+        )
 
     def move(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
         """Take a bucket's fresh step with its gradients, (O, I)."""
@@ -66,7 +69,7 @@ class PassedWeights:
         parts = [
             (job.block, job.low, job.high, self._late(job.block, packed, is_packed=True))
             for job, packed in zip(jobs, rows, strict=True)
-            if self.gate.lands(job.block, step)
+            if job.block.landing is not None and self.gate.lands(job.block, step)
         ]
         return self.gate.start_parts(parts, mark, step)
 

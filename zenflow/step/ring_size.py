@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RING_BYTES = 1 << 28
-"""Size of a ring in bytes, unless a step's columns are fewer or four columns are more."""
-PIECES = 4
+"""Size of a ring in bytes, unless a step's columns are fewer or three columns are more."""
+PIECES = 3
 """Number of the largest pieces that fit a ring. Packing goes on while one is on its way."""
 ALIGNMENT = 512
 """Number of bytes at whose multiples pieces begin, for accesses of whole memory lines."""
@@ -18,7 +18,7 @@ ALIGNMENT = 512
 def ring_bytes(matrices: Iterable[tuple[int, int]]) -> int:
     """Return the bytes of a ring for matrices whose deferred columns are sent once a step.
 
-    It holds a step's columns up to `RING_BYTES`, and at least four of the longest columns.
+    It holds a step's columns up to `RING_BYTES`, and at least three of the longest columns.
 
     Args:
         matrices: Number of deferred columns, and bytes of one column, of each matrix.

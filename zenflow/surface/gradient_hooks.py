@@ -114,21 +114,23 @@ class GradientSource:
             self._take(place)
 
     def _take(self, place: SplitParam | Resident) -> None:
-        grad = place.param.grad
+        param, engine = place.param, self._engine
+        grad = param.grad
         if grad is None or is_released(grad):
             return
-        if self._releases and grad.dtype != self._released[place].dtype:
+        released = self._released.get(place)  # only in release mode
+        if released is not None and grad.dtype != released.dtype:
             self.check_untouched()  # says that the model was cast
-        step = self._engine.step + 1
-        self._engine.collector.take(place, grad, step, at_once=self._releases)
-        if self._releases:
-            place.param.grad = self._released[place]
+        engine.collector.take(place, grad, engine.step + 1, at_once=released is not None)
+        if released is not None:
+            param.grad = released
 
     @torch.no_grad()
     def take_rest(self) -> None:
         """Take what has not been taken: keep mode, or parameters that some micro-batch missed."""
         for place in reversed(self._places):
             self._take(place)
+        self._engine.collector.measure_rest()
 
     def warn_of_nothing(self) -> None:
         """Log a warning, once, of a step in which no parameter has a gradient."""
@@ -183,11 +185,12 @@ class GradientSource:
         Raises:
             RuntimeError: Weights were changed, or a frozen parameter has a gradient.
         """
-        self.check_kinds()
         now = self._read_marks()
-        for place, before, after in zip(self._places, self._marks, now, strict=True):
-            if before != after:
-                raise changed(place.name)
+        if now != self._marks:
+            self.check_kinds()
+            for place, before, after in zip(self._places, self._marks, now, strict=True):
+                if before != after:
+                    raise changed(place.name)
         for param in self._frozen:
             if param.grad is not None:
                 raise RuntimeError(
@@ -215,6 +218,7 @@ class GradientSource:
 
     def consume(self) -> None:
         """Clear every `.grad`: the step has used them."""
+        self._arrivals.clear()
         for place in self._places:
             place.param.grad = None
 

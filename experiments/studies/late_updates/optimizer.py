@@ -106,10 +106,10 @@ class LateOptimizer:
             update_interval=rule.interval,
             block_elements=config.block_elements,
         )
-        loads, buckets = [s.deferred_elements for s in shapes], [s.bucket for s in shapes]
+        loads, cohorts = [s.deferred_elements for s in shapes], [s.cohort for s in shapes]
         phases = [rule.interval] * len(shapes)
         if rule.rolling:
-            phases = assign_phases(loads, buckets, rule.interval)
+            phases = assign_phases(loads, cohorts, rule.interval)
         parts = []
         for shape, phase in zip(shapes, phases, strict=True):
             columns = slice(shape.first, shape.first + shape.num_columns)

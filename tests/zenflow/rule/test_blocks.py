@@ -1,26 +1,35 @@
 """How matrices are cut, put into buckets and shared out to the steps of a window."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenflow.rule.blocks import FULL_STEP, assign_phases, bucket_of_each, partition
+from zenflow.rule.blocks import (
+    FULL_STEP,
+    MAX_BUCKET_ELEMENTS,
+    MAX_COHORT_ELEMENTS,
+    assign_phases,
+    filled_in_order,
+    partition,
+)
 
 SIZES = st.lists(st.integers(min_value=1, max_value=1 << 19), min_size=1, max_size=60)
 
 
 @st.composite
-def loads_in_buckets(draw):
-    """Return blocks' loads and buckets, as neighbours."""
+def loads_in_cohorts(draw):
+    """Return blocks' loads and cohorts, as neighbours."""
     held = draw(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), max_size=30))
-    loads = [load for bucket in held for load in bucket]
-    return loads, [index for index, bucket in enumerate(held) for _ in bucket]
+    loads = [load for cohort in held for load in cohort]
+    return loads, [index for index, cohort in enumerate(held) for _ in cohort]
 
 
-@given(SIZES)
-def test_buckets_follow_backward_and_each_is_filled_before_the_next(sizes):
-    buckets = bucket_of_each(sizes)
-    enough = min(1 << 18, max(1 << 14, sum(sizes) // 32))
+@given(SIZES, st.sampled_from([MAX_BUCKET_ELEMENTS, MAX_COHORT_ELEMENTS]))
+def test_buckets_follow_backward_and_each_is_filled_before_the_next(sizes, most):
+    buckets = filled_in_order(sizes, most)
+    enough = min(most, max(1 << 14, sum(sizes) // 32))
     held = {bucket: [] for bucket in buckets}
     for bucket, size in zip(buckets, sizes, strict=True):
         held[bucket].append(size)
@@ -32,34 +41,34 @@ def test_buckets_follow_backward_and_each_is_filled_before_the_next(sizes):
 
 
 @settings(max_examples=200)
-@given(loads_in_buckets(), st.integers(min_value=1, max_value=9))
+@given(loads_in_cohorts(), st.integers(min_value=1, max_value=9))
 def test_every_steps_load_is_near_its_fair_share(blocks, interval):
-    loads, buckets = blocks
+    loads, cohorts = blocks
     filled = [0] * interval
-    for load, phase in zip(loads, assign_phases(loads, buckets, interval), strict=True):
+    for load, phase in zip(loads, assign_phases(loads, cohorts, interval), strict=True):
         filled[phase - 1] += load
     fair = sum(loads) / interval
     assert max(filled) <= fair + max((FULL_STEP - 1) * fair, max(loads, default=0)) + 1e-9
 
 
-def test_small_buckets_stay_whole_and_follow_one_another_through_the_phases():
-    loads, buckets = [1] * 48, [index // 3 for index in range(48)]
-    phases = assign_phases(loads, buckets, 4)
-    assert phases == [1 + bucket % 4 for bucket in buckets]
+def test_small_cohorts_stay_whole_and_follow_one_another_through_the_phases():
+    loads, cohorts = [1] * 48, [index // 3 for index in range(48)]
+    phases = assign_phases(loads, cohorts, 4)
+    assert phases == [1 + cohort % 4 for cohort in cohorts]
 
 
-def test_a_bucket_that_would_tip_the_balance_goes_block_by_block():
-    buckets = [0, 0, 1, 1, 2, 2, 2, 3, 3]
-    assert assign_phases([10] * 9, buckets, 2) == [1, 1, 2, 2, 2, 2, 1, 1, 1]
+def test_a_cohort_that_would_tip_the_balance_goes_block_by_block():
+    cohorts = [0, 0, 1, 1, 2, 2, 2, 3, 3]
+    assert assign_phases([10] * 9, cohorts, 2) == [1, 1, 2, 2, 2, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("load", "expected"), [(1 << 16, [1, 1, 1, 1, 2, 2, 2, 2] * 2), (1 << 17, [1, 2] * 8)]
 )
-def test_only_small_buckets_stay_whole(load, expected):
+def test_only_small_cohorts_stay_whole(load, expected):
     """Of large ones a task costs nothing by itself, and the finer balance is worth more."""
-    buckets = [index // 4 for index in range(16)]
-    assert assign_phases([load] * 16, buckets, 2) == expected
+    cohorts = [index // 4 for index in range(16)]
+    assert assign_phases([load] * 16, cohorts, 2) == expected
 
 
 @pytest.mark.parametrize("interval", [2, 3, 4, 8])
@@ -70,8 +79,28 @@ def test_a_small_transformers_steps_take_few_more_tasks_than_buckets(interval):
     )
     loads, buckets = [b.deferred_elements for b in blocks], [b.bucket for b in blocks]
     assert len(blocks) > 4 * len(set(buckets))
-    tasks = set(zip(buckets, assign_phases(loads, buckets, interval), strict=True))
+    cohorts = [b.cohort for b in blocks]
+    tasks = set(zip(buckets, assign_phases(loads, cohorts, interval), strict=True))
     assert len(tasks) <= len(set(buckets)) + 2 * interval
+
+
+def test_a_large_models_matrices_share_buckets_but_end_their_windows_by_themselves():
+    """The thread that launches backward pays for every bucket; the load of a step stays even."""
+    layer = [(2048, 2048), (512, 2048), (512, 2048), (2048, 2048)]
+    layer += [(8192, 2048), (8192, 2048), (2048, 8192)]
+    blocks = partition(
+        [(128256, 2048)] + layer * 16, topk_ratio=0.1, update_interval=4, block_elements=None
+    )
+    assert len({block.cohort for block in blocks}) == len({block.matrix for block in blocks})
+    sizes = Counter()
+    for block in blocks:
+        sizes[block.bucket] += block.num_columns * block.num_rows
+    assert len(sizes) == 25
+    *filled, _ = sizes.values()  # the last has the embedding
+    assert max(filled) < MAX_BUCKET_ELEMENTS + 8192 * 2048
+    loads = [block.deferred_elements for block in blocks]
+    phases = assign_phases(loads, [block.cohort for block in blocks], 4)
+    assert sorted(Counter(phases).values()) == [29, 30, 30, 30]
 
 
 @given(

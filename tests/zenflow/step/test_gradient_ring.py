@@ -1,6 +1,7 @@
 """The ring holds each piece until it was sent, and never more than its memory."""
 
 import contextlib
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,8 @@ class FakeBlock:
 
     def __init__(self, num_rows, columns):
         self.deferred_columns = columns
-        self.shape = SimpleNamespace(num_rows=num_rows, num_deferred=len(columns))
+        self.split = SimpleNamespace(num_rows=num_rows)
+        self.host_shape = len(columns), num_rows
 
 
 def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
@@ -38,7 +40,7 @@ def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
         grad = torch.randn(rows, columns, generator=generator).to(dtype)
         chosen = torch.randperm(columns, generator=generator)[: max(1, columns * 3 // 4)].sort()
         host = torch.zeros(len(chosen.values), rows, dtype=dtype)
-        jobs.append(PackJob(FakeBlock(rows, chosen.values), grad, host, 0, len(host)))
+        jobs.append(PackJob.of(FakeBlock(rows, chosen.values), grad, host))
     return jobs
 
 
@@ -87,12 +89,13 @@ def test_pieces_have_every_column_once_and_leave_room_for_others(shapes, ring_by
     with pytest.MonkeyPatch.context() as patch:
         ring = ring_for(jobs, patch, ring_bytes)
     tallest = max(job.host[:1].nbytes for job in jobs)
-    assert ring.num_bytes <= max(ring_bytes + 512, 4 * (tallest + 512))
+    assert ring.num_bytes <= max(ring_bytes + 512, ring_size.PIECES * (tallest + 512))
     for job in jobs:
         parts = [part for part in ring_jobs(ring, jobs) if part.block is job.block]
         assert torch.equal(torch.cat([part.columns for part in parts]), job.columns)
     for piece in ring.pieces(jobs):
-        assert sum(job.num_bytes for job in piece) <= max(ring.num_bytes // 4, tallest)
+        most = max(ring.num_bytes // ring_size.PIECES, tallest)
+        assert sum(job.num_bytes for job in piece) <= most
 
 
 def ring_jobs(ring, jobs):
@@ -116,6 +119,31 @@ def test_a_full_ring_waits_for_the_oldest_copy_and_says_so_when_it_never_comes(m
     with pytest.raises(DeadlineError, match="gradients' copy"):
         fill()
     assert waits == [1]
+
+
+def test_every_step_finds_the_same_rooms_and_waits_for_who_still_reads_them(monkeypatch):
+    jobs = make_jobs([(64, 64)] * 5)
+    ring = ring_for(jobs, monkeypatch, 20000)  # three jobs fit
+    unsent, readers, steps = [], {}, []
+
+    @contextlib.contextmanager
+    def waiting():
+        unsent.pop(0).mark_done()
+        yield
+
+    for _ in range(3):
+        steps.append([])
+        for piece in ring.pieces(jobs):
+            sent = Completion("a copy")
+            unsent.append(sent)
+            for room, _ in ring.pack(piece, sent, waiting):
+                former = readers.get(room.data_ptr())
+                assert former is None or former.is_done
+                readers[room.data_ptr()] = sent
+                steps[-1].append(room)
+        ring.restart()
+    for former, later in pairwise(steps):
+        assert all(room is same for room, same in zip(later, former, strict=True))
 
 
 def test_the_error_of_a_copy_reaches_who_needs_its_room(monkeypatch):

@@ -106,9 +106,11 @@ def a_calendar(*, update_interval, num_blocks):
 
 
 def blocks_of(loads):
-    """Return blocks that defer so many elements, each in a bucket of its own."""
+    """Return blocks that defer so many elements, each in a bucket and a cohort of its own."""
     return [
-        BlockShape(matrix=i, first=0, num_columns=load, num_rows=1, bucket=i, num_important=0)
+        BlockShape(
+            matrix=i, first=0, num_columns=load, num_rows=1, bucket=i, cohort=i, num_important=0
+        )
         for i, load in enumerate(loads)
     ]
 
