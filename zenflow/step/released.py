@@ -59,11 +59,6 @@ class ReleasedGradient(Tensor):
         )
 
 
-def is_released(grad: Tensor | None) -> bool:
-    """Whether this is a placeholder, or a DTensor of one."""
-    return isinstance(getattr(grad, "_local_tensor", grad), ReleasedGradient)
-
-
 def _flatten(values: Any) -> list[Any]:
     if isinstance(values, (list, tuple)):
         return [leaf for value in values for leaf in _flatten(value)]

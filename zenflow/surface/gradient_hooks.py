@@ -13,7 +13,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import spread
 from zenflow.step.engine import Engine
-from zenflow.step.released import ReleasedGradient, is_released
+from zenflow.step.released import ReleasedGradient
 
 _log = logging.getLogger(__name__)
 
@@ -116,9 +116,9 @@ class GradientSource:
     def _take(self, place: SplitParam | Resident) -> None:
         param, engine = place.param, self._engine
         grad = param.grad
-        if grad is None or is_released(grad):
-            return
         released = self._released.get(place)  # only in release mode
+        if grad is None or grad is released:
+            return
         if released is not None and grad.dtype != released.dtype:
             self.check_untouched()  # says that the model was cast
         engine.collector.take(place, grad, engine.step + 1, at_once=released is not None)
@@ -213,7 +213,7 @@ class GradientSource:
         self._engine.collector.discard()
         self._arrivals.clear()
         for place in self._places:
-            if is_released(place.param.grad):
+            if place.param.grad is self._released.get(place):
                 place.param.grad = None
 
     def consume(self) -> None:
