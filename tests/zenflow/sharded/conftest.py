@@ -12,7 +12,7 @@ import torch
 class Ranks:
     """Processes that carry out tasks together."""
 
-    def __init__(self, num_ranks, tasks, folder):
+    def __init__(self, num_ranks, tasks, folder, device="cpu"):
         self.folder = folder
         (folder / "meeting").unlink(missing_ok=True)
         self.processes = []
@@ -23,7 +23,7 @@ class Ranks:
                     [sys.executable, "-m", "tests.zenflow.sharded.ranks", *where],
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "RANKS_DEVICE": device},
                 )
             self.processes.append(process)
 

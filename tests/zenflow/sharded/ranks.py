@@ -2,6 +2,8 @@
 
     python -m tests.zenflow.sharded.ranks TASKS RANK RANKS FOLDER
 
+The variable RANKS_DEVICE says where: on "cpu" or on "cuda".
+
 It leaves what it found, by task, in FOLDER/found-RANK.pt.
 """
 
@@ -49,7 +51,7 @@ from zenflow.lanes.copies import CopyLane
 
 def sharded(mesh, *, seed=0, reshard=True):
     """Return the model with its layers and itself sharded."""
-    model = Uneven(seed)
+    model = Uneven(seed).to(mesh.device_type)
     for layer in (model.conv, model.wide, model.narrow, model.back, model.frozen):
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
@@ -57,7 +59,7 @@ def sharded(mesh, *, seed=0, reshard=True):
 
 def whole_weights(model):
     """Return copies of the whole parameters, on every rank."""
-    return [p.full_tensor().detach().clone() for p in model.parameters()]
+    return [p.full_tensor().detach().cpu().clone() for p in model.parameters()]
 
 
 def train_one(scenario, rank, mesh, num_ranks=None):
@@ -279,10 +281,16 @@ TASKS = {
 
 
 def main(tasks, rank, num_ranks, folder):
+    device = os.environ.get("RANKS_DEVICE", "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=num_ranks
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=num_ranks,
     )
-    mesh = init_device_mesh("cpu", (num_ranks,))
+    mesh = init_device_mesh(device, (num_ranks,))
     found = {task: TASKS[task](rank, mesh, Path(folder)) for task in tasks.split(",")}
     torch.save(found, f"{folder}/found-{rank}.pt")
     distributed.destroy_process_group()

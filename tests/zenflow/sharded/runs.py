@@ -68,6 +68,7 @@ def part_of_batch(step, part):
 def loss_of(model, step, parts):
     """Return the mean loss over some parts of a step's batch."""
     tokens = torch.cat([part_of_batch(step, part) for part in parts])
+    tokens = tokens.to(next(model.parameters()).device)
     logits = model(tokens[:, :-1])
     return functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 

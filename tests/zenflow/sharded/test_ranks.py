@@ -183,6 +183,18 @@ def test_two_ranks_go_on_from_what_four_saved(tmp_path):
         assert_equal(found[0]["load"][name][1], columns)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_train_as_one_process_on_a_cpu_and_resume_bit_for_bit(tmp_path):
+    found = Ranks(2, ("train", "save", "load"), tmp_path, device="cuda").found()
+    for name in TRAINED:
+        weights, _ = alone(SCENARIOS[name])
+        assert relative_difference(found[0]["train"][name]["weights"], weights) < 1e-3
+        assert_equal(found[1]["train"][name]["weights"], found[0]["train"][name]["weights"])
+    for name in SAVED:
+        assert_equal(found[0]["load"][name][0], found[0]["save"][name][0])
+
+
 def test_ranks_end_when_one_is_killed_and_its_last_checkpoint_loads(tmp_path):
     codes = Ranks(2, ("kill",), tmp_path).wait(seconds=120)
     assert codes[1] == -signal.SIGKILL
