@@ -59,6 +59,12 @@ class ReleasedGradient(Tensor):
         )
 
 
+def is_released(grad: Tensor | None, *, is_sharded: bool) -> bool:
+    """Whether a parameter's gradient is a placeholder, of any optimizer, or a DTensor of one."""
+    found = getattr(grad, "_local_tensor", None) if is_sharded else grad
+    return isinstance(found, ReleasedGradient)
+
+
 def _flatten(values: Any) -> list[Any]:
     if isinstance(values, (list, tuple)):
         return [leaf for value in values for leaf in _flatten(value)]

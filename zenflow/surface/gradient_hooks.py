@@ -13,7 +13,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import spread
 from zenflow.step.engine import Engine
-from zenflow.step.released import ReleasedGradient
+from zenflow.step.released import ReleasedGradient, is_released
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class GradientSource:
         param, engine = place.param, self._engine
         grad = param.grad
         released = self._released.get(place)  # only in release mode
-        if grad is None or grad is released:
+        if grad is None or is_released(grad, is_sharded=place.is_sharded):
             return
         if released is not None and grad.dtype != released.dtype:
             self.check_untouched()  # says that the model was cast
@@ -213,7 +213,7 @@ class GradientSource:
         self._engine.collector.discard()
         self._arrivals.clear()
         for place in self._places:
-            if place.param.grad is self._released.get(place):
+            if is_released(place.param.grad, is_sharded=place.is_sharded):
                 place.param.grad = None
 
     def consume(self) -> None:
