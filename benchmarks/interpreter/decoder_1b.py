@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -96,12 +97,19 @@ def settings() -> dict[str, Any]:
 
 
 def _found(names: Sequence[str]) -> list[ModuleType]:
+    """Return the modules of these names that the measured version has.
+
+    An editable installation of another version would lend it what it lacks.
+    """
+    home = Path(str(importlib.import_module("zenflow").__file__)).parent
     found = []
     for name in names:
         try:
-            found.append(importlib.import_module(name))
+            module = importlib.import_module(name)
         except ModuleNotFoundError:  # another version's name
             continue
+        if home in Path(str(module.__file__)).parents:
+            found.append(module)
     return found
 
 
