@@ -257,12 +257,12 @@ its CPUAdam
         text="""\
 With the host idle, beside torch's foreach AdamW on the same tensors:
 
-- Small matrices stay on the device by default. For 30 to 1000 of them a step takes 0.44 to 1.08
+- Small matrices stay on the device by default. For 30 to 1000 of them a step takes 0.44 to 1.06
   times as long as torch's.
 - For matrices of 256 x 256, the smallest that the default shares out, the training thread takes
-  1.28 to 2.25 times as long: the aim of 2 is missed for 30 of them where gradients are released.
+  1.11 to 2.07 times as long: the aim of 2 is missed for 30 of them where gradients are released.
   About a quarter of it is fresh steps, which read gradients and write weights once more.
-- Wall time, with the copies that a GPU's engines would make, is 1.65 to 2.77 times torch's.
+- Wall time, with the copies that a GPU's engines would make, is 1.32 to 2.39 times torch's.
 """,
     ),
     Section(
@@ -276,11 +276,11 @@ A decoder of 1B parameters, shrunk until arithmetic takes no time, with the real
 blocks and buckets. The CPU plays the GPU. *Lock* is how long the interpreter's lock is held in a
 step, by all threads together; sampled from outside.
 
-- In release mode that is 50.15 ms, and 137.41 ms in a version whose host's parts are Python's and
-  that takes no fresh steps (209ba0f). The ratio is 2.57 (quartiles 2.36 and 2.89).
-- In keep mode it is 39.18 ms and 130.83 ms: 3.35 (3.19 to 3.80).
-- The host's threads hold it for 1.50 ms, and held it for 92.79 ms. What is left is the training
-  thread's: hooks, fresh steps and packing, a few small operations for each matrix.
+- In release mode that is 14.23 ms, and 58.17 ms in a version whose host's parts are Python's and
+  that takes no fresh steps (209ba0f). The ratio is 4.03 (quartiles 3.74 and 4.93).
+- In keep mode it is 10.53 ms and 62.04 ms: 5.98 (5.41 to 7.24).
+- The host's threads hold it for 0.97 ms in release mode, and held it for 32.99 ms. What is left is
+  the training thread's: hooks, fresh steps and packing.
 """,
     ),
     Section(
