@@ -32,7 +32,7 @@ def test_a_replay_ends_with_the_same_bits(tmp_path, flags, clock):
     flags = [*flags, "--model", "own:mini"]
     out = trained(tmp_path / "run", *flags, "--steps", "20")
     found = read_decisions(out / "decisions.jsonl")
-    assert len(found.decisions) >= 8
+    assert len(found.decisions) >= 5  # of ten turns some may change nothing
     assert len({knobs.update_interval for _, knobs in found.changes}) > 1
     other = trained(tmp_path / "other", *flags, "--steps", "20")
     assert not equal(out, other)  # the clock decided otherwise
