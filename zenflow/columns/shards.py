@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,8 +55,9 @@ def spread(local: Tensor, param: Tensor, dim: int) -> Tensor:
     stride = torch.empty(shape, device="meta").stride()
     meta = TensorMeta(shape, stride, local.dtype)
     spec = DTensorSpec(param.device_mesh, placements, tensor_meta=meta)
-    # Saving in the background takes a DTensor with an offset for one with memory of its own.
-    own = local if local.storage_offset() == 0 else from_dlpack(local)
+    # Saving in the background takes a DTensor with an offset for one with memory of its own. By a
+    # capsule: from_dlpack alone asks the tensor, which says that pinned memory is not the CPU's.
+    own = local if local.storage_offset() == 0 else from_dlpack(to_dlpack(local))
     return DTensor(own, spec, requires_grad=False)
 
 

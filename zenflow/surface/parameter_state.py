@@ -26,10 +26,10 @@ WHOLE = ("scores", "mean_squares", "row_mean_squares", "window_sketch")
 """Names of tensors that have nothing to do with which columns are important."""
 LANDING = "landing_weight"
 """Name of the weights of updates in flight, (D, O) in the parameter's dtype: zeros elsewhere."""
-
-
-_OF_COLUMNS = ("step", "deferred_columns", "important_columns", "scores", "mean_squares")
-_REPLICATED = (*_OF_COLUMNS, "device_step", "window_sketch")
+_REPLICATED = {
+    *("step", "device_step", "deferred_columns", "important_columns"),
+    *("scores", "mean_squares", "window_sketch"),
+}
 """Names of tensors that every rank has whole where rows are spread over ranks."""
 
 
@@ -45,11 +45,11 @@ def shown_state(place: SplitParam | Resident, tensors: Mapping[str, Tensor]) -> 
 
     `torch.distributed.checkpoint` then saves on some ranks and loads on others.
     """
-    dims = {name: _row_dim(place, name) for name in tensors}
-    return {
-        name: tensor if dim is None else spread(tensor, place.param, dim)
-        for (name, tensor), dim in zip(tensors.items(), dims.values(), strict=True)
-    }
+    shown = {}
+    for name, tensor in tensors.items():
+        dim = _row_dim(place, name)
+        shown[name] = tensor if dim is None else spread(tensor, place.param, dim)
+    return shown
 
 
 def taken_part(place: SplitParam | Resident, name: str, saved: Tensor) -> Tensor:
