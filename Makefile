@@ -135,14 +135,14 @@ docs: $(READY_DEV)
 	$(PY) -m experiments.pages.results
 	$(PY) -m experiments.pages.late_updates
 	$(PY) -m experiments.pages.trainers
-	$(PY) -m benchmarks.gpu_document
+	$(PY) -m benchmarks.gpu.document
 	$(PY) -m experiments.paper.document
 	$(PY) -m tests.zenflow.conformance.document
 	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "Open build/site/index.html"
 
 gpu: $(READY_DEV)
-	$(PY) -m benchmarks.gpu_suite $(PART) $(ARGS)
+	$(PY) -m benchmarks.gpu.suite $(PART) $(ARGS)
 
 bench: $(READY_RUN)
 	$(PY) -m benchmarks.host_update

@@ -7,14 +7,14 @@ import click
 import zenflow
 from experiments.commands.calibrate import calibrate, validate
 from experiments.commands.compare import compare
-from experiments.commands.convert import convert_command
-from experiments.commands.plan import plan_command
+from experiments.commands.prediction.plan import plan_command
+from experiments.commands.prediction.simulate import simulate_command
+from experiments.commands.prediction.sweep import sweep_command
+from experiments.commands.prediction.tune import tune_command
 from experiments.commands.report import report_command
-from experiments.commands.simulate import simulate_command
 from experiments.commands.study import figures_command, study_command
-from experiments.commands.sweep import sweep_command
-from experiments.commands.train import train
-from experiments.commands.tune import tune_command
+from experiments.commands.training.convert import convert_command
+from experiments.commands.training.train import train
 from experiments.output.commit import commit
 from experiments.output.provenance import versions
 from zenflow.host import library

@@ -10,18 +10,18 @@ import torch
 
 from benchmarks import (
     engine_parts,
-    gpu_environment,
-    gpu_figures,
-    gpu_idle,
-    gpu_setup,
-    gpu_step,
-    gpu_suite,
     host_jobs,
     host_update,
     lightning_tests,
     sim_speed,
     step_overhead,
 )
+from benchmarks.gpu import environment as gpu_environment
+from benchmarks.gpu import figures as gpu_figures
+from benchmarks.gpu import idle as gpu_idle
+from benchmarks.gpu import setup as gpu_setup
+from benchmarks.gpu import step as gpu_step
+from benchmarks.gpu import suite as gpu_suite
 from benchmarks.record import spread
 from tests.models import TinyStack, closing
 from zenflow import Span, StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from benchmarks import gpu_document, gpu_setup, gpu_step
-from benchmarks.gpu_document import DOCUMENT, document, keep, section
+from benchmarks.gpu import document as gpu_document
+from benchmarks.gpu import setup as gpu_setup
+from benchmarks.gpu import step as gpu_step
+from benchmarks.gpu.document import DOCUMENT, document, keep, section
 from experiments.output.files import write_json
 from experiments.output.provenance import RESULTS
 from experiments.studies.validation import document as validation_docs

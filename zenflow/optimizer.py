@@ -31,11 +31,11 @@ from zenflow.surface.arguments import (
     note_unused,
 )
 from zenflow.surface.assembly import add_residents, start_engine
-from zenflow.surface.checkpoints import Checkpointed, complete_state
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
 from zenflow.surface.observed import Observed
-from zenflow.surface.state_checks import ENTRY
+from zenflow.surface.state.checkpoints import Checkpointed, complete_state
+from zenflow.surface.state.checks import ENTRY
 from zenflow.surface.true_weights import TrueWeights
 from zenflow.surface.weights_shown import TrueWeightsShown
 

@@ -39,9 +39,14 @@ LIMITS = {
     "PART_ELEMENTS": ("zenflow.columns.host_update", "zenflow.host_update"),
     "POOL_ELEMENTS": ("zenflow.columns.host_update",),
     "BANK_ELEMENTS": ("zenflow.columns.placement", "zenflow.placement"),
-    "MOST_ELEMENTS": ("zenflow.step.fresh_steps",),
-    "RING_BYTES": ("zenflow.step.ring_size",),
-    "ALIGNMENT": ("zenflow.step.ring_size", "zenflow.columns.host_rows", "zenflow.host_store"),
+    "MOST_ELEMENTS": ("zenflow.step.fresh.steps", "zenflow.step.fresh_steps"),
+    "RING_BYTES": ("zenflow.step.gradients.ring_size", "zenflow.step.ring_size"),
+    "ALIGNMENT": (
+        "zenflow.step.gradients.ring_size",
+        "zenflow.step.ring_size",
+        "zenflow.columns.host_rows",
+        "zenflow.host_store",
+    ),
 }
 """Limits to shrink, by the modules that may have them."""
 

@@ -33,8 +33,8 @@ from experiments.calibration.selection import measure_selection
 from experiments.output.outlook import PlannedRun
 from experiments.output.provenance import provenance
 from experiments.output.stages import Stages
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import DTYPES, choose_device, use_threads
+from experiments.training.preparation.setup import DTYPES, choose_device, use_threads
+from experiments.training.settings.training import TrainSettings
 from sim.fitting.refine import SWEEPS, Refinement, refine
 from sim.hardware.profile import HardwareProfile
 from zenflow.surface.arguments import default_host_threads

@@ -15,8 +15,8 @@ from torch import nn
 
 from experiments.calibration.parts import synchronize
 from experiments.training.evaluation import cross_entropy, forward
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import RunSetup, build_setup, workload_of
+from experiments.training.preparation.setup import RunSetup, build_setup, workload_of
+from experiments.training.settings.training import TrainSettings
 from sim.fitting.fit import Fit, Sample, fit_constants
 from sim.models.workload import Workload
 from zenflow.host import kernel

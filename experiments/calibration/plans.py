@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from sim.hardware.profile import HardwareProfile
 from sim.timing.costs import costs_of
 

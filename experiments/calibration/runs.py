@@ -11,10 +11,10 @@ from statistics import fmean, median
 from typing import Any, TypeAlias
 
 from experiments.calibration.short_run import ShortRun, short_run
-from experiments.training.settings import MODEL_SIZES, TrainSettings
-from experiments.training.setup import workload_of
-from experiments.training.step_log import read_steps
-from experiments.training.summary import whole_windows
+from experiments.training.log.step_log import read_steps
+from experiments.training.log.summary import whole_windows
+from experiments.training.preparation.setup import workload_of
+from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from sim.fitting.refine import Observation
 from sim.models.workload import Workload
 from sim.simulate import Strategy

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from experiments.calibration.runs import observe
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from sim.hardware.profile import HardwareProfile
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from experiments.training.evaluation import cross_entropy, forward
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import RunSetup, build_setup, make_optimizer
+from experiments.training.preparation.setup import RunSetup, build_setup, make_optimizer
+from experiments.training.settings.training import TrainSettings
 from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW
 from zenflow.report import StepReport

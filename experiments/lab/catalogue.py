@@ -10,32 +10,32 @@ from experiments.lab.study import Study
 from zenflow.errors import ConfigError
 
 PAPER = "paper"
-"""Group of the paper's figures: the study is the module of ``experiments.paper`` of its name."""
+"""Group of the paper's figures, in the order of the page that shows them."""
 WHAT_IF = "whatif"
 """Group of the shipped sweeps, each of which answers a question."""
 
 _FIGURES = (
-    "breakdown",
-    "utilisation",
-    "naive_overlap",
-    "pipeline",
-    "speedup",
-    "stall_reduction",
-    "pcie_bytes",
-    "selection_traffic",
-    "concentration",
-    "sensitivity",
-    "zen_auto",
-    "convergence",
-    "ingredients",
-    "largest_model",
-    "update_rule",
-    "accuracy",
-    "from_scratch",
+    "speed.breakdown",
+    "speed.utilisation",
+    "speed.naive_overlap",
+    "speed.pipeline",
+    "speed.speedup",
+    "speed.stall_reduction",
+    "speed.pcie_bytes",
+    "importance.selection_traffic",
+    "importance.concentration",
+    "loss.sensitivity",
+    "loss.zen_auto",
+    "loss.convergence",
+    "loss.ingredients",
+    "speed.largest_model",
+    "loss.update_rule",
+    "loss.accuracy",
+    "loss.from_scratch",
 )
 _QUESTIONS = ("break_even", "cores_against_interval", "dram_for_gpu", "pcie5_or_cpu")
 _MODULES = {
-    **{f"{PAPER}/{name}": f"experiments.paper.{name}" for name in _FIGURES},
+    **{f"{PAPER}/{path.rpartition('.')[2]}": f"experiments.paper.{path}" for path in _FIGURES},
     "published": "experiments.studies.published.study",
     "validation": "experiments.studies.validation.study",
     "accuracy": "experiments.studies.accuracy",

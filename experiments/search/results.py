@@ -22,7 +22,7 @@ from experiments.output.files import write_json, write_text
 from experiments.output.plots import save_figure
 from experiments.output.provenance import machine_name, provenance
 from experiments.search.plots import draw_found, draw_importance
-from experiments.training.settings_file import file_content, toml_of
+from experiments.training.settings.file import file_content, toml_of
 
 _SHOWN = 5
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.lab.study import Cell, Job, Row
 from experiments.studies.trained import trained
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
 BASELINE = "on_device"

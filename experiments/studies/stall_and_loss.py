@@ -24,8 +24,8 @@ from experiments.studies.trained import (
     trained,
 )
 from experiments.training.comparison import eval_loss_ratio, stall_removed
-from experiments.training.settings import COMPARED, TrainSettings
-from experiments.training.step_log import read_steps
+from experiments.training.log.step_log import read_steps
+from experiments.training.settings.training import COMPARED, TrainSettings
 
 ALIGNED = "zenflow_paper"
 """The strategy whose windows end together."""

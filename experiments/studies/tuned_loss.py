@@ -27,7 +27,7 @@ from experiments.studies.trained import (
     trained,
 )
 from experiments.studies.tuned_goodput.study import LINKS
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 
 MOST_EXCESS = 0.01
 """Largest share by which the held-out loss may lie above AdamW's."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiments.training.setting import settings_of
-from experiments.training.settings import DTYPES, MODEL_SIZES
+from experiments.training.settings.field import settings_of
+from experiments.training.settings.training import DTYPES, MODEL_SIZES
 from sim.names import fold, nearest
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.training.settings import DTYPES, MODEL_SIZES
+from experiments.training.settings.training import DTYPES, MODEL_SIZES
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -112,7 +112,7 @@ def _axis(sweep: Sweep, name: str) -> Any:
 
 
 def _draw_link_or_host(frame: pd.DataFrame, sweep: Sweep) -> Figure:
-    from experiments.sweeps.plots import draw_heat_maps
+    from experiments.sweeps.pictures.plots import draw_heat_maps
 
     batch = _MICRO_BATCH["batch_size"]
     return draw_heat_maps(
@@ -122,7 +122,7 @@ def _draw_link_or_host(frame: pd.DataFrame, sweep: Sweep) -> Figure:
 
 
 def _draw_break_even(frame: pd.DataFrame, sweep: Sweep) -> Figure:
-    from experiments.sweeps.plots import draw_heat_maps
+    from experiments.sweeps.pictures.plots import draw_heat_maps
 
     return draw_heat_maps(
         answers.speedups(frame), _axis(sweep, "dram"), _axis(sweep, "grad_accum"), "speedup",
@@ -132,7 +132,7 @@ def _draw_break_even(frame: pd.DataFrame, sweep: Sweep) -> Figure:
 
 
 def _draw_dram(frame: pd.DataFrame, sweep: Sweep) -> Figure:
-    from experiments.sweeps.plots import draw_bars
+    from experiments.sweeps.pictures.plots import draw_bars
 
     least = answers.least_dram(frame)
     gpus = list(map(str, _axis(sweep, "gpu").values))
@@ -144,7 +144,7 @@ def _draw_dram(frame: pd.DataFrame, sweep: Sweep) -> Figure:
 
 
 def _draw_cores(frame: pd.DataFrame, sweep: Sweep) -> Figure:
-    from experiments.sweeps.plots import draw_heat_maps
+    from experiments.sweeps.pictures.plots import draw_heat_maps
 
     waits = frame.assign(**{"share of a step waited": answers.waiting(frame)})
     return draw_heat_maps(

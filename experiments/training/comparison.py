@@ -16,22 +16,22 @@ from experiments.output.plots import RunRecord, draw_comparison, save_figure
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
 from experiments.output.run_types import RunSummary
-from experiments.training.emulated_link import LinkChoice, choose_link
-from experiments.training.intention import (
+from experiments.training.log.step_log import read_steps
+from experiments.training.loop import MODEL, Outcome
+from experiments.training.models.named import find_model
+from experiments.training.preparation.emulated_link import LinkChoice, choose_link
+from experiments.training.preparation.intention import (
     SECONDS_BESIDE_STEPS,
     START,
     compared,
     needs_start,
     step_cost,
 )
-from experiments.training.loop import MODEL, Outcome
-from experiments.training.models.named import find_model
+from experiments.training.preparation.setup import build_setup, choose_device
 from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.saved.runlock import locked
-from experiments.training.settings import COMPARED, TrainSettings
-from experiments.training.setup import build_setup, choose_device
-from experiments.training.step_log import read_steps
+from experiments.training.settings.training import COMPARED, TrainSettings
 from experiments.training.stop import StopRequest
 from zenflow.trace.timeline import Timeline
 

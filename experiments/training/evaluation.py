@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from experiments.output.run_types import Evaluation
 from experiments.training.data.batches import IGNORED, Batch
-from experiments.training.setup import RunSetup
+from experiments.training.preparation.setup import RunSetup
 
 
 def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

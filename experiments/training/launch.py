@@ -15,7 +15,7 @@ from experiments.training.loop import Outcome
 from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS
 from experiments.training.saved.saving import resume_line
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from experiments.training.stop import StopRequest
 from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs

@@ -15,7 +15,10 @@ from safetensors import SafetensorError
 from experiments.output.progress import Reporter
 from experiments.output.run_types import Evaluation, RunSummary
 from experiments.training.evaluation import cross_entropy, evaluate, forward
+from experiments.training.log.step_rows import StepRows
+from experiments.training.log.summary import described, summarize, write_results
 from experiments.training.models.pretrained import save_model_folder
+from experiments.training.preparation.setup import RunSetup, make_optimizer, make_schedule
 from experiments.training.rates import warmup_steps
 from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint, save_checkpoint
 from experiments.training.saved.resume import (
@@ -28,10 +31,7 @@ from experiments.training.saved.resume import (
     told,
 )
 from experiments.training.saved.saving import SavePace, how_to_go_on, save_or_warn, saving_first
-from experiments.training.setup import RunSetup, make_optimizer, make_schedule
-from experiments.training.step_rows import StepRows
 from experiments.training.stop import StopRequest
-from experiments.training.summary import described, summarize, write_results
 from experiments.training.tuned.run import Tuning
 from zenflow.errors import CheckpointError
 

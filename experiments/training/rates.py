@@ -10,7 +10,7 @@ from zenflow.deepspeed.schedule import KINDS, DeepSpeedSchedule, read_schedule
 from zenflow.errors import ConfigError, raise_violations
 
 if TYPE_CHECKING:
-    from experiments.training.settings import TrainSettings
+    from experiments.training.settings.training import TrainSettings
 
 OWN_SCHEDULES = ("constant", "linear", "cosine")
 """Schedules that rise along a line over a share of the steps, ``warmup``."""

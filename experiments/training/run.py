@@ -10,13 +10,13 @@ from typing import Any
 from experiments.output.files import write_json
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
+from experiments.training.log.step_log import read_steps
 from experiments.training.loop import Outcome, Training
+from experiments.training.preparation.setup import RunSetup, build_setup, describe
 from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint, load_checkpoint
 from experiments.training.saved.resume import check_same_run, with_rise
 from experiments.training.saved.saving import warn_of_space
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import RunSetup, build_setup, describe
-from experiments.training.step_log import read_steps
+from experiments.training.settings.training import TrainSettings
 from experiments.training.stop import StopRequest
 from experiments.training.tuned.run import Tuning, with_start
 

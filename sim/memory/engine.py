@@ -28,7 +28,7 @@ _COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
 """Bytes of a split parameter's column: energy, score, second moment, factor, ownership, index."""
 _FRESH_COLUMN_BYTES = _INDEX + 6 * _FLOAT
 _FRESH_ROW_BYTES = _INDEX + 7 * _FLOAT
-"""Bytes of it, and of a row, that fresh steps need besides: as `zenflow.step.fresh_steps`, which
+"""Bytes of it, and of a row, that fresh steps need besides: as `zenflow.step.fresh.steps`, which
 loads torch."""
 
 

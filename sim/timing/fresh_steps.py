@@ -1,7 +1,7 @@
 """What fresh steps cost the device: passes over memory, by bytes of each element.
 
 Under the exact rule the device moves deferred weights by each gradient at once, as
-`zenflow.step.fresh_steps` does, on the compute stream; what lands is moved by the gradient that
+`zenflow.step.fresh.steps` does, on the compute stream; what lands is moved by the gradient that
 came since, on the stream that brings it. The product of gradient and factors is a float32
 temporary, which is counted as any memory is: no figure of a profile says what a cache keeps.
 """

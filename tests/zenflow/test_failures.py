@@ -23,7 +23,7 @@ from zenflow import (
 )
 from zenflow.host import kernel
 from zenflow.lanes.copies import CopyLane
-from zenflow.step.passed_weights import PassedWeights
+from zenflow.step.fresh.passed_weights import PassedWeights
 
 
 def within(seconds, function, *args):

@@ -65,14 +65,14 @@ from zenflow.rule.queue_size import pool_bytes, queue_depth
 from zenflow.step.controller_probes import ControllerProbes
 from zenflow.step.decisions import Decisions
 from zenflow.step.device_step import measure, move_scores, resident_grads_of, update_device
-from zenflow.step.exact_tasks import ExactTasks
-from zenflow.step.fresh_steps import FreshSteps
-from zenflow.step.gradient_ring import GradientRing
-from zenflow.step.gradients import GradientCollector
-from zenflow.step.host_schedule import HostSchedule
-from zenflow.step.host_tasks import AbstractHostTasks, Step
-from zenflow.step.passed_weights import PassedWeights
-from zenflow.step.published_tasks import PublishedTasks, make_sums
+from zenflow.step.fresh.passed_weights import PassedWeights
+from zenflow.step.fresh.steps import FreshSteps
+from zenflow.step.gradients.collector import GradientCollector
+from zenflow.step.gradients.ring import GradientRing
+from zenflow.step.host.exact import ExactTasks
+from zenflow.step.host.published import PublishedTasks, make_sums
+from zenflow.step.host.schedule import HostSchedule
+from zenflow.step.host.tasks import AbstractHostTasks, Step
 from zenflow.step.reporter import Reporter, check_finite
 from zenflow.step.uploads import UploadGate
 from zenflow.trace.recorder import Recorder

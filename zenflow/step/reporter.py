@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zenflow.device.base import AbstractDevice, HostValues
     from zenflow.device.stalls import StallClock
     from zenflow.knobs import Knobs
-    from zenflow.step.host_tasks import Step
+    from zenflow.step.host.tasks import Step
 
 
 class Reporter:

@@ -13,7 +13,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import spread
 from zenflow.step.engine import Engine
-from zenflow.step.released import ReleasedGradient, is_released
+from zenflow.step.gradients.released import ReleasedGradient, is_released
 
 _log = logging.getLogger(__name__)
 

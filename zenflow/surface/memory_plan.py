@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.report import MemoryPlan
-from zenflow.step.exact_tasks import ExactTasks
+from zenflow.step.host.exact import ExactTasks
 
 if TYPE_CHECKING:
     from zenflow.columns.layout import Layout

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from zenflow.surface.gradient_hooks import changed
-from zenflow.surface.restart import take_weights
+from zenflow.surface.state.restart import take_weights
 from zenflow.surface.with_engine import WithEngine
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from experiments.studies.late_updates.optimizer import LateOptimizer
 from experiments.training.data.batches import Batch
 from experiments.training.evaluation import cross_entropy, forward
-from experiments.training.setup import RunSetup
+from experiments.training.preparation.setup import RunSetup
 
 _BATCHES = 2
 """Number of held-out batches whose mean loss is looked at."""

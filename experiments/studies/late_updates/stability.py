@@ -20,8 +20,8 @@ from experiments.studies.late_updates.picture import ADAMW, BEST_LEAD, FORMER, F
 from experiments.studies.late_updates.rules import Rule
 from experiments.studies.late_updates.training import train
 from experiments.studies.regimes import SCRATCH, settings_of
+from experiments.training.preparation.setup import RunSetup
 from experiments.training.rates import schedule_factor
-from experiments.training.setup import RunSetup
 
 PREDICTED, PUBLISHED = "late step, predicted", "published rule"
 INTERVALS = (1, 2, 4, 8, 16, 32, 64)

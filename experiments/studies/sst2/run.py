@@ -20,11 +20,11 @@ from experiments.studies.sst2.data import Sentence, Sentences
 from experiments.studies.trained import quiet
 from experiments.training.data.batches import Batch, TrainingData, encode, padded
 from experiments.training.data.tokens import TextTokenizer
-from experiments.training.emulated_link import choose_link
 from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.loop import Training
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import RunSetup, build_setup
+from experiments.training.preparation.emulated_link import choose_link
+from experiments.training.preparation.setup import RunSetup, build_setup
+from experiments.training.settings.training import TrainSettings
 from experiments.training.stop import StopRequest
 from experiments.training.tuned.run import Tuning, with_start
 

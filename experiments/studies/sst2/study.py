@@ -25,7 +25,7 @@ from experiments.literature import zenflow as paper
 from experiments.studies.sst2.data import Sentences, cut, made_up, read_folder, read_hub
 from experiments.studies.sst2.model import PACKAGED, locate, weights_digest
 from experiments.studies.sst2.picture import draw_accuracy
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
 NUM_TRAIN = 2560

@@ -23,7 +23,7 @@ from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Cell, Data, Row, Scope, Study
 from experiments.studies.regimes import BASELINE, SCRATCH, cell_of, settings_of, train
 from experiments.studies.staleness.fit import LEAST_FITTED, fit, shorter_runs
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from zenflow.knobs import Knobs
 
 RATES = (1e-3, 2e-3, 4e-4)

@@ -15,8 +15,8 @@ from typing import Any
 from autotune.decisions.file import DecisionLog, Header
 from experiments.output.provenance import provenance
 from experiments.studies.tuned_goodput.turns import Scripted, Side, Taken, side
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_setup
+from experiments.training.preparation.setup import build_setup
+from experiments.training.settings.training import TrainSettings
 from experiments.training.tuned.controllers import make_controller
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs

@@ -33,9 +33,9 @@ from experiments.studies.tuned_goodput.contests import (
     drift,
 )
 from experiments.studies.tuned_goodput.turns import ROUNDS, GridPoint, champion, measure_grid
-from experiments.training.emulated_link import choose_link
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_setup
+from experiments.training.preparation.emulated_link import choose_link
+from experiments.training.preparation.setup import build_setup
+from experiments.training.settings.training import TrainSettings
 from zenflow.knobs import Knobs
 
 LINKS: Mapping[str, float] = {"fast": 0.5, "medium": 1.0, "slow": 2.0}

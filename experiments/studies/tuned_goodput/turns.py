@@ -15,7 +15,7 @@ from autotune.model.stretch import robust_mean
 from autotune.online.stretches import settling_steps, stretch_steps
 from autotune.space import SearchSpace
 from experiments.calibration.short_run import ShortRun, short_run
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport

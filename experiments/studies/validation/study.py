@@ -27,7 +27,7 @@ from experiments.lab.study import Cell, Data, Job, Progress, Row, Scope, Study
 from experiments.output.provenance import RESULTS
 from experiments.output.stages import Stages
 from experiments.studies.validation.picture import draw_validation
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from sim.fitting.refine import Observation, predict
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import content_of, profile_of

@@ -25,8 +25,8 @@ from experiments.training.data.texts import (
     tsv_texts,
 )
 from experiments.training.data.tokens import TextTokenizer
-from experiments.training.first_checks import check_named
-from experiments.training.settings import TrainSettings
+from experiments.training.preparation.first_checks import check_named
+from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
 IGNORED = -100

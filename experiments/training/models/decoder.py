@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from experiments.training.settings import ModelSize
+from experiments.training.settings.training import ModelSize
 from zenflow.errors import ConfigError
 
 INIT_STD = 0.02

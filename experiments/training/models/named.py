@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.training.settings import MODEL_SIZES
+from experiments.training.settings.training import MODEL_SIZES
 from zenflow.errors import ConfigError
 
 WEIGHT_FILES = (

@@ -31,7 +31,7 @@ from experiments.training.models.decoder import (
     init_weights,
 )
 from experiments.training.models.named import WEIGHT_FILES, NamedModel, has_weights
-from experiments.training.settings import MODEL_SIZES, NUM_BYTE_TOKENS, TrainSettings
+from experiments.training.settings.training import MODEL_SIZES, NUM_BYTE_TOKENS, TrainSettings
 from zenflow.errors import ConfigError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")

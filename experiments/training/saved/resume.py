@@ -12,10 +12,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from experiments.training.preparation.setup import RunSetup
 from experiments.training.rates import end_of_fall, warmup_steps
 from experiments.training.saved.checkpoint import Checkpoint
 from experiments.training.saved.fingerprint import shown
-from experiments.training.setup import RunSetup
 from zenflow.errors import CheckpointError
 
 FREE_TO_CHANGE = frozenset(

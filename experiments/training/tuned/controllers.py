@@ -13,8 +13,8 @@ from autotune.decisions.file import DecisionLog
 from autotune.online.logged_controller import LoggedController
 from autotune.online.zen_auto import ZenAuto
 from experiments.output.provenance import hardware
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import RunSetup, workload_of
+from experiments.training.preparation.setup import RunSetup, workload_of
+from experiments.training.settings.training import TrainSettings
 from sim.hardware.profile import HardwareProfile
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from autotune.decisions.file import DECISIONS, DecisionFile, read_decisions
 from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR, STRATEGY_COLOURS
-from experiments.training.step_log import read_steps
+from experiments.training.log.step_log import read_steps
 from zenflow.knobs import Knobs
 
 _BINS = 120

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.decisions.file import read_decisions
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from zenflow.controller import LoggedDecisions
 from zenflow.errors import ConfigError
 

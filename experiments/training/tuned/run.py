@@ -9,8 +9,8 @@ from typing import Any
 
 from autotune.decisions.file import DECISIONS, Decision, DecisionLog, Header, read_header
 from experiments.output.provenance import provenance
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import RunSetup
+from experiments.training.preparation.setup import RunSetup
+from experiments.training.settings.training import TrainSettings
 from experiments.training.tuned.controllers import make_controller, with_start_knobs
 from experiments.training.tuned.replay import replay_controller
 from zenflow.controller import AbstractController

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 import zenflow
 from experiments.cli import main
-from experiments.commands.config_file import read_config_file, said_of_rates, with_flags
-from experiments.commands.train_flags import KNOB_NAMES
+from experiments.commands.training.config_file import read_config_file, said_of_rates, with_flags
+from experiments.commands.training.train_flags import KNOB_NAMES
 from experiments.training.rates import schedule_factor
-from experiments.training.setting import settings_of as known_settings
-from experiments.training.settings import MIN_SPLIT_ELEMENTS, TrainSettings
+from experiments.training.settings.field import settings_of as known_settings
+from experiments.training.settings.training import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, ended, train, trained, write_text
 from zenflow.config import ZenFlowConfig
 from zenflow.deepspeed.schedule import DeepSpeedSchedule
@@ -74,7 +74,7 @@ def test_a_run_whose_record_has_a_relative_path_resumes_too(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "a.txt")
     monkeypatch.setattr(
-        "experiments.commands.train.located", dict
+        "experiments.commands.training.train.located", dict
     )  # as runs of earlier versions were
     out = trained(tmp_path / "run", *FAST, "--data", "a.txt", "--steps", "1")
     assert json.loads((out / "config.json").read_text())["settings"]["data"] == "a.txt"

@@ -13,9 +13,9 @@ import torch
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.commands.config_file import read_config_file, settle_auto
-from experiments.commands.train import train
-from experiments.commands.train_flags import given_flags, given_tuning
+from experiments.commands.training.config_file import read_config_file, settle_auto
+from experiments.commands.training.train import train
+from experiments.commands.training.train_flags import given_flags, given_tuning
 from tests.experiments.commands.test_cli import HUGGING_FACE
 from tests.experiments.runs import FAST, steps, trained, write_text
 from zenflow import ZenFlowAdamW, deepspeed_lr_scheduler, read_deepspeed

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.commands.train_flags import given_flags
-from experiments.training.settings import MODEL_SIZES, TrainSettings
+from experiments.commands.training.train_flags import given_flags
+from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from zenflow.config import ZenFlowConfig

@@ -16,9 +16,9 @@ from PIL import Image
 from autotune.constraints import staleness_of
 from autotune.offline.backends import SimulatedBackend
 from experiments.cli import main
-from experiments.commands.config_file import read_config_file, tuned_for
+from experiments.commands.training.config_file import read_config_file, tuned_for
 from experiments.search.measured_backend import MeasuredBackend
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.models.table import find_model
 from sim.models.workload import Workload

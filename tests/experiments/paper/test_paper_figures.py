@@ -12,8 +12,8 @@ from experiments.lab.finding import Verdict
 from experiments.lab.runner import Runner
 from experiments.lab.study import Scope
 from experiments.literature import zenflow as paper
-from experiments.paper.pcie_bytes import closed_form
-from experiments.paper.phases import packed, simulated, unpacked
+from experiments.paper.speed.pcie_bytes import closed_form
+from experiments.paper.speed.phases import packed, simulated, unpacked
 
 OWN = (
     "breakdown", "utilisation", "naive_overlap", "pipeline", "speedup", "stall_reduction",
@@ -143,7 +143,7 @@ def test_ranks_exchange_as_many_bytes_as_columns_and_entries_say(made):
 
 @pytest.mark.slow
 def test_the_engine_exchanges_nothing_of_its_own_to_select():
-    from experiments.paper.selection_traffic import _counted
+    from experiments.paper.importance.selection_traffic import _counted
 
     assert _counted(seed=0, width=64, steps=6)["engine_collectives"] == 0
 
@@ -154,7 +154,7 @@ def test_a_projections_norms_are_a_twothousandth_of_its_gradient(made):
 
 
 def test_more_memory_never_trains_a_smaller_model(made):
-    from experiments.paper.largest_model import _largest, _with_memory
+    from experiments.paper.speed.largest_model import _largest, _with_memory
     from sim.hardware.catalog import find_machine
 
     machine = find_machine("dgx-a100-80", 1)

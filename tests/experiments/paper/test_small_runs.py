@@ -12,8 +12,8 @@ from experiments.lab import catalogue
 from experiments.lab.finding import Verdict
 from experiments.lab.study import Cell, Job
 from experiments.output.plots import save_figure
-from experiments.paper import convergence, ingredients, sensitivity, zen_auto
-from experiments.paper import gradient_shares as shares
+from experiments.paper.importance import gradient_shares as shares
+from experiments.paper.loss import convergence, ingredients, sensitivity, zen_auto
 from zenflow.config import ZenFlowConfig
 
 TRAINED = ("concentration", "sensitivity", "zen_auto", "convergence", "ingredients")

@@ -13,7 +13,7 @@ from experiments.lab.intervals import packed
 from experiments.lab.record import needed
 from experiments.lab.study import Job, NeedsInputError, Scope
 from experiments.lab.variants import BASELINE, STRATEGIES, parse_variants
-from experiments.paper import accuracy
+from experiments.paper.loss import accuracy
 from experiments.studies.sst2.data import made_up
 from experiments.studies.sst2.model import locate, weights_digest
 from experiments.studies.sst2.run import fine_tune, workbench

@@ -18,7 +18,7 @@ from experiments.studies.tuned_goodput.turns import (
     measure_grid,
     side,
 )
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from zenflow.knobs import Knobs
 
 SMALL = TrainSettings(model="tiny", sequence=32, batch_size=2, link=(0.02e9, 0.02e9), steps=40)

@@ -34,8 +34,8 @@ from experiments.studies.validation.study import (
     read_validation,
     validation,
 )
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import workload_of
+from experiments.training.preparation.setup import workload_of
+from experiments.training.settings.training import TrainSettings
 from sim.hardware.catalog import find_machine
 from zenflow.errors import ConfigError
 

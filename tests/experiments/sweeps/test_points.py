@@ -8,9 +8,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.sweeps.axes import parse_axes
-from experiments.sweeps.fronts import draw_pareto, front
 from experiments.sweeps.grid import TOLERANCE, Sweep
-from experiments.sweeps.plots import draw_sweep
+from experiments.sweeps.pictures.fronts import draw_pareto, front
+from experiments.sweeps.pictures.plots import draw_sweep
 from experiments.sweeps.points import rows_of
 from experiments.sweeps.prices import add_prices, parse_prices
 from experiments.sweeps.requests import Request

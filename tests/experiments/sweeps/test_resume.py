@@ -12,11 +12,11 @@ import pandas as pd
 import psutil
 import pytest
 
-from experiments.sweeps import pool
+from experiments.sweeps.execution import pool
+from experiments.sweeps.execution.journal import NAME, Journal
+from experiments.sweeps.execution.pool import local_rows
+from experiments.sweeps.execution.run import Engine, run_sweep
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.journal import NAME, Journal
-from experiments.sweeps.pool import local_rows
-from experiments.sweeps.run import Engine, run_sweep
 from experiments.sweeps.table import CSV, PARQUET, read_table, table_of
 from tests.experiments.deadly_sweep import DeadlySweep
 from tests.experiments.swept import BASE, CARD, GRID, PROCESSES, all_rows, run, sweep_of

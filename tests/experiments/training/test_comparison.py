@@ -17,7 +17,7 @@ from experiments.training.comparison import (
     stall_removed,
     table,
 )
-from experiments.training.settings import COMPARED, START_SHARE, TrainSettings
+from experiments.training.settings.training import COMPARED, START_SHARE, TrainSettings
 from experiments.training.stop import StopRequest
 from tests.experiments.runs import FAST, steps, summary, train, trained, write_text
 from zenflow.trace.timeline import Span, Timeline

@@ -17,7 +17,7 @@ from experiments.training.data.texts import (
     tsv_texts,
 )
 from experiments.training.data.tokens import PADDING, SEPARATOR, ByteTokenizer
-from experiments.training.settings import TrainSettings
+from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
 

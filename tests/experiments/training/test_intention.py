@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.training import intention as intended
 from experiments.training import launch
-from experiments.training.intention import intention
-from experiments.training.settings import TrainSettings
+from experiments.training.preparation import intention as intended
+from experiments.training.preparation.intention import intention
+from experiments.training.settings.training import TrainSettings
 
 SETTINGS = TrainSettings().for_comparison()
 

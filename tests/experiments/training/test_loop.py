@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from experiments.traces.compare import load
+from experiments.training.log.step_log import StepLog, read_steps
+from experiments.training.log.summary import step_figures, whole_windows
 from experiments.training.rates import schedule_factor
-from experiments.training.settings import TrainSettings
-from experiments.training.step_log import StepLog, read_steps
-from experiments.training.summary import step_figures, whole_windows
+from experiments.training.settings.training import TrainSettings
 from tests.experiments.runs import (
     FAST,
     end,

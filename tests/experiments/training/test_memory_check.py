@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.training import memory_check
-from experiments.training.memory_check import check_host_memory
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_setup, make_optimizer
+from experiments.training.preparation import memory_check
+from experiments.training.preparation.memory_check import check_host_memory
+from experiments.training.preparation.setup import build_setup, make_optimizer
+from experiments.training.settings.training import TrainSettings
 from tests.experiments.runs import FAST, ended, write_text
 from zenflow import ConfigError, ZenFlowConfig
 from zenflow.host import limits

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from experiments.training.evaluation import cross_entropy, forward
+from experiments.training.log.step_log import read_steps
 from experiments.training.models.decoder import (
     Classifier,
     DecoderConfig,
     LanguageModel,
     init_weights,
 )
-from experiments.training.settings import MODEL_SIZES, TrainSettings
-from experiments.training.setup import build_setup
-from experiments.training.step_log import read_steps
+from experiments.training.preparation.setup import build_setup
+from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from tests.experiments.runs import FAST, trained, write_text
 
 CONFIG = DecoderConfig.of_size(MODEL_SIZES["tiny"], 258)

@@ -8,8 +8,8 @@ import torch
 
 from experiments.training.data.tokens import ByteTokenizer, PretrainedTokenizer
 from experiments.training.models.named import find_model
-from experiments.training.settings import TrainSettings
-from experiments.training.setup import build_setup
+from experiments.training.preparation.setup import build_setup
+from experiments.training.settings.training import TrainSettings
 from tests.experiments.runs import FAST, ended, summary, trained, write_text
 from zenflow.errors import ConfigError
 

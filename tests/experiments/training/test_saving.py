@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from experiments.training import loop as training
+from experiments.training.log.step_log import StepLog, read_steps
 from experiments.training.rates import schedule_factor
 from experiments.training.saved import saving
 from experiments.training.saved.checkpoint import latest_checkpoint
 from experiments.training.saved.saving import MOST_SHARE, RETRY_SECONDS, SavePace
-from experiments.training.settings import TrainSettings
-from experiments.training.step_log import StepLog, read_steps
+from experiments.training.settings.training import TrainSettings
 from tests.experiments.deadly_runs import differences
 from tests.experiments.runs import FAST, ended, steps, summary, trained, write_text
 from tests.experiments.training.test_checkpoint import file_size_limit

@@ -11,8 +11,8 @@ import pytest
 
 from experiments.training import launch
 from experiments.training import stop as interrupt
+from experiments.training.log.step_log import read_steps
 from experiments.training.saved.checkpoint import latest_checkpoint
-from experiments.training.step_log import read_steps
 from experiments.training.stop import StopRequest
 from tests.experiments.runs import FAST, end, ended, write_text
 

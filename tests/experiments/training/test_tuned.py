@@ -8,12 +8,12 @@ from rich.console import Console
 from autotune.decisions.file import Decision, DecisionLog, read_decisions, read_header
 from autotune.online.controller import SIGMAS
 from autotune.online.logged_controller import LoggedController
-from experiments.commands.config_file import read_config_file, settle_auto
+from experiments.commands.training.config_file import read_config_file, settle_auto
 from experiments.output.progress import Reporter
-from experiments.training.settings import COMPARED, TrainSettings
-from experiments.training.step_log import remove_results
+from experiments.training.log.step_log import remove_results
+from experiments.training.settings.training import COMPARED, TrainSettings
+from experiments.training.settings.tuning import CHOSEN_KNOBS
 from experiments.training.tuned.controllers import machine_of, source_of
-from experiments.training.tuning_settings import CHOSEN_KNOBS
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from tests.experiments.runs import (

@@ -16,12 +16,13 @@ from zenflow.device.base import HostValues
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.host_worker import HostWorker
-from zenflow.step import host_schedule, ring_size
 from zenflow.step.engine import Engine
-from zenflow.step.exact_tasks import ExactTasks
-from zenflow.step.gradient_ring import GradientRing
-from zenflow.step.gradients import GradientCollector
-from zenflow.step.host_tasks import AbstractHostTasks
+from zenflow.step.gradients import ring_size
+from zenflow.step.gradients.collector import GradientCollector
+from zenflow.step.gradients.ring import GradientRing
+from zenflow.step.host import schedule as host_schedule
+from zenflow.step.host.exact import ExactTasks
+from zenflow.step.host.tasks import AbstractHostTasks
 from zenflow.step.uploads import UploadGate
 
 

@@ -9,7 +9,7 @@ from tests.models import TinyStack, closing
 from tests.zenflow.races.harness import Training, checked, races
 from tests.zenflow.step.test_timing import RULES
 from zenflow.host import kernel
-from zenflow.step import ring_size
+from zenflow.step.gradients import ring_size
 
 MODES = ("release", "keep")
 both_modes = pytest.mark.parametrize("mode", MODES)

@@ -16,8 +16,8 @@ from zenflow.device.cpu import CpuDevice
 from zenflow.errors import DeadlineError, WorkerError
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import CopyLane
-from zenflow.step import ring_size
-from zenflow.step.gradient_ring import GradientRing, PackJob
+from zenflow.step.gradients import ring_size
+from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.surface import assembly
 
 DEVICE = CpuDevice(torch.device("cpu"))

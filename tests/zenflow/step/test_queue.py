@@ -19,7 +19,8 @@ from zenflow.columns.gradient_queue import RoomPool
 from zenflow.device.cpu import CpuDevice
 from zenflow.lanes.completion import Completion
 from zenflow.rule.queue_size import pool_bytes, queue_depth
-from zenflow.step import engine, exact_tasks
+from zenflow.step import engine
+from zenflow.step.host import exact as exact_tasks
 
 
 def runs_of(scenario, mode, depths, dtype=torch.float32):

@@ -17,7 +17,7 @@ from zenflow.device.cpu import CpuDevice
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import Copy, CopyLane
-from zenflow.step.exact_tasks import ExactTasks
+from zenflow.step.host.exact import ExactTasks
 from zenflow.surface import assembly
 from zenflow.trace.recorder import Recorder
 

@@ -1,0 +1,1 @@
+"""What `make gpu` runs on a CUDA device, and the page made of its records."""

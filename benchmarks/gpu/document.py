@@ -1,0 +1,226 @@
+"""Keep what `make gpu` has left, and make docs/gpu.md from committed records.
+
+    python -m benchmarks.gpu.document [RUNS]
+
+With a directory of the suite's, its records become `experiments/results/<date>_gpu_<gpu>` and
+`<date>_validation_<gpu>`; without one nothing is copied. Then docs/gpu.md and docs/validation.md
+are written anew; tests compare both with the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.gpu.figures import aims
+from benchmarks.gpu.suite import SUITE
+from experiments.output.files import write_text
+from experiments.output.plots import save_figure
+from experiments.output.provenance import RESULTS, newest
+from experiments.studies.validation import document as validation_docs
+from experiments.traces.compare import align, load, whole_steps
+from experiments.traces.picture import draw_overlay
+from zenflow.errors import ConfigError
+
+DOCUMENT = RESULTS.parent.parent / "docs" / "gpu.md"
+RECORD, TESTS, PICTURE = "record.json", "tests.xml", "timeline.png"
+_VALIDATION = "validation"
+_FUSED = "torch's fused AdamW, no float32 masters"
+_COUNTS = ("tests", "failures", "errors", "skipped")
+"""Counts of a JUnit file's suites."""
+_NOTHING = """\
+Nothing has run on a GPU yet. The CUDA path is written, and `make gpu` is everything that waits
+for one: what the machine is, tests, races of a thousand steps, calibration, validation, and
+decoders of 1B and 3B parameters under every preset with a trace of each.
+`make gpu PART=presets-1b` runs one part, none takes more than ten minutes, and `runs/gpu` keeps
+their records; `python -m benchmarks.gpu.document runs/gpu` makes them part of the project and
+writes this page and [validation](validation.md) from them. Until then, take that path as
+untested."""
+_INTRODUCTION = """\
+# On a GPU
+
+Made by `python -m benchmarks.gpu.document` from the newest record of `make gpu`; a test compares
+them. Everything here is *measured*. [Limits](limits.md#what-has-been-tried-on-a-gpu) says what has
+not run.
+"""
+_READING = """\
+## How to read it
+
+- Weights were random, so losses show what late updates cost from random weights, and not
+  fine-tuning's. [Accuracy by regime](results.md#accuracy-by-regime) has both.
+- Idle time beside stalls is gaps between launches; `on_device` has them too.
+"""
+
+
+def keep(runs: Path, results: Path = RESULTS) -> Path:
+    """Copy a suite's records to where they are committed; return the folder.
+
+    Raises:
+        ConfigError: There is no suite's record, or its commit is none that others can check out.
+    """
+    try:
+        suite = json.loads((runs / SUITE).read_text(encoding="utf-8"))
+        gpu, commit = suite["hardware"]["gpu"], suite["commit"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{runs} must be a directory that make gpu has left, with a {SUITE} ({error!r})"
+        ) from error
+    if gpu is None or commit is None or commit.endswith("-dirty"):
+        raise ConfigError(
+            f"a record must come from a GPU and from a commit that others can check out, and "
+            f"{runs} is of GPU {gpu} and commit {commit}: commit, then make gpu"
+        )
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    day = time.strftime("%Y-%m-%d", time.localtime((runs / SUITE).stat().st_mtime))
+    folder = results / f"{day}_gpu_{name}"
+    shutil.copytree(
+        runs, folder, ignore=shutil.ignore_patterns(f"*{_VALIDATION}*"), dirs_exist_ok=True
+    )
+    if (runs / _VALIDATION / RECORD).is_file():
+        own = results / f"{day}_{_VALIDATION}_{name}"
+        shutil.copytree(runs / _VALIDATION, own, dirs_exist_ok=True)
+    draw(folder)
+    return folder
+
+
+def document(results: Path = RESULTS) -> str:
+    """Return the text of docs/gpu.md for the records in a folder."""
+    parts = [_INTRODUCTION, section(results), ""]
+    if newest(results, "gpu", SUITE) is not None:
+        parts.append(_READING)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def section(results: Path = RESULTS) -> str:
+    """Return what the newest record in a folder says."""
+    folder = newest(results, "gpu", SUITE)
+    if folder is None:
+        return _NOTHING
+    suite = _json(folder / SUITE)
+    hardware, torch = suite["hardware"], suite["versions"]["torch"]
+    ended = ", ".join(f"{part['part']} {_ended(folder, part)}" for part in suite["parts"])
+    lines = [
+        f"On one {hardware['gpu']} with {hardware['cores']} host cores, torch {torch}, commit "
+        f"{suite['commit']} ([record](../experiments/results/{folder.name}), `make gpu`). Parts: "
+        f"{ended}."
+    ]
+    records = [_json(path) for path in sorted(folder.glob(f"presets-*/{RECORD}"))]
+    cells = [cell for record in records for cell in record["cells"]]
+    if any(cell["runs"] for cell in cells):
+        lines += ["", *_table(cells), "", *_aims(cells)]
+    if (folder / PICTURE).is_file():
+        text = "two steps under zero_offload and under zenflow"
+        lines += ["", f"![{text}](../experiments/results/{folder.name}/{PICTURE})"]
+    left = [name for record in records for name in record["not_reached"]]
+    if left:
+        lines += ["", f"Not reached in time: {'; '.join(left)}."]
+    return "\n".join(lines)
+
+
+def draw(folder: Path) -> None:
+    """Draw two steps under zero_offload above two under zenflow, of the first cell with both."""
+    pairs = (
+        (first, first.with_name(first.name.replace("_zero_offload.", "_zenflow.")))
+        for first in sorted(folder.glob("presets-*/*_zero_offload.trace.json.gz"))
+    )
+    found = next(((a, b) for a, b in pairs if b.is_file()), None)
+    if found is None:
+        return
+    sides = [whole_steps(load(path)) for path in found]
+    last = min(max(side.starts) for side in sides)
+    left, right = align(sides[0].trace, sides[1].trace, (last - 1, last))
+    figure = draw_overlay(left, right)
+    gpu = _json(folder / SUITE)["hardware"]["gpu"]
+    cell = found[0].name.partition("_zero_offload.")[0].replace("_", " ")
+    names = (("A", "zero_offload", left), ("B", "zenflow", right))
+    listed = ", ".join(
+        f"{mark} {name}: {1e3 * side.step_seconds:.0f} ms, {side.stall_fraction:.1%} stalled"
+        for mark, name, side in names
+    )
+    figure.suptitle(
+        f"{cell}, one {gpu}, measured; a step of {listed}", fontsize=11, x=0.01, ha="left"
+    )
+    save_figure(figure, folder / PICTURE)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _ended(folder: Path, part: Mapping[str, Any]) -> str:
+    """Return how a part ended; of tests, how many."""
+    path = folder / part["part"] / TESTS
+    if not path.is_file():
+        return str(part["ended"])
+    suites = ElementTree.parse(path).getroot().iter("testsuite")
+    counts = [{key: int(item.get(key, 0)) for key in _COUNTS} for item in suites]
+    total = {key: sum(count[key] for count in counts) for key in _COUNTS}
+    failed = total["failures"] + total["errors"]
+    passed = total["tests"] - failed - total["skipped"]
+    return f"{passed} passed, {failed} failed, {total['skipped']} skipped ({part['ended']})"
+
+
+def _table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of all cells' runs beside the device alone."""
+    yield "| model, batch | run | ms a step | tokens/s | of on_device | stalled | peak GB |"
+    yield "|---|---|---|---|---|---|---|"
+    for cell in cells:
+        device = next((run for run in cell["runs"] if run["name"] == "on_device"), None)
+        fused = cell.get("torch_fused")
+        baseline = [{"name": _FUSED, "stall_fraction": 0.0, **fused}] if fused else []
+        for run in [*baseline, *cell["runs"]]:
+            rate, peak = run["tokens_per_second"], run["peak_device_bytes"]
+            share = "-" if device is None else f"{rate / device['tokens_per_second']:.3f}"
+            memory = "-" if peak is None else f"{peak / 1e9:.1f}"
+            yield (
+                f"| {cell['cell']['name']} | {run['name']} "
+                f"| {1e3 * run['step_seconds']['median']:.1f} | {rate:.0f} | {share} "
+                f"| {run['stall_fraction']:.1%} | {memory} |"
+            )
+        for name in cell["does_not_fit"]:
+            yield f"| {cell['cell']['name']} | {name} | does not fit | | | | |"
+        for name in cell["failures"]:
+            yield f"| {cell['cell']['name']} | {name} | **failed** | | | | |"
+
+
+def _aims(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield how many of the aims that apply hold, and each that does not."""
+    judged = [(cell["cell"]["name"], aim) for cell in cells for aim in aims(cell["runs"])]
+    applying = [(name, aim) for name, aim in judged if aim.holds is not None]
+    missed = [f"- {name}: {aim}" for name, aim in applying if not aim.holds]
+    yield f"Of {len(applying)} aims that apply {len(applying) - len(missed)} hold."
+    if missed:
+        yield ""
+        yield "Missed:"
+        yield ""
+        yield from missed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Keep records if a directory is named, write both documents; return the exit code."""
+    parser = argparse.ArgumentParser(description="docs/gpu.md, from records.")
+    parser.add_argument("runs", nargs="?", type=Path, help="what make gpu has left: runs/gpu")
+    options = parser.parse_args(arguments)
+    try:
+        if options.runs is not None:
+            print(f"kept: {keep(options.runs)}")
+        write_text(DOCUMENT, document())
+        write_text(validation_docs.DOCUMENT, validation_docs.document())
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"wrote {DOCUMENT.name} and {validation_docs.DOCUMENT.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""``zenflow plan``: which setting to use on a machine. Runs nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.commands.command import Command
+from experiments.commands.flag_types import Count, Memory
+from experiments.commands.prediction.machine_flags import simulation_flags
+from experiments.output.files import strict
+from experiments.sweeps.requests import Request, hardware_of, workload_of
+
+if TYPE_CHECKING:
+    from sim.planning.plan import Plan
+
+_FILE_WIDTH = 120
+
+
+@click.command(cls=Command, name="plan")
+@simulation_flags
+@click.option(
+    "--checkpointing/--no-checkpointing", default=None,
+    help="Whether backward recomputes activations; with neither, what is faster.",
+)  # fmt: skip
+@click.option(
+    "--reserve", type=Memory(zero=True),
+    help="GiB to leave free on each device and on the host; default: 1, or 5% of the device's "
+    "memory if that is more.",
+)  # fmt: skip
+@click.option("--tokens", type=Count(), help="Say how long training on so many takes.")
+@click.option("--usd-per-hour", type=click.FloatRange(min=0, min_open=True),
+              help="Price of the machine, to say what training costs.")  # fmt: skip
+@click.option("--data", help="Your data, for the command that is printed.")
+@click.option("--draws", type=click.IntRange(min=0), default=100, show_default=True,
+              help="Draws of uncertain figures; 0: no interval.")  # fmt: skip
+@click.option("--systems", is_flag=True, help="Show other systems too, which don't run here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no text.")
+def plan_command(**flags: Any) -> None:
+    """Say which setting to use on a machine, how fast it would be, and the command that runs it.
+
+    --batch-size times --grad-accum is what a step takes on each device; how it is cut into
+    micro-batches, checkpointing and the update rule's knobs are searched. From a model's
+    configuration and a table of hardware, in seconds, with no GPU and no torch. Times are
+    predictions for a steady state, as `zenflow simulate` makes them.
+    """
+    from experiments.commands.prediction.plan_run import Wishes, train_command
+    from sim.planning.plan import plan
+    from sim.simulate import STRATEGIES
+    from zenflow.config import PRESETS
+
+    request = Request.of(flags)
+    hardware, notes = hardware_of(request)
+    workload = workload_of(request, hardware)
+    found = plan(
+        workload,
+        hardware,
+        strategies=STRATEGIES if flags["systems"] else PRESETS,
+        checkpointing=flags["checkpointing"],
+        reserve=flags["reserve"],
+        draws=flags["draws"],
+    )
+    wishes = Wishes(
+        model=flags["model"],
+        data=flags["data"],
+        tokens=flags["tokens"],
+        usd_per_hour=flags["usd_per_hour"],
+    )
+    if flags["as_json"]:
+        command = train_command(found, wishes)
+        record = {**found.to_dict(), "notes": notes, "command": command}
+        click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
+    else:
+        _print(found, notes, wishes)
+
+
+def _print(plan: Plan, notes: list[str], wishes: Any) -> None:
+    from rich.console import Console
+
+    from experiments.commands.prediction.plan_text import answer, heading, plan_table
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:  # a file or a pipe has no width to fit
+        console.width = _FILE_WIDTH
+
+    def say(lines: list[str]) -> None:
+        for line in lines:
+            console.print(line, soft_wrap=not console.is_terminal)
+
+    say(heading(plan, notes))
+    if any(option.prediction for option in plan.options):
+        console.print(plan_table(plan))
+    say(answer(plan, wishes))

@@ -1,0 +1,96 @@
+"""The command that runs what ``zenflow plan`` recommends."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from experiments.training.settings.training import MODEL_SIZES
+from sim.models.table import hub_name
+
+if TYPE_CHECKING:
+    from sim.planning.plan import Plan
+
+DATA = "my_texts/"
+"""Stands for the user's own in the command that is printed."""
+_SMALL_LR, _LARGE_LR = "2e-5", "1e-5"
+"""Usual for fine-tuning all weights."""
+_LARGE = 3e9
+"""Parameters from which on the lower one is."""
+_SAVE_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user said beside model and machine."""
+
+    model: str
+    data: str | None = None
+    tokens: float | None = None
+    """Number of tokens to train on."""
+    usd_per_hour: float | None = None
+
+
+def train_command(plan: Plan, wishes: Wishes) -> str | None:
+    """Return the `zenflow train` command of the best setting on one device; None if none fits."""
+    options = [*plan.per_devices, *([plan.tight] if plan.tight else [])]
+    option = next((option for option in options if option.need.num_devices == 1), None)
+    if option is None:
+        return None
+    work = option.need.workload
+    words = ["zenflow", "train", "--model", hub_name(wishes.model)]
+    words += ["--data", wishes.data or DATA, "--strategy", option.strategy.name]
+    for change in option.changes:
+        name, _, value = change.partition("=")
+        words += [f"--{name.replace('_', '-')}", value] if value else []
+    words += ["--dtype", work.dtype, *(["--checkpointing"] if work.checkpointing else [])]
+    words += [] if option.strategy.releases else ["--gradients", "keep"]
+    words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
+    words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
+    if wishes.model not in MODEL_SIZES:  # a size trains from scratch, at its own rate
+        words += ["--lr", _LARGE_LR if work.num_params >= _LARGE else _SMALL_LR]
+    if wishes.tokens is None:
+        words += ["--epochs", "1"]
+    else:
+        words += ["--steps", str(math.ceil(wishes.tokens / work.tokens_per_step))]
+    words += ["--save-every", str(_round_steps(_SAVE_SECONDS / option.step_seconds))]
+    return shlex.join([*words, "--out", f"runs/{work.name}"])
+
+
+def _round_steps(count: float) -> int:
+    """Return the largest of 1, 2, 5, 10, 20 and so on that is no more than a number.
+
+    >>> [_round_steps(n) for n in (0.3, 4.9, 580)]
+    [1, 2, 500]
+    """
+    power = 10 ** math.floor(math.log10(max(1.0, count)))
+    return int(next(m for m in (5, 2, 1) if m * power <= max(1.0, count)) * power)
+
+
+def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
+    """Yield what to run, the `zenflow train` command last."""
+    chosen = plan.recommended
+    if chosen is not None and chosen.need.num_devices > 1:
+        config = chosen.strategy.config
+        knobs = "".join(f", {change}" for change in chosen.changes if "=" in change)
+        work = chosen.need.workload
+        yield (
+            f"Predicted, not measured. On {chosen.need.num_devices} devices, in your own loop "
+            f"under DistributedDataParallel, {work.accumulation} micro-batches of "
+            f"{work.batch_size} on each:"
+        )
+        assert config is not None
+        yield (
+            "    ZenFlowAdamW(model.parameters(), lr=1e-5, "
+            f'config=ZenFlowConfig.preset("{chosen.strategy.name}"{knobs}))'
+        )
+    command = train_command(plan, wishes)
+    if command is None:
+        return
+    where = "On one device" if plan.hardware.num_devices > 1 else "Predicted, not measured. Run it"
+    put = "" if wishes.data else f" (your data in place of {DATA})"
+    yield f"{where}{put}:"
+    yield f"    {command}"

@@ -1,0 +1,279 @@
+"""The words of ``zenflow plan``: what to run, how fast it is, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from experiments.commands.prediction.plan_run import Wishes, what_to_run
+from sim.memory.parts import gib
+from sim.planning.rules import EXACT
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sim.planning.improvements import Improvement
+    from sim.planning.options import Option
+    from sim.planning.plan import Plan
+
+_DOUBTFUL = 1.5
+"""Times one device's speed that several should reach to be worth their price."""
+_MOST_HELPS = 3
+
+
+def heading(plan: Plan, notes: list[str]) -> list[str]:
+    """Return what was asked: model, machine, and what was assumed."""
+    hardware, work = plan.hardware, plan.workload
+    count = work.batch_size * work.accumulation
+    each = "each device's step" if hardware.num_devices > 1 else "a step"
+    lines = [
+        f"{work.name}, {work.num_params / 1e9:.3g} billion parameters in {work.dtype}; "
+        f"{each} takes {count} x {work.sequence} tokens",
+        f"{hardware.name}: {hardware.num_devices} x {hardware.device.name} with "
+        f"{gib(hardware.device.memory.value)}, {hardware.host.name} with "
+        f"{gib(hardware.host.dram_bytes.value)}, {hardware.link.name}",
+    ]
+    return [*lines, *(f"({note})" for note in notes), ""]
+
+
+def plan_table(plan: Plan) -> Table:
+    """Return the presets, each as it does best, and other systems; a notebook shows it too."""
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("runs here")
+    for name in ("step", "tokens/s", "stalled", "device", "host", "fits", "AdamW"):
+        table.add_column(name, justify="right", no_wrap=True)
+    is_first = True
+    for option, after in zip(plan.options, [*plan.options[1:], None], strict=True):
+        if is_first and not option.is_ours:
+            is_first = False
+            table.add_row("other systems, not run here", *[""] * 7, style="italic")
+        done = option.prediction
+        table.add_row(
+            option.label,
+            f"{option.step_seconds:.3g} s" if done else "-",
+            f"{option.tokens_per_second:,.0f}" if done else "-",
+            f"{done.stall_fraction:.1%}" if done else "-",
+            gib(option.need.device_bytes),
+            gib(option.need.host_bytes),
+            "yes" if option.fits else "may not" if option.may_fit else "no",
+            "exactly" if option.rule.startswith("AdamW exactly") else "no",
+            end_section=after is not None and option.is_ours != after.is_ours,
+            style="bold" if plan.recommended and option.label == plan.recommended.label else None,
+        )
+    return table
+
+
+def answer(plan: Plan, wishes: Wishes) -> list[str]:
+    """Return what to do, in the order in which it matters; the command stands last."""
+    if plan.needs_sharding:
+        return _sharding(plan)
+    if plan.recommended is None:
+        return _nothing(plan, wishes)
+    chosen = plan.recommended
+    return [
+        _headline(plan, chosen),
+        *_devices(plan, chosen),
+        *_costs(plan, chosen, wishes),
+        f"Memory: {_used(plan, chosen)}; {gib(plan.reserve)} of each is held in reserve.",
+        *_fewer(plan),
+        *_accumulation(plan, chosen),
+        *_accuracy(plan, chosen),
+        *_helps(plan),
+        *what_to_run(plan, wishes),
+    ]
+
+
+def _sharding(plan: Plan) -> list[str]:
+    work, device = plan.workload, plan.hardware.device
+    lines = [
+        f"{work.name} needs sharding (FSDP, ZeRO-3), which is not predicted here: its weights "
+        f"alone are {gib(work.model_bytes)}, and each {device.name} has "
+        f"{gib(device.memory.value)}."
+    ]
+    if plan.largest is not None:
+        lines.append(f"The largest model of the table that this machine trains: {plan.largest}.")
+    lines += [f"With {item.change}: {_offer(plan, item)}." for item in plan.improvements]
+    return lines
+
+
+def _nothing(plan: Plan, wishes: Wishes) -> list[str]:
+    if plan.tight is not None:
+        need = plan.tight.need
+        return [
+            f"May not fit: {plan.tight.label} takes {_used(plan, plan.tight)}, which leaves less "
+            f"than the reserve of {gib(plan.reserve)}.",
+            f"If it does fit: {_speed(plan.tight)} with {_tokens(need.workload)} to a step.",
+            *_changes(plan),
+            *what_to_run(plan, wishes),
+        ]
+    return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
+
+
+def _changes(plan: Plan) -> Iterator[str]:
+    """Yield what to change where nothing surely fits."""
+    if not plan.improvements:
+        yield "No memory that is sold would make it fit."
+        return
+    first, *others = plan.improvements
+    yield f"Change first: {first.change}. Then {_offer(plan, first)}."
+    if first.host_memory is not None:
+        yield f"(Ask again with --host-ram {first.host_memory / 2**30:.0f} for the command.)"
+    yield from (f"Or: {item.change}. Then {_offer(plan, item)}." for item in others)
+
+
+def _headline(plan: Plan, chosen: Option) -> str:
+    work = chosen.need.workload
+    told = plan.interval
+    between = (
+        f" ({told.coverage:.0%} interval: {told.low:,.0f} to {told.high:,.0f})" if told else ""
+    )
+    done = chosen.prediction
+    assert done is not None
+    where = f" on {chosen.need.num_devices} devices" if chosen.need.num_devices > 1 else ""
+    text = (
+        f"{chosen.label}{where}: {chosen.tokens_per_second:,.0f} tokens/s{between}, "
+        f"{chosen.step_seconds:.3g} s a step, stalled for {done.stall_fraction:.0%} of it."
+    )
+    if plan.has_fewer_tokens:
+        asked = plan.workload
+        return f"{_tokens(asked)} to a step do not fit; {_tokens(work)} do. Use {text}"
+    return f"Use {text}"
+
+
+def _tokens(work: Any) -> str:
+    return f"{work.batch_size * work.accumulation} x {work.sequence} tokens"
+
+
+def _speed(option: Option) -> str:
+    return f"{option.tokens_per_second:,.0f} tokens/s"
+
+
+def _devices(plan: Plan, chosen: Option) -> Iterator[str]:
+    """Yield how all devices compare with fewer."""
+    count, used = plan.hardware.num_devices, chosen.need.num_devices
+    if count == 1:
+        return
+    by_count = {option.need.num_devices: option for option in plan.per_devices}
+    if count not in by_count:
+        yield (
+            f"{count} devices do not fit: under data parallelism each holds all weights, all "
+            f"gradients twice and all of the host's state. "
+            f"{'Use one' if used == 1 else f'{used} do'}."
+        )
+    if used > 1 and 1 in by_count:
+        factor = chosen.tokens_per_second / by_count[1].tokens_per_second
+        doubt = ": hardly worth their price" if factor < _DOUBTFUL else ""
+        yield (
+            f"One device makes {_speed(by_count[1])}; {used} make {factor:.2g} times as many, as "
+            f"they share the host{doubt}."
+        )
+    elif used == 1 and count in by_count:
+        yield f"{count} devices make no more ({_speed(by_count[count])}): they share the host."
+
+
+def _costs(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
+    """Yield time and cost of the tokens asked for, or the cost of a billion."""
+    count = wishes.tokens
+    if count is None and wishes.usd_per_hour is None:
+        return
+    count = 1e9 if count is None else count
+    told = plan.interval
+    rates = [chosen.tokens_per_second, *([told.high, told.low] if told else [])]
+    times = [count / rate for rate in rates]
+    text = f"{count:,.0f} tokens: {_duration(times[0])}"
+    text += f" ({_duration(times[1])} to {_duration(times[2])})" if told else ""
+    if wishes.usd_per_hour is not None:
+        prices = [f"{seconds / 3600 * wishes.usd_per_hour:,.2f}" for seconds in times]
+        text += f", {prices[0]} USD" + (f" ({prices[1]} to {prices[2]})" if told else "")
+    yield f"{text}."
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> [_duration(s) for s in (42, 5400, 200_000)]
+    ['42 s', '1.5 hours', '2.3 days']
+    """
+    if seconds >= 1.5 * 86400:
+        return f"{seconds / 86400:,.1f} days"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.3g} hours"
+    return f"{seconds / 60:.3g} minutes" if seconds >= 90 else f"{seconds:.3g} s"
+
+
+def _used(plan: Plan, option: Option) -> str:
+    need, hardware = option.need, plan.hardware
+    host = f"{gib(need.host_bytes)} of {gib(hardware.host.dram_bytes.value)} on the host"
+    if hardware.device.is_cpu:
+        return host
+    return f"{gib(need.device_bytes)} of {gib(hardware.device.memory.value)} on the device, {host}"
+
+
+def _fewer(plan: Plan) -> Iterator[str]:
+    """Yield what more tokens to a step would take, where they do not surely fit."""
+    if plan.tight is not None:
+        yield (
+            f"{_tokens(plan.tight.need.workload)} to a step may fit: {plan.tight.label}, "
+            f"{gib(plan.tight.need.device_bytes)} on the device, {_speed(plan.tight)}."
+        )
+
+
+def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
+    """Yield what accumulation costs and why, where it is used or would seem to help."""
+    work = plan.workload
+    gradient = gib(work.model_bytes)
+    if chosen.need.workload.accumulation > 1:
+        if chosen.need.num_devices > 1:
+            return  # gradients stay until all devices' are averaged anyway
+        yield (
+            f"Its micro-batches cost a whole gradient, {gradient} on the device: autograd adds "
+            "each to .grad, so that none leaves before the last one."
+        )
+    elif work.batch_size * work.accumulation > 1 and plan.has_fewer_tokens:
+        yield (
+            "Smaller micro-batches would not do: accumulation keeps a whole gradient, "
+            f"{gradient}, on the device, since autograd adds each to .grad and none leaves before "
+            "the last."
+        )
+
+
+def _accuracy(plan: Plan, chosen: Option) -> Iterator[str]:
+    """Yield what the rule does to accuracy, and what to use where that matters."""
+    if chosen.strategy.name in EXACT:
+        yield "Its rule is AdamW exactly, and so is its accuracy."
+    elif plan.exact is not None:
+        slower = chosen.tokens_per_second / plan.exact.tokens_per_second
+        yield (
+            f"Accuracy: {_evidence(chosen)} To be sure, or to compare losses: {plan.exact.label} "
+            f"is AdamW exactly, at {_speed(plan.exact)} ({slower:.2g} times slower)."
+        )
+    else:
+        yield f"Accuracy: {_evidence(chosen)} Nothing whose rule is AdamW exactly fits."
+
+
+def _evidence(option: Option) -> str:
+    """Return what is known of a rule's loss."""
+    if option.strategy.name != "zenflow":
+        return f"its rule is another one ({option.rule})."
+    return f"{option.rule}. No record says yet what that costs in loss: compare short runs."
+
+
+def _helps(plan: Plan) -> Iterator[str]:
+    """Yield what would make the recommended setting faster."""
+    useful = [item for item in plan.improvements if item.helps][:_MOST_HELPS]
+    changes = [
+        f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
+        for item in useful
+    ]
+    if changes:
+        yield f"What would help: {'; '.join(changes)}."
+
+
+def _offer(plan: Plan, item: Improvement) -> str:
+    one = " on one device" if plan.hardware.num_devices > 1 else ""
+    offer = f"{item.setting} fits{one}: {item.tokens_per_second:,.0f} tokens/s"
+    if item.tokens < plan.workload.tokens_per_step:
+        offer += f", with {item.tokens:,} tokens to a step"
+    return offer

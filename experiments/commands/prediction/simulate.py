@@ -1,0 +1,211 @@
+"""``zenflow simulate``: one strategy on one machine, before anything is run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.commands.command import Command
+from experiments.commands.flag_types import PATH
+from experiments.commands.prediction.machine_flags import run_flags, simulation_flags
+from experiments.commands.training.train_flags import given_flags
+from experiments.output.commit import commit
+from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.traces.facts import TraceFacts
+from sim.hardware.profile import HardwareProfile
+from sim.memory.need import MemoryNeed, memory_of
+from sim.memory.parts import gib
+from sim.models.workload import Workload
+from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
+from sim.timing.costs import costs_of
+from zenflow.trace.timeline import Timeline
+
+if TYPE_CHECKING:
+    from sim.fitting.uncertainty import Interval
+
+_LANE_WIDTH = 12
+_MOST_PARTS = 5
+
+
+@click.command(cls=Command, name="simulate")
+@click.option(
+    "--strategy", default="zenflow", show_default=True, help=f"One of {', '.join(STRATEGIES)}."
+)
+@simulation_flags
+@run_flags
+@click.option("--pageable", is_flag=True, help="Copy buffers that are not pinned.")
+@click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")
+@click.option("--seed", type=int, default=0, help="Of the draws.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
+@click.option("--trace", type=PATH, help="Write a Chrome trace (.gz too).")
+@click.option("--plot", type=PATH, help="Draw the timeline.")
+@click.pass_context
+def simulate_command(context: click.Context, /, **flags: Any) -> None:
+    """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
+    request = Request.of(flags)
+    hardware, _ = hardware_of(request)
+    workload = workload_of(request, hardware)
+    strategy = Strategy.of(
+        flags["strategy"], releases=flags["gradients"] == "release", **given_flags(context)[1]
+    )
+    prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])
+    memory = memory_of(workload, strategy, hardware)
+    interval = _interval(workload, strategy, hardware, flags)
+    if flags["trace"] is not None:
+        _described(prediction.timeline, workload, hardware).write(flags["trace"])
+    if flags["plot"] is not None:
+        _draw(prediction, hardware, flags["plot"])
+    if flags["as_json"]:
+        click.echo(json.dumps(_record(prediction, workload, hardware, memory, interval), indent=2))
+    else:
+        click.echo(_text(prediction, workload, hardware, memory, interval))
+
+
+def _described(timeline: Timeline, workload: Workload, hardware: HardwareProfile) -> Timeline:
+    """Return the timeline with what it is of, which a trace file has to say by itself."""
+    facts = TraceFacts(
+        strategy=timeline.metadata["strategy"],
+        model=workload.name,
+        num_params=workload.num_params,
+        batch_size=workload.batch_size,
+        sequence=workload.sequence,
+        grad_accum=workload.accumulation,
+        machine=_machine(hardware),
+        commit=commit(),
+    )
+    return replace(timeline, metadata={**timeline.metadata, **facts.to_metadata()})
+
+
+def _machine(hardware: HardwareProfile) -> str:
+    return (
+        f"{hardware.num_devices} x {hardware.name}" if hardware.num_devices > 1 else hardware.name
+    )
+
+
+def _interval(
+    workload: Workload, strategy: Strategy, hardware: HardwareProfile, flags: dict[str, Any]
+) -> Interval | None:
+    if not flags["draws"]:
+        return None
+    from sim.fitting.left_out import left_out_of
+    from sim.fitting.uncertainty import interval_of  # loads numpy, which help need not
+
+    def step_seconds(drawn: HardwareProfile) -> float:
+        costs = costs_of(workload, drawn)
+        return simulate(
+            costs, strategy, pinned=not flags["pageable"], keeps_spans=False
+        ).step_seconds
+
+    return interval_of(
+        hardware, step_seconds, count=flags["draws"], seed=flags["seed"],
+        left_out=left_out_of(hardware),
+    )  # fmt: skip
+
+
+def _draw(prediction: Prediction, hardware: HardwareProfile, path: Path) -> None:
+    from experiments.output.plots import draw_timeline, save_figure  # slow to load
+    from experiments.output.run_types import TimedSummary
+
+    summary: TimedSummary = {
+        "strategy": f"{prediction.strategy}, simulated on {hardware.name}",
+        "mean_step_seconds": prediction.step_seconds,
+        "stall_fraction": prediction.stall_fraction,
+        "config": {"update_interval": prediction.timeline.metadata["period"]},
+        "emulated_link": None,
+    }
+    save_figure(draw_timeline(prediction.timeline, summary), path)
+
+
+def _record(
+    prediction: Prediction,
+    workload: Workload,
+    hardware: HardwareProfile,
+    memory: MemoryNeed,
+    interval: Interval | None,
+) -> dict[str, Any]:
+    return {
+        "model": workload.name,
+        "num_params": workload.num_params,
+        "hardware": hardware.name,
+        "num_devices": hardware.num_devices,
+        **prediction.to_dict(),
+        "tokens_per_second": _tokens_per_second(prediction, workload, hardware),
+        "step_seconds_interval": None
+        if interval is None
+        else {"low": interval.low, "high": interval.high, "coverage": interval.coverage},
+        "drivers": [] if interval is None else [list(item) for item in interval.drivers],
+        "memory": memory.to_dict(),
+        "shortfalls": [str(item) for item in memory.fits(hardware)],
+    }
+
+
+def _tokens_per_second(
+    prediction: Prediction, workload: Workload, hardware: HardwareProfile
+) -> float:
+    return workload.tokens_per_step * hardware.num_devices / prediction.step_seconds
+
+
+def _text(
+    prediction: Prediction,
+    workload: Workload,
+    hardware: HardwareProfile,
+    memory: MemoryNeed,
+    interval: Interval | None,
+) -> str:
+    step = prediction.step_seconds
+    lines = [
+        f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
+        f"on {_machine(hardware)}; simulated",
+        f"step     {step * 1e3:.1f} ms, {_tokens_per_second(prediction, workload, hardware):,.0f} "
+        f"tokens/s; slowest of a window {prediction.slowest_step_seconds * 1e3:.1f} ms",
+        f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.1%})"
+        + _selections(prediction),
+        f"bytes    {prediction.d2h_bytes / 1e9:.3f} GB down, "
+        f"{prediction.h2d_bytes / 1e9:.3f} GB up",
+    ]
+    if interval is not None:
+        moved = ", ".join(name for name, _ in interval.drivers[:3])
+        lines.append(
+            f"interval {interval.low * 1e3:.1f} to {interval.high * 1e3:.1f} ms holds "
+            f"{interval.coverage:.0%} of draws; most moved by {moved}"
+        )
+    lines += [
+        f"{lane:<{_LANE_WIDTH}} busy {seconds * 1e3:9.1f} ms  {seconds / step:5.0%}"
+        for lane, seconds in prediction.busy_seconds.items()
+    ]
+    lines += _memory_lines(memory)
+    lines += [f"does not fit: {item}" for item in memory.fits(hardware)]
+    return "\n".join(lines)
+
+
+def _selections(prediction: Prediction) -> str:
+    """Return how much of the stall no step of the trace shows; empty where that is nothing."""
+    seconds = prediction.selection_seconds
+    if not seconds:
+        return ""
+    return (
+        f", {seconds * 1e3:.1f} ms of it selections of columns, spread over all steps (the "
+        "timeline shows the steps between two)"
+    )
+
+
+def _memory_lines(memory: MemoryNeed) -> list[str]:
+    """Return totals of device and host with their largest parts, and of NVMe where it is used."""
+    places = {
+        "device": ("device",),
+        "host": ("pageable", "pinned"),
+        "nvme": ("nvme",),
+    }
+    lines = []
+    for name, where in places.items():
+        parts = sorted(
+            (part for part in memory.parts if part.place in where), key=lambda p: -p.num_bytes
+        )
+        if parts:
+            shown = ", ".join(f"{part.name} {gib(part.num_bytes)}" for part in parts[:_MOST_PARTS])
+            lines.append(f"memory   {name} {gib(memory.bytes_at(*where))}: {shown}")
+    return lines

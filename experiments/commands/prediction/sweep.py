@@ -1,0 +1,209 @@
+"""``zenflow sweep``: a prediction for every point of a grid. Runs nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.commands.command import Command, given
+from experiments.commands.flag_types import FOLDER
+from experiments.commands.prediction.machine_flags import run_flags, simulation_flags
+from experiments.commands.training.train_flags import given_flags
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from experiments.sweeps.execution.run import Engine, Outcome
+    from experiments.sweeps.grid import Sweep
+
+_ENGINES = ("local", "dask")
+_METHODS = ("auto", "simulate", "closed-form")
+_SHOWN = 5
+
+
+def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Print every axis and leave."""
+    del parameter
+    if not value or context.resilient_parsing:
+        return
+    from experiments.sweeps.axes import KINDS
+
+    for kind in KINDS.values():
+        unit = f" ({kind.unit})" if kind.unit else ""
+        click.echo(f"{kind.name:<20} {kind.help}{unit}")
+    click.echo("and any figure of a profile by its dotted name, such as link.latency, in SI units")
+    context.exit()
+
+
+def _moved(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Refuse shipped sweeps, which are studies."""
+    del parameter
+    if value is not None and not context.resilient_parsing:
+        raise click.UsageError(
+            "shipped sweeps are studies: make them with `zenflow study whatif/NAME`, and list "
+            "them with `zenflow study whatif --list`",
+            context,
+        )
+
+
+@click.command(cls=Command, name="sweep")
+@click.option(
+    "--vary",
+    "axes",
+    multiple=True,
+    metavar="AXIS=VALUES",
+    help="An axis, as in gpu=rtx4090,h100 or S=1,2,4 or dram=50:400:50 (steps of 50) or "
+    "dram=50:400:x2 (times 2). Give one for each axis.",
+)
+@click.option(
+    "--axes",
+    "list_axes",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_all_axes,
+    help="List all axes.",
+)
+@click.option(
+    "--study",
+    "--studies",
+    is_flag=False,
+    flag_value="",
+    hidden=True,
+    expose_value=False,
+    callback=_moved,
+)
+@click.option(
+    "--out",
+    type=FOLDER,
+    help="Results go here. The same command with the same folder goes on where it ended.",
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes; default: all cores.")
+@click.option(
+    "--engine",
+    type=click.Choice(_ENGINES),
+    default="local",
+    show_default=True,
+    help="Who computes: processes of this machine, or a Dask cluster.",
+)
+@click.option("--scheduler", help="Address of the Dask cluster; default: one on this machine.")
+@click.option(
+    "--method",
+    type=click.Choice(_METHODS),
+    default="auto",
+    show_default=True,
+    help="auto: a closed form where one holds, else a simulation.",
+)
+@click.option("--tolerance", type=float, help="Relative error accepted of a closed form.")
+@click.option(
+    "--value", default="step_seconds", show_default=True, help="Column that the picture shows."
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="PART=USD",
+    help="Price of a device, host or link, as in rtx4090=1600; adds a column to the table.",
+)
+@click.option("--strategy", default="zenflow", show_default=True, help="As of zenflow simulate.")
+@simulation_flags
+@run_flags
+@click.pass_context
+def sweep_command(context: click.Context, /, **flags: Any) -> None:
+    """Predict a step for every point of a grid: machines, workloads, settings, in any mixture.
+
+    Leaves a table (CSV, and Parquet where pyarrow is installed), where it comes from, and
+    pictures. Points that do not fit in memory are rows that say so. Everything is predicted.
+    """
+    from experiments.sweeps.execution.run import Engine
+
+    engine = Engine(name=flags["engine"], workers=flags["workers"], scheduler=flags["scheduler"])
+    if code := _run(context, flags, engine):
+        sys.exit(code)
+
+
+for _parameter in sweep_command.params:
+    if _parameter.name == "model":  # it may be an axis
+        _parameter.required = False
+
+
+def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> int:
+    from experiments.sweeps.execution.run import run_sweep
+    from experiments.sweeps.pictures.outputs import check_value, write_pictures
+    from experiments.sweeps.prices import add_prices, parse_prices
+    from experiments.sweeps.table import table_of, write_frame
+
+    sweep = _sweep(context, flags)
+    prices = parse_prices(flags["prices"])
+    check_value(flags["value"])
+    folder = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep"
+    outcome = run_sweep(sweep, folder, engine)
+    files = outcome.files
+    if outcome.rows:
+        frame = table_of(sweep, outcome.rows)
+        if prices:
+            frame = add_prices(frame, prices)
+            write_frame(frame, folder)
+        files = [*files, *write_pictures(frame, sweep, flags["value"], folder)]
+    _report(outcome, sweep, folder, files)
+    return outcome.exit_code
+
+
+def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
+    """Return what the flags ask for.
+
+    Raises:
+        ConfigError: They ask for nothing, or for one thing twice.
+    """
+    from experiments.sweeps.axes import parse_axes
+    from experiments.sweeps.grid import TOLERANCE, Sweep
+    from experiments.sweeps.requests import Request
+
+    if not flags["axes"]:
+        raise ConfigError(
+            "a sweep needs something to vary: give --vary S=1,2,4, say (`zenflow sweep --axes` "
+            "lists all axes)"
+        )
+    axes = parse_axes(flags["axes"])
+    own = given(context)
+    for axis in axes:
+        if axis.kind.target in own:
+            raise ConfigError(
+                f"--{axis.kind.target.replace('_', '-')} is given and varied: leave one of the "
+                "two out"
+            )
+    names = {axis.name for axis in axes}
+    if flags["model"] is None and "model" not in names:
+        raise ConfigError("a sweep needs a model: give --model qwen2.5-0.5b, say, or vary it")
+    bases = {"gpu", "machine"} & names
+    other = next((name for name in ("gpu", "machine", "profile") if flags[name]), None)
+    if bases and other:
+        raise ConfigError(
+            f"--{other} and the axis {bases.pop()} both say what the machine is: leave one out"
+        )
+    return Sweep(
+        axes=axes,
+        request=Request.of(own),
+        strategy=flags["strategy"],
+        knobs=given_flags(context)[1],
+        releases=flags["gradients"] == "release",
+        method=flags["method"],
+        tolerance=TOLERANCE if flags["tolerance"] is None else flags["tolerance"],
+    )
+
+
+def _report(outcome: Outcome, sweep: Sweep, folder: Path, files: list[Path]) -> None:
+    from experiments.sweeps.pictures.outputs import summary
+
+    click.echo(summary(sweep, outcome.rows, shown=_SHOWN))
+    if files:
+        click.echo(f"written to {folder}: {', '.join(file.name for file in files)}")
+    if outcome.exit_code:
+        click.echo(
+            f"stopped with {len(outcome.rows)} of {sweep.num_points} points, which are kept: the "
+            f"same command with --out {folder} goes on"
+        )

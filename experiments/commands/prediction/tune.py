@@ -1,0 +1,256 @@
+"""``zenflow tune``: searches knobs before a run, in the simulator or with short real runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.commands.command import Command, flag_of, given
+from experiments.commands.flag_types import FOLDER, PATH
+from experiments.commands.prediction.machine_flags import simulation_flags
+from experiments.commands.training.config_file import read_config_file, with_flags
+from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, train_flags
+from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.training.preparation.first_checks import check_first, located, trainable_name
+from experiments.training.settings.training import TrainSettings
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from autotune.constraints import Constraints
+    from autotune.offline.backends import AbstractBackend
+    from autotune.offline.trial_loop import TuningTask
+    from autotune.space import SearchSpace
+
+_GIGA = 1e9
+_NOT_TUNED = ("strategy", "seed", "steps", "epochs", "start_steps", "save_every",
+              "save_minutes", "eval_every", "eval_batches", "timeline_steps")  # fmt: skip
+"""Flags of `zenflow train` that a short run of one strategy has no use for."""
+_SHARED = ("model", "batch_size", "sequence", "grad_accum", "dtype", "checkpointing", "gradients")
+"""Flags of `zenflow train` that a simulation takes too."""
+
+
+def _flags_of(decorator: Callable[..., Any]) -> dict[str, click.Parameter]:
+    """Return what flags a decorator gives a command, by name."""
+
+    @click.command()
+    @decorator
+    def command(**flags: Any) -> None:
+        del flags
+
+    return {str(flag.name): flag for flag in command.params}
+
+
+_TRAIN = {k: v for k, v in _flags_of(train_flags).items() if k not in _NOT_TUNED}
+_SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _TRAIN}
+
+
+@click.command(cls=Command, name="tune")
+@click.option(
+    "--backend",
+    type=click.Choice(("simulated", "measured")),
+    default="simulated",
+    show_default=True,
+    help="Predict each setting, or run it for a few windows.",
+)
+@click.option(
+    "--objective",
+    "objectives",
+    multiple=True,
+    default=("goodput",),
+    help="goodput (the default), step_seconds, stall_seconds, staleness, device_bytes or "
+    "host_bytes; given several times: a Pareto front.",
+)
+@click.option(
+    "--sampler",
+    default="tpe",
+    show_default=True,
+    help="tpe, random, gp, cmaes, nsgaii, qmc, or grid for brute force.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of it.")
+@click.option(
+    "--trials", type=int, default=100, show_default=True, help="Settings to try, in all."
+)
+@click.option("--timeout", type=float, help="Seconds after which no other trial begins.")
+@click.option(
+    "--storage", help="Keep the study in a file (study.journal) or a database (sqlite:///a.db)."
+)
+@click.option("--study-name", default="zenflow", show_default=True, help="Of it in the storage.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes.")
+@click.option("--device-memory", type=float, help="Most GB of one device.")
+@click.option("--host-memory", type=float, help="Most GB of the host.")
+@click.option("--largest-staleness", type=int, help="Most steps, S + 1.")
+@click.option("--smallest-captured", type=float, help="Least share of energy on the device.")
+@click.option("--out", type=FOLDER, help="Results go here.")
+@click.option(
+    "--config", "config_file", type=PATH,
+    help="Settings of the runs, as of `zenflow train`; flags win over it.",
+)  # fmt: skip
+@click.pass_context
+def tune_command(context: click.Context, /, **flags: Any) -> None:
+    """Search the knobs of a model on a machine, and write them as a file for `zenflow train`.
+
+    What is tuned is said by the flags of `zenflow simulate` (there batches of 4 x 1024 tokens
+    unless given), or with --backend measured by those of `zenflow train`. A knob that is given is
+    not searched. With a --storage the same command again goes on.
+    """
+    task, settings = _task(context, flags)
+    from experiments.search.results import run_study  # loads Optuna, which help must not
+
+    out = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-tune"
+    try:
+        result = run_study(
+            task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_remedy(context, flags, task)}") from error
+    if result.interrupted:
+        sys.exit(128 + signal.SIGINT)
+
+
+tune_command.params.extend({**_TRAIN, **_SIMULATE}.values())
+
+
+def _task(context: click.Context, flags: dict[str, Any]) -> tuple[TuningTask, dict[str, Any]]:
+    """Return what is tuned, and the settings to write beside the knobs that are found.
+
+    Raises:
+        ConfigError: A flag is of the other backend, or says what can't be.
+    """
+    from autotune.offline.trial_loop import TuningTask
+
+    _refuse_strangers(context, flags["backend"])
+    backend, constraints, settings = _backend(context, flags)
+    if flags["backend"] == "measured" and flags["workers"] > 1:
+        raise ConfigError(
+            f"--workers {flags['workers']} would run on one machine and slow each other: give "
+            "other machines the same command, with a database as --storage"
+        )
+    task = TuningTask(
+        backend=backend,
+        space=_space(settings["zenflow"], measured=flags["backend"] == "measured"),
+        objectives=flags["objectives"],
+        constraints=constraints,
+        sampler=flags["sampler"],
+        seed=flags["seed"],
+        num_trials=flags["trials"],
+        study_name=flags["study_name"],
+        storage=flags["storage"],
+    )
+    return task, settings
+
+
+def _refuse_strangers(context: click.Context, backend: str) -> None:
+    """Refuse flags that the backend would not look at."""
+    if backend == "simulated":
+        strangers = [name for name in _TRAIN if name not in (*_SHARED, *KNOB_NAMES)]
+        strangers, other = [*strangers, "config_file"], "measured"
+    else:
+        strangers, other = list(_SIMULATE), "simulated"
+    own = given(context)
+    for name in strangers:
+        if name in own:
+            raise ConfigError(
+                f"{flag_of(context, name)} is for --backend {other}: leave it out, or change "
+                "--backend"
+            )
+
+
+def _backend(
+    context: click.Context, flags: dict[str, Any]
+) -> tuple[AbstractBackend, Constraints, dict[str, Any]]:
+    """Return the backend, the constraints, and what was given for a config file."""
+    from autotune.constraints import Constraints
+
+    limits = Constraints(
+        device_bytes=_bytes(flags["device_memory"]),
+        host_bytes=_bytes(flags["host_memory"]),
+        largest_staleness=flags["largest_staleness"],
+        smallest_captured=flags["smallest_captured"],
+    )
+    settings, knobs = given_flags(context)
+    settings = {name: value for name, value in settings.items() if name not in _NOT_TUNED}
+    if flags["backend"] == "measured":
+        from experiments.search.measured_backend import MeasuredBackend
+
+        if flags["config_file"] is not None:
+            from_file, file_knobs = read_config_file(flags["config_file"])
+            settings, knobs = with_flags(from_file, settings), {**file_knobs, **knobs}
+        settings["strategy"] = "zenflow"
+        made = TrainSettings(**located(settings), knobs=knobs)
+        check_first(made)
+        settings |= {"model": made.model, "data": made.data, "eval_data": made.eval_data}
+        return MeasuredBackend(made), limits, {**settings, "zenflow": knobs}
+    from autotune.offline.backends import SimulatedBackend
+
+    base = ZenFlowConfig.preset("zenflow", **knobs)
+    request = _request(flags)
+    hardware, _ = hardware_of(request)
+    workload = workload_of(request, hardware)
+    releases = flags["gradients"] != "keep"
+    backend = SimulatedBackend(workload, hardware, releases=releases, base=base)
+    settings = {
+        "strategy": "zenflow",
+        "model": trainable_name(request.model),
+        "batch_size": workload.batch_size,
+        "sequence": workload.sequence,
+        "grad_accum": workload.accumulation,
+        "dtype": workload.dtype,
+        "checkpointing": workload.checkpointing,
+        "gradients": "release" if releases else "keep",
+        "zenflow": {"min_split_elements": base.min_split_elements, **knobs},
+    }
+    return backend, limits.within(hardware), settings
+
+
+def _remedy(context: click.Context, flags: dict[str, Any], task: TuningTask) -> str:
+    """Return what would make a simulated model fit, where nothing does."""
+    if flags["backend"] != "simulated":
+        return ""
+    from experiments.commands.prediction.tune_remedy import remedy
+
+    return remedy(
+        _request(flags),
+        lambda other: _backend(context, {**flags, **asdict(other)})[:2],
+        task.space,
+        bounds_host=flags["host_memory"] is not None,
+    )
+
+
+def _request(flags: Mapping[str, Any]) -> Request:
+    if flags["model"] is None:
+        raise ConfigError("a simulation needs a model: give --model qwen2.5-0.5b, say")
+    return Request.of(flags)
+
+
+def _bytes(gigabytes: float | None) -> float | None:
+    return None if gigabytes is None else gigabytes * _GIGA
+
+
+def _space(knobs: dict[str, Any], *, measured: bool) -> SearchSpace:
+    """Return the search space, in which every knob that is given has its one value."""
+    from autotune.space import SearchSpace
+
+    if knobs.get("select_strategy", "step") != "step":
+        raise ConfigError(
+            f"select_strategy {knobs['select_strategy']!r} can't be tuned: give selections in "
+            "steps (select_interval)"
+        )
+    if knobs.get("update_rule") == "published":
+        raise ConfigError(
+            "the published rule can't be tuned, as what its late updates cost is not known: leave "
+            "out update_rule"
+        )
+    space = SearchSpace()
+    fixed: dict[str, Any] = {"select_intervals": (100,)} if measured else {}
+    for field, name in zip(fields(space), space.values, strict=True):
+        if name in knobs:
+            fixed[field.name] = (knobs[name],)
+    return replace(space, **fixed)

@@ -1,0 +1,1 @@
+"""Commands about training, and about the files that describe one."""

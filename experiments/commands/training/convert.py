@@ -1,0 +1,129 @@
+"""``zenflow convert``: what becomes of a DeepSpeed JSON, key by key, and what to run instead."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.commands.command import Command
+from experiments.commands.flag_types import PATH
+from experiments.commands.prediction.plan_run import DATA
+from experiments.commands.training.config_file import read_config_file, settle_auto
+from experiments.commands.training.train_flags import flags_of
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zenflow.deepspeed.outcomes import KeyOutcome
+    from zenflow.deepspeed.settings import DeepSpeedSettings
+
+_LONGEST_VALUE = 30
+
+
+@click.command(cls=Command, name="convert")
+@click.argument("source", type=PATH, metavar="DEEPSPEED.json")
+@click.option("--output", type=PATH, help="Settings for `zenflow train --config`: TOML, or .json.")
+def convert_command(source: Path, output: Path | None) -> None:
+    """Say what becomes of each key of a DeepSpeed JSON, and how to train as it says.
+
+    Ends with code 1 if a key would change results and can't be honoured.
+    """
+    from zenflow.deepspeed.outcomes import read_with_outcomes
+
+    # Epochs are counted in steps once the data is known; until then any number is as good.
+    found, outcomes = read_with_outcomes(source, steps_per_epoch=1)
+    refused = [outcome for outcome in outcomes if outcome.kind == "refused"]
+    num_keys = sum(outcome.is_in_file for outcome in outcomes)
+    click.echo(f"{source}: {num_keys} keys, {len(refused)} refused\n")
+    for line in _table(outcomes):
+        click.echo(line)
+    if found is None:
+        click.echo("\nNothing is converted: mend what is refused, then give this command again.")
+        sys.exit(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the table has said it
+        settings, knobs = read_config_file(source)
+    if output is not None:
+        _write(output, source, settings, knobs)
+    for line in _answer(found, settings, knobs, output or source):
+        click.echo(line)
+    if output is not None:
+        click.echo(f"\nSettings: {output}")
+
+
+def _table(outcomes: Sequence[KeyOutcome]) -> Iterator[str]:
+    rows = [(_shown(outcome), outcome.kind, outcome.words) for outcome in outcomes]
+    width = max((len(shown) for shown, _, _ in rows), default=0)
+    for shown, kind, words in rows:
+        yield f"{shown:{width}}  {kind:10}  {words}"
+
+
+def _shown(outcome: KeyOutcome) -> str:
+    if not outcome.is_in_file:
+        return f"{outcome.key} (absent)"
+    value = json.dumps(outcome.value)
+    if len(value) > _LONGEST_VALUE:
+        value = f"{value[: _LONGEST_VALUE - 4]} ..."
+    return f"{outcome.key} = {value}"
+
+
+def _answer(
+    found: DeepSpeedSettings, settings: Mapping[str, Any], knobs: Mapping[str, Any], file: Path
+) -> Iterator[str]:
+    """Yield the Python lines, the command, and where the two are not quite DeepSpeed's."""
+    from experiments.commands.training.convert_lines import left_to_the_user, python_lines
+
+    yield "\nIn your own loop:\n"
+    yield from (f"    {line}".rstrip() for line in python_lines(found))
+    left = left_to_the_user(found)
+    if left:
+        yield f"\nThe file leaves to you: {', '.join(left)}."
+    words = flags_of(*settle_auto(settings, knobs))
+    command = ["zenflow", "train", "--data", DATA]
+    yield "\nOr (a model and a folder of texts are yours to give):\n"
+    yield "    " + shlex.join([*command, *(["--config", str(file)] if words is None else words)])
+    notes = list(_notes(found))
+    if notes:
+        yield ""
+        yield from notes
+
+
+def _notes(found: DeepSpeedSettings) -> Iterator[str]:
+    if found.schedule is None:
+        yield "- No scheduler: the learning rate is constant, as it is in DeepSpeed."
+    if found.config.update_rule == "published":
+        yield (
+            "- The rule is ZenFlow's published one. The default rule keeps AdamW's accuracy: "
+            'preset "zenflow", or --strategy zenflow.'
+        )
+    if found.config.update_rule == "published" and (found.gradient_accumulation_steps or 1) > 1:
+        yield (
+            "- DeepSpeed's ZenFlow puts update_interval in place of gradient_accumulation_steps, "
+            "and steps on every micro-batch. Here accumulation is kept; 1 does as DeepSpeed did."
+        )
+    if found.optimizer.get("weight_decay"):
+        yield "- `zenflow train` decays matrices only; DeepSpeed, as the lines above, everything."
+
+
+def _write(
+    output: Path, source: Path, settings: Mapping[str, Any], knobs: Mapping[str, Any]
+) -> None:
+    from experiments.output.files import write_text
+    from experiments.training.settings.file import file_content, toml_of
+
+    if output.exists() and output.samefile(source):
+        raise ConfigError(f"--output {output} is the DeepSpeed JSON itself: name another file")
+    content = file_content(settings, knobs)
+    is_json = output.suffix == ".json"
+    try:
+        write_text(output, json.dumps(content, indent=2) + "\n" if is_json else toml_of(content))
+    except OSError as error:
+        raise click.ClickException(
+            f"{output} can't be written ({error.strerror or error})"
+        ) from error

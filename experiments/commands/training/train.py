@@ -1,0 +1,238 @@
+"""``zenflow train``: a run, a comparison of four, or the rest of one that was ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from experiments.commands.command import Command
+from experiments.commands.flag_types import FILE, KNOWN_FOLDER, PATH
+from experiments.commands.training.config_file import (
+    read_config_file,
+    said_of_rates,
+    settle_auto,
+    tuned_for,
+    with_flags,
+)
+from experiments.commands.training.train_flags import (
+    given_flags,
+    given_tuning,
+    train_flags,
+    tuning_flags,
+)
+from experiments.training.log.step_log import remove_results
+from experiments.training.preparation.first_checks import check_first, located
+from experiments.training.preparation.intention import intention
+from experiments.training.saved.runlock import LOCK, locked
+from experiments.training.settings.training import TrainSettings
+from zenflow.errors import ConfigError
+
+RUNS = Path("runs")
+"""Folder of runs without --out, below the working directory."""
+
+
+@click.command(cls=Command)
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Run on_device, zero_offload, zenflow_paper and zenflow on the same seed and data.",
+)
+@click.option("--out", type=PATH, help="Directory of the results, new or empty.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier run's results in --out.")
+@click.option(
+    "--resume",
+    type=KNOWN_FOLDER,
+    help="Go on with the run in this directory; its settings are kept.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=PATH,
+    help="TOML or JSON with settings, or a DeepSpeed JSON; flags win over it.",
+)
+@click.option(
+    "--replay",
+    type=FILE,
+    help="Repeat the tuned run of this decisions.jsonl, bit for bit on a CPU.",
+)
+@tuning_flags
+@train_flags
+@click.pass_context
+def train(
+    context: click.Context,
+    /,
+    *,
+    compare: bool,
+    out: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+    config_file: Path | None,
+    replay: Path | None,
+    **flags: Any,
+) -> None:
+    """Train a model and leave its records, trace, picture and checkpoint in a directory.
+
+    With nothing given, a small decoder learns this Python's own source code, byte by byte.
+    """
+    del flags  # read from the context, which knows which of them were given
+    if resume is not None:
+        elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
+        settings, compare = _resumed_settings(context, resume, elsewhere, compare)
+        folder = resume
+    else:
+        settings = _new_settings(context, config_file, replay, compare)
+        folder = _new_folder(out, _label(settings, compare))
+    check_first(settings)
+    try:
+        with locked(folder):
+            if resume is None:
+                _clear(folder, overwrite)
+            if compare:
+                click.echo(intention(settings))  # at once: torch takes seconds to load
+            from experiments.training.launch import launch  # loads torch, which help must not
+
+            code = launch(settings, folder, compare=compare, resume=resume is not None)
+    except OSError as error:
+        raise click.ClickException(_not_written(folder, error)) from error
+    sys.exit(code)
+
+
+def _label(settings: TrainSettings, compare: bool) -> str:
+    if compare:
+        return "compare"
+    return settings.label if settings.replay is None else "replay"
+
+
+def _new_settings(
+    context: click.Context, config_file: Path | None, replay: Path | None, compare: bool
+) -> TrainSettings:
+    """Return defaults, changed by the file, changed by the flags."""
+    settings, knobs = given_flags(context)
+    tuning = given_tuning(context)
+    if replay is not None:
+        return _replayed_settings(replay, config_file, compare, {**settings, **knobs, **tuning})
+    settings |= tuning
+    if compare and "strategy" in settings:
+        raise ConfigError("--compare runs its own four strategies: leave out --strategy")
+    if not compare and settings.get("start_steps"):
+        raise ConfigError("--start-steps is for --compare: a single run is its own start")
+    values: dict[str, Any] = {}
+    if config_file is not None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values, file_knobs = read_config_file(config_file)
+        knobs = {**file_knobs, **knobs}
+        told = [tuned_for(config_file), said_of_rates(config_file, values, settings)]
+        for words in [*(f"Note: {warning.message}" for warning in caught), *told]:
+            if words is not None:
+                click.echo(words, err=True)
+    try:
+        values, knobs = settle_auto(with_flags(values, settings), knobs)
+        made = TrainSettings(**located(values), knobs=knobs)
+    except ConfigError as error:
+        if config_file is None:
+            raise
+        raise ConfigError(f"with the settings of {config_file}, {error}") from error
+    return made.for_comparison() if compare else made
+
+
+def _replayed_settings(
+    replay: Path, config_file: Path | None, compare: bool, changes: dict[str, Any]
+) -> TrainSettings:
+    from experiments.training.tuned.replay import replay_settings
+
+    if compare or config_file is not None:
+        raise ConfigError(
+            "--replay takes every setting from the run's own file, and repeats one run: leave out "
+            f"{'--compare' if compare else '--config'}"
+        )
+    return replay_settings(replay, changes)
+
+
+def _new_folder(out: Path | None, label: str) -> Path:
+    folder = out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out must be a directory, but {folder} is a file: choose another")
+    return folder
+
+
+def _clear(folder: Path, overwrite: bool) -> None:
+    """Remove an earlier run's results if that was asked for; refuse a folder with anything else.
+
+    Raises:
+        ConfigError: The folder is not empty.
+    """
+    if overwrite:
+        remove_results(folder)
+    if any(path.name != LOCK for path in folder.iterdir()):
+        raise ConfigError(
+            f"--out must be new or empty, but {folder} is not: choose another, replace an earlier "
+            f"run with --overwrite, or go on with it by --resume {folder}"
+        )
+
+
+def _not_written(folder: Path, error: OSError) -> str:
+    from experiments.training.saved.saving import resume_line  # loads torch
+
+    return (
+        f"{error.filename or folder}: {error.strerror or error}. The run in {folder} can go on "
+        f"from its last checkpoint, if it has one, once that is mended: {resume_line(folder)}"
+    )
+
+
+def _resumed_settings(
+    context: click.Context,
+    folder: Path,
+    elsewhere: dict[str, Path | None],
+    compare: bool,
+) -> tuple[TrainSettings, bool]:
+    """Return the settings of the run in ``folder``, with this command's flags on top."""
+    given = [flag for flag, path in elsewhere.items() if path is not None]
+    if given:
+        raise ConfigError(
+            "--resume takes directory and settings from the run itself: leave out "
+            + " and ".join(given)
+        )
+    path = folder / "config.json"
+    record = _config_record(path)
+    saved = dict(record["settings"])
+    was_comparison = "compare" in record
+    if compare and not was_comparison:
+        raise ConfigError(f"{folder} holds a single run: leave out --compare to resume it")
+    settings, knobs = given_flags(context)
+    settings |= given_tuning(context)
+    if {"steps", "epochs"} & settings.keys():
+        saved.update(steps=None, epochs=None)
+    saved["knobs"] = {**saved.get("knobs", {}), **knobs}
+    try:
+        return TrainSettings.from_dict({**saved, **located(settings)}), was_comparison
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"with the settings of {path}, {error}") from error
+
+
+def _config_record(path: Path) -> dict[str, Any]:
+    """Return a run's config.json.
+
+    Raises:
+        ConfigError: It is missing, or is not what a run writes.
+    """
+    rule = f"--resume needs a directory that a run has written, but {path} can't be read"
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{rule} ({error.strerror}): check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{rule} as JSON ({error}): restore it from a copy") from error
+    settings = record.get("settings") if isinstance(record, dict) else None
+    if not isinstance(settings, dict) or not isinstance(settings.get("knobs", {}), dict):
+        raise ConfigError(
+            f"{path} must hold an object with the run's settings and their knobs, and holds "
+            "something else: restore it from a copy"
+        )
+    return dict(record)

@@ -1,0 +1,1 @@
+"""The paper's figures of loss and accuracy."""

@@ -1,0 +1,1 @@
+"""The paper's figures of time, traffic and memory."""

@@ -1,0 +1,1 @@
+"""How a sweep's points are worked through: processes, machines, and what is kept."""

@@ -1,0 +1,1 @@
+"""What is drawn and printed of a sweep's table."""

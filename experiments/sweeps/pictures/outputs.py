@@ -1,0 +1,79 @@
+"""Outputs: a sweep's pictures, and what is printed of its table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.points import EVENTS, FORMULA, OK, RESULTS, Row
+from experiments.sweeps.prices import COLUMN
+from experiments.sweeps.table import TEXTS
+from zenflow.config import unknown_name
+from zenflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PICTURE, PARETO = "picture.png", "pareto.png"
+AGAINST = ("device_bytes", "host_bytes", "staleness_steps", COLUMN)
+"""Columns that what is shown is traded for."""
+
+
+def check_value(name: str) -> None:
+    """Refuse a column that no picture can show.
+
+    Raises:
+        ConfigError: It is unknown, or no number.
+    """
+    known = [column for column in RESULTS if column not in TEXTS] + [COLUMN]
+    if name not in known:
+        raise ConfigError(f"--value {unknown_name(name, known)}")
+
+
+def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) -> list[Path]:
+    """Draw a table; return the pictures' files, those that there is something to show in."""
+    from experiments.output.plots import save_figure
+    from experiments.sweeps.pictures.fronts import draw_pareto
+    from experiments.sweeps.pictures.plots import draw_sweep
+
+    if value not in frame:
+        raise ConfigError(f"--value {value}: give --price too")
+    files = []
+    for name, figure in (
+        (PICTURE, draw_sweep(frame, sweep.axes, value)),
+        (PARETO, draw_pareto(frame, sweep.axes, value, AGAINST)),
+    ):
+        if figure is not None:
+            save_figure(figure, folder / name)
+            files.append(folder / name)
+    return files
+
+
+def summary(sweep: Sweep, rows: Mapping[int, Row], *, shown: int) -> str:
+    """Return what became of the points, and the fastest ones."""
+    counts = Counter(row["status"] for row in rows.values())
+    methods = Counter(row["method"] for row in rows.values() if row["status"] == OK)
+    listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    lines = [
+        f"{len(rows)} of {sweep.num_points} points: {listed or 'none'}; {methods[FORMULA]} by a "
+        f"closed form, {methods[EVENTS]} simulated. Predicted, not measured."
+    ]
+    fastest = sorted(
+        (index for index, row in rows.items() if row["status"] == OK),
+        key=lambda index: -rows[index]["tokens_per_second"],
+    )
+    for index in fastest[:shown]:
+        row = rows[index]
+        point = ", ".join(f"{name}={value}" for name, value in sweep.values(index).items())
+        lines.append(
+            f"  {row['step_seconds']:.4g} s a step, {row['tokens_per_second']:,.0f} tokens/s, "
+            f"{row['stall_share']:.1%} stalled: {point}"
+        )
+    if counts and not fastest:
+        lines.append(
+            f"  none has a prediction; the first says: {next(iter(rows.values()))['reason']}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+"""From steps to rows of steps.jsonl.
+
+On a GPU the optimizer reports a step while the next one runs, and a loss is a tensor that isn't
+computed yet. So a row waits here for its report, and the training loop for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from experiments.output.progress import Reporter
+from experiments.output.run_types import Evaluation, StepRow
+from experiments.training.log.step_log import StepLog
+from zenflow.errors import CheckpointError
+from zenflow.report import StepReport
+
+
+class StepRows:
+    """Completes rows with their reports, writes them, and shows them."""
+
+    def __init__(
+        self, path: Path, done: int, reporter: Reporter, last: StepReport | None = None
+    ) -> None:
+        """Go on with the log at ``path`` after ``done`` steps, whose last report is ``last``."""
+        self._log = StepLog(path, keep_steps=done)
+        if self._log.num_missing:
+            reporter.say(
+                f"Warning: {path} lacks the rows of {self._log.num_missing} of the {done} steps "
+                "taken; figures of the whole run will be without them."
+            )
+        self._reporter = reporter
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._last = last
+
+    def add(self, row: Mapping[str, Any], report: StepReport | None) -> None:
+        """Take a step's row (its loss may be a tensor) and the newest report there is."""
+        self._waiting.append(dict(row))
+        self._take(report)
+        self._write(leave=1)
+
+    def add_evaluation(self, result: Evaluation) -> None:
+        """Put an evaluation's result into the last step's row."""
+        self._waiting[-1] |= result
+
+    def flush(self, report: StepReport | None) -> None:
+        """Write every row; ``report`` is the last step's."""
+        self._take(report)
+        self._write(leave=0)
+
+    def sync(self) -> None:
+        """Have every row on the disk when the call returns.
+
+        Raises:
+            CheckpointError: The disk does not take them.
+        """
+        try:
+            self._log.sync()
+        except OSError as error:
+            raise CheckpointError(
+                f"the steps' log can't be written ({error}): free space."
+            ) from error
+
+    def close(self) -> None:
+        """Close the log; rows whose step never ended well are dropped."""
+        self._log.close()
+
+    def _take(self, report: StepReport | None) -> None:
+        """Give the report to its row: reports come in order, one for each step really taken."""
+        unreported = [
+            row for row in self._waiting if not row["skipped"] and "clip_factor" not in row
+        ]
+        if report is None or not unreported or report is self._last:
+            return
+        self._last = report
+        unreported[0].update(_reported(report, unreported[0]["seconds"]))
+
+    def _write(self, leave: int) -> None:
+        while len(self._waiting) > leave:
+            row = self._waiting.popleft()
+            row["loss"] = float(row["loss"])
+            row.setdefault("stall_seconds", 0.0)
+            row.setdefault("stall_fraction", 0.0)
+            complete = cast("StepRow", row)
+            self._log.append(complete)
+            self._reporter.step(complete)
+
+
+def _reported(report: StepReport, seconds: float) -> dict[str, Any]:
+    """Return the report's fields with the loop's own seconds.
+
+    The report counts from one step's end to the next, evaluations and saves between them
+    included; the loop's clock does not.
+    """
+    stalled = min(report.stall_seconds, seconds)
+    fields = report.to_dict()
+    for name in ("step", "seconds", "stall_seconds", "stall_fraction"):
+        fields.pop(name)
+    return fields | {"stall_seconds": stalled, "stall_fraction": stalled / seconds}

@@ -1,0 +1,1 @@
+"""What happens before the first step: checks, an estimate of the time, the run's objects."""

@@ -1,0 +1,64 @@
+"""An emulated link sized for this machine: slow enough to matter, by a rule that is printed.
+
+On a CPU there is no PCIe. A paced link stands in for it; so that a comparison says something on
+any machine, its speed follows from the model's compute time, measured first.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+from experiments.training.evaluation import cross_entropy, forward
+from experiments.training.preparation.setup import RunSetup
+
+COPY_SHARE = 1.2
+"""Time of one copy of the model over the link, as a share of forward and backward."""
+_WARM_STEPS = 2
+_TIMED_STEPS = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChoice:
+    """A link and the measurement it follows from."""
+
+    compute_seconds: float
+    """Median of forward and backward, all micro-batches of a step."""
+    model_bytes: int
+    copy_share: float
+    """Time of one copy of the model over the link, as a share of that."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of the link, the same both ways."""
+        return self.model_bytes / (self.copy_share * self.compute_seconds)
+
+    def __str__(self) -> str:
+        """Return the figures in a sentence."""
+        return (
+            f"emulated link: {self.bytes_per_second / 1e6:.1f} MB/s each way, so that the model's "
+            f"{self.model_bytes / 1e6:.1f} MB take {self.copy_share:.0%} of the measured "
+            f"{self.compute_seconds * 1e3:.0f} ms of forward and backward"
+        )
+
+
+def choose_link(setup: RunSetup, copy_share: float = COPY_SHARE) -> LinkChoice:
+    """Measure forward and backward without an optimizer and return the link that fits them."""
+    seconds = [_compute_seconds(setup) for _ in range(_WARM_STEPS + _TIMED_STEPS)]
+    compute = median(seconds[_WARM_STEPS:])
+    return LinkChoice(
+        compute_seconds=compute,
+        model_bytes=setup.model_bytes,
+        copy_share=copy_share,
+    )
+
+
+def _compute_seconds(setup: RunSetup) -> float:
+    started = time.perf_counter()
+    for micro in range(setup.settings.grad_accum):
+        batch = setup.data.train.batch(micro).to(setup.device)
+        cross_entropy(forward(setup.model, batch), batch).backward()
+    seconds = time.perf_counter() - started
+    setup.model.zero_grad()
+    return seconds

@@ -1,0 +1,115 @@
+"""What is refused before torch loads: a name or path that no run could use."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.training.settings.training import MODEL_SIZES, TrainSettings
+from zenflow.errors import ConfigError
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+"""owner/name or name, and of a data set the configuration behind a colon."""
+_FILE_SUFFIX = re.compile(r"\.[a-z]{1,7}", re.IGNORECASE)
+"""Suffix of a file's name; a hub name such as OpenHermes-2.5 ends in a number."""
+_NAMES_WITHOUT_OWNER = frozenset({"openai-community", "google-bert"})
+"""Owners of models that the hub still knows by their names alone, such as gpt2."""
+
+
+def check_first(settings: TrainSettings) -> None:
+    """Refuse what can be seen to be missing without loading anything.
+
+    Raises:
+        ConfigError: Torch, a file or a directory is missing, or a model's name is not the hub's.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "training needs torch, which is not installed: pip install torch (for a machine "
+            "without a GPU with --index-url https://download.pytorch.org/whl/cpu)"
+        )
+    check_named(settings.data, "--data")
+    if settings.eval_data is not None and not Path(settings.eval_data).expanduser().exists():
+        raise _missing(settings.eval_data, "--eval-data")
+    model = settings.model.removeprefix("own:")
+    if model in MODEL_SIZES:
+        return
+    check_named(model, "--model")
+    if not Path(model).expanduser().exists():
+        _check_hub_model(model)
+
+
+def check_named(name: str | None, flag: str) -> None:
+    """Refuse a path that is not there, rather than look for it on the hub.
+
+    A path is what can't be a hub name, what ends like a file, or what lies in a directory that
+    is there.
+
+    Raises:
+        ConfigError: It is not there; the message has the nearest name in its directory.
+    """
+    if name is None:
+        return
+    path = Path(name).expanduser()
+    if path.exists():
+        return
+    in_folder = "/" in name and path.parent.is_dir()
+    if in_folder or _FILE_SUFFIX.fullmatch(path.suffix) or not _HUB_NAME.fullmatch(name):
+        raise _missing(name, flag)
+
+
+def located(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with absolute paths, so that their run resumes from any directory."""
+    made = dict(values)
+    for key in ("data", "eval_data", "model", "profile"):
+        name = made.get(key)
+        if not isinstance(name, str):
+            continue
+        own = "own:" if key == "model" and name.startswith("own:") else ""
+        path = Path(name.removeprefix(own)).expanduser()
+        is_size = key == "model" and name.removeprefix(own) in MODEL_SIZES
+        if path.exists() and not is_size:
+            made[key] = f"{own}{path.resolve()}"
+    return made
+
+
+def _missing(name: str, flag: str) -> ConfigError:
+    path = Path(name).expanduser()
+    folder = path.parent
+    if not folder.is_dir():
+        return ConfigError(f"{flag} {name}: there is no directory {folder}: check the path")
+    near = difflib.get_close_matches(path.name, [item.name for item in folder.iterdir()], n=1)
+    hint = f"did you mean {folder / near[0]}?" if near else "check the path"
+    return ConfigError(f"{flag} {name}: {folder.resolve()} has no {path.name}: {hint}")
+
+
+def trainable_name(name: str) -> str:
+    """Return what `zenflow train` calls a model that the simulator knows by this name.
+
+    Raises:
+        ConfigError: The simulator does not know it.
+    """
+    if name in MODEL_SIZES:
+        return name
+    from sim.models.table import find_model, model_names  # reads the table, which few names need
+
+    found, config = find_model(name)
+    is_named = found in model_names() and config == find_model(found)[1]
+    return config["_name_or_path"] if is_named else str(Path(name).resolve())
+
+
+def _check_hub_model(name: str) -> None:
+    """Refuse a name of the simulator's table that the hub does not know."""
+    try:
+        repository = trainable_name(name)
+    except ConfigError:  # not one of the table
+        return
+    owner, _, own = repository.partition("/")
+    if "/" not in name and not (own == name and owner in _NAMES_WITHOUT_OWNER):
+        raise ConfigError(
+            f"--model {name} is a name of the simulator's table; to train it, give its name on "
+            f"the Hugging Face hub: --model {repository}"
+        )

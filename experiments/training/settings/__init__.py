@@ -1,0 +1,1 @@
+"""What a training run is asked for: fields, rules, and the file that holds them."""

@@ -1,0 +1,1 @@
+"""What the device does for a gradient that the host has not applied yet."""

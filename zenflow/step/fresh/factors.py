@@ -1,0 +1,71 @@
+"""Factors of a fresh step: the numbers that a gradient's columns and rows are multiplied by.
+
+`zenflow.step.fresh.steps` has the formulas and says when each part of them is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.layout import ColumnVectors, RowVectors, SplitParam
+from zenflow.rule.adamw import Hyper
+
+LEAST_ROOT = 1e-15
+"""Least root of a second moment, for eps = 0: a row without any gradient is not divided by 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshVectors:
+    """Vectors over the columns and the rows of some parameters."""
+
+    columns: ColumnVectors
+    """What is known of the columns."""
+    column_gains: Tensor
+    """Factor on each column's energy in its second moment, float32."""
+    shares: Tensor
+    """Share of each column's fresh step, times the clip factor, float32; 0 for important ones."""
+    rows: RowVectors
+    """What is known of the rows."""
+    row_gains: Tensor
+    """Factor on each row's energy in its second moment, float32."""
+
+
+def scalars_of(
+    hyper: Hyper, count: int, inverse_scale: float
+) -> tuple[float, float, tuple[float, float]]:
+    """Return what a parameter's `count`-th step multiplies by.
+
+    Returns:
+        Rate of the fresh step, gain of an energy, and decay and floor of second moments.
+    """
+    root = math.sqrt(1.0 - hyper.beta2**count)
+    steady = (1.0 - hyper.beta1) / (1.0 - hyper.beta1**count)
+    rate = hyper.lr * steady * root * inverse_scale
+    gain = (1.0 - hyper.beta2) * inverse_scale**2
+    return rate, gain, (hyper.beta2, max(hyper.eps * root, LEAST_ROOT) ** 2)
+
+
+def make_factors(part: FreshVectors, moving: Sequence[SplitParam]) -> None:
+    """Bring the fresh factors to what columns and rows are multiplied by.
+
+    Every operation is elementwise, but for each parameter's own mean: what is computed
+    together changes no bit.
+    """
+    rows, columns = part.rows, part.columns
+    # The fresh factors are second moments here, but for this step's part.
+    rows.fresh_factors.addcmul_(rows.energies, part.row_gains)
+    rows.fresh_factors.rsqrt_()
+    columns.fresh_factors.addcmul_(columns.energies, part.column_gains)
+    of_rows = [split.rows.fresh_factors for split in moving]
+    roots = [split.columns.fresh_factors.mean() for split in moving]
+    columns.fresh_factors.rsqrt_().mul_(part.shares)
+    if len(roots) == 1:
+        of_rows[0].mul_(roots[0].sqrt_())
+    else:  # one call for all, which come one after another on any device
+        torch._foreach_sqrt_(roots)
+        torch._foreach_mul_(of_rows, roots)

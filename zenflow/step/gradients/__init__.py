@@ -1,0 +1,1 @@
+"""What becomes of gradients between backward and the optimizer step."""

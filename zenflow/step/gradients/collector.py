@@ -1,0 +1,265 @@
+"""Gradient collector: what becomes of each gradient between backward and the optimizer step.
+
+A split parameter's gradient waits for its bucket's others. Then they are measured, their important
+columns are kept, and the rest is queued for the d2h lane. A resident's gradient is kept whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.gradient_queue import StagedGradient
+from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
+from zenflow.columns.shards import local_of
+from zenflow.device.base import AbstractDevice
+from zenflow.errors import GradientError
+from zenflow.lanes.completion import Completion, unique
+from zenflow.lanes.copies import Copy, CopyLane
+from zenflow.step.fresh.passed_weights import PassedWeights
+from zenflow.step.gradients.released import matches
+from zenflow.step.gradients.ring import GradientRing, PackJob
+from zenflow.step.window_sketch import WindowSketch
+
+
+@dataclass(slots=True, eq=False)
+class StepGradients:
+    """The gradients of the step under way."""
+
+    important: dict[SplitParam, Tensor] = field(default_factory=dict)
+    """Important columns of each parameter, (O, K) in the gradient's dtype."""
+    resident: dict[Resident, Tensor] = field(default_factory=dict)
+    """Whole gradients of the parameters that stay on the device."""
+    waiting: dict[int, dict[SplitParam, Tensor]] = field(default_factory=dict)
+    """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
+    copied: dict[int, list[Completion]] = field(default_factory=dict)
+    """Copies to the host, by the index of the bucket."""
+    is_complete: bool = False
+    """Whether no more gradients come in."""
+    sent: list[SplitParam] = field(default_factory=list)
+    """Parameters whose gradients have left, and may have moved weights."""
+    num_bytes: int = 0
+    """Number of bytes that are copied to the host."""
+
+
+@dataclass(eq=False, repr=False)
+class GradientCollector:
+    """Takes gradients in, in any order, and sends each bucket off when it is full."""
+
+    device: AbstractDevice
+    """Operations of the device."""
+    layout: Layout
+    """Places of all parameters."""
+    lane: CopyLane
+    """Carries gradients to the host."""
+    stage: Callable[[Block], StagedGradient]
+    """Function that says where on the host a block's gradient goes."""
+    passed: PassedWeights
+    """Writes a bucket's weights when nothing computes with them any more in this step."""
+    sketch: WindowSketch | None
+    """Measures gradients that wait, if anybody wants to know."""
+    ring: GradientRing | None
+    """Memory into which gradients are packed before they leave, so that they need not stay
+    themselves; None lets the lane pack them."""
+    waiting: Callable[[], AbstractContextManager[None]]
+    """Encloses a wait for room in the ring."""
+    gradients: StepGradients = field(default_factory=StepGradients, init=False)
+    """Gradients of the step under way."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no gradient has come in since the last step."""
+        gradients = self.gradients
+        return not (gradients.important or gradients.waiting or gradients.resident)
+
+    def take(
+        self, place: SplitParam | Resident, grad: Tensor, step: int, *, at_once: bool
+    ) -> None:
+        """Take one parameter's final gradient of this step; call it without grad mode.
+
+        It is measured with its bucket: when that is full, or by `measure_rest`.
+
+        Args:
+            place: Place of the parameter.
+            grad: Gradient, of the parameter's shape, dtype and device.
+            step: The step under way.
+            at_once: Whether to measure and send its bucket as soon as that is full; else
+                `measure_rest` and `send_rest` do.
+
+        Raises:
+            GradientError: The gradient is sparse, or its shape, dtype or device is not the
+                parameter's.
+        """
+        if not matches(grad, place.param):
+            raise GradientError(
+                f"the gradient of {place.name} is {grad.layout} {tuple(grad.shape)} {grad.dtype} "
+                f"on {grad.device}, but must be dense {tuple(place.param.shape)} "
+                f"{place.param.dtype} on {place.param.device}: make embeddings with sparse=False "
+                "and don't replace .grad by a tensor of another kind"
+            )
+        if place.is_sharded:
+            if self.gradients.is_complete:
+                raise GradientError(
+                    f"the gradient of {place.name} came after clip_grad_norm_(), for which ranks "
+                    "have added up their norms: clip after the step's last backward"
+                )
+            grad = local_of(grad)
+        if isinstance(place, Resident):
+            self.gradients.resident[place] = grad
+            return
+        is_free = self.ring is not None or place.is_sharded  # FSDP2 makes a new one every time
+        waiting = self.gradients.waiting.setdefault(place.bucket, {})
+        waiting[place] = place.matrix(grad if is_free else self._owned(grad))
+        bucket = self.layout.buckets[place.bucket]
+        if at_once and len(waiting) == len(bucket.splits):
+            self._measure(waiting)
+            self.layout.shards.add_up(bucket.columns.energies)
+            self._send(bucket, step)
+
+    def measure_rest(self) -> None:
+        """Measure all gradients that have been taken."""
+        for waiting in self.gradients.waiting.values():
+            self._measure(waiting)
+
+    def _measure(self, waiting: Mapping[SplitParam, Tensor]) -> None:
+        """Measure gradients of a bucket, and keep their important columns; each once a step."""
+        important = self.gradients.important
+        new = {split: grad for split, grad in waiting.items() if split not in important}
+        if not new:
+            return
+        self.device.energies(
+            [(grad, split.columns.energies, split.rows.energies) for split, grad in new.items()]
+        )
+        for split, grad_OI in new.items():
+            important[split] = grad_OI.index_select(1, split.important_columns)
+            if self.sketch is not None:
+                self.sketch.take(split, grad_OI)
+
+    @staticmethod
+    def _owned(grad: Tensor) -> Tensor:
+        """Return a gradient whose memory the next backward leaves alone.
+
+        A part of a larger buffer, as data parallelism has them, is written anew while the lane
+        may still read it.
+        """
+        return grad if grad.untyped_storage().nbytes() == grad.nbytes else grad.clone()
+
+    def complete(self) -> None:
+        """Note that no more gradients come in this step, and all have been measured.
+
+        All ranks then know all energies.
+        """
+        if self.gradients.is_complete:
+            return
+        self.gradients.is_complete = True
+        for split in self.layout.splits:
+            if split not in self.gradients.important:
+                split.columns.energies.zero_()
+                split.rows.energies.zero_()
+                if self.sketch is not None:
+                    self.sketch.leave_out(split)
+        if not self.gradients.copied:
+            self.layout.shards.add_up(self.layout.columns.energies)
+            return
+        for bucket in self.layout.buckets:
+            if bucket.index not in self.gradients.copied:
+                self.layout.shards.add_up(bucket.columns.energies)
+
+    def send_rest(self, step: int) -> None:
+        """Send what has not been sent."""
+        if not self.gradients.copied:
+            self.passed.prepare(self.gradients.important)
+        rest = [
+            bucket for bucket in self.layout.buckets if bucket.index not in self.gradients.copied
+        ]
+        # One mark for all copies: an event for each would cost more than they wait for.
+        final = self.device.mark() if rest else None
+        for bucket in rest:
+            self._send(bucket, step, final)
+
+    def _send(self, bucket: Bucket, step: int, final: Any = None) -> None:
+        """Send a bucket off.
+
+        Args:
+            bucket: The bucket.
+            step: The step under way.
+            final: Mark behind the computation of its gradients; None stands for now.
+        """
+        grads = self.gradients.waiting.pop(bucket.index, {})
+        self.gradients.copied[bucket.index] = []
+        self.gradients.sent += grads
+        self.passed.begin()
+        self.passed.move(bucket, grads)
+        staged = {
+            block: self.stage(block)
+            for split in grads
+            for block in split.blocks
+            if block.shape.num_deferred
+        }
+        jobs = [
+            PackJob.of(block, grads[block.split], gradient.values)
+            for block, gradient in staged.items()
+        ]
+        device = self.device
+        if self.ring is None:
+            final = final or device.mark()
+            # Uploads first: they are due in this step, the gradients later.
+            if self.passed.lands(bucket):
+                self.passed.start_uploads(bucket, device.mark(), grads)
+            if jobs:
+                columns = [(job.grad, job.columns, job.host) for job in jobs]
+                self._submit(bucket, jobs, staged, self._copy(step),
+                             partial(device.pack, columns, final), step)  # fmt: skip
+            return
+        mark = None
+        for piece in self.ring.pieces(jobs):
+            sent = self._copy(step)
+            packed = self.ring.pack(piece, sent, self.waiting)
+            mark = device.mark()
+            rows = [room for room, _ in packed]
+            self.ring.hold(self.passed.start_parts(piece, rows, mark))
+            self._submit(bucket, piece, staged, sent, partial(device.send, packed, mark), step)
+        if self.passed.lands(bucket):  # what is left to land has no gradient in this step
+            self.passed.start_uploads(bucket, mark or device.mark(), {})
+
+    @staticmethod
+    def _copy(step: int) -> Completion:
+        return Completion(f"the gradients' copy of step {step} (d2h)")
+
+    def _submit(
+        self,
+        bucket: Bucket,
+        jobs: Sequence[PackJob],
+        staged: Mapping[Block, StagedGradient],
+        sent: Completion,
+        run: Callable[[], Any],
+        step: int,
+    ) -> None:
+        """Queue a copy of some of the bucket's columns."""
+        num_bytes = sum(job.num_bytes for job in jobs)
+        # The host has read what was in these buffers before.
+        after = unique(
+            before
+            for job in jobs
+            for before in staged[job.block].after
+            if not before.has_succeeded
+        )
+        self.lane.submit(
+            Copy(run=run, after=after, completion=sent, num_bytes=num_bytes, step=step)
+        )
+        for job in jobs:
+            staged[job.block].copied.append(sent)
+        self.gradients.copied[bucket.index].append(sent)
+        self.gradients.num_bytes += num_bytes
+
+    def discard(self) -> None:
+        """Forget this step's gradients; copies under way end in staging, which is overwritten."""
+        self.gradients = StepGradients()
+        if self.ring is not None:
+            self.ring.restart()

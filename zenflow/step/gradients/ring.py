@@ -1,0 +1,163 @@
+"""The ring through which released gradients leave a GPU: bounded memory, used in a circle.
+
+The deferred columns of a gradient are packed into it on the compute stream, at the moment at
+which backward has finished the gradient. The gradient's memory is then free, whoever owns it.
+The d2h lane sends what lies in the ring. Where the link is late, the ring is full, and the compute
+stream waits for room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.byte_memory import ByteMemory
+from zenflow.columns.layout import Block
+from zenflow.device.base import AbstractDevice
+from zenflow.lanes.completion import Completion
+from zenflow.step.gradients.ring_size import PIECES, aligned, ring_bytes
+
+
+@dataclass(slots=True, eq=False)
+class PackJob:
+    """Deferred columns low..high-1 of one block's gradient, on their way to the host."""
+
+    block: Block
+    """The block."""
+    grad: Tensor
+    """Gradient of its parameter, (O, I)."""
+    columns: Tensor
+    """Indices of the columns, (high - low,), int64."""
+    host: Tensor
+    """Host's buffer of the columns, (high - low, O)."""
+    low: int
+    """First row."""
+    high: int
+    """Row after the last."""
+    num_bytes: int
+    """Bytes of the columns."""
+
+    @classmethod
+    def of(cls, block: Block, grad: Tensor, host: Tensor) -> PackJob:
+        """Return the job for all columns; it makes no view, which costs as much as an operation.
+
+        Args:
+            block: The block.
+            grad: Gradient of its parameter, (O, I).
+            host: Host's buffer of all its deferred columns, (D, O).
+        """
+        count, num_rows = block.host_shape
+        num_bytes = count * num_rows * host.itemsize
+        return cls(block, grad, block.deferred_columns, host, 0, count, num_bytes)
+
+    def part(self, low: int, high: int) -> PackJob:
+        """Return a whole job's part for columns low..high-1."""
+        num_bytes = self.num_bytes // self.high * (high - low)
+        part = slice(low, high)
+        return PackJob(
+            self.block, self.grad, self.columns[part], self.host[part], low, high, num_bytes
+        )
+
+
+class GradientRing:
+    """Packs columns into bounded device memory, in order; each piece stays until it was sent."""
+
+    def __init__(
+        self, device: AbstractDevice, buffers: Iterable[Tensor], *, wait_timeout: float
+    ) -> None:
+        """Allocate memory for host buffers (D, O) of which each is filled once a step."""
+        self._device = device
+        self._wait_timeout = wait_timeout
+        num_bytes = ring_bytes((len(buffer), buffer[:1].nbytes) for buffer in buffers)
+        self.num_bytes = num_bytes
+        """Bytes of device memory."""
+        self._memory = ByteMemory(
+            torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
+        )
+        self._next = 0
+        self._taken: deque[tuple[int, int, list[Completion]]] = deque()
+
+    def pieces(self, jobs: list[PackJob]) -> Iterator[list[PackJob]]:
+        """Yield whole jobs in pieces of at most a third of the ring; large jobs are cut."""
+        most = self.num_bytes // PIECES
+        piece: list[PackJob] = []
+        filled = 0
+        for job in jobs:
+            count = job.high
+            share = max(1, most // aligned(max(1, job.num_bytes // count)))
+            for low in range(0, count, share):
+                high = min(low + share, count)
+                part = job if high - low == count else job.part(low, high)
+                size = aligned(part.num_bytes)
+                if piece and filled + size > most:
+                    yield piece
+                    piece, filled = [], 0
+                piece.append(part)
+                filled += size
+        if piece:
+            yield piece
+
+    def pack(
+        self,
+        piece: list[PackJob],
+        sent: Completion,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Pack a piece on the compute stream; its room stays until `hold`'s work has ended too.
+
+        Args:
+            piece: One of `pieces`.
+            sent: The copy that is going to send it; the room is its own until then.
+            waiting: Encloses a wait for room.
+
+        Returns:
+            (packed columns (D, O), host's buffer (D, O)) of each job.
+        """
+        first = self._make_room(sum(aligned(job.num_bytes) for job in piece), waiting)
+        packed = []
+        at = first
+        for job in piece:
+            shape = job.high - job.low, job.block.split.num_rows
+            room = self._memory.matrix(at, shape, job.host.dtype)
+            torch.index_select(job.grad.t(), 0, job.columns, out=room)
+            packed.append((room, job.host))
+            at += aligned(job.num_bytes)
+        self._next = at
+        self._taken.append((first, at, [sent]))
+        return packed
+
+    def hold(self, readers: Sequence[Completion]) -> None:
+        """Keep the room of the last piece until these copies have read it as well."""
+        self._taken[-1][2].extend(readers)
+
+    def restart(self) -> None:
+        """Go on at the ring's beginning, since the next piece is the first of a step.
+
+        Steps that bring the same gradients in the same order find the same room for each.
+        """
+        self._next = self.num_bytes
+
+    def _make_room(
+        self, num_bytes: int, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> int:
+        """Return where the next bytes go; the compute stream waits for what was there."""
+        wraps = self._next + num_bytes > self.num_bytes
+        first = 0 if wraps else self._next
+        last = first + num_bytes
+        while self._taken:
+            # The oldest is the next in the circle, but for those that a wrap passes over.
+            near = self._taken if wraps else (self._taken[0],)
+            if not any(low < last and first < high for low, high, _ in near):
+                break
+            for reader in self._taken.popleft()[2]:
+                # Else the host has seen its end, before what it launches from now on.
+                if not reader.has_succeeded:
+                    with waiting():
+                        reader.wait_launched(self._wait_timeout)
+                        self._device.order_after(reader)
+        return first

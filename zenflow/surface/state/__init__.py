@@ -1,0 +1,1 @@
+"""The optimizer's state: as a dictionary, in checkpoints, from and to torch's AdamW."""

@@ -1,0 +1,186 @@
+"""A state of `torch.optim.AdamW` taken up in mid-run, and one written.
+
+The host and the device hold AdamW's moments of all gradients so far, column by column. What torch
+has for a parameter (O, I) is their transposes put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.layout import Block, SplitParam
+from zenflow.columns.shards import Shards, part_of, spread
+from zenflow.errors import CheckpointError
+from zenflow.rule.importance import select_columns
+from zenflow.surface.state.restart import restart, take_weights
+
+if TYPE_CHECKING:
+    from zenflow.step.engine import Engine
+
+SETTINGS = ("lr", "betas", "eps", "weight_decay")
+"""A parameter group's settings that both optimizers have."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_OF_ADAMW = {"betas", "amsgrad"}
+"""What tells a group of AdamW's from one of RAdam, whose moments are called the same."""
+
+
+def check_adamw_state(
+    order: Mapping[Any, SplitParam | Resident], state_dict: Mapping[str, Any]
+) -> None:
+    """Refuse what is no state of AdamW over these parameters, before anything is changed.
+
+    Raises:
+        CheckpointError: It is not; the message says why.
+    """
+    for group in state_dict["param_groups"]:
+        is_adam = not group.get("decoupled_weight_decay", True) and group.get("weight_decay", 0)
+        flags = [name for name in ("amsgrad", "maximize") if group.get(name)]
+        if is_adam or flags or not set(group).issuperset(_OF_ADAMW):
+            what = ", ".join(flags) or "one without AdamW's settings"
+            if is_adam:
+                what = "Adam with its coupled weight decay"
+            raise CheckpointError(
+                f"the state is of another optimizer ({what}): only that of "
+                "torch.optim.AdamW can be taken up"
+            )
+    for key, place in order.items():
+        state = state_dict["state"].get(key)
+        if state is None:
+            continue  # it has had no gradient
+        missing = [name for name in ("step", *_MOMENTS) if name not in state]
+        if missing:
+            raise CheckpointError(
+                f"the state of {place.name} lacks {', '.join(missing)}: only that of "
+                "torch.optim.AdamW can be taken up"
+            )
+        shape = state["exp_avg"].shape
+        if shape != place.param.shape:
+            raise CheckpointError(
+                f"the state is of another model: {place.name} has shape {tuple(shape)} there and "
+                f"{tuple(place.param.shape)} here. Build the model that was saved"
+            )
+
+
+@torch.no_grad()
+def load_adamw_state(
+    engine: Engine, order: Mapping[Any, SplitParam | Resident], state_dict: Mapping[str, Any]
+) -> None:
+    """Go on where AdamW was, from the weights as they are.
+
+    Columns are chosen by AdamW's second moments. Steps are counted on from AdamW's, so that a
+    warm-up of the first steps is over.
+
+    Args:
+        engine: A drained engine.
+        order: Every trainable parameter's place by its key in the state.
+        state_dict: AdamW's state, on any device.
+    """
+    states = {place: state_dict["state"].get(key) for key, place in order.items()}
+    groups = state_dict["param_groups"]
+    restart(engine)
+    for place, state in states.items():
+        if state is None:
+            continue
+        if isinstance(place, SplitParam):
+            beta2 = float(groups[place.group]["betas"][1])
+            correction = 1.0 - beta2 ** float(state["step"])
+            _load_split(place, state, correction, engine.layout.shards)
+        else:
+            for name in _MOMENTS:
+                getattr(place, name).copy_(part_of(state[name], place.param, 0))
+            place.step.fill_(float(state["step"]))
+    take_weights(engine)
+    engine.step = max((int(s["step"]) for s in states.values() if s is not None), default=0)
+    engine.calendar.open_all([block.shape for block in engine.layout.blocks], engine.step)
+    engine.reporter.load_state_dict(None)
+    engine.decisions.log.clear()
+    if engine.fresh is not None:
+        engine.fresh.clip.fill_(1.0)
+        engine.fresh.forget()
+    if (sketch := engine.probes.sketch) is not None:
+        is_whole = [True] * len(engine.layout.blocks)
+        sketch.load_state_dict({"is_watching": sketch.is_watching, "is_whole": is_whole})
+
+
+def _rows_of(split: SplitParam, whole: Tensor) -> Tensor:
+    """Return this rank's rows of one of AdamW's moments, on the device, (O, I), float32."""
+    rows = part_of(whole, split.param, 0)
+    return split.matrix(rows.to(split.columns.scores.device, torch.float32))
+
+
+def _load_split(
+    split: SplitParam, state: Mapping[str, Any], correction: float, shards: Shards
+) -> None:
+    """Share out a parameter's moments, the most energetic columns to the device."""
+    avg_IO, square_IO = (_rows_of(split, state[name]).t() for name in _MOMENTS)
+    sums_I = shards.add_up(square_IO.sum(dim=1))
+    split.columns.mean_squares.copy_(sums_I / split.whole_rows)
+    split.rows.mean_squares.copy_(square_IO.mean(dim=0)[: len(split.rows.mean_squares)])
+    # Scores are averages of squared norms, which AdamW's second moments are but for their bias.
+    split.columns.scores.copy_(sums_I / max(correction, 1e-12))
+    for block in split.blocks:
+        _choose(block)
+    split.num_steps = int(state["step"])
+    bank_rows = slice(split.bank_first, split.bank_last)
+    for name, moments_IO in zip(_MOMENTS, (avg_IO, square_IO), strict=True):
+        getattr(split.host, name).copy_(moments_IO[split.deferred_columns])
+        getattr(split.bank, name)[bank_rows] = moments_IO[split.important_columns]
+    split.host.step.fill_(split.num_steps)
+    split.bank.step[bank_rows] = split.num_steps
+
+
+def _choose(block: Block) -> None:
+    """Choose a block's important columns by their scores; its rows are not in use yet."""
+    none = torch.zeros(block.shape.num_columns, dtype=torch.bool)
+    chosen = select_columns(block.columns.scores.cpu(), none, block.shape.num_important, 0.0)
+    block.columns.is_important.copy_(chosen)
+    block.important_columns.copy_(chosen.nonzero().squeeze(1) + block.shape.first)
+    block.deferred_columns.copy_((~chosen).nonzero().squeeze(1) + block.shape.first)
+
+
+def adamw_state(
+    engine: Engine,
+    places: Mapping[Tensor, SplitParam | Resident],
+    param_groups: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return copies of a drained engine's moments as a state of torch's AdamW, on the CPU.
+
+    Of sharded parameters they are DTensors, with this rank's rows.
+    """
+    numbers = count()
+    state, groups = {}, []
+    torchs = torch.optim.AdamW([torch.zeros(0)]).param_groups[0]
+    for group in param_groups:
+        keys = [next(numbers) for _ in group["params"]]
+        settings = {
+            key: value for key, value in group.items() if key in torchs or key == "initial_lr"
+        }
+        groups.append({**torchs, **settings, "params": keys})
+        for key, param in zip(keys, group["params"], strict=True):
+            place = places.get(param)
+            steps = 0 if place is None else _num_steps(place)
+            if place is not None and steps:
+                moments = {n: spread(_moment(place, n), param, 0) for n in _MOMENTS}
+                state[key] = {"step": torch.tensor(float(steps)), **moments}
+    return {"state": state, "param_groups": groups}
+
+
+def _num_steps(place: SplitParam | Resident) -> int:
+    return int(place.step) if isinstance(place, Resident) else place.num_steps
+
+
+def _moment(place: SplitParam | Resident, name: str) -> Tensor:
+    """Return one of a parameter's moments, of its shape on this rank, float32."""
+    if isinstance(place, Resident):
+        return place.state()[name].to("cpu", copy=True)
+    moments_IO = torch.empty(place.num_columns, place.num_rows)
+    bank_rows = slice(place.bank_first, place.bank_last)
+    moments_IO[place.deferred_columns.cpu()] = getattr(place.host, name)
+    moments_IO[place.important_columns.cpu()] = getattr(place.bank, name)[bank_rows].cpu()
+    return moments_IO.t().contiguous().view(place.data.shape)

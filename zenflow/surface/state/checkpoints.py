@@ -1,0 +1,144 @@
+"""The optimizer's surface, as far as it is about what is saved and loaded."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from zenflow.errors import CheckpointError
+from zenflow.surface.state.adamw import (
+    SETTINGS,
+    adamw_state,
+    check_adamw_state,
+    load_adamw_state,
+)
+from zenflow.surface.state.checks import ENTRY, has_steps, places_by_key, saved_engine
+from zenflow.surface.state.parameter import param_state, shown_state
+from zenflow.surface.state.state_dict import add_engine_state, load_engine_state
+from zenflow.surface.with_engine import WithEngine
+
+
+class Checkpointed(WithEngine):
+    """Saves and loads the optimizer's state, and torch's AdamW's."""
+
+    _filled_version: int | None
+    """Version of the layout whose tensors `state` shows; None where it is empty."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.
+
+        It has torch's keys, and one more, "zenflow", in the first parameter group. Before the
+        first step it has no tensors. Tensors are views of the live state, as in torch: save or
+        copy them before the next backward.
+
+        Raises:
+            GradientError: Called between backward and step() in release mode, or the gradient norm
+                of the last step is not finite: a state that may hold it is not given away.
+            WorkerError: A step was broken off half done.
+        """
+        self._check_no_gradients("state_dict()")
+        self.synchronize()
+        if self._running.step:
+            self._fill_state()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up a state that `state_dict` returned; deferred weights on the device included.
+
+        Also takes up one of `torch.optim.AdamW`: the model's weights are then the true ones, and
+        its moments and steps go on. Load the model's weights before the next step.
+
+        An optimizer that refused to go on, because a norm was not finite, goes on from it; load
+        the model's state too, whose resident parameters may hold that norm.
+
+        Raises:
+            CheckpointError: The state is of another model, configuration or optimizer; nothing has
+                been changed then.
+        """
+        self._check_no_gradients("load_state_dict()")
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():  # as torch calls them
+            state_dict = before(self, state_dict) or state_dict
+        self._running.drain()
+        saved = saved_engine(state_dict)
+        order = places_by_key(self.param_groups, self._places, state_dict)
+        if saved is None:
+            check_adamw_state(order, state_dict)
+            load_adamw_state(self._running, order, state_dict)
+            self._true_weights.forget()
+            self._takes_late_weights = True
+        else:
+            load_engine_state(self._running, order, self._true_weights, state_dict, saved)
+            self._takes_late_weights = not has_steps(state_dict, saved)
+        # Copies: a rate that is a tensor would be both optimizers'.
+        for group, there in zip(
+            self.param_groups, copy.deepcopy(state_dict["param_groups"]), strict=True
+        ):
+            names = there if saved is not None else (*SETTINGS, "initial_lr")
+            kept = ("params", ENTRY)
+            group.update({key: there[key] for key in names if key in there and key not in kept})
+        self._failure = None
+        self._source.accept_weights()
+        self._expects_weights = True
+        self._hide_state()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def to_adamw_state_dict(self) -> dict[str, Any]:
+        """Return a state for `torch.optim.AdamW` over the same parameters, to go on with that.
+
+        It has AdamW's moments of all gradients so far, in float32, copied to the CPU: 8 bytes a
+        parameter. The weights that belong to it are the true ones (`true_weights`).
+
+        Raises:
+            CheckpointError: The update rule is the published one, whose moments are of means of
+                gradients.
+            GradientError: As with `state_dict`.
+            WorkerError: A step was broken off half done.
+        """
+        if not self._running.config.is_exact:
+            raise CheckpointError(
+                'update_rule="published" has no moments of AdamW: only "exact" can be gone on '
+                "with by torch.optim.AdamW"
+            )
+        self._check_no_gradients("to_adamw_state_dict()")
+        self.synchronize()
+        return adamw_state(self._running, self._places, self.param_groups)
+
+    def _check_state_is_there(self) -> None:
+        """Refuse what resets torch's optimizers, and would not reset this one."""
+        if self._filled_version is not None and not self.state:
+            raise RuntimeError(
+                "optimizer.state was emptied, but only shows what the optimizer has: to begin "
+                "anew make a new optimizer, or load the state that it had before its first step"
+            )
+
+    def _fill_state(self) -> None:
+        """Show every parameter's live tensors where torch has them."""
+        self._filled_version = self._running.layout.version
+        for place in self._places.values():
+            self.state[place.param] = shown_state(place, param_state(self._running, place))
+
+    def _hide_state(self) -> None:
+        """Show no tensor until the next step or `state_dict`: a trainer may bring them to the GPU.
+
+        Parameters have entries if a step was taken. Without any torch's `get_state_dict` would
+        take one, to make some.
+        """
+        self.state.clear()
+        if self._running.step:
+            self.state.update({param: {} for param in self._places})
+        self._filled_version = None
+
+    def _add_engine_state(self, state: dict[str, Any]) -> None:
+        params = [param for group in self.param_groups for param in group["params"]]
+        places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
+        add_engine_state(self._running, self._true_weights, places, state)
+
+
+def complete_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Add what torch's part of a state lacks, before other hooks see it."""
+    assert isinstance(optimizer, Checkpointed)
+    optimizer._add_engine_state(state)

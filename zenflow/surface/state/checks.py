@@ -1,0 +1,185 @@
+"""What a saved state must have in common with the optimizer that takes it up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zenflow.columns.device_rows import Resident
+from zenflow.columns.layout import SplitParam
+from zenflow.errors import CheckpointError
+from zenflow.rule.blocks import important_count
+from zenflow.surface.state.parameter import WHOLE, param_state, shown_state
+
+if TYPE_CHECKING:
+    from zenflow.step.engine import Engine
+
+FORMAT = 4
+"""Version of the state; raised when the meaning of an entry changes."""
+ENTRY = "zenflow"
+"""Key, in the first parameter group, of all that is not a parameter's."""
+
+
+def saved_engine(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a state has of the engine; None for one of torch's AdamW.
+
+    Raises:
+        CheckpointError: It is the state of neither.
+    """
+    groups = state_dict.get("param_groups")
+    if not groups or "state" not in state_dict or "zenflow" in state_dict:
+        raise _foreign()
+    text = groups[0].get(ENTRY)
+    if text is None:
+        return None
+    try:
+        saved = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise _foreign() from error
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+        raise _foreign()
+    return saved
+
+
+def _foreign() -> CheckpointError:
+    return CheckpointError(
+        "this is a state neither of ZenFlowAdamW of this version nor of torch.optim.AdamW: start "
+        "the optimizer anew from the model's weights"
+    )
+
+
+def places_by_key(
+    param_groups: Sequence[Mapping[str, Any]],
+    places: Mapping[Any, SplitParam | Resident],
+    state_dict: Mapping[str, Any],
+) -> dict[Any, SplitParam | Resident]:
+    """Return every trainable parameter's place by its key in a state: a number, or a name.
+
+    As torch has it, the first parameter there is the first one here.
+
+    Raises:
+        CheckpointError: The groups are of other sizes.
+    """
+    there = [list(group["params"]) for group in state_dict["param_groups"]]
+    here = [group["params"] for group in param_groups]
+    if [len(keys) for keys in there] != [len(params) for params in here]:
+        raise CheckpointError(
+            f"the checkpoint has parameter groups of {list(map(len, there))} parameters, and this "
+            f"optimizer of {list(map(len, here))}: make the groups that were saved"
+        )
+    pairs = zip(chain.from_iterable(there), chain.from_iterable(here), strict=True)
+    return {key: places[param] for key, param in pairs if param in places}
+
+
+def signature(places: Sequence[SplitParam | Resident]) -> list[str]:
+    """Describe each parameter so that a state of another model is told apart."""
+    return [
+        f"{tuple(place.param.shape)} {place.param.dtype} group {place.group} "
+        + ("resident" if isinstance(place, Resident) else "split")
+        for place in places
+    ]
+
+
+def has_steps(state_dict: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether a state has tensors, as every state has in which a step was taken."""
+    return bool(state_dict["state"]) or saved["step"] > 0
+
+
+def check_state(
+    engine: Engine,
+    order: Mapping[Any, SplitParam | Resident],
+    state_dict: Mapping[str, Any],
+    saved: Mapping[str, Any],
+) -> None:
+    """Refuse a state that is not of this model and configuration, before anything is changed.
+
+    Args:
+        engine: The engine that would take it up.
+        order: Every trainable parameter's place by its key in the state.
+        state_dict: The state.
+        saved: Its part of the engine.
+
+    Raises:
+        CheckpointError: It is not; the message says what differs.
+    """
+    _check_config(engine, saved)
+    _check_layout(engine, saved)
+    for key, place in order.items() if has_steps(state_dict, saved) else ():
+        have = state_dict["state"].get(key, {})
+        want = _shapes(engine, place, saved["topk_ratio"])
+        wrong = [
+            name for name, shape in want.items() if name not in have or have[name].shape != shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
+                "the file is damaged or was edited; use another checkpoint"
+            )
+        unknown = [name for name in have if name not in want]
+        if unknown:
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} has {', '.join(unknown)} besides: it was "
+                "made with a controller that may lengthen windows, and this optimizer has none; "
+                "make it with the same kind of controller"
+            )
+
+
+def _shapes(
+    engine: Engine, place: SplitParam | Resident, topk_ratio: float
+) -> dict[str, torch.Size]:
+    """Return the shapes that `param_state` has in a layout of this ratio."""
+    shown = shown_state(place, param_state(engine, place))
+    shapes = {name: tensor.shape for name, tensor in shown.items()}
+    if isinstance(place, Resident):
+        return shapes
+    widths = [block.shape.num_columns for block in place.blocks]
+    important = sum(important_count(topk_ratio, width) for width in widths)
+    for name, shape in shapes.items():
+        if name not in WHOLE:
+            is_device = name.startswith("device_") or name == "important_columns"
+            rows = important if is_device else place.num_columns - important
+            shapes[name] = torch.Size([rows, *shape[1:]])
+    return shapes
+
+
+def _check_config(engine: Engine, saved: Mapping[str, Any]) -> None:
+    """Refuse a state of another configuration."""
+    config = engine.config.to_dict()
+    differing = [
+        f"{key} is {saved['config'].get(key)!r} there and {value!r} here"
+        for key, value in config.items()
+        if saved["config"].get(key) != value and key != "queue_depth"  # changes no result
+    ]
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint has another configuration: {'; '.join(differing)}. Make the "
+            "optimizer with the checkpoint's configuration"
+        )
+
+
+def _check_layout(engine: Engine, saved: Mapping[str, Any]) -> None:
+    """Refuse a state of another model, or of parameters that were shared out in another way."""
+    here = signature(engine.layout.places)
+    if list(saved["signature"]) != here:
+        pairs = zip(saved["signature"], here, strict=False)
+        first = next((f"{a} there, {b} here" for a, b in pairs if a != b), "their numbers")
+        raise CheckpointError(
+            f"the checkpoint is of another model: {len(saved['signature'])} trainable parameters "
+            f"there, {len(here)} here; first difference: {first}. Build the model that was saved"
+        )
+    if len(saved["counts"]) != len(engine.layout.blocks):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved['counts'])} blocks and this optimizer "
+            f"{len(engine.layout.blocks)}: make it with a controller of the same "
+            "largest_interval, and with the version of this package that saved it"
+        )
+    if saved["topk_ratio"] < engine.layout.least_topk_ratio:
+        raise CheckpointError(
+            f"the checkpoint has a topk_ratio of {saved['topk_ratio']:g} and this optimizer host "
+            f"memory for {engine.layout.least_topk_ratio:g} or more: make it with a controller of "
+            "the same least_topk_ratio"
+        )
