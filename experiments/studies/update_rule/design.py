@@ -14,8 +14,6 @@ from experiments.studies.regimes import FINE_TUNING, SCRATCH
 
 CENTRE = "zenflow"
 PUBLISHED = "zenflow_paper"
-WARM_UP_SHARE = 0.2
-"""Share of a run's steps in which a warmed-up variant defers nothing: twice the rate's rise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +23,6 @@ class Variant:
     name: str
     strategy: str = CENTRE
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    warms_up: bool = False
-
-    def knobs_over(self, steps: int) -> dict[str, Any]:
-        """Return the changed fields of ``ZenFlowConfig`` in a run of so many steps."""
-        warm = {"full_warm_up_rounds": round(WARM_UP_SHARE * steps)} if self.warms_up else {}
-        return {**self.knobs, **warm}
 
 
 def _changed(name: str, **knobs: Any) -> Variant:
@@ -48,7 +40,6 @@ VARIANTS: Mapping[str, Variant] = {
         _changed("S = 1", update_interval=1),
         _changed("no overlap", overlap_step=False),
         Variant(name="delayed", strategy="delayed"),
-        Variant(name="warm-up", warms_up=True),
         _changed("S = 8", update_interval=8),
         _changed("k = 0.02", topk_ratio=0.02),
         _changed("k = 0.3", topk_ratio=0.3),
@@ -57,9 +48,6 @@ VARIANTS: Mapping[str, Variant] = {
 }
 """Rules by name, the most telling first."""
 
-FEW = 8
-"""Number of them at learning rates other than AdamW's best."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -67,16 +55,11 @@ class Group:
 
     regime: str
     lr: float
-    variants: tuple[str, ...] = tuple(VARIANTS)[:FEW]
+    variants: tuple[str, ...] = tuple(VARIANTS)
 
 
 GROUPS: tuple[Group, ...] = (
-    Group(regime=SCRATCH, lr=1e-3, variants=tuple(VARIANTS)),
-    Group(regime=FINE_TUNING, lr=3e-4, variants=tuple(VARIANTS)),
-    Group(regime=SCRATCH, lr=2e-3),
-    Group(regime=FINE_TUNING, lr=1e-3),
-    Group(regime=SCRATCH, lr=4e-4),
-    Group(regime=SCRATCH, lr=2e-4),
-    Group(regime=FINE_TUNING, lr=1e-4),
+    Group(regime=SCRATCH, lr=1e-3),
+    Group(regime=FINE_TUNING, lr=3e-4),
 )
-"""Groups in the order in which they are run."""
+"""Groups in the order in which they are run. The study of accuracy has other learning rates."""

@@ -40,7 +40,7 @@ def _cell(group: Group, variant: Variant, seed: int, smoke: bool, *needs: Cell) 
     training = replace(
         common,
         strategy=variant.strategy,
-        knobs=variant.knobs_over(common.steps or 0),
+        knobs=dict(variant.knobs),
         lr=group.lr,
         seed=seed,
     )
@@ -95,6 +95,6 @@ STUDY = Study(
     draw=draw,
     seeds=(0, 1, 2),
     reuses=("accuracy", "staleness"),
-    minutes=400,
-    revision=2,
+    minutes=60,
+    revision=3,
 )

@@ -16,8 +16,8 @@ from experiments.studies.update_rule.summary import summarise
 from zenflow.config import ZenFlowConfig
 
 
-def config_of(variant, steps=400):
-    return ZenFlowConfig.preset(variant.strategy, **variant.knobs_over(steps)).to_dict()
+def config_of(variant):
+    return ZenFlowConfig.preset(variant.strategy, **variant.knobs).to_dict()
 
 
 def row(variant, loss, *, seed=0, lr=1e-3, source=OWN, regime="fine-tuning"):
