@@ -1,4 +1,4 @@
-"""One rank of a data-parallel run that counts what a selection of columns has to exchange.
+"""One rank of a sharded training that counts what its collectives are given.
 
 ``python -m experiments.paper.importance.selection_ranks RANK RANKS MEETING SEED WIDTH STEPS``
 prints what it counted as JSON. Every collective is a real one over gloo, counted at its call.
@@ -8,86 +8,119 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
-_TOPK = 0.1
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+
+_NAMES = (
+    "all_reduce",
+    "all_gather_into_tensor",
+    "broadcast",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+)
+"""Collectives that are counted, of those that this torch has."""
+_REDUCE_SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
 
 
-class _Counter:
-    """Sums tensors over ranks and counts their bytes."""
+@contextmanager
+def _collectives() -> Iterator[Counter[str]]:
+    """Count the bytes of collectives: this engine's under ``engine``, others' by their names."""
+    num_bytes: Counter[str] = Counter()
 
-    def __init__(self) -> None:
-        self.num_bytes = 0
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+            caller = sys._getframe(1).f_globals["__name__"]
+            key = "engine" if caller.startswith("zenflow.") else name
+            num_bytes[key] += max(tensor.nbytes for tensor in tensors)
+            return call(*args, **kwargs)
 
-    def summed(self, tensor: Tensor) -> Tensor:
-        """Return the sum over ranks."""
-        self.num_bytes += tensor.nbytes
-        total = tensor.clone()
-        distributed.all_reduce(total)
-        return total
+        return count
+
+    with ExitStack() as stack:
+        for name in filter(partial(hasattr, distributed), _NAMES):
+            call = counted(name, getattr(distributed, name))
+            stack.enter_context(mock.patch.object(distributed, name, call))
+        yield num_bytes
 
 
-def measure(rank: int, seed: int, width: int, steps: int) -> dict[str, Any]:
-    """Select columns once by whole gradients and once by their norms, and count both.
+def measure(rank: int, ranks: int, seed: int, width: int, steps: int) -> dict[str, Any]:
+    """Train with FSDP2, and count what the optimizer adds up beside what FSDP2 exchanges.
 
-    The gradients are of this rank's own half of a batch, in bfloat16; norms are float32. Norms of
-    ranks' own gradients, summed, are not the norm of the sum: how many columns both ways choose
-    alike is said as well. Then the engine takes so many steps under DistributedDataParallel, and
-    its own collectives are counted; None without steps.
+    Weights and gradients are bfloat16, norms float32. The learning rate is 0, so that every step
+    has the same gradients: the columns in the end are compared with those that the averaged whole
+    gradients choose.
+
+    Args:
+        rank: This process's rank.
+        ranks: Number of processes.
+        seed: Seed of weights and data.
+        width: Columns of the smallest matrix.
+        steps: Number of steps; bytes are those of one.
     """
     torch.manual_seed(seed)
     shapes = ((width, width), (4 * width, width), (width, 4 * width))
     model = nn.Sequential(*(nn.Linear(i, o, bias=False) for o, i in shapes)).to(torch.bfloat16)
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     data = torch.Generator().manual_seed(1 + seed + rank)
     # Inputs differ by an order of magnitude, as activations do: columns matter unequally.
     scale = torch.logspace(0, -1.5, width)[torch.randperm(width)]
     x = (torch.randn(64, width, generator=data) * scale).to(torch.bfloat16)
-    (model(x) - x).float().square().mean().backward()
-    whole, norms = _Counter(), _Counter()
-    same = chosen = 0
-    for weight in model.parameters():
-        gradient = weight.grad
-        assert isinstance(gradient, Tensor)
-        exact = whole.summed(gradient).float().square().sum(dim=0)
-        cheap = norms.summed(gradient.float().square().sum(dim=0))
-        count = max(1, round(_TOPK * exact.numel()))
-        by_both = [set(scores.topk(count).indices.tolist()) for scores in (exact, cheap)]
-        same += len(by_both[0] & by_both[1])
-        chosen += count
+    config = ZenFlowConfig(
+        update_interval=2,
+        select_interval=2,
+        hysteresis=0.0,
+        min_split_elements=1,
+        block_elements=4 * width * width,  # a matrix is one block, which chooses for itself
+    )
+    optimizer = ZenFlowAdamW(model.parameters(), lr=0.0, config=config)
+    with ExitStack() as stack:
+        stack.callback(optimizer.close)
+        num_bytes = stack.enter_context(_collectives())
+        for _ in range(steps):
+            (model(x) - x).float().square().mean().backward()
+            whole = [_whole_gradient(weight) for weight in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+        alike = _chosen_alike(optimizer, whole)
     return {
-        "gradient_bytes": whole.num_bytes,
-        "norm_bytes": norms.num_bytes,
-        "chosen_alike": same / chosen,
-        "engine_collectives": _engine_collectives(model, x, steps) if steps else None,
+        "gradient_bytes": sum(num_bytes[name] for name in _REDUCE_SCATTERS) // steps,
+        "norm_bytes": num_bytes["engine"] // steps,
+        "chosen_alike": alike,
     }
 
 
-def _engine_collectives(model: nn.Module, x: Tensor, steps: int) -> int:
-    """Return how many collectives the optimizer itself calls in steps with selections."""
-    from torch.nn.parallel import DistributedDataParallel
+def _whole_gradient(weight: Tensor) -> Tensor:
+    assert isinstance(weight.grad, DTensor)
+    whole: Tensor = weight.grad.full_tensor()
+    return whole
 
-    from zenflow import ZenFlowAdamW, ZenFlowConfig
 
-    parallel = DistributedDataParallel(model)
-    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce_scatter")
-    config = ZenFlowConfig(update_interval=2, select_interval=2)
-    optimizer = ZenFlowAdamW(model.parameters(), config=config)
-    with ExitStack() as stack:
-        stack.callback(optimizer.close)
-        watched = []
-        for name in names:
-            patch = mock.patch.object(distributed, name, wraps=getattr(distributed, name))
-            watched.append(stack.enter_context(patch))
-        for _ in range(steps):
-            (parallel(x) - x).float().square().mean().backward()
-            optimizer.step()
-        optimizer.synchronize()
-    return sum(collective.call_count for collective in watched)
+def _chosen_alike(optimizer: ZenFlowAdamW, gradients: list[Tensor]) -> float:
+    """Return the share of the important columns that whole gradients choose too."""
+    alike = chosen = 0
+    states = optimizer.state_dict()["state"].values()
+    for state, gradient in zip(states, gradients, strict=True):
+        columns = set(state["important_columns"].tolist())
+        best = gradient.float().square().sum(dim=0).topk(len(columns)).indices.tolist()
+        alike += len(columns & set(best))
+        chosen += len(columns)
+    return alike / chosen
 
 
 def main(arguments: list[str]) -> None:
@@ -96,7 +129,7 @@ def main(arguments: list[str]) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(ranks)
     )
-    found = measure(int(rank), int(seed), int(width), int(steps))
+    found = measure(int(rank), int(ranks), int(seed), int(width), int(steps))
     distributed.destroy_process_group()
     print(json.dumps(found))
 

@@ -138,14 +138,7 @@ def test_ranks_exchange_as_many_bytes_as_columns_and_entries_say(made):
     width = counted["width"]
     assert counted["gradient_bytes"] == 9 * width * width * 2
     assert counted["norm_bytes"] == 6 * width * 4
-    assert counted["chosen_alike"] > 0.5
-
-
-@pytest.mark.slow
-def test_the_engine_exchanges_nothing_of_its_own_to_select():
-    from experiments.paper.importance.selection_traffic import _counted
-
-    assert _counted(seed=0, width=64, steps=6)["engine_collectives"] == 0
+    assert counted["chosen_alike"] > 0.99  # columns whose norms are the same to the bit are ties
 
 
 def test_a_projections_norms_are_a_twothousandth_of_its_gradient(made):
