@@ -36,6 +36,7 @@ from experiments.studies.validation.study import (
 )
 from experiments.training.preparation.setup import workload_of
 from experiments.training.settings.training import TrainSettings
+from sim.fitting.left_out import CALIBRATED, Outcome, fit_left_out
 from sim.hardware.catalog import find_machine
 from zenflow.errors import ConfigError
 
@@ -235,6 +236,20 @@ def test_a_given_profile_is_taken_and_another_one_is_refused(fresh):
     assert profile_in(fresh.rows[0]) == MACHINE
     with pytest.raises(ConfigError, match="profile was"):
         made(fresh.folder.parent, MACHINE.with_values({"host.dram": 1e9}))
+
+
+def test_what_predictions_of_a_calibrated_machine_leave_out_is_what_the_record_needs():
+    """Its ranges hold four of five runs; a machine's fitted figures have next to no spread."""
+    runs = newest(is_cpu=True).rows[1]["runs"]
+    outcomes = [
+        Outcome(
+            measured=run["measured"]["step_seconds"],
+            low=run["predicted"]["step_seconds"],
+            high=run["predicted"]["step_seconds"],
+        )
+        for run in runs
+    ]
+    assert pytest.approx(fit_left_out(outcomes), abs=0.01) == CALIBRATED
 
 
 def test_a_recorded_run_is_an_observation(tmp_path):
