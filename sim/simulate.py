@@ -132,6 +132,11 @@ class Strategy:
             return cls(name=name, options=changes)
         if name not in PRESETS:
             raise ConfigError(f"strategy {unknown_name(name, STRATEGIES)}")
+        if others := [key for key in changes if key.startswith("lora_")]:
+            raise ConfigError(
+                f"{name} has no adapters, so it does not take {', '.join(others)}: take lora or "
+                "qlora"
+            )
         return cls(name=name, config=ZenFlowConfig.preset(name, **changes), releases=releases)
 
     @property

@@ -264,13 +264,16 @@ class Workload:
     def _kept_scores(self, is_gated: bool) -> float:
         """Return the bytes of scores that eager attention keeps for each token of a layer.
 
-        Softmax's output, and what values are multiplied by. Plain families have dropout between
-        them, with a byte of mask: 5 bytes in 16 bits (Korthikanti et al. 2022, section 4.1). The
-        gated ones' softmax is in float32 in transformers' eager modules.
+        Plain families keep softmax's output, a mask of dropout and its output: 5 bytes in 16 bits
+        (Korthikanti et al. 2022, section 4.1). The gated ones' softmax is in float32 in
+        transformers' eager modules, and its cast is kept as well.
         """
         if self.attention != "eager":
             return 0.0
-        each = 4.0 + self.dtype_bytes if is_gated else 2.0 * self.dtype_bytes + 1.0
+        size = self.dtype_bytes
+        each = 2.0 * size + 1.0
+        if is_gated:
+            each = 4.0 + (size if size < 4 else 0.0)
         return each * self.num_heads * self.sequence
 
     def leaving_bytes(self) -> list[float]:

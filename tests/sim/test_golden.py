@@ -4,8 +4,8 @@ A layer takes 1 s of forward and 2 s of backward. Its gradients or weights take 
 bits, its CPU update 2.8 s: 0.1 s for each of the 28 bytes that an element moves. The device would
 update it in 1 s. Of elementwise operations it does 20 bytes an element in 1 s: it measures the
 rows of a layer's gradients in 0.1 s, moves its weights by them in 0.7 s, and updates it with 8-bit
-moments in 0.5 s: gradient 2, weight twice 2, moments and scales twice 2.03 bytes. The drives read or
-write a layer's state in 4 s; a ring of two devices reduces or gathers it in 1 s.
+moments in 0.5 s: gradient 2, weight twice 2, moments and scales twice 2.03 bytes. The drives read
+or write a layer's state in 4 s; a ring of two devices reduces or gathers it in 1 s.
 
 A line is start and end in seconds from the end of the step before, lane, name, and the step that
 caused it.

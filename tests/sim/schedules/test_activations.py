@@ -14,6 +14,7 @@ from sim.models.workload import Workload
 from sim.planning.estimates import estimated_seconds
 from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import costs_of
+from tests.sim.memory.test_need import saved_bytes
 from tests.sim.test_schedules import ENDLESS, LAYERS, costs, near
 from zenflow.errors import ConfigError
 
@@ -181,3 +182,28 @@ def test_there_is_no_closed_form_and_estimates_count_the_copies():
         estimated_seconds(costs_of(work, slow), strategy.config, own) for work in (WORK, AWAY)
     ]
     assert bounds[1] - bounds[0] > sum(AWAY.leaving_bytes()) / 1e9
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_eager_scores_are_those_that_autograd_keeps_of_transformers_llama(dtype):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    shape = {
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 300,
+        "intermediate_size": 176, "num_key_value_heads": 4,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model("llama", **shape)
+    ids = torch.randint(300, (3, 128), generator=torch.Generator().manual_seed(0))
+    kept = []
+    for attention in ("sdpa", "eager"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention
+        ).to(getattr(torch, dtype))
+        kept.append(saved_bytes(model, ids, lambda: model(ids, use_cache=False)))  # noqa: B023
+    settings = {"batch_size": 3, "sequence": 128, "dtype": dtype}
+    works = [
+        Workload.of_config("llama", config.to_dict(), attention=name, **settings)
+        for name in ("fused", "eager")
+    ]
+    ours = [sum(work.activation_bytes()) for work in works]
+    assert kept[1] - kept[0] == pytest.approx(ours[1] - ours[0], rel=0.02)

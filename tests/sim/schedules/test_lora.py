@@ -1,4 +1,4 @@
-"""LoRA and QLoRA: adapters counted by hand, weights' bits, memory as published, FLOP and limits."""
+"""LoRA and QLoRA: adapters counted by hand, bits, memory as published, FLOP and limits."""
 
 from dataclasses import replace
 
