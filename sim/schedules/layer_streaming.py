@@ -3,8 +3,9 @@
 - MegaTrain (Yuan et al. 2026, infinity/model/cpu_master.py): backward loads layers once to
   compute a few layers' inputs again, and once more for gradients, with no load ahead of the
   computation. The CPU updates 16-bit weights, without masters, when backward is over.
-- SlideFormer (Yang et al. 2026): a window of two layers slides over the model. The CPU updates a
-  layer while backward goes on, and the next forward waits for it where it needs it.
+- SlideFormer (Yang et al. 2026, and its plugin in flagos-ai/Megatron-LM-FL): a window of two
+  layers slides over the model. The host has no 16-bit weights: it casts masters for every load.
+  It updates a layer while backward goes on, and the next forward waits for it where it needs it.
 - RoundPipe (2026): every layer serves all micro-batches of a step before the next one is loaded.
   The CPU updates behind the next step, so every update is one step late.
 
@@ -60,8 +61,9 @@ _MEGATRAIN = _Design(
 )
 _SLIDEFORMER = _Design(
     updates="layerwise",
-    update_bytes=28.0,
-    host=(("optimizer state", "pageable", STATE_BYTES), ("weights to upload", "pinned", 2.0)),
+    # Gradient 2, states in and out 24, and masters cast (6) for each of two loads.
+    update_bytes=38.0,
+    host=(("optimizer state", "pageable", STATE_BYTES),),
 )
 _ROUNDPIPE = _Design(
     updates="late",
@@ -225,6 +227,7 @@ def _memory(design: _Design, case: SystemCase) -> SystemParts:
         whole = case.workload.accumulation > 1 or case.count > 1
         size = case.params * case.size if whole else case.in_flight
         host.append(Part("gradients", "pinned", size))
+        host.append(Part("weights to upload", "pinned", largest, "of one layer"))
     return device, host
 
 

@@ -780,20 +780,20 @@ LOGS = [
     (
         "slideformer", {}, 2, 2, 1,
         """
-  0.0-  4.6 device stall:host 2
+  0.0-  6.6 device stall:host 2
   0.0-  1.0 d2h grads 1
-  1.8-  4.6 host adam 1
-  4.6-  5.6 device stall:h2d 2
-  4.6-  5.6 h2d weights 2
-  5.6-  6.6 device forward 2
-  5.6-  6.6 h2d weights 2
-  6.6-  7.6 device forward 2
+  2.8-  6.6 host adam 1
+  6.6-  7.6 device stall:h2d 2
   6.6-  7.6 h2d weights 2
-  7.6-  9.6 device backward 2
+  7.6-  8.6 device forward 2
   7.6-  8.6 h2d weights 2
+  8.6-  9.6 device forward 2
+  8.6-  9.6 h2d weights 2
   9.6- 11.6 device backward 2
-  9.6- 10.6 d2h grads 2
- 10.6- 13.4 host adam 2
+  9.6- 10.6 h2d weights 2
+ 11.6- 13.6 device backward 2
+ 11.6- 12.6 d2h grads 2
+ 12.6- 16.4 host adam 2
 """,
     ),
     (

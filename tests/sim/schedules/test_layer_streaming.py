@@ -15,7 +15,7 @@ from tests.sim.test_schedules import ENDLESS, LAYERS, MODEL, PARAMS, costs, near
 
 NAMES = ("megatrain", "slideformer", "roundpipe")
 UPLOADS = {"megatrain": 3, "slideformer": 2, "roundpipe": 2}
-EACH = {"megatrain": 26 / 28, "slideformer": 1, "roundpipe": 40 / 28}
+EACH = {"megatrain": 26 / 28, "slideformer": 38 / 28, "roundpipe": 40 / 28}
 """Bytes of DRAM of an update over those that `costs` takes its time from."""
 
 
@@ -53,10 +53,10 @@ def test_a_fast_link_hides_all_loads_but_the_first():
 
 def test_an_update_after_backward_hides_nothing_one_within_it_most_and_a_late_one_all():
     free = {"h2d": ENDLESS, "d2h": ENDLESS}
-    step = {name: predict(costs(update=15.0, **free), name).step_seconds for name in NAMES}
-    assert step["megatrain"] == near(40 + 15 * EACH["megatrain"])
+    step = {name: predict(costs(update=14.0, **free), name).step_seconds for name in NAMES}
+    assert step["megatrain"] == near(40 + 14 * EACH["megatrain"])
     # The first layer's gradient comes last: its update holds up the next forward.
-    assert step["slideformer"] == near(30 + 15 / LAYERS)
+    assert step["slideformer"] == near(30 + 14 * EACH["slideformer"] / LAYERS)
     assert step["roundpipe"] == near(30)
     slow = predict(costs(update=60.0, **free), "roundpipe")
     assert slow.step_seconds == near(60 * EACH["roundpipe"])
@@ -78,7 +78,7 @@ def test_several_devices_stream_the_whole_model_each_and_share_the_update():
 
 
 @pytest.mark.parametrize(
-    ("name", "each"), [("megatrain", 14), ("slideformer", 14), ("roundpipe", 20)]
+    ("name", "each"), [("megatrain", 14), ("slideformer", 12), ("roundpipe", 20)]
 )
 def test_host_bytes_per_parameter(name, each):
     work = Workload.of_config(*find_model("llama-2-7b"), checkpointing=True)
@@ -86,23 +86,30 @@ def test_host_bytes_per_parameter(name, each):
     parts = {p.name: p.num_bytes for p in need.parts}
     two_layers = 2 * 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
     assert parts["weights"] == two_layers
-    leaving = two_layers if name == "slideformer" else 0  # gradients of two layers on their way
+    # Gradients of two layers on their way down, and one layer's weights on theirs up.
+    leaving = 1.5 * two_layers if name == "slideformer" else 0
     host = need.host_bytes - PROCESS_BYTES - leaving
     assert host == pytest.approx(each * work.num_params)
 
 
 def test_memory_that_slideformers_port_measured():
-    """FlagScale's Megatron-LM-FL: Qwen3-8B, 64 times 1024 tokens, 16.6 GiB and 115 of the host.
+    """flagos-ai/Megatron-LM-FL, docs/user-guide/slideformer_megatron_fl.md.
 
-    Kernels there are fused (Liger), and keep less of the layer that is computed again.
+    Qwen3-8B, 64 times 1024 tokens: 91.54 GiB of states, 2.32 of gradients, 1.16 of weights and 18
+    of activations on the host, 16.0 on the device. Kernels there are fused, and keep less of the
+    layer that is computed again.
     """
     work = Workload.of_config(
         *find_model("qwen3-8b"), batch_size=64, checkpointing=True, offloads_activations=True
     )
     need = memory_of(work, "slideformer", find_machine("rtx4090-desktop", 1))
-    assert need.host_bytes / 2**30 == pytest.approx(115, rel=0.15)
+    found = {p.name: p.num_bytes / 2**30 for p in need.parts if p.place != "device"}
+    assert found["optimizer state"] == pytest.approx(30.513 + 61.026, abs=0.01)
+    assert found["gradients"] == pytest.approx(2.318, abs=0.001)
+    assert found["weights to upload"] == pytest.approx(1.159, abs=0.001)
+    assert found["offloaded activations"] == pytest.approx(18 * 34 / 36)  # the last two stay
     recomputed = next(p.num_bytes for p in need.parts if p.name == "recomputed layer")
-    assert need.device_bytes - recomputed < 16.6 * 2**30 < need.device_bytes
+    assert need.device_bytes - recomputed < 16.0 * 2**30 < need.device_bytes
 
 
 def test_a_model_larger_than_the_device_streams():
