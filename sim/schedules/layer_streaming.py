@@ -23,7 +23,15 @@ from typing import Literal
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, DeviceParts, Part, SystemCase, SystemParts
+from sim.memory.parts import (
+    ACTIVATION_BUFFERS,
+    FLOAT_BYTES,
+    STATE_BYTES,
+    DeviceParts,
+    Part,
+    SystemCase,
+    SystemParts,
+)
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
 
@@ -111,19 +119,37 @@ class _Streaming(AbstractSchedule):
 
     def _forward(self, step: int, together: int) -> None:
         for index, segment in enumerate(self.costs.segments):
-            self._load(index, "forward", together * segment.forward, step)
+            room = self._room(index)
+            done = self._load(index, "forward", together * segment.forward, step, room)
+            self._leave_activations(index, step, done, together)
 
     def _backward(self, step: int, together: int, *, is_last: bool) -> list[simpy.Event]:
         """Queue backward over all layers; return the ends of what their gradients set off."""
         ends = []
         for index in reversed(range(len(self.costs.segments))):
-            seconds = together * self.costs.segments[index].backward
-            passed = self._load(index, "backward", seconds, step)
+            passed = self._pass_back(index, step, together)
             ends.append(self._leave(index, step, passed, is_last=is_last))
         return ends
 
+    def _pass_back(
+        self, index: int, step: int, together: int, *, ahead: bool = True
+    ) -> simpy.Event:
+        """Queue a layer's backward, of so many micro-batches; return its end."""
+        seconds = together * self.costs.segments[index].backward
+        arrived = self._fetch_activations(index, step, together)
+        passed = self._load(index, "backward", seconds, step, arrived, ahead=ahead)
+        self._passed = [*self._passed[1 - ACTIVATION_BUFFERS :], passed]
+        return passed
+
     def _load(
-        self, index: int, name: str, seconds: float, step: int, *, ahead: bool = True
+        self,
+        index: int,
+        name: str,
+        seconds: float,
+        step: int,
+        activations: Sequence[tuple[str, simpy.Event]] = (),
+        *,
+        ahead: bool = True,
     ) -> simpy.Event:
         """Queue a layer's way to the device and its work there; return the end of the work.
 
@@ -132,6 +158,7 @@ class _Streaming(AbstractSchedule):
             name: Of the work.
             seconds: That it takes.
             step: Its step.
+            activations: Copies that it waits for besides, each with the cause of a stall by it.
             ahead: Whether it is loaded while the layer before computes.
         """
         machine, size = self.machine, self.costs.dtype_bytes
@@ -140,7 +167,8 @@ class _Streaming(AbstractSchedule):
         work = machine.up(self.costs.segments[index].numel * size)
         before = [*free, *(event for _, event in updated)]
         arrived = machine.h2d.submit("weights", step, work, before)
-        done = self.compute_behind(name, seconds, step, [*updated, ("h2d", arrived)])
+        waits = [*updated, ("h2d", arrived), *activations]
+        done = self.compute_behind(name, seconds, step, waits)
         self._used = [*self._used[-_SLOTS + 1 :], done]
         return done
 
@@ -194,8 +222,7 @@ class MegaTrain(_Streaming):
             for index in block:
                 self._load(index, "backward", segments[index].forward, step, ahead=False)
             for index in reversed(block):
-                seconds = segments[index].backward
-                passed = self._load(index, "backward", seconds, step, ahead=False)
+                passed = self._pass_back(index, step, together, ahead=False)
                 ends.append(self._leave(index, step, passed, is_last=is_last))
         return ends
 

@@ -37,6 +37,7 @@ class AbstractSchedule(ABC):
         self.step_ends: list[float] = []
         self.stalls: list[float] = []
         self.computed = simpy.Event(machine.env)
+        self._offloads = any(segment.leaving for segment in costs.segments)
         self._last: simpy.Event | None = None
         self._held_up = 0.0
         self._left: dict[int, simpy.Event] = {}
@@ -100,26 +101,11 @@ class AbstractSchedule(ABC):
             return self.machine.compute_all("backward", seconds, step)
         return [self.backward_of(index, step) for index in reversed(range(len(segments)))][-1]
 
-    @property
-    def _offloads(self) -> bool:
-        return any(segment.leaving for segment in self.costs.segments)
-
     def forward_of(self, index: int, step: int) -> simpy.Event:
-        """Queue one segment's forward; return its end.
-
-        Activations that wait on the host leave behind it. The device holds those of two segments
-        on their way: forward waits where the link is slower.
-        """
-        segment, room = self.costs.segments[index], self._left.get(index - ACTIVATION_BUFFERS)
-        if index == 0:
-            self._left = {}
-            self._passed = []
-            room = None
-        copies = [] if room is None else [("d2h", room)]
-        done = self.compute_behind("forward", segment.forward, step, copies)
-        if segment.leaving:
-            work = self.machine.down(segment.leaving)
-            self._left[index] = self.machine.d2h.submit("activations", step, work, [done])
+        """Queue one segment's forward, behind which its activations leave; return its end."""
+        seconds, room = self.costs.segments[index].forward, self._room(index)
+        done = self.compute_behind("forward", seconds, step, room)
+        self._leave_activations(index, step, done)
         return done
 
     def backward_of(
@@ -129,9 +115,7 @@ class AbstractSchedule(ABC):
         seconds: float | None = None,
         after: Sequence[simpy.Event] = (),
     ) -> simpy.Event:
-        """Queue one segment's backward; return its end.
-
-        Activations that wait on the host come up before it, into the buffers of two segments.
+        """Queue one segment's backward, before which its activations arrive; return its end.
 
         Args:
             index: Of the segment.
@@ -139,17 +123,38 @@ class AbstractSchedule(ABC):
             seconds: What it takes; None is `Segment.backward`.
             after: What else must have happened.
         """
-        segment, arrived = self.costs.segments[index], []
-        if segment.leaving:
-            # Those two segments up are used when they have passed, or what came before has.
-            used = [self._last, *self._passed][-ACTIVATION_BUFFERS:][0]
-            before = [event for event in (self._left[index], used) if event is not None]
-            work = self.machine.up(segment.leaving)
-            arrived = [("h2d", self.machine.h2d.submit("activations", step, work, before))]
-        taken = segment.backward if seconds is None else seconds
+        taken = self.costs.segments[index].backward if seconds is None else seconds
+        arrived = self._fetch_activations(index, step)
         done = self.compute_behind("backward", taken, step, arrived, after)
-        self._passed.append(done)
+        self._passed = [*self._passed[1 - ACTIVATION_BUFFERS :], done]
         return done
+
+    def _room(self, index: int) -> list[tuple[str, simpy.Event]]:
+        """Return what a segment's forward waits for: the device holds those of few on their way."""
+        if index == 0:
+            self._left, self._passed = {}, []
+        room = self._left.get(index - ACTIVATION_BUFFERS)
+        return [] if room is None else [("d2h", room)]
+
+    def _leave_activations(self, index: int, step: int, done: simpy.Event, count: int = 1) -> None:
+        """Queue the copies of a segment's activations to the host, of so many micro-batches."""
+        size = count * self.costs.segments[index].leaving
+        if size:
+            work = self.machine.down(size)
+            self._left[index] = self.machine.d2h.submit("activations", step, work, [done])
+
+    def _fetch_activations(
+        self, index: int, step: int, count: int = 1
+    ) -> list[tuple[str, simpy.Event]]:
+        """Queue their copies back, into buffers that have been used; return their end."""
+        size = count * self.costs.segments[index].leaving
+        if not size:
+            return []
+        used = self._passed[0] if len(self._passed) == ACTIVATION_BUFFERS else self._last
+        before = [event for event in (self._left[index], used) if event is not None]
+        return [
+            ("h2d", self.machine.h2d.submit("activations", step, self.machine.up(size), before))
+        ]
 
     def compute_behind(
         self,
