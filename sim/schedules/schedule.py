@@ -130,7 +130,7 @@ class AbstractSchedule(ABC):
         return done
 
     def _room(self, index: int) -> list[tuple[str, simpy.Event]]:
-        """Return what a segment's forward waits for: the device holds those of few on their way."""
+        """Return what a segment's forward waits for: activations of those before have left."""
         if index == 0:
             self._left, self._passed = {}, []
         room = self._left.get(index - ACTIVATION_BUFFERS)
