@@ -1,16 +1,18 @@
 """Weights on the host, of which the device holds a layer or two: three systems that stream them.
 
-- MegaTrain (Yuan et al. 2026, infinity/model/cpu_master.py): backward loads layers once to
+- MegaTrain (arXiv 2604.05091, infinity/model/cpu_master.py): backward loads layers once to
   compute a few layers' inputs again, and once more for gradients, with no load ahead of the
   computation. The CPU updates 16-bit weights, without masters, when backward is over.
-- SlideFormer (Yang et al. 2026, and its plugin in flagos-ai/Megatron-LM-FL): a window of two
+- SlideFormer (arXiv 2603.16428, and its plugin in flagos-ai/Megatron-LM-FL): a window of two
   layers slides over the model. The host has no 16-bit weights: it casts masters for every load.
   It updates a layer while backward goes on, and the next forward waits for it where it needs it.
-- RoundPipe (2026): every layer serves all micro-batches of a step before the next one is loaded.
+- RoundPipe (arXiv 2604.27085): every layer serves all micro-batches of a step before the next one is loaded.
   The CPU updates behind the next step, so every update is one step late.
 
 Gradients go down as a layer's backward ends. All layers are streamed alike, embeddings too. Each
-of several devices streams the whole model, and the host adds their gradients up.
+of several devices streams the whole model, and the host adds their gradients up. Whether layers
+are recomputed is the workload's setting; each recomputed layer's input is counted as kept, of
+which MegaTrain keeps one in four.
 """
 
 from __future__ import annotations

@@ -37,9 +37,11 @@ class AbstractSchedule(ABC):
         self.step_ends: list[float] = []
         self.stalls: list[float] = []
         self.computed = simpy.Event(machine.env)
+        self._held_up = 0.0  # seconds of a step in which queued work has waited for copies
+        self._last: simpy.Event | None = None  # end of what was queued behind copies before
+        # Activations on the host: whether there are any, ends of their copies there, and the
+        # last ends of backward, which free a buffer each.
         self._offloads = any(segment.leaving for segment in costs.segments)
-        self._last: simpy.Event | None = None
-        self._held_up = 0.0
         self._left: dict[int, simpy.Event] = {}
         self._passed: list[simpy.Event] = []
 
@@ -103,7 +105,10 @@ class AbstractSchedule(ABC):
 
     def forward_of(self, index: int, step: int) -> simpy.Event:
         """Queue one segment's forward, behind which its activations leave; return its end."""
-        seconds, room = self.costs.segments[index].forward, self._room(index)
+        seconds = self.costs.segments[index].forward
+        if not self._offloads:
+            return self.machine.compute("forward", seconds, step)
+        room = self._room(index)
         done = self.compute_behind("forward", seconds, step, room)
         self._leave_activations(index, step, done)
         return done
@@ -124,6 +129,8 @@ class AbstractSchedule(ABC):
             after: What else must have happened.
         """
         taken = self.costs.segments[index].backward if seconds is None else seconds
+        if not self._offloads:
+            return self.machine.compute("backward", taken, step, after)
         arrived = self._fetch_activations(index, step)
         done = self.compute_behind("backward", taken, step, arrived, after)
         self._passed = [*self._passed[1 - ACTIVATION_BUFFERS :], done]
