@@ -6,8 +6,8 @@
 - SlideFormer (arXiv 2603.16428, and its plugin in flagos-ai/Megatron-LM-FL): a window of two
   layers slides over the model. The host has no 16-bit weights: it casts masters for every load.
   It updates a layer while backward goes on, and the next forward waits for it where it needs it.
-- RoundPipe (arXiv 2604.27085): every layer serves all micro-batches of a step before the next one is loaded.
-  The CPU updates behind the next step, so every update is one step late.
+- RoundPipe (arXiv 2604.27085): every layer serves all micro-batches of a step before the next
+  one is loaded. The CPU updates behind the next step, so every update is one step late.
 
 Gradients go down as a layer's backward ends. All layers are streamed alike, embeddings too. Each
 of several devices streams the whole model, and the host adds their gradients up. Whether layers
