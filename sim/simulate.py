@@ -12,7 +12,10 @@ from sim.schedules.deep_optimizer_states import DEEP_OPTIMIZER_STATES
 from sim.schedules.deepspeed_zenflow import DEEPSPEED_ZENFLOW
 from sim.schedules.deepspeed_zero_offload import DEEPSPEED_ZERO_OFFLOAD
 from sim.schedules.layer_overlapped import LAYER_OVERLAPPED
+from sim.schedules.layer_streaming import MEGATRAIN, ROUNDPIPE, SLIDEFORMER
+from sim.schedules.lora import LORA, QLORA
 from sim.schedules.on_device import PUBLISHED_ON_DEVICE
+from sim.schedules.quantised_states import ADAMW_4BIT, ADAMW_8BIT
 from sim.schedules.schedule import AbstractSchedule, System
 from sim.schedules.superoffload import SUPEROFFLOAD
 from sim.schedules.zenflow import EngineSchedule
@@ -38,6 +41,13 @@ SYSTEMS: Mapping[str, System] = {
         DEEP_OPTIMIZER_STATES,
         LAYER_OVERLAPPED,
         SUPEROFFLOAD,
+        ADAMW_8BIT,
+        ADAMW_4BIT,
+        LORA,
+        QLORA,
+        MEGATRAIN,
+        SLIDEFORMER,
+        ROUNDPIPE,
     )
 }
 """Other systems by name; the engine's own strategies are its presets."""
@@ -122,6 +132,11 @@ class Strategy:
             return cls(name=name, options=changes)
         if name not in PRESETS:
             raise ConfigError(f"strategy {unknown_name(name, STRATEGIES)}")
+        if others := [key for key in changes if key.startswith("lora_")]:
+            raise ConfigError(
+                f"{name} has no adapters, so it does not take {', '.join(others)}: take lora or "
+                "qlora"
+            )
         return cls(name=name, config=ZenFlowConfig.preset(name, **changes), releases=releases)
 
     @property

@@ -96,6 +96,10 @@ LINES = {
             Elsewhere("tests/experiments/commands/test_plan.py"),
         "zenflow simulate --model llama-2-7b --hardware dgx-a100-80 --num-gpus 1 "
         "--strategy zenflow --plot step.png": AS_IT_STANDS,
+        "zenflow simulate --model llama-2-7b --gpu rtx4090 --strategy qlora --lora-rank 64 "
+        "--checkpointing": AS_IT_STANDS,
+        "zenflow simulate --model llama-2-7b --gpu h100 --strategy adamw_8bit "
+        "--offload-activations": AS_IT_STANDS,
         "zenflow calibrate --out mine.json": Scaled(added="--device cpu --turns 1"),
         "zenflow validate --profile mine.json --out runs/validation":
             Scaled(added="--device cpu --turns 1"),

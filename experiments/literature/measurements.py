@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from experiments.literature.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
 from experiments.literature.setups import (
     Alternative,
     HostPass,
@@ -47,6 +48,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "The host's pass alone",
         "Both are read from pictures or text of an issue, to one or two digits.",
     ),
+    **ALTERNATIVE_GROUPS,
 }
 
 BREAKDOWN = Phases(
@@ -246,6 +248,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         assumption="30 bytes of DRAM a parameter: master and moments in and out, a float "
         "gradient, a 16-bit weight; at the table's DRAM bandwidth",
     ),
+    *ALTERNATIVES,
 )  # fmt: skip
 
 NOT_PREDICTED = (

@@ -48,6 +48,7 @@ class Setup:
     """Sequences of a micro-batch on one device."""
     sequence: int
     checkpointing: bool = False
+    offloads_activations: bool = False
     binds_cores: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
+from sim.models.workload import ATTENTIONS
 from sim.names import fold, nearest
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
@@ -151,6 +152,12 @@ def _strategy(word: str) -> str:
     return _choice(STRATEGIES)(word)
 
 
+def _targets(word: str) -> str:
+    from sim.schedules.lora import TARGETS
+
+    return _choice(TARGETS)(word)
+
+
 def _knob(name: str) -> Callable[[str], Value]:
     """Return the parser of a setting of the update rule, which the rule itself checks."""
     kind = settings_of(ZenFlowConfig)[name].kind
@@ -171,6 +178,8 @@ def _knob(name: str) -> Callable[[str], Value]:
 
 # ---- all axes ---------------------------------------------------------------------------------
 
+LORA_OPTIONS = ("lora_rank", "lora_targets")
+"""Options of lora and qlora, which are no settings of the update rule."""
 _SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
     "full_warm_up_rounds",
@@ -226,8 +235,12 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("grad_accum", _count, "micro-batches of a step"),
         _flag("dtype", _choice(DTYPES), "of parameters"),
         _flag("checkpointing", _switch, "recomputation: yes, no"),
+        _flag("attention", _choice(ATTENTIONS), "kernels"),
+        _flag("offload_activations", _switch, "activations on the host: yes, no"),
         _axis("strategy", "strategy", _strategy, "strategy"),
         *_knobs(),
+        _axis("knob", "lora_rank", _count, "rank of adapters, of lora and qlora"),
+        _axis("knob", "lora_targets", _targets, "matrices with adapters: all, attention"),
         _axis("machine", "cores", _count, "cores of the whole host"),
         _axis("machine", "host_threads", _count, "threads of the host's update for each device"),
         _axis("machine", "link_rate", _number, "of the link, each way", scale=_GIGA, unit="GB/s"),

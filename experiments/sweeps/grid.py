@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.axes import Axis, Value
+from experiments.sweeps.axes import LORA_OPTIONS, Axis, Value
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
@@ -128,11 +128,17 @@ class Sweep:
     def _knobs_of(self, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
         """Return the knobs that a strategy has: baselines and other systems keep their own.
 
-        With strategies on an axis the rule's settings are those of ``zenflow*``; of a strategy
-        that stands alone every setting that is given is taken, or refused.
+        With strategies on an axis the rule's settings are those of ``zenflow*``, and those of
+        adapters ``*lora``'s; of a strategy that stands alone every setting that is given is
+        taken, or refused.
         """
-        is_varied = any(axis.kind.place == "strategy" for axis in self.axes)
-        return knobs if not is_varied or name in ("zenflow", "zenflow_paper") else {}
+        if not any(axis.kind.place == "strategy" for axis in self.axes):
+            return knobs
+        if name in ("lora", "qlora"):
+            return {key: value for key, value in knobs.items() if key in LORA_OPTIONS}
+        if name not in ("zenflow", "zenflow_paper"):
+            return {}
+        return {key: value for key, value in knobs.items() if key not in LORA_OPTIONS}
 
     def check(self) -> None:
         """Refuse a sweep in which no point makes sense, as the first one says why.

@@ -51,6 +51,10 @@ class Request:
     """Precision of the parameters; None is bfloat16 where the device has it."""
     checkpointing: bool = False
     """Whether backward recomputes activations."""
+    attention: str = "fused"
+    """Kernels of attention: fused ones keep no scores, eager ones do."""
+    offload_activations: bool = False
+    """Whether activations wait on the host for backward."""
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Request:
@@ -156,6 +160,8 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
         accumulation=request.grad_accum,
         dtype=request.dtype or usable,
         checkpointing=request.checkpointing,
+        attention=request.attention,
+        offloads_activations=request.offload_activations,
     )
 
 

@@ -363,11 +363,13 @@ def _crowded(axes: dict[str, Array]) -> dict[str, Array]:
 def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
     """Whether a strategy has a formula on the machine of these costs.
 
-    Not with collectives, on a CPU in the device's role (whose parts share cores), in keep mode,
-    or for windows of several steps without overlap.
+    Not with activations on the host, with collectives, on a CPU in the device's role (whose parts
+    share cores), in keep mode, or for windows of several steps without overlap.
     """
     hardware = costs.hardware
     if hardware.num_devices > 1 or hardware.device.is_cpu:
+        return False
+    if any(segment.leaving for segment in costs.segments):
         return False
     if strategy.config is None:
         return strategy.name in _SYSTEM_FORMULAS and not strategy.options

@@ -160,8 +160,8 @@ class MemoryNeed:
         weights = sum(part.num_bytes for part in self.parts if part.name == "weights")
         if place == "device" and weights > hardware.device.memory.value:
             yield (
-                f"the weights alone are {gib(weights)}: shard or stream them (FSDP, ZeRO-3), "
-                "which no strategy here does"
+                f"the weights alone are {gib(weights)}: shard or stream them (FSDP, ZeRO-3, "
+                "megatrain, slideformer, roundpipe), which the engine does not"
             )
         config = self.strategy.config
         if place == "host" and config is not None:
@@ -247,6 +247,8 @@ def memory_of(
         fixed.append(Part("framework", "device", CONTEXT_BYTES, "estimated"))
         if count > 1:
             fixed.append(Part("collectives", "device", COLLECTIVE_BYTES, "estimated"))
+    away = count * sum(workload.leaving_bytes())
+    fixed.append(Part("offloaded activations", "pinned", away, "between forward and backward"))
     fixed.append(Part("processes", "pageable", count * PROCESS_BYTES, "estimated"))
     return MemoryNeed(
         workload=workload,

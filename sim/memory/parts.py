@@ -21,6 +21,8 @@ STATE_BYTES = 3 * FLOAT_BYTES
 _REDUCE_BUCKET = 500_000_000
 """Elements of DeepSpeed's default ``reduce_bucket_size``, one contiguous buffer without
 ``overlap_comm``."""
+ACTIVATION_BUFFERS = 2
+"""Number of layers whose activations the device holds on their way to the host or back."""
 
 PartPlace = Literal["device", "pageable", "pinned", "nvme"]
 PLACES: tuple[PartPlace, ...] = ("device", "pageable", "pinned", "nvme")
@@ -53,6 +55,12 @@ class DeviceParts:
     """Bytes of gradients when backward ends."""
     gradients_at_step: float | None = None
     """Bytes of gradients that the step still needs; None is all there are when backward ends."""
+    trains_tables: bool = True
+    """Whether embeddings and output layers get gradients."""
+    logits_share: float = 1.0
+    """Share of a micro-batch's tokens whose logits are there at a time."""
+    layer_activations: float = 0.0
+    """Bytes by which what a whole layer keeps differs from what it keeps in full training."""
 
 
 SystemParts = tuple[DeviceParts, list[Part]]
@@ -155,21 +163,31 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     ends is fullest.
     """
     kept = workload.activation_bytes()
+    away = workload.leaving_bytes()
     whole, layer = sum(kept[:-1]), max(kept[:-1], default=0.0)
+    buffers = Part("activation buffers", "device", ACTIVATION_BUFFERS * max(away))
+    change = device.layer_activations
+    if not workload.checkpointing:  # a layer that is recomputed keeps its input in any case
+        count = sum(layer.attention_width > 0 for layer in workload.layers)
+        whole, layer = whole + count * change, layer + change
+    whole = max(0.0, whole - sum(away))
+    recomputed, logits = workload.recomputed_bytes(), kept[-1] + workload.loss_bytes()
     before, after = device.gradients_before, device.gradients_after
     at_step = after if device.gradients_at_step is None else device.gradients_at_step
     inside = [
-        Part("recomputed layer", "device", workload.recomputed_bytes()),
+        Part("recomputed layer", "device", recomputed + change if recomputed else 0.0),
         Part("activations' gradients", "device", workload.working_bytes(), "of one layer"),
     ]
     moments = {
         "loss": [
             Part("activations", "device", whole),
-            Part("logits and loss", "device", kept[-1] + workload.loss_bytes()),
+            buffers,
+            Part("logits and loss", "device", device.logits_share * logits),
             Part("gradients", "device", before),
         ],
         "start of backward": [
             Part("activations", "device", whole),
+            buffers,
             Part("gradients", "device", max(before, min(after, device.in_flight))),
             *inside,
         ],
@@ -177,7 +195,10 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
             Part("activations", "device", layer),
             Part("gradients", "device", after),
             Part(
-                "tied table's gradients", "device", workload.tied_bytes(), "before they are added"
+                "tied table's gradients",
+                "device",
+                workload.tied_bytes() if device.trains_tables else 0.0,
+                "before they are added",
             ),
             *inside,
         ],

@@ -14,6 +14,13 @@ from sim.models.families import Layer, Parameter, layers_of
 from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+ATTENTIONS = ("fused", "eager")
+
+_SCORE_PASSES = 10.0
+"""Number of times that eager attention's forward reads or writes a score: product, scale and
+mask, softmax in float32 (twice as wide), its cast, the product with values. Estimated."""
+_RESIDENT_LAYERS = 2
+"""Number of the last layers whose activations stay on the device: backward needs them first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,8 @@ class LayerWork:
     """Bytes of weights that are read."""
     num_kernels: int
     """Number of kernels."""
+    keeps_scores: bool = False
+    """Whether attention's scores are kept, so that backward does not compute them once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,15 @@ class Workload:
     """Type of parameters, gradients and activations."""
     checkpointing: bool = False
     """Whether activations within a layer are recomputed in backward."""
+    attention: str = "fused"
+    """Kernels of attention, one of `ATTENTIONS`.
+
+    Fused ones keep no scores and compute them once more in backward, as *selective* recomputation
+    does (Korthikanti et al. 2022, section 4.2). Eager ones keep them, over the whole square."""
+    offloads_activations: bool = False
+    """Whether what a layer keeps for backward waits on the host meanwhile."""
+    num_heads: int = 1
+    """Number of attention's heads."""
     is_causal: bool = True
     """Whether a token attends to earlier ones alone."""
     num_key_value_heads_share: float = 1.0
@@ -71,6 +89,8 @@ class Workload:
                 yield f"{name} must be a whole number of at least 1, got {value!r}"
         if self.dtype not in DTYPE_BYTES:
             yield f"dtype {unknown_name(self.dtype, DTYPE_BYTES)}"
+        if self.attention not in ATTENTIONS:
+            yield f"attention {unknown_name(self.attention, ATTENTIONS)}"
         if not self.layers:
             yield "a model needs at least one layer"
 
@@ -86,13 +106,14 @@ class Workload:
         Raises:
             ConfigError: The family is unknown, a field is missing, or a setting breaks its rule.
         """
-        heads = config.get("num_attention_heads") or 1
+        heads = config.get("num_attention_heads") or config.get("n_head") or 1
         groups = config.get("num_key_value_heads") or heads
         settings.setdefault("is_causal", config.get("model_type") != "bert")
         return cls(
             name=name,
             layers=tuple(layers_of(config)),
             num_key_value_heads_share=groups / heads,
+            num_heads=heads,
             **settings,
         )
 
@@ -158,18 +179,22 @@ class Workload:
         flop = sum(2.0 * tokens * share * p.numel for p, share in products)
         touched = sum(tokens * share * (p.shape[0] + p.shape[1]) for p, share in products)
         width = layer.attention_width
-        pairs = self.batch_size * self.sequence**2 * (0.5 if self.is_causal else 1.0)
+        is_eager = self.attention == "eager" and width > 0
+        pairs = self.batch_size * self.sequence**2
+        scores = pairs * self.num_heads * _SCORE_PASSES * size if is_eager else 0.0
+        computed = pairs * (0.5 if self.is_causal and not is_eager else 1.0)
         logits = tokens * self._vocabulary if is_last else 0
         passes, kernels = self._elementwise(layer)
         return LayerWork(
             matmul_flop=flop,
             num_matmuls=len(products),
-            attention_flop=4.0 * pairs * width,
+            attention_flop=4.0 * computed * width,
             # Beside what products read and write, and the loss on float32 logits: a cast, a copy
             # of the shifted ones, softmax.
-            elementwise_bytes=touched * size + tokens * passes + logits * (size + 20.0),
+            elementwise_bytes=touched * size + tokens * passes + logits * (size + 20.0) + scores,
             weight_bytes=sum(p.numel * size for p, _ in products),
             num_kernels=kernels + len(products),
+            keeps_scores=is_eager,
         )
 
     def _elementwise(self, layer: Layer) -> tuple[float, int]:
@@ -183,7 +208,7 @@ class Workload:
         if not layer.attention_width:
             return 0.0, 4
         size, hidden = self.dtype_bytes, self.hidden
-        inner = self._inner_width(layer)
+        inner = self.inner_width(layer)
         shared = (6.0 + 4.0) * size * hidden  # residual sums, layouts
         if not _is_gated(layer):
             return shared + (4.0 * hidden + 2.0 * inner) * size, 14
@@ -229,12 +254,39 @@ class Workload:
         size, width, query = self.dtype_bytes, self.hidden, layer.attention_width
         attention = width + 2.0 * query * (1.0 + self.num_key_value_heads_share)
         is_gated = _is_gated(layer)
-        feed_forward = width + (4.0 if is_gated else 2.0) * self._inner_width(layer)
+        feed_forward = width + (4.0 if is_gated else 2.0) * self.inner_width(layer)
         gates = [p for p, _ in _gates(layer) if p.name.startswith("experts.")]
         feed_forward += 2.0 * width * sum(p.active for p in gates)
         norms = self._normed_width(layer) * self._norm_bytes(is_gated)
-        kept = norms + size * (attention + feed_forward)
+        kept = norms + size * (attention + feed_forward) + self._kept_scores(is_gated)
         return kept if is_gated else kept + 2.0 * width
+
+    def _kept_scores(self, is_gated: bool) -> float:
+        """Return the bytes of scores that eager attention keeps for each token of a layer.
+
+        Plain families keep softmax's output, a mask of dropout and its output: 5 bytes in 16 bits
+        (Korthikanti et al. 2022, section 4.1). The gated ones' softmax is in float32 in
+        transformers' eager modules, and its cast is kept as well.
+        """
+        if self.attention != "eager":
+            return 0.0
+        size = self.dtype_bytes
+        each = 2.0 * size + 1.0
+        if is_gated:
+            each = 4.0 + (size if size < 4 else 0.0)
+        return each * self.num_heads * self.sequence
+
+    def leaving_bytes(self) -> list[float]:
+        """Return the bytes of each layer's activations that wait on the host, in order.
+
+        All that layers with attention keep, but for the last ones'.
+        """
+        if not self.offloads_activations:
+            return [0.0] * len(self.layers)
+        inner = [index for index, layer in enumerate(self.layers) if layer.attention_width]
+        away = set(inner[:-_RESIDENT_LAYERS])
+        kept = self.activation_bytes()
+        return [size if index in away else 0.0 for index, size in enumerate(kept)]
 
     def _norm_bytes(self, is_gated: bool) -> float:
         """Return what a norm keeps for each token and unit of its width, its output aside.
@@ -255,7 +307,7 @@ class Workload:
         )
         return (2.0 + more) * self.hidden + heads
 
-    def _inner_width(self, layer: Layer) -> float:
+    def inner_width(self, layer: Layer) -> float:
         """Return the width inside the feed-forward, over all experts that a token goes to."""
         if _is_gated(layer):
             return sum(gate.active * width for gate, width in _gates(layer))
@@ -281,7 +333,7 @@ class Workload:
 
         Those of the feed-forward's two factors and of the residual stream.
         """
-        inner = [self._inner_width(layer) for layer in self._distinct if layer.attention_width]
+        inner = [self.inner_width(layer) for layer in self._distinct if layer.attention_width]
         return self.tokens * self.dtype_bytes * (2.0 * max(inner, default=0.0) + self.hidden)
 
     def tied_bytes(self) -> float:

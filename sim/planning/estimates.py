@@ -43,6 +43,8 @@ def estimated_seconds(
     if not config.overlap_step and window == 1:  # all of it in turn
         copied = down / rates.d2h if keeps else 0.0
         return device + max(copied, host) + up / rates.h2d
+    away = costs.accumulation * sum(segment.leaving for segment in costs.segments)
+    down, up = down + away, up + away
     link = max(down / rates.d2h, up / rates.h2d, (down + up) / rates.duplex)
     dram = rates.sharing * (moved + down + up) / rates.dram
     if hardware.device.is_cpu:  # copies are bounded by its cores

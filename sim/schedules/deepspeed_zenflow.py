@@ -102,8 +102,8 @@ class DeepSpeedZenFlow(AbstractSchedule):
     def _backward(self, step: int, *, is_first: bool, is_boundary: bool) -> Process:
         """Run one backward: behind each segment all that happens to its gradients, in turn."""
         machine, size = self.machine, self.costs.dtype_bytes
-        for segment in reversed(self.costs.segments):
-            passed = machine.compute("backward", segment.backward, step)
+        for index, segment in reversed(list(enumerate(self.costs.segments))):
+            passed = self.backward_of(index, step)
             important = self._important(segment)
             reduced = machine.collective("reduce", segment.numel * size, step, passed)
             spread = machine.collective("broadcast", important * size, step, reduced)

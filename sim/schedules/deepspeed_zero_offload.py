@@ -55,8 +55,8 @@ class DeepSpeedZeroOffload(ZeroOffload):
     def _backward(self, step: int, micro_batch: int) -> Step:
         """Run a micro-batch's backward; the result is the seconds in which the device waits."""
         waited = 0.0
-        for segment in reversed(self.costs.segments):
-            passed = self.machine.compute("backward", segment.backward, step)
+        for index, segment in reversed(list(enumerate(self.costs.segments))):
+            passed = self.backward_of(index, step)
             self._leave(segment, step, passed, micro_batch)
             if not self._overlap or segment is self.costs.segments[0]:
                 yield passed

@@ -31,14 +31,13 @@ class LayerOverlapped(AbstractSchedule):
 
     def _step(self, step: int) -> Step:
         machine, costs = self.machine, self.costs
-        segments = list(enumerate(costs.segments))
         waited = 0.0
-        for index, segment in segments:
+        for index in range(len(costs.segments)):
             since = machine.env.now
             yield from self.wait(self._updated[index], "host", step)
             yield from self.wait(self._landed[index], "h2d", step)
             waited += machine.env.now - since
-            yield machine.compute("forward", segment.forward, step)
+            yield self.forward_of(index, step)
         self._backward(step, is_last=costs.accumulation == 1)
         for micro in range(1, costs.accumulation):
             self.forward(step)
@@ -48,9 +47,9 @@ class LayerOverlapped(AbstractSchedule):
 
     def _backward(self, step: int, *, is_last: bool) -> None:
         """Queue one micro-batch's backward, and in the last one what each layer's end sets off."""
-        machine, costs = self.machine, self.costs
-        for index, segment in reversed(list(enumerate(costs.segments))):
-            passed = machine.compute("backward", segment.backward, step)
+        machine = self.machine
+        for index in reversed(range(len(self.costs.segments))):
+            passed = self.backward_of(index, step)
             if is_last:
                 updated = machine.env.process(self._update(index, step, passed))
                 self._updated[index] = [updated]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import SystemCase, SystemParts
+from sim.memory.parts import ACTIVATION_BUFFERS, SystemCase, SystemParts
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
 
@@ -37,14 +37,22 @@ class AbstractSchedule(ABC):
         self.step_ends: list[float] = []
         self.stalls: list[float] = []
         self.computed = simpy.Event(machine.env)
+        self._held_up = 0.0  # seconds of a step in which queued work has waited for copies
+        self._last: simpy.Event | None = None  # end of what was queued behind copies before
+        # Activations on the host: whether there are any, ends of their copies there, and the
+        # last ends of backward, which free a buffer each.
+        self._offloads = any(segment.leaving for segment in costs.segments)
+        self._left: dict[int, simpy.Event] = {}
+        self._passed: list[simpy.Event] = []
 
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
         for step in range(1, num_steps + 1):
+            self._held_up = 0.0
             since = yield from self._step(step)
             now = self.machine.env.now
             self.step_ends.append(now)
-            self.stalls.append(now - since)
+            self.stalls.append(now - since + self._held_up)
 
     @abstractmethod
     def _step(self, step: int) -> Step:
@@ -81,13 +89,117 @@ class AbstractSchedule(ABC):
 
     def forward(self, step: int) -> simpy.Event:
         """Queue the forward of one micro-batch; return the event of its end."""
-        seconds = [segment.forward for segment in self.costs.segments]
-        return self.machine.compute_all("forward", seconds, step)
+        segments = self.costs.segments
+        if not self._offloads:
+            seconds = [segment.forward for segment in segments]
+            return self.machine.compute_all("forward", seconds, step)
+        return [self.forward_of(index, step) for index in range(len(segments))][-1]
 
     def backward(self, step: int) -> simpy.Event:
         """Queue the backward of a micro-batch that is not the step's last; return its end."""
-        seconds = [segment.backward for segment in reversed(self.costs.segments)]
-        return self.machine.compute_all("backward", seconds, step)
+        segments = self.costs.segments
+        if not self._offloads:
+            seconds = [segment.backward for segment in reversed(segments)]
+            return self.machine.compute_all("backward", seconds, step)
+        return [self.backward_of(index, step) for index in reversed(range(len(segments)))][-1]
+
+    def forward_of(self, index: int, step: int) -> simpy.Event:
+        """Queue one segment's forward, behind which its activations leave; return its end."""
+        seconds = self.costs.segments[index].forward
+        if not self._offloads:
+            return self.machine.compute("forward", seconds, step)
+        room = self._room(index)
+        done = self.compute_behind("forward", seconds, step, room)
+        self._leave_activations(index, step, done)
+        return done
+
+    def backward_of(
+        self,
+        index: int,
+        step: int,
+        seconds: float | None = None,
+        after: Sequence[simpy.Event] = (),
+    ) -> simpy.Event:
+        """Queue one segment's backward, before which its activations arrive; return its end.
+
+        Args:
+            index: Of the segment.
+            step: Its step.
+            seconds: What it takes; None is `Segment.backward`.
+            after: What else must have happened.
+        """
+        taken = self.costs.segments[index].backward if seconds is None else seconds
+        if not self._offloads:
+            return self.machine.compute("backward", taken, step, after)
+        arrived = self._fetch_activations(index, step)
+        done = self.compute_behind("backward", taken, step, arrived, after)
+        self._passed = [*self._passed[1 - ACTIVATION_BUFFERS :], done]
+        return done
+
+    def _room(self, index: int) -> list[tuple[str, simpy.Event]]:
+        """Return what a segment's forward waits for: activations of those before have left."""
+        if index == 0:
+            self._left, self._passed = {}, []
+        room = self._left.get(index - ACTIVATION_BUFFERS)
+        return [] if room is None else [("d2h", room)]
+
+    def _leave_activations(self, index: int, step: int, done: simpy.Event, count: int = 1) -> None:
+        """Queue the copies of a segment's activations to the host, of so many micro-batches."""
+        size = count * self.costs.segments[index].leaving
+        if size:
+            work = self.machine.down(size)
+            self._left[index] = self.machine.d2h.submit("activations", step, work, [done])
+
+    def _fetch_activations(
+        self, index: int, step: int, count: int = 1
+    ) -> list[tuple[str, simpy.Event]]:
+        """Queue their copies back, into buffers that have been used; return their end."""
+        size = count * self.costs.segments[index].leaving
+        if not size:
+            return []
+        used = self._passed[0] if len(self._passed) == ACTIVATION_BUFFERS else self._last
+        before = [event for event in (self._left[index], used) if event is not None]
+        return [
+            ("h2d", self.machine.h2d.submit("activations", step, self.machine.up(size), before))
+        ]
+
+    def compute_behind(
+        self,
+        name: str,
+        seconds: float,
+        step: int,
+        arrived: Sequence[tuple[str, simpy.Event]],
+        after: Sequence[simpy.Event] = (),
+    ) -> simpy.Event:
+        """Queue work on the device that waits for copies; return the event of its end.
+
+        Waiting counts as stall, from the end of the work that was queued here before.
+
+        Args:
+            name: Of the span.
+            seconds: What the work takes.
+            step: Its step.
+            arrived: Ends of the copies and of what they wait for, in order, each with the cause
+                of a stall by it.
+            after: What else must have happened, whose waiting somebody else measures.
+        """
+        done = self.machine.compute(name, seconds, step, [*(e for _, e in arrived), *after])
+        waits = [(cause, event) for cause, event in arrived if event.callbacks is not None]
+        if waits:
+            before = [event for event in (self._last, *after) if event is not None]
+            self.machine.env.process(self._measure(before, waits, step))
+        self._last = done
+        return done
+
+    def _measure(
+        self, before: Iterable[simpy.Event], arrived: Iterable[tuple[str, simpy.Event]], step: int
+    ) -> Process:
+        """Count what the device waits for copies once all before them is over."""
+        for event in before:
+            if not event.processed:
+                yield event
+        for cause, event in arrived:
+            self._held_up += yield from self.wait([event], cause, step)
 
     def compute(self, step: int, *, passes: float = 1.0) -> list[simpy.Event]:
         """Queue forward and backward of a step.
@@ -105,8 +217,8 @@ class AbstractSchedule(ABC):
             self.backward(step)
         self.forward(step)
         passed: list[simpy.Event] = []
-        for segment in reversed(self.costs.segments):
-            self.computed = self.machine.compute("backward", segment.backward, step)
+        for index, segment in reversed(list(enumerate(self.costs.segments))):
+            self.computed = self.backward_of(index, step)
             size = passes * segment.numel * self.costs.dtype_bytes
             passed.append(self.machine.collective("reduce", size, step, self.computed))
         return passed[::-1]

@@ -141,7 +141,7 @@ class EngineSchedule(AbstractSchedule):
             seconds = segments[index].backward + self._gradient_seconds(index)
             if self._ring:  # where there is none a copy packs
                 seconds += self._gradient_bytes(index) / machine.pack_rate
-            passed = machine.compute("backward", seconds, step, room)
+            passed = self.backward_of(index, step, seconds, room)
             room = self._send(index, step, passed, begun)
             begun = passed
         return room

@@ -23,6 +23,8 @@ SEGMENTS_AT_LEAST = 32
 _ATTENTION_BACKWARD = 2.5
 """Attention's backward over its forward: five products for two, scores being recomputed
 (Dao 2023, FlashAttention-2, section 3.1)."""
+_KEPT_ATTENTION_BACKWARD = 2.0
+"""The same where scores are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class Segment:
     """Shapes (O, I) of parameters with at least two dimensions, in order of registration."""
     vectors: int = 0
     """Number of elements of all other parameters."""
+    leaving: float = 0.0
+    """Bytes of one micro-batch's activations that wait on the host for its backward."""
 
     @property
     def numel(self) -> int:
@@ -64,6 +68,8 @@ class StepCosts:
     intake_factor: float = 1.0
     """Factor on the host's bytes for gradients that are added to sums; 0 for phases that leave it
     out."""
+    workload: Workload | None = None
+    """Workload whose costs they are; None for phases that were given."""
 
     def __post_init__(self) -> None:
         """Check what every schedule relies on."""
@@ -116,7 +122,8 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
     """
     works = workload.works()
     segments = []
-    for layer, work in zip(workload.layers, works, strict=True):
+    leaving = workload.leaving_bytes()
+    for layer, work, away in zip(workload.layers, works, leaving, strict=True):
         forward, backward = layer_seconds(work, hardware.device, workload.dtype)
         if workload.checkpointing and layer.attention_width:
             backward += forward
@@ -128,6 +135,7 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
                 backward=backward,
                 matrices=tuple((s[0], math.prod(s[1:])) for s in shapes if len(s) > 1),
                 vectors=sum(s[0] for s in shapes if len(s) == 1),
+                leaving=away,
             )
         )
     return StepCosts(
@@ -135,16 +143,26 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
         hardware=hardware,
         dtype_bytes=workload.dtype_bytes,
         accumulation=workload.accumulation,
+        workload=workload,
     )
 
 
-def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, float]:
+def layer_seconds(
+    work: LayerWork, device: Device, dtype: str, *, is_frozen: bool = False
+) -> tuple[float, float]:
     """Return seconds of a layer's forward and backward, without recomputation.
 
     A product takes its FLOP over the rate that products sustain, and a latency: small ones run
     slower. Attention's backward has its own rate where that was measured. A
     GPU's kernels are launched ahead, and bound only where launching takes longer than they do; on
     a CPU every operation's own cost is added.
+
+    Args:
+        work: Its forward.
+        device: What computes it.
+        dtype: Of weights and activations.
+        is_frozen: Whether its weights get no gradients, so that backward has one product for each
+            of forward's and not two.
 
     Raises:
         ConfigError: The device's peak for the dtype is not known.
@@ -156,29 +174,34 @@ def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, f
     launch = device.launch.value
     peak = device.flops[dtype].value
     attention = work.attention_flop / (peak * device.attention_efficiency.value)
-    forward = _seconds(work, device, dtype, 1.0) + attention
+    forward = _seconds(work, device, dtype) + attention
     if device.attention_backward_efficiency is not None:
         attention = work.attention_flop / (peak * device.attention_backward_efficiency.value)
-    backward = _seconds(work, device, dtype, 2.0) + _ATTENTION_BACKWARD * attention
+    attention *= _KEPT_ATTENTION_BACKWARD if work.keeps_scores else _ATTENTION_BACKWARD
+    products = 1.0 if is_frozen else 2.0
+    backward = _seconds(work, device, dtype, products, 2.0) + attention
     backward *= device.backward_factor.value
-    if device.gradient_bandwidth is not None:
+    if device.gradient_bandwidth is not None and not is_frozen:
         backward += work.weight_bytes / device.gradient_bandwidth.value
     backward_launch = device.backward_launch.value if device.backward_launch else launch
-    launches = work.num_kernels * launch, 2.0 * work.num_kernels * backward_launch
+    num_backward = 2.0 * work.num_kernels - (work.num_matmuls if is_frozen else 0)
+    launches = work.num_kernels * launch, num_backward * backward_launch
     if device.is_cpu:
         return forward + launches[0], backward + launches[1]
     return max(forward, launches[0]), max(backward, launches[1])
 
 
-def _seconds(work: LayerWork, device: Device, dtype: str, times: float) -> float:
-    """Return the seconds of a pass that does a layer's work so many times, attention left out."""
+def _seconds(
+    work: LayerWork, device: Device, dtype: str, times: float = 1.0, elementwise: float = 1.0
+) -> float:
+    """Return the seconds of a pass with a layer's products and elementwise work so many times."""
     rate = device.flops[dtype].value * device.matmul_efficiency.value
     if device.sustained_share is not None:
         rate *= device.sustained_share.value
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
     products = max(times * work.matmul_flop / rate, times * work.weight_bytes / bandwidth)
     products += times * work.num_matmuls * device.matmul_latency.value
-    return products + times * work.elementwise_bytes / bandwidth
+    return products + elementwise * work.elementwise_bytes / bandwidth
 
 
 def cut(segments: Sequence[Segment]) -> list[Segment]:
@@ -219,6 +242,7 @@ def _cut(segment: Segment, enough: int) -> list[Segment]:
             forward=segment.forward * size / sum(elements),
             backward=segment.backward * size / sum(elements),
             matrices=tuple(run),
+            leaving=segment.leaving * size / sum(elements),
             vectors=segment.vectors if index == len(runs) - 1 else 0,
         )
         for index, (run, size) in enumerate(zip(runs, elements, strict=True))

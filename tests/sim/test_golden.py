@@ -3,8 +3,9 @@
 A layer takes 1 s of forward and 2 s of backward. Its gradients or weights take 1 s to copy in 16
 bits, its CPU update 2.8 s: 0.1 s for each of the 28 bytes that an element moves. The device would
 update it in 1 s. Of elementwise operations it does 20 bytes an element in 1 s: it measures the
-rows of a layer's gradients in 0.1 s, and moves its weights by them in 0.7 s. The drives read or
-write a layer's state in 4 s; a ring of two devices reduces or gathers it in 1 s.
+rows of a layer's gradients in 0.1 s, moves its weights by them in 0.7 s, and updates it with 8-bit
+moments in 0.5 s: gradient 2, weight twice 2, moments and scales twice 2.03 bytes. The drives read
+or write a layer's state in 4 s; a ring of two devices reduces or gathers it in 1 s.
 
 A line is start and end in seconds from the end of the step before, lane, name, and the step that
 caused it.
@@ -697,6 +698,121 @@ LOGS = [
  24.0- 25.4 host adam 2
  25.4- 26.4 device stall:h2d 2
  25.4- 26.4 h2d params 2
+""",
+    ),
+    (
+        "adamw_8bit", {}, 2, 2, 1,
+        """
+  0.0-  1.0 device forward 2
+  1.0-  2.0 device forward 2
+  2.0-  4.0 device backward 2
+  4.0-  6.0 device backward 2
+  6.0-  7.0 device step 2
+""",
+    ),
+    (
+        "adamw_8bit", {"master": True}, 2, 2, 1,
+        """
+  0.0-  1.0 device forward 2
+  1.0-  2.0 device forward 2
+  2.0-  4.0 device backward 2
+  4.0-  6.0 device backward 2
+  6.0-  7.6 device step 2
+""",
+    ),
+    (
+        "adamw_4bit", {}, 2, 2, 1,
+        """
+  0.0-  1.0 device forward 2
+  1.0-  2.0 device forward 2
+  2.0-  4.0 device backward 2
+  4.0-  6.0 device backward 2
+  6.0-  6.8 device step 2
+""",
+    ),
+    (
+        "lora", {}, 2, 2, 1,
+        """
+  0.0-  1.0 device forward 2
+  1.0-  2.0 device forward 2
+  2.0-  4.0 device backward 2
+  4.0-  6.0 device backward 2
+  6.0-  6.6 device step 2
+""",
+    ),
+    (
+        "qlora", {}, 2, 2, 1,
+        """
+  0.0-  1.0 device forward 2
+  1.0-  2.0 device forward 2
+  2.0-  4.0 device backward 2
+  4.0-  6.0 device backward 2
+  6.0-  6.6 device step 2
+""",
+    ),
+    (
+        "megatrain", {"checkpoint_interval": 2}, 2, 2, 1,
+        """
+  0.0-  1.0 device stall:h2d 2
+  0.0-  1.0 h2d weights 2
+  1.0-  2.0 device forward 2
+  1.0-  2.0 h2d weights 2
+  2.0-  3.0 device forward 2
+  3.0-  4.0 device stall:h2d 2
+  3.0-  4.0 h2d weights 2
+  4.0-  5.0 device backward 2
+  5.0-  6.0 device stall:h2d 2
+  5.0-  6.0 h2d weights 2
+  6.0-  7.0 device backward 2
+  7.0-  8.0 device stall:h2d 2
+  7.0-  8.0 h2d weights 2
+  8.0- 10.0 device backward 2
+ 10.0- 11.0 device stall:h2d 2
+ 10.0- 11.0 d2h grads 2
+ 10.0- 11.0 h2d weights 2
+ 11.0- 13.0 device backward 2
+ 13.0- 14.0 device stall:d2h 2
+ 13.0- 14.0 d2h grads 2
+ 14.0- 19.2 device stall:host 2
+ 14.0- 19.2 host adam 2
+""",
+    ),
+    (
+        "slideformer", {}, 2, 2, 1,
+        """
+  0.0-  6.6 device stall:host 2
+  0.0-  1.0 d2h grads 1
+  2.8-  6.6 host adam 1
+  6.6-  7.6 device stall:h2d 2
+  6.6-  7.6 h2d weights 2
+  7.6-  8.6 device forward 2
+  7.6-  8.6 h2d weights 2
+  8.6-  9.6 device forward 2
+  8.6-  9.6 h2d weights 2
+  9.6- 11.6 device backward 2
+  9.6- 10.6 h2d weights 2
+ 11.6- 13.6 device backward 2
+ 11.6- 12.6 d2h grads 2
+ 12.6- 16.4 host adam 2
+""",
+    ),
+    (
+        "roundpipe", {}, 2, 2, 1,
+        """
+  0.0-  1.0 device stall:h2d 2
+  0.0-  1.0 d2h grads 1
+  0.0-  1.0 h2d weights 2
+  1.0-  2.0 device forward 2
+  1.0-  2.0 h2d weights 2
+  1.0-  9.0 host adam 1
+  2.0-  3.0 device forward 2
+  2.0-  3.0 h2d weights 2
+  3.0-  5.0 device backward 2
+  3.0-  4.0 h2d weights 2
+  5.0-  7.0 device backward 2
+  5.0-  6.0 d2h grads 2
+  7.0-  9.0 device stall:host 2
+  7.0-  8.0 d2h grads 2
 """,
     ),
 ]  # fmt: skip

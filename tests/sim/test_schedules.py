@@ -387,7 +387,8 @@ def test_released_zenflow_copies_through_pageable_memory_what_its_processes_shar
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_with_endless_links_and_hosts_a_step_is_its_compute(name, accumulation):
     found = costs(d2h=ENDLESS, update=ENDLESS, h2d=ENDLESS, accumulation=accumulation)
-    assert step(found, name) == near(30 * accumulation)
+    again = 10 if name == "megatrain" else 0  # its backward computes every layer's input first
+    assert step(found, name) == near((30 + again) * accumulation)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +441,8 @@ BYTES = [
     ("layer_overlapped", {}, 1.0, 1.0),
     ("superoffload", {}, 1.8, 1.8),
     ("superoffload", {"ratio": 0.5, "clipping": True}, 1.0, 1.0),
+    ("adamw_8bit", {}, 0.0, 0.0),
+    ("lora", {}, 0.0, 0.0),
 ]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from experiments.commands.command import with_flags
+from experiments.commands.command import given, with_flags
 from experiments.commands.flag_types import PATH, Memory
-from experiments.commands.training.train_flags import knob_flags
+from experiments.commands.training.train_flags import given_flags, knob_flags
+from experiments.sweeps.axes import LORA_OPTIONS
 from experiments.training.settings.training import DTYPES
+from sim.models.workload import ATTENTIONS
 
 simulation_flags = with_flags(
     click.option(
@@ -51,6 +55,28 @@ run_flags = with_flags(
         default=False,
         help="Whether backward recomputes a layer's activations.",
     ),
+    click.option(
+        "--attention",
+        type=click.Choice(ATTENTIONS),
+        default="fused",
+        show_default=True,
+        help="Kernels: fused ones compute scores once more in backward, eager ones keep them.",
+    ),
+    click.option(
+        "--offload-activations/--no-offload-activations",
+        default=False,
+        help="Whether activations wait on the host for backward.",
+    ),
+    click.option(
+        "--lora-rank",
+        type=click.IntRange(min=1),
+        help="Rank of adapters, of lora and qlora.  [default: 16]",
+    ),
+    click.option(
+        "--lora-targets",
+        help="Matrices that get adapters, of lora and qlora: all of a layer, or attention's.  "
+        "[default: all]",
+    ),
     knob_flags,
     click.option(
         "--gradients",
@@ -60,3 +86,10 @@ run_flags = with_flags(
     ),
 )
 """Flags of how a simulated run goes: its knobs, and what it keeps."""
+
+
+def strategy_options(context: click.Context) -> dict[str, Any]:
+    """Return the knobs and options of a strategy that stand on the command line."""
+    own = given(context)
+    adapters = {name: value for name, value in own.items() if name in LORA_OPTIONS}
+    return {**given_flags(context)[1], **adapters}

@@ -58,11 +58,18 @@ def plan_table(plan: Plan) -> Table:
             gib(option.need.device_bytes),
             gib(option.need.host_bytes),
             "yes" if option.fits else "may not" if option.may_fit else "no",
-            "exactly" if option.rule.startswith("AdamW exactly") else "no",
+            _likeness(option),
             end_section=after is not None and option.is_ours != after.is_ours,
             style="bold" if plan.recommended and option.label == plan.recommended.label else None,
         )
     return table
+
+
+def _likeness(option: Option) -> str:
+    """Return whether a rule is AdamW's, or trains something else than the weights."""
+    if option.rule.startswith("AdamW exactly"):
+        return "exactly"
+    return "adapters" if "adapters" in option.rule else "no"
 
 
 def answer(plan: Plan, wishes: Wishes) -> list[str]:

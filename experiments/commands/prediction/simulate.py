@@ -11,8 +11,11 @@ import click
 
 from experiments.commands.command import Command
 from experiments.commands.flag_types import PATH
-from experiments.commands.prediction.machine_flags import run_flags, simulation_flags
-from experiments.commands.training.train_flags import given_flags
+from experiments.commands.prediction.machine_flags import (
+    run_flags,
+    simulation_flags,
+    strategy_options,
+)
 from experiments.output.commit import commit
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from experiments.traces.facts import TraceFacts
@@ -20,6 +23,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.memory.need import MemoryNeed, memory_of
 from sim.memory.parts import gib
 from sim.models.workload import Workload
+from sim.planning.rules import rule_of
 from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
 from zenflow.trace.timeline import Timeline
@@ -50,7 +54,7 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
     hardware, _ = hardware_of(request)
     workload = workload_of(request, hardware)
     strategy = Strategy.of(
-        flags["strategy"], releases=flags["gradients"] == "release", **given_flags(context)[1]
+        flags["strategy"], releases=flags["gradients"] == "release", **strategy_options(context)
     )
     prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])
     memory = memory_of(workload, strategy, hardware)
@@ -133,6 +137,7 @@ def _record(
         "hardware": hardware.name,
         "num_devices": hardware.num_devices,
         **prediction.to_dict(),
+        "rule": rule_of(memory.strategy),
         "tokens_per_second": _tokens_per_second(prediction, workload, hardware),
         "step_seconds_interval": None
         if interval is None
@@ -160,6 +165,7 @@ def _text(
     lines = [
         f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
         f"on {_machine(hardware)}; simulated",
+        f"rule     {rule_of(memory.strategy)}",
         f"step     {step * 1e3:.1f} ms, {_tokens_per_second(prediction, workload, hardware):,.0f} "
         f"tokens/s; slowest of a window {prediction.slowest_step_seconds * 1e3:.1f} ms",
         f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.1%})"

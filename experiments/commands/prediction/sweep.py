@@ -12,8 +12,11 @@ import click
 
 from experiments.commands.command import Command, given
 from experiments.commands.flag_types import FOLDER
-from experiments.commands.prediction.machine_flags import run_flags, simulation_flags
-from experiments.commands.training.train_flags import given_flags
+from experiments.commands.prediction.machine_flags import (
+    run_flags,
+    simulation_flags,
+    strategy_options,
+)
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -189,7 +192,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         axes=axes,
         request=Request.of(own),
         strategy=flags["strategy"],
-        knobs=given_flags(context)[1],
+        knobs=strategy_options(context),
         releases=flags["gradients"] == "release",
         method=flags["method"],
         tolerance=TOLERANCE if flags["tolerance"] is None else flags["tolerance"],

@@ -143,6 +143,7 @@ def _workload(setup: Setup) -> Workload:
         batch_size=setup.batch_size,
         sequence=setup.sequence,
         checkpointing=setup.checkpointing,
+        offloads_activations=setup.offloads_activations,
     )
 
 

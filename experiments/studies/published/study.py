@@ -12,6 +12,7 @@ from experiments.lab.columns import Column, Table, key
 from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
+from experiments.literature.alternatives import UNCOUNTED
 from experiments.literature.measurements import GROUPS, MEASUREMENTS
 from experiments.literature.setups import AnySetup, Measurement, Quantity
 from experiments.studies.published.predictions import (
@@ -105,11 +106,12 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
 def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the term for what the model leaves out, and how many measurements ranges hold.
 
-    Rows whose phases are given are not counted. ``held`` has for each group its measurements, and
+    Rows of `UNCOUNTED` groups are left out: those whose phases are given, and others that no
+    constant is fitted to. ``held`` has for each group its measurements, and
     those in ranges of figures alone, of the term that all rows but one give, and of the term that
     the other groups give.
     """
-    counted = [row for row in rows if row["group"] != "phases"]
+    counted = [row for row in rows if row["group"] not in UNCOUNTED]
     groups = list(dict.fromkeys(row["group"] for row in counted))
     parts = [[_outcome(row) for row in counted if row["group"] == group] for group in groups]
     single = held_out([[outcome] for part in parts for outcome in part])

@@ -128,3 +128,23 @@ def test_what_is_wrong_is_named_with_its_remedy(arguments, message):
     done = run(*arguments)
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
+
+
+def test_adapters_and_activations_have_flags():
+    flags = [*SMALL, "--strategy", "qlora", "--json"]
+    plain, more, away = (
+        json.loads(run(*flags, *own).output)
+        for own in ([], ["--lora-rank", "64"], ["--offload-activations"])
+    )
+    assert more["memory"]["device_bytes"] > plain["memory"]["device_bytes"]
+    assert plain["d2h_bytes_per_step"] == 0 < away["d2h_bytes_per_step"]
+    assert "not full fine-tuning" in plain["rule"]
+    eager = json.loads(run(*flags, "--attention", "eager").output)
+    assert eager["step_seconds"] > plain["step_seconds"]
+
+
+def test_a_strategy_without_adapters_takes_no_rank():
+    for name in ("zenflow", "superoffload"):
+        done = run(*SMALL, "--strategy", name, "--lora-rank", "8")
+        assert done.exit_code == 2
+        assert "does not take lora_rank" in " ".join(done.output.split())

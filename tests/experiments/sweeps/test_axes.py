@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.sweeps.axes import KINDS, parse_axes, parse_axis
+from experiments.sweeps.axes import KINDS, LORA_OPTIONS, parse_axes, parse_axis
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.requests import Request
 from tests.experiments.swept import BASE, CARD, MODEL, run, sweep_of
@@ -96,10 +96,9 @@ def test_every_axis_moves_the_machine_or_the_work():
         "S": "8", "update_interval": "8", "queue_depth": "2", "overlap_step": "no",
         "update_rule": "published", "select_interval": "7", "min_split_elements": "5000",
         "block_elements": "4096",
-        "duplex": "0.5",
+        "duplex": "0.5", "attention": "eager", "offload_activations": "yes",
+        "lora_targets": "attention",
     }  # fmt: skip
-    plain = Sweep(axes=(), request=Request(**MODEL, gpu="l40s"))
-    before = plain.case(0)
     for name in KINDS:
         if name in ("num_gpus", "fabric"):
             continue  # these need several devices
@@ -107,8 +106,18 @@ def test_every_axis_moves_the_machine_or_the_work():
         named = {**MODEL, **({} if name in ("gpu", "machine") else {"gpu": "l40s"})}
         if name == "model":
             del named["model"]
-        after = Sweep(axes=varied, request=Request(**named)).case(0)
-        assert after != before, name
+        strategy = "qlora" if name in LORA_OPTIONS else "zenflow"
+        plain = Sweep(axes=(), request=Request(**MODEL, gpu="l40s"), strategy=strategy)
+        after = Sweep(axes=varied, request=Request(**named), strategy=strategy).case(0)
+        assert after != plain.case(0), name
+
+
+def test_strategies_on_an_axis_take_the_settings_that_are_theirs():
+    axes = parse_axes(["strategy=zenflow,qlora,slideformer", "lora_rank=8", "S=2"])
+    sweep = Sweep(axes=axes, request=Request(**MODEL, gpu="l40s"))
+    ours, theirs, streamed = (sweep.case(index).strategy for index in range(3))
+    assert ours.config.update_interval == 2
+    assert (theirs.options, streamed.options) == ({"lora_rank": 8}, {})
 
 
 def test_the_grid_names_every_combination_once():

@@ -262,7 +262,8 @@ def test_several_devices_each_hold_all_of_the_engine_and_share_the_other_systems
 def test_every_strategy_has_a_memory():
     for name in STRATEGIES:
         need = memory_of(llama_7b(), name, a100())
-        assert need.device_bytes > 2 * llama_7b().num_params
+        holds_all = name not in ("qlora", "megatrain", "slideformer", "roundpipe")
+        assert (need.device_bytes > 2 * llama_7b().num_params) == holds_all
         assert all(part.num_bytes > 0 for part in need.parts)
         assert need.to_dict()["device_bytes"] == need.device_bytes
     with pytest.raises(ConfigError, match="unknown"):
