@@ -221,6 +221,11 @@ def simulate(
     )
 
 
+def selects_every(config: ZenFlowConfig) -> int:
+    """Return the steps from one selection of columns to the next; 0 where none recurs."""
+    return config.select_interval_steps if 0 < config.topk_ratio < 1 else 0
+
+
 def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
     """Whether the first and the last window are as long, and no lane has more to do than time.
 
@@ -247,12 +252,12 @@ def _selection_seconds(
     The same steps are taken again with one selection as the first is measured: the end of the
     steps that follow moves by what it costs.
     """
-    config = strategy.config
-    if config is None or not 0 < config.topk_ratio < 1 or not config.select_interval_steps:
+    every = 0 if strategy.config is None else selects_every(strategy.config)
+    if not every:
         return 0.0
     steps = min(len(ends), 2 * settling)  # before another one falls due
     machine = Machine(costs.hardware, pinned=pinned, keeps_spans=False)
     # Selected at the first step after warm-up, and again `settling` steps after the first of all.
     again = _steady(strategy, settling + 1 - max(1, strategy.warm_up)).schedule(machine, costs)
     machine.run(again.run(steps))
-    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / config.select_interval_steps
+    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / every

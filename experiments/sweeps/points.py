@@ -133,22 +133,15 @@ def _by_formula(cases: Mapping[int, Case], sweep: Sweep) -> dict[int, Row]:
 
 
 def _has_formula(case: Case, sweep: Sweep) -> bool:
-    """Whether a formula may be tried: it knows nothing of selections that recur."""
-    if sweep.method == "simulate" or _selects(case.strategy):
+    """Whether a formula may be tried."""
+    if sweep.method == "simulate":
         return False
     return has_closed_form(costs_of(case.workload, case.hardware), case.strategy)
-
-
-def _selects(strategy: Strategy) -> bool:
-    config = strategy.config
-    return config is not None and 0 < config.topk_ratio < 1 and config.select_interval_steps > 0
 
 
 def _why_not(case: Case, was_tried: bool) -> str:
     if was_tried:
         return "lanes slow one another down, or the host does not keep up: simulate it"
-    if _selects(case.strategy):
-        return "no formula with selections that recur: give --select-interval 0, or simulate it"
     return f"{case.strategy.name} has no closed form here: simulate it"
 
 
@@ -173,10 +166,11 @@ def _solved(cases: Sequence[Case], tolerance: float) -> Iterator[Row | None]:
     axes = {name: np.array([getattr(rate, name) for rate in rates]) for name in _RATES}
     form = ClosedForm(costs_of(first.workload, first.hardware), first.strategy)
     steady = form.solve(tolerance=tolerance, **axes)
-    for case, step, stall, holds in zip(
-        cases, steady.step_seconds, steady.stall_seconds, steady.applies, strict=True
+    for case, *times, holds in zip(
+        cases, steady.step_seconds, steady.stall_seconds, steady.selection_seconds, steady.applies,
+        strict=True,
     ):
-        yield _times(case, FORMULA, float(step), float(stall), 0.0) if holds else None
+        yield _times(case, FORMULA, *map(float, times)) if holds else None
 
 
 # ---- by events --------------------------------------------------------------------------------

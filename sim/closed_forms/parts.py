@@ -46,6 +46,8 @@ class WindowPhase:
     """Work on gradients whose windows don't end."""
     update: HostTasks
     """Work on windows that end."""
+    selected: Array
+    """Number of blocks that choose their columns anew where a selection is due."""
 
 
 def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
@@ -58,6 +60,7 @@ def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> l
     phases = []
     for step in range(1, steps + 1):
         taken, update = HostTasks.none(count), HostTasks.none(count)
+        selected = np.zeros(count)
         for index in reversed(range(count)):
             taken.add(count - 1 - index, intake.stage(index))
         for index, work in enumerate(intake.take_in(calendar, step)):
@@ -69,8 +72,9 @@ def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> l
             if block.elements:
                 update.add(place, intake.end(block, calendar.lag(step)))
                 uploads[step + calendar.lag(step), place] += block.elements * size
+                selected[place] += block.shape.num_important > 0
             calendar.close(block.index, step)
-        phases.append(WindowPhase(uploads[step], taken, update))
+        phases.append(WindowPhase(uploads[step], taken, update, selected))
     return phases[-window:]
 
 
