@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.schedules.intake import intake_of
-from sim.timing.block_plan import BlockPlan
+from sim.timing.block_plan import BlockPlan, Structure
 from sim.timing.costs import StepCosts
 from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
@@ -50,8 +51,29 @@ class WindowPhase:
     """Number of blocks that choose their columns anew where a selection is due."""
 
 
-def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
-    """Return what falls to each step of a window in the steady state, by the engine's calendar."""
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A steady window of a structure."""
+
+    plan: BlockPlan
+    """Plan of its blocks."""
+    phases: tuple[WindowPhase, ...]
+    """What falls to each step of a window."""
+    moved: tuple[int, ...]
+    """Number of elements of each segment that fresh steps move in a step."""
+
+
+@functools.lru_cache(maxsize=256)  # a sweep asks for the same ones again and again
+def windows_of(structure: Structure) -> Windows:
+    """Return the steady windows of a structure, by the engine's calendar."""
+    costs, config = structure.costs, structure.config
+    plan = BlockPlan(costs, config)
+    moved = plan.moved(plan.calendar(), config.full_warm_up_rounds + 1)
+    return Windows(plan, tuple(_phases(plan, costs, config)), tuple(moved))
+
+
+def _phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
+    """Return what falls to each step of a window in the steady state."""
     calendar, intake = plan.calendar(), intake_of(plan, costs)
     count, size = len(costs.segments), costs.dtype_bytes
     window, lag = config.update_interval, config.effective_lag()

@@ -26,11 +26,11 @@ from sim.closed_forms.parts import (
     RingJobs,
     WindowPhase,
     served,
-    window_phases,
+    windows_of,
 )
 from sim.machine import Rates
 from sim.simulate import Strategy, selects_every
-from sim.timing.block_plan import BlockPlan
+from sim.timing.block_plan import structure_of
 from sim.timing.costs import StepCosts
 from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from zenflow.config import ZenFlowConfig, unknown_name
@@ -84,9 +84,8 @@ class ClosedForm:
             self._interval = selects_every(strategy.config)
             self._adds = not strategy.config.is_exact
             config = replace(strategy.config, select_strategy="step", select_interval=0)
-            self._plan = BlockPlan(costs, config)
-            self._phases = window_phases(self._plan, costs, config)
-            self._moved = self._plan.moved(self._plan.calendar(), config.full_warm_up_rounds + 1)
+            windows = windows_of(structure_of(costs, config))
+            self._plan, self._phases, self._moved = windows.plan, windows.phases, windows.moved
             shares = self._plan.shares[::-1]
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
             overheads = costs.hardware.overheads
@@ -104,7 +103,8 @@ class ClosedForm:
             tolerance: Relative error of the step to accept: where copies of both directions slow
                 one another down, their last ones are known within bounds only.
             values: For any of `AXES` an array with one value for each machine, or one for all; the
-                others are as the costs have them.
+                others are as the costs have them. ``backward`` may also be (N, L), the seconds of
+                each segment in the order of backward.
 
         Raises:
             ConfigError: An axis is unknown, or a value is not positive.
@@ -146,6 +146,10 @@ class ClosedForm:
         for name in values:
             if name not in AXES:
                 raise ConfigError(f"axis {unknown_name(name, AXES)}")
+        values = dict(values)
+        split = np.asarray(values.get("backward", 0.0), float)
+        if split.ndim == 2:
+            values["backward"] = split.sum(axis=1)
         given = {
             "forward": self._costs.forward_seconds,
             "backward": self._costs.backward_seconds,
@@ -159,14 +163,17 @@ class ClosedForm:
         for name, array in found.items():
             if not (np.isfinite(array).all() and (array > 0).all()):
                 raise ConfigError(f"{name} must be positive for every machine: leave others out")
+        share = self._backward / self._backward.sum()
+        if split.ndim == 2:
+            share = split / split.sum(axis=1, keepdims=True)
+        found["share"] = np.broadcast_to(share, (len(found["forward"]), len(self._backward)))
         return found
 
     # ---- parts of a step ----------------------------------------------------------------------
 
     def _passed(self, axes: dict[str, Array], intake: Array | float = 0.0) -> Array:
         """Return when backward passes each segment of the last micro-batch, (N, L)."""
-        share = self._backward / self._backward.sum()
-        seconds = axes["backward"][:, None] * share + intake
+        seconds = axes["backward"][:, None] * axes["share"] + intake
         before = self._costs.accumulation * axes["forward"]
         before = before + (self._costs.accumulation - 1) * axes["backward"]
         passed: Array = before[:, None] + np.cumsum(seconds, axis=1)

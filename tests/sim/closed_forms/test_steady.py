@@ -36,9 +36,7 @@ STRATEGIES = {
     "zenflow selecting in turn": Strategy.of(
         "zenflow", select_interval=10, overlap_step=False, update_interval=1
     ),
-    "published selecting S=1": Strategy.of(
-        "zenflow_paper", select_interval=20, update_interval=1
-    ),
+    "published selecting S=1": Strategy.of("zenflow_paper", select_interval=20, update_interval=1),
     "published_on_device": Strategy.of("published_on_device"),
     "published_zero_offload": Strategy.of("published_zero_offload"),
 }
