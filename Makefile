@@ -174,5 +174,6 @@ wheels: $(READY_WHEELS)
 # The virtual environment stays; the kernel goes with the builds, so it is installed anew.
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf .import_linter_cache $(VENV)/.ready-run $(VENV)/.ready-dev zenflow/host/*.so
+	rm -rf .import_linter_cache $(VENV)/.ready-run $(VENV)/.ready-dev zenflow/host/*.so \
+	  sim/replay/*.so
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

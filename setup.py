@@ -1,4 +1,4 @@
-"""Build of the optional C kernel, and of the commit that a package was built from.
+"""Build of the optional C code, and of the commit that a package was built from.
 
 Everything else about the package is in pyproject.toml.
 """
@@ -42,12 +42,12 @@ class BuildPy(build_py):
 
 
 class BuildLibrary(build_ext):
-    """The kernel as a plain shared library, with nothing of Python in its name or content."""
+    """C code as plain shared libraries, with nothing of Python in its name or content."""
 
     def get_ext_filename(self, fullname):
         return str(
             Path(*fullname.split(".")).with_suffix(".so")
-        )  # as zenflow/host/library.py has it
+        )  # as zenflow/host/library.py and sim/replay/library.py have it
 
     def get_export_symbols(self, ext):
         return ext.export_symbols  # and no function that would initialise a module
@@ -91,6 +91,14 @@ setup(
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],
             optional=True,  # without a compiler the package installs and runs on torch operations
-        )
+        ),
+        Extension(
+            "sim.replay._replay",
+            sources=["sim/replay/_replay.c"],
+            depends=["sim/replay/_replay.h"],
+            extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
+            extra_link_args=[] if sys.platform == "win32" else ["-lm"],
+            optional=True,  # without a compiler sweeps simulate by SimPy
+        ),
     ],
 )

@@ -1,13 +1,17 @@
-"""The simulator's own speed: simulated steps a second, configurations a second, on one core.
+"""The simulator's own speed: simulated steps, machines and a sweep's points a second, on one core.
 
     python -m benchmarks.sim_speed [--out DIR] [--smoke]
 
-The floor of the event simulation is SimPy's own queue: what as many empty events take.
+The floor of the event simulation is SimPy's own queue: what as many empty events take. Points are
+counted from end to end: a whole sweep with its journal and its table. SimPy answers points of the
+same sweep in turn with them.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Generator, Sequence
@@ -16,23 +20,37 @@ from typing import Any
 
 import numpy as np
 import simpy
+from rich.console import Console
 
 from benchmarks.record import setting, spread
 from experiments.output.files import write_json, write_text
+from experiments.sweeps.axes import parse_axes
+from experiments.sweeps.execution.run import Engine, run_sweep
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.requests import Request
 from sim.closed_forms.steady import ClosedForm
 from sim.hardware.catalog import find_machine
 from sim.machine import Machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.simulate import Strategy
+from sim.simulate import Strategy, simulate
 from sim.timing.costs import StepCosts, costs_of
 
 MODEL, MACHINE = "llama-3.1-8b", "hgx-h200"  # 32 layers, embedding and head
 EVENT_STRATEGIES = ("zero_offload", "delayed", "zenflow_paper", "zenflow", "superoffload")
 FORM_STRATEGIES = ("zero_offload", "delayed", "zenflow_paper", "zenflow")
 QUEUED = 4  # events under way at a time: a stream or two, the link, the host
-AIMS = {"events": 500.0, "closed form": 100_000.0}
-FULL, SMOKE = (9, 100, 50_000), (1, 4, 100)  # repeats, steps, machines
+AIMS = {"events": 500.0, "closed form": 100_000.0, "points by formula": 10_000.0}
+FULL, SMOKE = (9, 100, 50_000, 100_000), (1, 4, 100, 80)  # repeats, steps, machines, points
+SWEPT = Request(
+    model="llama-2-7b", gpu="a100-80-pcie", host="epyc-9654", link="pcie4-x16", batch_size=8,
+    checkpointing=True,
+)  # fmt: skip
+MACHINES = (
+    "gpu=rtx4090,rtx5090,l40s,a100-80-pcie,h100-pcie", "batch=1,2,4,8", "S=2,4,8",
+    "link=pcie3-x16,pcie4-x16,pcie5-x16", "host=desktop-ddr5,epyc-7742,epyc-9654",
+)  # fmt: skip
+BY_SIMPY = 3  # points
 WIDTH = 12
 
 
@@ -80,7 +98,49 @@ def time_form(costs: StepCosts, name: str, count: int) -> float:
     return time.perf_counter() - started
 
 
-def measure(repeats: int, steps: int, count: int) -> dict[str, Any]:
+def rates_sweep(method: str, count: int) -> Sweep:
+    """Return a sweep of so many machines that differ in rates, with selections that recur."""
+    step = 440 / max(1, count // 40)
+    axes = parse_axes(["link_rate=20:39.5:0.5", f"dram=600:{600 + 440 - step}:{step}"])
+    return Sweep(axes=axes, request=SWEPT, method=method)
+
+
+def machines_sweep(count: int) -> Sweep:
+    """Return a sweep of machines and settings of which no two share their costs."""
+    axes = parse_axes(MACHINES if count > 1000 else ["gpu=rtx4090,rtx5090", "batch=1,2"])
+    return Sweep(axes=axes, request=Request(model="qwen2.5-0.5b"), method="simulate")
+
+
+def time_sweep(sweep: Sweep) -> float:
+    """Return points a second of a whole sweep in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        run_sweep(sweep, Path(folder), Engine(workers=1), Console(file=io.StringIO()))
+        return sweep.num_points / (time.perf_counter() - started)
+
+
+def time_simpy(sweep: Sweep) -> float:
+    """Return points a second that SimPy answers one by one."""
+    started = time.perf_counter()
+    for index in np.linspace(0, sweep.num_points - 1, BY_SIMPY).astype(int).tolist():
+        case = sweep.case(index)
+        simulate(costs_of(case.workload, case.hardware), case.strategy, keeps_spans=False)
+    return BY_SIMPY / (time.perf_counter() - started)
+
+
+def time_points(count: int) -> dict[str, float]:
+    """Return points a second of each kind of sweep, and of SimPy on the same."""
+    rates, machines = rates_sweep("simulate", max(40, count // 100)), machines_sweep(count)
+    return {
+        "points by formula": time_sweep(rates_sweep("closed-form", count)),
+        "points of rates": time_sweep(rates),
+        "points of rates, SimPy": time_simpy(rates),
+        "points of machines": time_sweep(machines),
+        "points of machines, SimPy": time_simpy(machines),
+    }
+
+
+def measure(repeats: int, steps: int, count: int, points: int) -> dict[str, Any]:
     """Return rates with their spread; strategies take turns."""
     costs = make_costs()
     rows: dict[str, list[float]] = defaultdict(list)
@@ -92,6 +152,8 @@ def measure(repeats: int, steps: int, count: int) -> dict[str, Any]:
             floors[f"events {name}"].append(seconds / time_queue(events))
         for name in FORM_STRATEGIES:
             rows[f"closed form {name}"].append(count / time_form(costs, name, count))
+        for name, rate in time_points(points).items():
+            rows[name].append(rate)
     return {
         "rates": {key: spread(values) for key, values in rows.items()},
         "times_floor": {key: spread(values) for key, values in floors.items()},
@@ -104,18 +166,19 @@ def table(record: dict[str, Any]) -> str:
         f"{'':<28}{'per second':>{WIDTH}}{'quartiles':>22}{'aim':>{WIDTH}}{'x floor':>{WIDTH}}"
     ]
     for key, values in record["rates"].items():
-        kind = "events" if key.startswith("events") else "closed form"
+        aim = next((f"{aim:,.0f}" for kind, aim in AIMS.items() if key.startswith(kind)), "-")
         low, _, high = values["quartiles"]
         floor = record["times_floor"].get(key)
         times = "-" if floor is None else f"{floor['median']:.1f}"
         lines.append(
             f"{key:<28}{values['median']:>{WIDTH},.0f}"
             f"{f'{low:,.0f} .. {high:,.0f}':>22}"
-            f"{AIMS[kind]:>{WIDTH},.0f}{times:>{WIDTH}}"
+            f"{aim:>{WIDTH}}{times:>{WIDTH}}"
         )
     lines.append(
         f"events: steps of {MODEL} a second; closed form: machines a second. Floor: as many "
-        "events that do nothing, through SimPy's queue"
+        "events that do nothing, through SimPy's queue. Points: of a sweep from end to end, all "
+        "with selections that recur"
     )
     return "\n".join(lines)
 

@@ -8,8 +8,9 @@ the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import simpy
@@ -47,30 +48,47 @@ class Rates:
     """Number of hardware threads at work at once, where a CPU plays the device."""
 
     @classmethod
-    def of(cls, hardware: HardwareProfile, *, pinned: bool = True) -> Rates:
-        """Return the rates of a profile.
+    def of(
+        cls,
+        hardware: HardwareProfile,
+        *,
+        pinned: bool = True,
+        figures: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Rates:
+        """Return the rates of a profile, or of many that differ in some figures.
 
         Args:
             hardware: The machine.
             pinned: Whether copies use pinned memory on the host.
+            figures: Values or arrays in place of its own d2h, h2d, duplex, dram, core_bandwidth,
+                core_update (of its link and host) and threads (for one device).
         """
         link, host = hardware.link, hardware.host
+        own = {
+            "d2h": link.d2h.value,
+            "h2d": link.h2d.value,
+            "duplex": link.duplex.value,
+            "dram": host.dram.value,
+            "core_bandwidth": host.core_bandwidth.value,
+            "core_update": host.core_update.value,
+            "threads": hardware.threads_per_device,
+            **figures,
+        }
         copies = 1.0 if pinned else link.pageable.value
         # Unbound, memory lies on either socket: half of all accesses hop.
         is_far = not hardware.binds_cores and host.sockets > 1
         reach = (1.0 + host.numa_hop.value) / 2 if is_far else 1.0
-        threads = hardware.threads_per_device
-        d2h, h2d = link.d2h.value * copies * reach, link.h2d.value * copies * reach
+        d2h, h2d = own["d2h"] * copies * reach, own["h2d"] * copies * reach
         return cls(
             d2h=d2h,
             h2d=h2d,
-            duplex=(d2h + h2d) * link.duplex.value,
-            dram=hardware.sockets_reached * host.dram.value * reach,
+            duplex=(d2h + h2d) * own["duplex"],
+            dram=hardware.sockets_reached * own["dram"] * reach,
             sharing=hardware.dram_sharers,
             reach=reach,
-            host=threads * host.core_bandwidth.value * reach,
-            core=host.core_bandwidth.value * reach,
-            steps=threads * host.core_update.value,
+            host=own["threads"] * own["core_bandwidth"] * reach,
+            core=own["core_bandwidth"] * reach,
+            steps=own["threads"] * own["core_update"],
             cores=hardware.total_cores * host.core_sharing.value / 2,
         )
 

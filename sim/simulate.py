@@ -54,13 +54,14 @@ SYSTEMS: Mapping[str, System] = {
 
 STRATEGIES: tuple[str, ...] = (*PRESETS, *SYSTEMS)
 
-_SETTLING_WINDOWS = 3
+SETTLING_WINDOWS = 3
+"""Windows before a run counts as steady, at least."""
 _MEASURED_WINDOWS = 2
 _FEWEST_STEPS = 4
 """Least number of measured steps, however short the windows are."""
 _STEADY = 1e-3
 """Relative difference of two windows that counts as none."""
-_LONGEST_SETTLING = 40
+LONGEST_SETTLING = 40
 """Windows after which a run is taken as it is."""
 
 
@@ -174,8 +175,8 @@ def simulate(
     pinned: bool = True,
     keeps_spans: bool = True,
     num_steps: int | None = None,
-    settling_windows: int = _SETTLING_WINDOWS,
-    longest_settling: int = _LONGEST_SETTLING,
+    settling_windows: int = SETTLING_WINDOWS,
+    longest_settling: int = LONGEST_SETTLING,
 ) -> Prediction:
     """Return what a steady-state step takes, by events.
 
@@ -197,17 +198,16 @@ def simulate(
     if strategy.config is None:  # refuses options before they are used
         strategy.schedule(Machine(costs.hardware), costs)
     period = strategy.period
-    wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
-    measured = -(-wanted // period) * period
+    measured = measured_steps(period, num_steps)
     settling = strategy.warm_up + settling_windows * period
     while True:
         machine = Machine(costs.hardware, pinned=pinned, keeps_spans=keeps_spans)
-        schedule = _steady(strategy, 0).schedule(machine, costs)
+        schedule = selecting_every(strategy, 0).schedule(machine, costs)
         machine.run(schedule.run(settling + measured))
         lengths = [end - start for start, end in pairwise(schedule.step_ends[settling - 1 :])]
         recording = machine.recording
         busy = {lane: recording.since(settling, lane)[0] / measured for lane in recording.lanes}
-        if _is_steady(lengths, period, busy) or settling > longest_settling * period:
+        if is_steady(lengths, period, busy) or settling > longest_settling * period:
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
     selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)
@@ -236,7 +236,18 @@ def simulate(
     )
 
 
-def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
+def selects_every(config: ZenFlowConfig) -> int:
+    """Return the steps from one selection of columns to the next; 0 where none recurs."""
+    return config.select_interval_steps if 0 < config.topk_ratio < 1 else 0
+
+
+def measured_steps(period: int, num_steps: int | None = None) -> int:
+    """Return how many steps are measured: whole windows, as many as asked for or a few."""
+    wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
+    return -(-wanted // period) * period
+
+
+def is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
     """Whether the first and the last window are as long, and no lane has more to do than time.
 
     A lane with more work for a step than the step is long falls behind, until something waits.
@@ -246,7 +257,7 @@ def _is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float])
     return abs(last - first) <= _STEADY * last and max(busy.values()) <= mean * (1 + _STEADY)
 
 
-def _steady(strategy: Strategy, select_interval: int) -> Strategy:
+def selecting_every(strategy: Strategy, select_interval: int) -> Strategy:
     """Return the strategy with selections so many steps apart; 0 is the first only."""
     if strategy.config is None:
         return strategy
@@ -262,12 +273,13 @@ def _selection_seconds(
     The same steps are taken again with one selection as the first is measured: the end of the
     steps that follow moves by what it costs.
     """
-    config = strategy.config
-    if config is None or not 0 < config.topk_ratio < 1 or not config.select_interval_steps:
+    every = 0 if strategy.config is None else selects_every(strategy.config)
+    if not every:
         return 0.0
     steps = min(len(ends), 2 * settling)  # before another one falls due
     machine = Machine(costs.hardware, pinned=pinned, keeps_spans=False)
     # Selected at the first step after warm-up, and again `settling` steps after the first of all.
-    again = _steady(strategy, settling + 1 - max(1, strategy.warm_up)).schedule(machine, costs)
+    once_more = settling + 1 - max(1, strategy.warm_up)
+    again = selecting_every(strategy, once_more).schedule(machine, costs)
     machine.run(again.run(steps))
-    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / config.select_interval_steps
+    return max(0.0, again.step_ends[-1] - ends[steps - 1]) / every

@@ -177,7 +177,7 @@ def test_a_wheel_is_named_for_its_platform_where_it_has_the_kernel(environment, 
     assert plain_wheel.name == f"zenflow_offload-{__version__}-py3-none-any.whl"
     assert environment[1].name == f"zenflow_offload-{__version__}-py3-none-{platform}.whl"
     added = set(contents(environment[1])) - set(contents(plain_wheel))
-    assert added == {"zenflow/host/_host_kernel.so"}
+    assert added == {"zenflow/host/_host_kernel.so", "sim/replay/_replay.so"}
 
 
 def test_a_wheel_with_the_kernel_trains_and_plans_in_an_environment_of_its_own(environment):

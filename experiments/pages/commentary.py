@@ -148,8 +148,8 @@ The tuner weighs speed against this. It counts a step that is worth more than Ad
         text="""\
 A pretrained encoder learns the sentiment of 2560 sentences (SST-2) in 3 epochs: 240 steps.
 
-- `zenflow` keeps AdamW's accuracy: 84.33% both, 84.53% with S = 16 and in the tuned run, 84.35% with
-  k = 0.02.
+- `zenflow` keeps AdamW's accuracy: 84.33% both, 84.53% with S = 16 and in the tuned run, 84.35%
+  with k = 0.02.
 - The published rule loses 4.69 points, and 25.97 with S = 16. It moves a deferred weight once in a
   window, by one step of AdamW, and has learnt less by then.
 """,

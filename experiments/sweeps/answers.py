@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from autotune.efficiency import FITTED, EnergyCurve
-from experiments.sweeps.points import NO_ROOM, OK
+from experiments.sweeps.columns import NO_ROOM, OK
 from experiments.sweeps.table import predicted_rows
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.axes import LORA_OPTIONS, Axis, Value
+from experiments.sweeps.axes import LORA_OPTIONS, Axis, AxisKind, Value
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
@@ -101,29 +101,43 @@ class Sweep:
         """
         from sim.simulate import Strategy
 
-        named: dict[str, Any] = {}
         knobs = dict(self.knobs)
         figures: dict[str, float] = {}
         parts: dict[str, float] = {}
-        name = self.strategy
+        name, values = self.strategy, self.values(index)
         for axis in self.axes:
-            kind, value = axis.kind, self.values(index)[axis.name]
-            scaled = value if kind.scale == 1 else float(value or 0.0) * kind.scale
-            if kind.place == "flag":
-                named[kind.target] = scaled
-            elif kind.place == "knob":
+            kind, value = axis.kind, values[axis.name]
+            scaled = _scaled(kind, value)
+            if kind.place == "knob":
                 knobs[kind.target] = value
             elif kind.place == "strategy":
                 name = str(value)
             elif kind.place == "figure":
                 figures[kind.target] = float(scaled)  # type: ignore[arg-type]
-            else:
+            elif kind.place == "machine":
                 parts[kind.target] = float(scaled)  # type: ignore[arg-type]
-        request = replace(self.request, **named)
+        request = self._request(values)
         workload = _workload(request)
-        hardware = _changed(_machine(request), parts, figures, workload.dtype)
+        hardware = with_parts(_machine(request), parts, figures, workload.dtype)
         strategy = Strategy.of(name, releases=self.releases, **self._knobs_of(name, knobs))
         return Case(workload=workload, hardware=hardware, strategy=strategy)
+
+    def machine(self, index: int) -> HardwareProfile:
+        """Return a point's machine, with the figures that its parts have in the table.
+
+        Raises:
+            ConfigError: Its parts don't go together.
+        """
+        return _machine(self._request(self.values(index)))
+
+    def _request(self, values: Mapping[str, Value]) -> Request:
+        """Return machine and workload as a point's values name them."""
+        named: dict[str, Any] = {
+            axis.kind.target: _scaled(axis.kind, values[axis.name])
+            for axis in self.axes
+            if axis.kind.place == "flag"
+        }
+        return replace(self.request, **named)
 
     def _knobs_of(self, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
         """Return the knobs that a strategy has: baselines and other systems keep their own.
@@ -177,6 +191,11 @@ class Sweep:
         )
 
 
+def _scaled(kind: AxisKind, value: Value) -> Value:
+    """Return an axis's value in SI units."""
+    return value if kind.scale == 1 else float(value or 0.0) * kind.scale
+
+
 @functools.lru_cache(maxsize=1024)
 def _machine(request: Request) -> HardwareProfile:
     return hardware_of(request)[0]
@@ -205,13 +224,19 @@ def _workload(request: Request) -> Workload:
     return workload_of(request, _machine(request))
 
 
-def _changed(
+def with_parts(
     hardware: HardwareProfile,
     parts: Mapping[str, float],
     figures: Mapping[str, float],
     dtype: str,
 ) -> HardwareProfile:
-    """Return the machine with the point's own figures.
+    """Return a machine with a point's own figures.
+
+    Args:
+        hardware: The machine.
+        parts: Values of axes that are parts of it, by target.
+        figures: Values of its figures by dotted name.
+        dtype: Of the workload, whose peak ``tflops`` is.
 
     Raises:
         ConfigError: It has no such figure, or a value breaks a rule.

@@ -1,96 +1,181 @@
-"""Points: the row of every point, by formula where one holds and else by events.
+"""Points: the results of every point, by formula where one holds and else by events.
 
-A formula answers many machines at once: points that differ in rates only are solved together.
+Points that differ in rates alone share everything that rates don't change (blocks, windows,
+memory, costs), and a formula answers all of them at once.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.sweeps.columns import (
+    EVENTS,
+    FORMULA,
+    INVALID,
+    NO_FORMULA,
+    NO_ROOM,
+    OK,
+    Batch,
+    Row,
+    rounded,
+)
 from experiments.sweeps.grid import Case, Sweep
+from experiments.sweeps.rates import COMPUTE, Group, groups_of, machines_of
 from sim.closed_forms.steady import ClosedForm, has_closed_form
 from sim.machine import Rates
 from sim.memory.need import memory_of
-from sim.simulate import Strategy, simulate
-from sim.timing.costs import costs_of
+from sim.replay.arrays import RATES
+from sim.replay.steady import SteadyStates, recording_of
+from sim.replay.tape import CannotRecordError, times_of
+from sim.simulate import Prediction, simulate
+from sim.timing.costs import StepCosts, costs_of
 from zenflow.errors import ConfigError
 
-Row = dict[str, Any]
+_PATIENCE = 0.1
+"""Seconds for which rows are collected before they are handed on."""
 
-OK, NO_ROOM, INVALID, NO_FORMULA, FAILED = (
-    "ok", "does not fit", "invalid", "no formula", "failed",
-)  # fmt: skip
-"""A point's status: predicted; too little memory; values that don't go together; `closed-form`
-was asked for and does not hold; its worker died."""
-FORMULA, EVENTS = "closed form", "simulated"
+_REPLAYED = 32
+"""Points that are replayed before they are handed on."""
 
-RESULTS: Mapping[str, str] = {
-    "status": "ok, does not fit, invalid, no formula or failed; only ok rows have times",
-    "reason": "why there is no prediction",
-    "method": "closed form or simulated",
-    "step_seconds": "mean steady-state step",
-    "stall_seconds": "of it the device waits",
-    "stall_share": "stall_seconds / step_seconds",
-    "selection_seconds": "part of both: selections of columns, spread over all steps",
-    "tokens_per_second": "over all devices",
-    "d2h_bytes": "to the host in a step, one device; empty with a closed form",
-    "h2d_bytes": "to the device in a step, one device; empty with a closed form",
-    "device_bytes": "memory of one device at its fullest",
-    "host_bytes": "memory of the host for all devices",
-    "staleness_steps": "largest age of a gradient when it lands; empty for other systems",
-    "num_params": "of the model",
-    "num_devices": "that train together",
-    "device_name": "of the machine",
-    "host_name": "of the machine",
-    "link_name": "of the machine",
-}
-"""Columns of a table behind its axes; seconds and bytes."""
-
-_RATES = ("d2h", "h2d", "duplex", "dram", "host", "steps")
-"""Axes of a closed form in which machines of one group differ."""
-_DIGITS = 12
-"""Significant ones: a formula's last digit depends on how many points are solved together."""
+Mask = NDArray[np.bool_]
 
 
-def rows_of(sweep: Sweep, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
-    """Yield the row of every point, as they are found: those of formulas come first."""
-    open_: list[tuple[int, Case, Row]] = []
-    for index in indices:
+def rows_of(sweep: Sweep, points: Sequence[int]) -> Iterator[tuple[int, Row]]:
+    """Yield the row of every point."""
+    for batch in batches_of(sweep, points):
+        yield from batch.rows()
+
+
+def batches_of(sweep: Sweep, points: Sequence[int]) -> Iterator[Batch]:
+    """Yield the results of every point as they are found: in each group formulas come first."""
+    for group in groups_of(sweep, np.asarray(points, dtype=np.int64)):
+        yield from _answered(sweep, group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """What all points of a group have in common, by one of them."""
+
+    case: Case
+    costs: StepCosts
+    facts: Row
+    """Results that rates don't change: memory, names, and why it does not fit if it doesn't."""
+
+
+def _base(sweep: Sweep, point: int) -> _Base:
+    """Return what a point shares with its group.
+
+    Raises:
+        ConfigError: Its values don't go together.
+    """
+    case = sweep.case(point)
+    costs = costs_of(case.workload, case.hardware)
+    return _Base(case=case, costs=costs, facts=_facts(case))
+
+
+def _answered(sweep: Sweep, group: Group) -> Iterator[Batch]:
+    """Yield the results of a group."""
+    base: _Base | None = None
+    for place, point in enumerate(group.points.tolist()):
         try:
-            case = sweep.case(index)
-            row = _facts(case)
-            short = _shortfalls(case, row)
-        except ConfigError as error:
-            yield index, {"status": INVALID, "reason": _in_one_line(error)}
+            base = _base(sweep, point)
+        except ConfigError as error:  # perhaps of its rates: those of others may do
+            yield Batch.of([point], {"status": INVALID, "reason": _in_one_line(error)})
             continue
-        if short:
-            yield index, {**row, "status": NO_ROOM, "reason": short}
+        group = group.of(np.arange(place, len(group.points)))
+        break
+    if base is None:
+        return
+    if not _shares(base):
+        yield from _one_by_one(group.points, lambda point: _by_itself(sweep, point))
+        return
+    machines, known = machines_of(sweep, base.case, group)
+    if base.facts["status"] == NO_ROOM:
+        yield Batch.of(group.points[known], base.facts)
+    else:
+        solved = known & False
+        if sweep.method != "simulate" and has_closed_form(base.costs, base.case.strategy):
+            times, solved = _by_formula(base, machines, known, sweep.tolerance)
+            if solved.any():
+                found = {name: values[solved] for name, values in times.items()}
+                yield Batch.of(group.points[solved], {**base.facts, "method": FORMULA, **found})
+        left = known & ~solved
+        if sweep.method == "closed-form":
+            missing = {"status": NO_FORMULA, "reason": _why_not(base)}
+            yield Batch.of(group.points[left], {**base.facts, **missing})
         else:
-            open_.append((index, case, row))
-    solved = _by_formula({index: case for index, case, _ in open_}, sweep)
-    # Those of formulas come first, as they take no time.
-    for index, case, row in sorted(open_, key=lambda point: point[0] not in solved):
+            own = {name: values[left] for name, values in machines.items()}
+            yield from _by_events(sweep, base, group.of(left), own)
+    yield from _one_by_one(group.points[~known], lambda point: _by_itself(sweep, point))
+
+
+def _shares(base: _Base) -> bool:
+    """Whether rates change neither memory nor what is simulated: not on a CPU as the device.
+
+    Some other systems' memory follows from how fast the machine is.
+    """
+    case = base.case
+    is_known = case.strategy.config is not None or has_closed_form(base.costs, case.strategy)
+    return is_known and not case.hardware.device.is_cpu
+
+
+def _one_by_one(points: NDArray[np.int64], find: Callable[[int], Row]) -> Iterator[Batch]:
+    """Yield points that are answered each by itself, some together where they are quick."""
+    rows: dict[int, Row] = {}
+    since = time.monotonic()
+    for point in points.tolist():
         try:
-            found = solved[index] if index in solved else _by_events(case)
+            rows[point] = find(point)
         except ConfigError as error:
-            found = {"status": INVALID, "reason": _in_one_line(error)}
-        yield index, {**row, **found}
+            rows[point] = {"status": INVALID, "reason": _in_one_line(error)}
+        if time.monotonic() - since > _PATIENCE:
+            yield Batch.of_rows(rows)
+            rows, since = {}, time.monotonic()
+    if rows:
+        yield Batch.of_rows(rows)
 
 
 def _in_one_line(error: ConfigError) -> str:
     return " ".join(str(error).split())
 
 
+def _by_itself(sweep: Sweep, point: int) -> Row:
+    """Return the row of a point that shares nothing.
+
+    Raises:
+        ConfigError: Its values don't go together.
+    """
+    base = _base(sweep, point)
+    if base.facts["status"] == NO_ROOM:
+        return base.facts
+    if sweep.method == "closed-form":
+        return {**base.facts, "status": NO_FORMULA, "reason": _why_not(base)}
+    return _by_simulation(base.case, base.facts)
+
+
 def _facts(case: Case) -> Row:
-    config = case.strategy.config
-    hardware = case.hardware
+    """Return what is known of a point without simulating it."""
+    config, hardware = case.strategy.config, case.hardware
     lands = None
     if config is not None:
         lands = 0 if config.topk_ratio == 1 else config.effective_lag() + config.update_interval
+    need = memory_of(case.workload, case.strategy, hardware)
+    short = "; ".join(
+        f"{short.place} memory: needs {short.needed / 2**30:.1f} GiB, has "
+        f"{short.available / 2**30:.1f} GiB"
+        for short in need.fits(hardware)
+    )
     return {
+        "status": NO_ROOM if short else OK,
+        "reason": short,
+        "device_bytes": rounded(need.device_bytes).item(),
+        "host_bytes": rounded(need.host_bytes).item(),
         "staleness_steps": lands,
         "num_params": case.workload.num_params,
         "num_devices": hardware.num_devices,
@@ -100,106 +185,91 @@ def _facts(case: Case) -> Row:
     }
 
 
-def _shortfalls(case: Case, row: Row) -> str:
-    """Return why a point doesn't fit, empty if it does; its memory goes into the row."""
-    need = memory_of(case.workload, case.strategy, case.hardware)
-    row["device_bytes"], row["host_bytes"] = _rounded(need.device_bytes), _rounded(need.host_bytes)
-    return "; ".join(
-        f"{short.place} memory: needs {short.needed / 2**30:.1f} GiB, has "
-        f"{short.available / 2**30:.1f} GiB"
-        for short in need.fits(case.hardware)
-    )
+def _why_not(base: _Base) -> str:
+    if has_closed_form(base.costs, base.case.strategy):
+        return "lanes slow one another down, or the host does not keep up: simulate it"
+    return f"{base.case.strategy.name} has no closed form here: simulate it"
 
 
 # ---- by formula -------------------------------------------------------------------------------
 
 
-def _by_formula(cases: Mapping[int, Case], sweep: Sweep) -> dict[int, Row]:
-    """Return what formulas say of points, by index; those that are missing are to be simulated."""
-    found: dict[int, Row] = {}
-    groups: dict[str, list[int]] = defaultdict(list)
-    for index, case in cases.items():
-        if _has_formula(case, sweep):
-            groups[_group(case)].append(index)
-    for members in groups.values():
-        solved = _solved([cases[index] for index in members], sweep.tolerance)
-        found |= {index: row for index, row in zip(members, solved, strict=True) if row}
-    if sweep.method == "closed-form":
-        tried = {index for members in groups.values() for index in members}
-        for index, case in cases.items():
-            missing = {"status": NO_FORMULA, "reason": _why_not(case, index in tried)}
-            found.setdefault(index, missing)
-    return found
-
-
-def _has_formula(case: Case, sweep: Sweep) -> bool:
-    """Whether a formula may be tried: it knows nothing of selections that recur."""
-    if sweep.method == "simulate" or _selects(case.strategy):
-        return False
-    return has_closed_form(costs_of(case.workload, case.hardware), case.strategy)
-
-
-def _selects(strategy: Strategy) -> bool:
-    config = strategy.config
-    return config is not None and 0 < config.topk_ratio < 1 and config.select_interval_steps > 0
-
-
-def _why_not(case: Case, was_tried: bool) -> str:
-    if was_tried:
-        return "lanes slow one another down, or the host does not keep up: simulate it"
-    if _selects(case.strategy):
-        return "no formula with selections that recur: give --select-interval 0, or simulate it"
-    return f"{case.strategy.name} has no closed form here: simulate it"
-
-
-def _group(case: Case) -> str:
-    """Return what machines that one formula answers have in common."""
-    hardware = case.hardware
-    # How many gradients wait on the host follows from its memory.
-    depth = memory_of(case.workload, case.strategy, hardware).queue_depth
-    same = (
-        id(case.workload), case.strategy, depth, hardware.device, hardware.overheads,
-        hardware.link.latency, hardware.dram_sharers, hardware.num_devices,
-    )  # fmt: skip
-    return repr(same)
-
-
-def _solved(cases: Sequence[Case], tolerance: float) -> Iterator[Row | None]:
-    """Yield what one formula says of each case; None where it does not hold."""
-    import numpy as np
-
-    first = cases[0]
-    rates = [Rates.of(case.hardware) for case in cases]
-    axes = {name: np.array([getattr(rate, name) for rate in rates]) for name in _RATES}
-    form = ClosedForm(costs_of(first.workload, first.hardware), first.strategy)
-    steady = form.solve(tolerance=tolerance, **axes)
-    for case, step, stall, holds in zip(
-        cases, steady.step_seconds, steady.stall_seconds, steady.applies, strict=True
-    ):
-        yield _times(case, FORMULA, float(step), float(stall), 0.0) if holds else None
+def _by_formula(
+    base: _Base, machines: dict[str, Any], known: Mask, tolerance: float
+) -> tuple[Row, Mask]:
+    """Return what one formula says of N machines as columns, and of which it holds, (N,)."""
+    form = ClosedForm(base.costs, base.case.strategy)
+    # Those that make no sense are solved too, as anything, and left out.
+    steady = form.solve(tolerance=tolerance, **machines)
+    found = _times(base.case, steady.step_seconds, steady.stall_seconds, steady.selection_seconds)
+    return found, known & steady.applies
 
 
 # ---- by events --------------------------------------------------------------------------------
 
 
-def _by_events(case: Case) -> Row:
+def _by_events(
+    sweep: Sweep, base: _Base, group: Group, machines: dict[str, Any]
+) -> Iterator[Batch]:
+    """Yield points of a group by replays of one recording; where there is none, one by one."""
+    try:
+        recording = recording_of(base.costs, base.case.strategy)
+    except CannotRecordError:
+        yield from _one_by_one(
+            group.points, lambda point: _by_simulation(sweep.case(point), base.facts)
+        )
+        return
+    sharing = Rates.of(base.case.hardware).sharing
+    rates = np.stack(
+        [machines[n] if n in machines else np.full(len(group.points), sharing) for n in RATES],
+        axis=1,
+    )
+    for places, costs in _by_computing(sweep, base, group):
+        for at in range(0, len(places), _REPLAYED):
+            own = places[at : at + _REPLAYED]
+            found = recording.steady(rates[own], np.array([times_of(costs)]))
+            columns = {**base.facts, "method": EVENTS, **_simulated(base.case, found)}
+            yield Batch.of(group.points[own], columns)
+
+
+def _by_computing(
+    sweep: Sweep, base: _Base, group: Group
+) -> Iterator[tuple[NDArray[np.intp], StepCosts]]:
+    """Yield the places in a group of points whose device computes as fast, and their costs."""
+    peaks = group.places.get(COMPUTE)
+    if peaks is None:
+        yield np.arange(len(group.points)), base.costs
+        return
+    for peak in np.unique(peaks):
+        (places,) = np.nonzero(peaks == peak)
+        case = sweep.case(int(group.points[places[0]]))
+        yield places, costs_of(case.workload, case.hardware)
+
+
+def _by_simulation(case: Case, facts: Row) -> Row:
     found = simulate(costs_of(case.workload, case.hardware), case.strategy, keeps_spans=False)
-    row = _times(case, EVENTS, found.step_seconds, found.stall_seconds, found.selection_seconds)
-    return {**row, "d2h_bytes": _rounded(found.d2h_bytes), "h2d_bytes": _rounded(found.h2d_bytes)}
+    columns = {name: column.item() for name, column in _simulated(case, found).items()}
+    return {**facts, "method": EVENTS, **columns}
 
 
-def _times(case: Case, method: str, step: float, stall: float, selection: float) -> Row:
+def _simulated(case: Case, found: Prediction | SteadyStates) -> dict[str, NDArray[np.float64]]:
+    """Return the columns of what was simulated."""
+    moved = {"d2h_bytes": found.d2h_bytes, "h2d_bytes": found.h2d_bytes}
+    return _times(case, found.step_seconds, found.stall_seconds, found.selection_seconds, **moved)
+
+
+def _times(
+    case: Case, step: Any, stall: Any, selection: Any, **others: Any
+) -> dict[str, NDArray[np.float64]]:
+    """Return the columns of times, and others; each may be an array."""
     tokens = case.workload.tokens_per_step * case.hardware.num_devices
-    return {
-        "status": OK,
-        "method": method,
-        "step_seconds": _rounded(step),
-        "stall_seconds": _rounded(stall),
-        "stall_share": _rounded(stall / step),
-        "selection_seconds": _rounded(selection),
-        "tokens_per_second": _rounded(tokens / step),
+    columns = {
+        "step_seconds": step,
+        "stall_seconds": stall,
+        "stall_share": stall / step,
+        "selection_seconds": selection,
+        "tokens_per_second": tokens / step,
+        **others,
     }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else value
+    values = rounded(np.stack([np.atleast_1d(value) for value in columns.values()]))
+    return dict(zip(columns, values, strict=True))

@@ -12,6 +12,7 @@ from experiments.lab.columns import Column, Table
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.sweeps import answers
 from experiments.sweeps.axes import GIB, Axis, parse_axes
+from experiments.sweeps.columns import Batch
 from experiments.sweeps.grid import Sweep, notes_of
 from experiments.sweeps.points import rows_of
 from experiments.sweeps.requests import Request
@@ -63,7 +64,7 @@ def _what_if(
         ]
 
     def table(data: Data) -> pd.DataFrame:
-        return table_of(asked(data["smoke"]), dict(enumerate(data["points"])))
+        return table_of(asked(data["smoke"]), Batch.of_rows(dict(enumerate(data["points"]))))
 
     return Study(
         name=name,
@@ -81,7 +82,7 @@ def _what_if(
         about=lambda data: _about(asked(data["smoke"])),
         settings=lambda scope: asked(scope.smoke).to_dict(),
         exact=True,
-        revision=2,
+        revision=3,
     )
 
 

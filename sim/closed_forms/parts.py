@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.schedules.intake import intake_of
-from sim.timing.block_plan import BlockPlan
+from sim.timing.block_plan import BlockPlan, Structure
 from sim.timing.costs import StepCosts
 from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
@@ -46,10 +47,33 @@ class WindowPhase:
     """Work on gradients whose windows don't end."""
     update: HostTasks
     """Work on windows that end."""
+    selected: Array
+    """Number of blocks that choose their columns anew where a selection is due."""
 
 
-def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
-    """Return what falls to each step of a window in the steady state, by the engine's calendar."""
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A steady window of a structure."""
+
+    plan: BlockPlan
+    """Plan of its blocks."""
+    phases: tuple[WindowPhase, ...]
+    """What falls to each step of a window."""
+    moved: tuple[int, ...]
+    """Number of elements of each segment that fresh steps move in a step."""
+
+
+@functools.lru_cache(maxsize=256)  # a sweep asks for the same ones again and again
+def windows_of(structure: Structure) -> Windows:
+    """Return the steady windows of a structure, by the engine's calendar."""
+    costs, config = structure.costs, structure.config
+    plan = BlockPlan(costs, config)
+    moved = plan.moved(plan.calendar(), config.full_warm_up_rounds + 1)
+    return Windows(plan, tuple(_phases(plan, costs, config)), tuple(moved))
+
+
+def _phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
+    """Return what falls to each step of a window in the steady state."""
     calendar, intake = plan.calendar(), intake_of(plan, costs)
     count, size = len(costs.segments), costs.dtype_bytes
     window, lag = config.update_interval, config.effective_lag()
@@ -58,6 +82,7 @@ def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> l
     phases = []
     for step in range(1, steps + 1):
         taken, update = HostTasks.none(count), HostTasks.none(count)
+        selected = np.zeros(count)
         for index in reversed(range(count)):
             taken.add(count - 1 - index, intake.stage(index))
         for index, work in enumerate(intake.take_in(calendar, step)):
@@ -69,8 +94,9 @@ def window_phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> l
             if block.elements:
                 update.add(place, intake.end(block, calendar.lag(step)))
                 uploads[step + calendar.lag(step), place] += block.elements * size
+                selected[place] += block.shape.num_important > 0
             calendar.close(block.index, step)
-        phases.append(WindowPhase(uploads[step], taken, update))
+        phases.append(WindowPhase(uploads[step], taken, update, selected))
     return phases[-window:]
 
 

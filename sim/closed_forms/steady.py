@@ -26,11 +26,11 @@ from sim.closed_forms.parts import (
     RingJobs,
     WindowPhase,
     served,
-    window_phases,
+    windows_of,
 )
 from sim.machine import Rates
-from sim.simulate import Strategy
-from sim.timing.block_plan import BlockPlan
+from sim.simulate import Strategy, selects_every
+from sim.timing.block_plan import structure_of
 from sim.timing.costs import StepCosts
 from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from zenflow.config import ZenFlowConfig, unknown_name
@@ -54,6 +54,8 @@ class Steady:
     """Seconds of a step on each machine."""
     stall_seconds: Array
     """Seconds of a step in which the device waits."""
+    selection_seconds: Array
+    """Part of both that is selections of columns, spread over the steps between."""
     applies: NDArray[np.bool_]
     """Whether the formula holds."""
 
@@ -79,10 +81,11 @@ class ClosedForm:
         self._backward = np.array([segment.backward for segment in backwards])
         self._elements = np.array([float(segment.numel) for segment in backwards])
         if strategy.config is not None:
-            config = replace(strategy.config, select_interval=0)
-            self._plan = BlockPlan(costs, config)
-            self._phases = window_phases(self._plan, costs, config)
-            self._moved = self._plan.moved(self._plan.calendar(), config.full_warm_up_rounds + 1)
+            self._interval = selects_every(strategy.config)
+            self._adds = not strategy.config.is_exact
+            config = replace(strategy.config, select_strategy="step", select_interval=0)
+            windows = windows_of(structure_of(costs, config))
+            self._plan, self._phases, self._moved = windows.plan, windows.phases, windows.moved
             shares = self._plan.shares[::-1]
             self._grads = np.array([float(s.deferred * costs.dtype_bytes) for s in shares])
             overheads = costs.hardware.overheads
@@ -100,7 +103,8 @@ class ClosedForm:
             tolerance: Relative error of the step to accept: where copies of both directions slow
                 one another down, their last ones are known within bounds only.
             values: For any of `AXES` an array with one value for each machine, or one for all; the
-                others are as the costs have them.
+                others are as the costs have them. ``backward`` may also be (N, L), the seconds of
+                each segment in the order of backward.
 
         Raises:
             ConfigError: An axis is unknown, or a value is not positive.
@@ -114,6 +118,7 @@ class ClosedForm:
         return Steady(
             np.concatenate([part.step_seconds for part in parts]),
             np.concatenate([part.stall_seconds for part in parts]),
+            np.concatenate([part.selection_seconds for part in parts]),
             np.concatenate([part.applies for part in parts]),
         )
 
@@ -124,20 +129,27 @@ class ClosedForm:
             return self._on_device(axes)
         if not self._strategy.config.overlap_step:
             return self._in_turn(axes)
-        found = self._overlapped(axes)
-        if tolerance == 0:
-            return found
-        crowded = self._overlapped(_crowded(axes))
-        close = crowded.step_seconds <= found.step_seconds * (1 + tolerance)
-        middle = (crowded.step_seconds - found.step_seconds) / 2
+        # Bounds: nothing disturbs what is under way, and everything that may does.
+        least = self._overlapped(axes, is_least=True)
+        most = self._overlapped(_crowded(axes) if tolerance else axes, is_least=False)
+        close = most.step_seconds <= least.step_seconds * max(1 + tolerance, _EXACT)
+        middle = (most.step_seconds - least.step_seconds) / 2
+        selection = (most.selection_seconds + least.selection_seconds) / 2
         return Steady(
-            found.step_seconds + middle, found.stall_seconds + middle, crowded.applies & close
+            least.step_seconds + middle,
+            least.stall_seconds + middle,
+            selection,
+            most.applies & close,
         )
 
     def _axes(self, values: Mapping[str, Array | float]) -> dict[str, Array]:
         for name in values:
             if name not in AXES:
                 raise ConfigError(f"axis {unknown_name(name, AXES)}")
+        values = dict(values)
+        split = np.asarray(values.get("backward", 0.0), float)
+        if split.ndim == 2:
+            values["backward"] = split.sum(axis=1)
         given = {
             "forward": self._costs.forward_seconds,
             "backward": self._costs.backward_seconds,
@@ -151,14 +163,17 @@ class ClosedForm:
         for name, array in found.items():
             if not (np.isfinite(array).all() and (array > 0).all()):
                 raise ConfigError(f"{name} must be positive for every machine: leave others out")
+        share = self._backward / self._backward.sum()
+        if split.ndim == 2:
+            share = split / split.sum(axis=1, keepdims=True)
+        found["share"] = np.broadcast_to(share, (len(found["forward"]), len(self._backward)))
         return found
 
     # ---- parts of a step ----------------------------------------------------------------------
 
     def _passed(self, axes: dict[str, Array], intake: Array | float = 0.0) -> Array:
         """Return when backward passes each segment of the last micro-batch, (N, L)."""
-        share = self._backward / self._backward.sum()
-        seconds = axes["backward"][:, None] * share + intake
+        seconds = axes["backward"][:, None] * axes["share"] + intake
         before = self._costs.accumulation * axes["forward"]
         before = before + (self._costs.accumulation - 1) * axes["backward"]
         passed: Array = before[:, None] + np.cumsum(seconds, axis=1)
@@ -188,9 +203,10 @@ class ClosedForm:
         flows = 3 if both_ways else 2
         share = axes["dram"] / (self._rates.sharing * flows)
         free: NDArray[np.bool_] = np.maximum(axes["d2h"], axes["h2d"]) <= share
-        if both_ways:
-            free = free & (axes["d2h"] + axes["h2d"] <= axes["duplex"] * (1 + 1e-12))
-        return free
+        down, up = axes["d2h"], axes["h2d"]
+        at_once = down + up if both_ways else np.maximum(down, up)
+        together: NDArray[np.bool_] = at_once <= axes["duplex"] * (1 + 1e-12)
+        return free & together
 
     # ---- strategies ---------------------------------------------------------------------------
 
@@ -198,7 +214,8 @@ class ClosedForm:
         overheads = self._costs.hardware.overheads
         step = overheads.step.value + self._costs.num_params / overheads.device_update.value
         seconds = self._passed(axes)[:, -1] + step
-        return Steady(seconds, np.zeros_like(seconds), np.ones(len(seconds), bool))
+        nothing = np.zeros_like(seconds)
+        return Steady(seconds, nothing, nothing, np.ones(len(seconds), bool))
 
     def _zero_offload(self, axes: dict[str, Array]) -> Steady:
         """All phases in turn: only copies overlap backward, and nothing else is under way."""
@@ -214,7 +231,7 @@ class ClosedForm:
         limits = axes["dram"] / self._rates.sharing
         alone = (axes["d2h"] <= limits) & (axes["h2d"] <= limits)
         alone &= np.maximum(axes["d2h"], axes["h2d"]) <= axes["duplex"]
-        return Steady(seconds, seconds - stepped, alone)
+        return Steady(seconds, seconds - stepped, np.zeros_like(seconds), alone)
 
     def _in_turn(self, axes: dict[str, Array]) -> Steady:
         """The engine without overlap: updates start as copies arrive, one upload ends the step."""
@@ -222,17 +239,34 @@ class ClosedForm:
         stepped, copied = step.stepped, step.copied
         (phase,) = self._phases
         tasks = self._host_seconds(phase.update, axes)
-        done = served(np.maximum(copied, stepped[:, None]), tasks)[:, -1]
+        ready = np.maximum(copied, stepped[:, None])
+        done = served(ready, tasks)[:, -1]
         total = phase.uploads.sum(keepdims=True)
         upload = self._copy_seconds(total, axes["h2d"], self._unpack_rate)[:, 0]
         stall = done - stepped + upload
         alone = copied[:, -1] <= stepped
         room = self._rates.sharing * (axes["host"] + axes["d2h"]) <= axes["dram"]
         applies = self._copies_are_free(axes, both_ways=False) & (alone | room) & step.is_free
-        return Steady(stepped + stall, stall + step.pressed, applies)
+        selection = np.zeros_like(stall)
+        if self._interval and (chosen := phase.selected > 0).any():
+            # No update of a block that selects begins before all that do have their gradients.
+            selected = ready[:, chosen].max(axis=1) + self._selecting(phase)
+            others = np.where(chosen, 0.0, tasks)
+            applies &= (others.sum(axis=1) == 0) | (served(ready, others)[:, -1] <= selected)
+            after = selected + np.where(chosen, tasks, 0.0).sum(axis=1)
+            selection = (after - done) / self._interval
+        return Steady(
+            stepped + stall + selection, stall + step.pressed + selection, selection, applies
+        )
 
-    def _overlapped(self, axes: dict[str, Array]) -> Steady:
-        """The engine behind a device that it keeps up with: what is left is the last uploads."""
+    def _overlapped(self, axes: dict[str, Array], *, is_least: bool) -> Steady:
+        """The engine behind a device that it keeps up with: what is left is the last uploads.
+
+        Args:
+            axes: What differs from machine to machine.
+            is_least: Whether selections are to wait as little as they can for the host, or as
+                long as they may.
+        """
         step = self._released(axes)
         passed, stepped, copied = step.passed, step.stepped, step.copied
         assert self._strategy.config is not None
@@ -244,19 +278,52 @@ class ClosedForm:
             np.maximum(0.0, uploads.ended(passed, axes["h2d"]) - stepped)
             for uploads in self._uploads
         ]
+        selection = np.zeros_like(stepped)
         for index, uploads in enumerate(self._uploads):
-            before, stall = self._phases[index - 1], stalls[index - 1]
-            done = self._host_done(before, axes, stepped, copied, is_fused)
-            free = done - (stepped + stall)[:, None]
-            # A gradient whose place on the host is free late would hold backward up.
-            applies &= ((free <= step.begun) | (self._grads == 0)).all(axis=1)
-            if is_fused:
-                delayed = uploads.ended(np.maximum(passed, free), axes["h2d"])
-                applies &= delayed <= (stepped + stalls[index]) * _EXACT
+            before, end = self._phases[index - 1], stepped + stalls[index - 1]
+            ends = [(stepped, end)]  # from which on the host works, and the step's own
+            if self._interval and before.selected.any():
+                selected = self._selected(before, axes, step, end, is_least=is_least)
+                selection += (selected - end) / self._interval
+                ends.append((selected, selected))
+            for begun, ended in ends:
+                done = self._host_done(before, axes, begun, copied, is_fused)
+                free = done - ended[:, None]
+                # A gradient whose place on the host is free late would hold backward up.
+                applies &= ((free <= step.begun) | (self._grads == 0)).all(axis=1)
+                if is_fused:
+                    delayed = uploads.ended(np.maximum(passed, free), axes["h2d"])
+                    applies &= delayed <= (stepped + stalls[index]) * _EXACT
         if not is_fused:
             applies &= self._keeps_up(axes, stepped, copied, config)
-        mean: Array = np.mean(stalls, axis=0)
-        return Steady(stepped + mean, mean + step.pressed, applies)
+        mean: Array = np.mean(stalls, axis=0) + selection
+        return Steady(stepped + mean, mean + step.pressed, selection, applies)
+
+    def _selecting(self, phase: WindowPhase) -> float:
+        """Return the seconds in which a step's blocks choose columns and hand them over."""
+        return float(phase.selected.sum()) * self._costs.hardware.overheads.select.value
+
+    def _selected(
+        self, phase: WindowPhase, axes: dict[str, Array], step: Released, end: Array, *,
+        is_least: bool,
+    ) -> Array:  # fmt: skip
+        """Return the end of a step that selects, which ends at ``end`` otherwise, (N,).
+
+        The device waits until the gradients of all blocks that select are on the host; under the
+        published rule until they have been added up, too, which bounds are known for only.
+        """
+        chosen = phase.selected > 0
+        ready = step.copied
+        adds = phase.intake.num_bytes > 0
+        if self._adds and (adds & chosen).any():
+            if is_least:
+                lengths = self._host_seconds(phase.intake, axes)
+                added = served(np.maximum(ready, step.stepped[:, None]), lengths)
+            else:
+                added = self._host_done(phase, axes, step.stepped, ready, is_fused=False)
+            ready = np.where(adds, np.maximum(ready, added), ready)
+        selected: Array = np.maximum(end, ready[:, chosen].max(axis=1)) + self._selecting(phase)
+        return selected
 
     def _uploads_leave_in_time(self, axes: dict[str, Array], step: Released) -> NDArray[np.bool_]:
         """Return where the ring never waits for an upload that reads what lies in it."""
@@ -364,7 +431,8 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
     """Whether a strategy has a formula on the machine of these costs.
 
     Not with activations on the host, with collectives, on a CPU in the device's role (whose parts
-    share cores), in keep mode, or for windows of several steps without overlap.
+    share cores), in keep mode, for windows of several steps without overlap, or for selections of
+    blocks whose windows end in turn and whose updates land several steps later.
     """
     hardware = costs.hardware
     if hardware.num_devices > 1 or hardware.device.is_cpu:
@@ -373,5 +441,8 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
         return False
     if strategy.config is None:
         return strategy.name in _SYSTEM_FORMULAS and not strategy.options
-    in_turn = not strategy.config.overlap_step and strategy.config.update_interval > 1
-    return strategy.releases and not in_turn
+    config = strategy.config
+    in_turn = not config.overlap_step and config.update_interval > 1
+    # Blocks that end in turn and land late would wait for one another's updates.
+    entangled = selects_every(config) > 0 and config.rolling and config.effective_lag() > 1
+    return strategy.releases and not in_turn and not entangled

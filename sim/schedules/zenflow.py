@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import simpy
 
@@ -56,6 +57,8 @@ class EngineSchedule(AbstractSchedule):
         plan: Who owns what, in which block.
     """
 
+    _ring_type: ClassVar[type[Ring]] = Ring
+
     def __init__(
         self, machine: Machine, costs: StepCosts, config: ZenFlowConfig, *, releases: bool = True
     ) -> None:
@@ -80,7 +83,7 @@ class EngineSchedule(AbstractSchedule):
         self._landings: defaultdict[int, list[_Landing]] = defaultdict(list)
         self._ring: Ring | None = None
         if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
-            self._ring = Ring(machine, self.plan.ring)
+            self._ring = self._ring_type(machine, self.plan.ring)
         self._late_bytes = late_bytes(
             config,
             costs.dtype_bytes,

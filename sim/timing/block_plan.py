@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sim.timing.costs import StepCosts, is_split
-from sim.timing.host_memory import host_memory
+from sim.timing.host_memory import HostMemory, host_memory
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.blocks import BlockShape, partition
 from zenflow.rule.calendar import WindowCalendar
@@ -130,6 +130,51 @@ class BlockPlan:
             if any(calendar.next_landing(block) > step for block in matrix.blocks):
                 moved[matrix.segment] += matrix.elements
         return moved
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What decides blocks, windows and queues, and so a schedule but for its seconds.
+
+    Equal structures have equal plans, however fast their machines are.
+    """
+
+    segments: tuple[tuple[tuple[tuple[int, int], ...], int], ...]
+    """Shapes of each segment's matrices, and the number of its other elements."""
+    config: ZenFlowConfig
+    dtype_bytes: int
+    accumulation: int
+    intake_factor: float
+    depth: int
+    """Largest number of a column's gradients that wait on the host, for which there is room."""
+    costs: StepCosts = field(compare=False)
+    """Costs of one of the machines."""
+
+
+def structure_of(costs: StepCosts, config: ZenFlowConfig) -> Structure:
+    """Return the structure of a step's schedule under a configuration."""
+    segments = tuple((segment.matrices, segment.vectors) for segment in costs.segments)
+    memory = _host_memory(segments, config, costs.dtype_bytes)
+    elements = costs.num_params, costs.num_params - memory.deferred
+    return Structure(
+        segments=segments,
+        config=config,
+        dtype_bytes=costs.dtype_bytes,
+        accumulation=costs.accumulation,
+        intake_factor=costs.intake_factor,
+        depth=memory.depth_on(costs.hardware, *elements),
+        costs=costs,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _host_memory(
+    segments: tuple[tuple[tuple[tuple[int, int], ...], int], ...],
+    config: ZenFlowConfig,
+    dtype_bytes: int,
+) -> HostMemory:
+    shapes = [m for matrices, _ in segments for m in matrices if is_split(m[0] * m[1], config)]
+    return host_memory(blocks_of(tuple(shapes), config), config, dtype_bytes)
 
 
 def blocks_of(

@@ -4,9 +4,11 @@ from click.testing import CliRunner
 
 from experiments.cli import main
 from experiments.sweeps.axes import parse_axes
+from experiments.sweeps.columns import Batch
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.points import rows_of
+from experiments.sweeps.points import batches_of, rows_of
 from experiments.sweeps.requests import Request
+from experiments.sweeps.table import table_of
 
 MODEL = {"model": "tiny", "batch_size": 2, "sequence": 128}
 BASE = ["sweep", "--model", "tiny", "--batch-size", "2", "--sequence", "128"]
@@ -31,3 +33,11 @@ def run(*arguments):
 
 def all_rows(sweep):
     return dict(rows_of(sweep, range(sweep.num_points)))
+
+
+def all_points(sweep):
+    return Batch.joined(list(batches_of(sweep, range(sweep.num_points))))
+
+
+def table_of_all(sweep):
+    return table_of(sweep, all_points(sweep))

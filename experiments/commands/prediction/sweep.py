@@ -112,6 +112,15 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
     metavar="PART=USD",
     help="Price of a device, host or link, as in rtx4090=1600; adds a column to the table.",
 )
+@click.option(
+    "--find",
+    metavar="COLUMN",
+    help="With --rate: the fast enough point of least price_usd, or of least value on an axis. "
+    "Few points are looked at, and no table is left.",
+)
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), help="Tokens/s that --find asks for."
+)
 @click.option("--strategy", default="zenflow", show_default=True, help="As of zenflow simulate.")
 @simulation_flags
 @run_flags
@@ -119,11 +128,15 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 def sweep_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step for every point of a grid: machines, workloads, settings, in any mixture.
 
-    Leaves a table (CSV, and Parquet where pyarrow is installed), where it comes from, and
-    pictures. Points that do not fit in memory are rows that say so. Everything is predicted.
+    Leaves a table (Parquet, and CSV up to 100,000 points), where it comes from, and pictures.
+    Points that do not fit in memory are rows that say so. Everything is predicted.
     """
     from experiments.sweeps.execution.run import Engine
 
+    if (flags["find"] is None) != (flags["rate"] is None):
+        raise ConfigError("--find and --rate belong together: give both, or neither")
+    if flags["find"] is not None:
+        sys.exit(_find(context, flags))
     engine = Engine(name=flags["engine"], workers=flags["workers"], scheduler=flags["scheduler"])
     if code := _run(context, flags, engine):
         sys.exit(code)
@@ -132,6 +145,27 @@ def sweep_command(context: click.Context, /, **flags: Any) -> None:
 for _parameter in sweep_command.params:
     if _parameter.name == "model":  # it may be an axis
         _parameter.required = False
+
+
+def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
+    """Search the grid, and say what was found; return the exit code."""
+    from experiments.sweeps.prices import parse_prices
+    from experiments.sweeps.search import cheapest
+
+    sweep = _sweep(context, flags)
+    found = cheapest(sweep, flags["find"], flags["rate"], parse_prices(flags["prices"]))
+    count = f"{found.looked_at} of {sweep.num_points} points were predicted; nothing was measured"
+    speed = found.row.get("tokens_per_second")
+    if found.point is None:
+        best = f": the fastest that was looked at has {speed:,.0f}" if speed is not None else ""
+        click.echo(f"No point reaches {flags['rate']:,.0f} tokens/s{best}. {count}.")
+        return 1
+    point = ", ".join(f"{name}={value}" for name, value in sweep.values(found.point).items())
+    click.echo(
+        f"Least {flags['find']} for {flags['rate']:,.0f} tokens/s: {found.cost:g}\n"
+        f"  {point}: {speed:,.0f} tokens/s, {found.row['step_seconds']:.4g} s a step\n{count}."
+    )
+    return 0
 
 
 def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> int:
@@ -146,8 +180,8 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
     folder = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep"
     outcome = run_sweep(sweep, folder, engine)
     files = outcome.files
-    if outcome.rows:
-        frame = table_of(sweep, outcome.rows)
+    if len(outcome.found):
+        frame = table_of(sweep, outcome.found)
         if prices:
             frame = add_prices(frame, prices)
             write_frame(frame, folder)
@@ -202,11 +236,11 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
 def _report(outcome: Outcome, sweep: Sweep, folder: Path, files: list[Path]) -> None:
     from experiments.sweeps.pictures.outputs import summary
 
-    click.echo(summary(sweep, outcome.rows, shown=_SHOWN))
+    click.echo(summary(sweep, outcome.found, shown=_SHOWN))
     if files:
         click.echo(f"written to {folder}: {', '.join(file.name for file in files)}")
     if outcome.exit_code:
         click.echo(
-            f"stopped with {len(outcome.rows)} of {sweep.num_points} points, which are kept: the "
+            f"stopped with {len(outcome.found)} of {sweep.num_points} points, which are kept: the "
             f"same command with --out {folder} goes on"
         )

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from experiments.sweeps.columns import FAILED, Batch
 from experiments.sweeps.execution.pool import tasks_of
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.points import FAILED, Row, rows_of
+from experiments.sweeps.points import batches_of
 from zenflow.errors import ConfigError, ZenFlowError
 
 _AHEAD = 4
@@ -38,22 +39,22 @@ def check_cluster() -> None:
         ) from error
 
 
-def cluster_rows(
+def cluster_batches(
     sweep: Sweep,
     points: Sequence[int],
     *,
     workers: int,
     scheduler: str | None,
     must_stop: Callable[[], bool],
-) -> Iterator[tuple[int, Row]]:
-    """Yield every point's row from a Dask cluster, until it is asked to stop.
+) -> Iterator[Batch]:
+    """Yield every point's results from a Dask cluster, until it is asked to stop.
 
     Args:
         sweep: What is predicted.
         points: Indices.
         workers: Processes of a cluster on this machine, where no scheduler is given.
         scheduler: Address of a cluster's, whose workers have this package too.
-        must_stop: Asked between rows.
+        must_stop: Asked between tasks.
 
     Raises:
         ConfigError: The scheduler can't be reached.
@@ -101,7 +102,7 @@ def _gathered(
     tasks: Sequence[Sequence[int]],
     threads: int,
     must_stop: Callable[[], bool],
-) -> Iterator[tuple[int, Row]]:
+) -> Iterator[Batch]:
     import distributed
 
     dask: Any = distributed  # which has no annotations
@@ -124,10 +125,10 @@ def _gathered(
                 yield from future.result()
             except dask.KilledWorker as error:
                 failed = {"status": FAILED, "reason": f"its workers were killed: {error}"}
-                yield from ((index, failed) for index in points)
+                yield Batch.of(points, failed)
     client.cancel(list(under_way))
 
 
-def _answer(sweep: Sweep, points: Sequence[int]) -> list[tuple[int, Row]]:
-    """Return the rows of some points; runs on a worker."""
-    return list(rows_of(sweep, points))
+def _answer(sweep: Sweep, points: Sequence[int]) -> list[Batch]:
+    """Return the results of some points; runs on a worker."""
+    return list(batches_of(sweep, points))

@@ -1,32 +1,40 @@
-"""Journal: the finished points of a sweep, one line each, so that it can go on where it ended.
+"""Journal: the finished points of a sweep in parts, so that it can go on where it ended.
 
-Lines are only ever appended. The first says which sweep it is, each session adds where and with
-what it ran, and the rest are points. A line that a crash tore is dropped when the file is read,
-and cut off before the next one is written.
+A folder `points` holds them as Parquet files, which are only ever added, each whole or not at all.
+`sweep.json` beside them says which sweep it is, and where and with what each session ran.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from experiments.output.files import fsync_folder
-from experiments.sweeps.points import FAILED, Row
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from experiments.output.files import fsync_folder, replacing, write_json
+from experiments.sweeps.columns import FAILED, RESULTS, TEXTS, Batch
 from zenflow.errors import ConfigError
 
-NAME = "points.jsonl"
-_FORMAT = 1
+HEADER, PARTS = "sweep.json", "points"
+_FORMAT = 2
+_SECONDS, _SHARE = 1.0, 0.02
+"""Time between two parts, at least, and as a share of the session so far: what a kill may cost.
+The share keeps the parts of a long sweep few."""
+_POINT = "point"
 
 
 class Journal:
     """The journal of one sweep in its folder, for one process at a time.
 
     Attributes:
-        rows: Of points that were finished before, by index; those that failed were not.
+        done: Points that were finished before; those that failed were not.
         sessions: Provenance of every session so far.
     """
 
@@ -34,15 +42,16 @@ class Journal:
         """Read what is there.
 
         Raises:
-            ConfigError: The folder holds another sweep, or something else; or it can't be written.
+            ConfigError: The folder holds another sweep, or something else.
         """
-        self.path = folder / NAME
-        self.rows: dict[int, Row] = {}
+        self.folder, self.parts = folder, folder / PARTS
         self.sessions: list[Mapping[str, Any]] = []
+        self.done = Batch.joined([])
         self._header = {"format": _FORMAT, "sweep": dict(sweep)}
-        self._file: BinaryIO | None = None
-        self._whole = 0
-        if self.path.exists():
+        self._torn: list[Path] = []
+        self._waiting: list[Batch] = []
+        self._begun = self._written = 0.0
+        if (folder / HEADER).exists():
             self._read()
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(
@@ -51,90 +60,119 @@ class Journal:
             )
 
     def _read(self) -> None:
-        """Take every whole line.
+        """Take every part.
 
         Raises:
             ConfigError: It is the journal of another sweep.
         """
-        header: Any = None
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            try:
-                item = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                item = None
-            if not isinstance(item, dict):
-                break  # torn: nothing behind it was meant to be read
-            if header is None:
-                header = item
-            elif "session" in item:
-                self.sessions.append(item["session"])
-            elif item["row"]["status"] != FAILED:
-                self.rows[item["point"]] = item["row"]
-            self._whole += len(line)
+        try:
+            header = json.loads((self.folder / HEADER).read_text(encoding="utf-8"))
+        except ValueError:
+            header = {}
+        self.sessions = header.pop("sessions", [])
         # As text: the order of the axes is the order of the points, and dicts don't compare it.
-        if header is not None and json.dumps(header) != json.dumps(self._header):
+        if json.dumps(header) != json.dumps(self._header):
             raise ConfigError(
-                f"{self.path.parent} holds another sweep; it differs in "
+                f"{self.folder} holds another sweep; it differs in "
                 f"{_difference(header, self._header)}: give the same command to go on, or another "
                 "--out"
             )
+        batches = []
+        for path in sorted(self.parts.glob("*.parquet")):
+            try:
+                batches.append(_batch(pq.read_table(path)))
+            except (pa.ArrowException, OSError, KeyError):
+                self._torn.append(path)  # by a failing disk: nothing here writes half of one
+        found = Batch.joined(batches)
+        self.done = found.where(found.columns["status"] != FAILED).sorted()
 
     @contextmanager
     def open(self, session: Mapping[str, Any]) -> Iterator[None]:
-        """Begin a session: what was torn is cut off, and points can be added until its end.
-
-        When it ends the file is on the disk.
+        """Begin a session: points can be added until its end, when all of them are on the disk.
 
         Raises:
             ConfigError: Another process is at work in the folder, or it can't be written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self.path, "ab")  # noqa: SIM115  (closed by close)
+            self.parts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"{self.path} can't be written ({error.strerror}): choose another --out"
+                f"{self.parts} can't be written ({error.strerror}): choose another --out"
             ) from error
-        with file:
-            if not _locked(file):
-                raise ConfigError(
-                    f"another sweep is at work in {self.path.parent}: wait for it, or choose "
-                    "another --out"
-                )
-            self._file = file
-            if file.tell() > self._whole:
-                file.truncate(self._whole)
-            if not self._whole:
-                self._append(self._header)
-                fsync_folder(self.path.parent)
+        with _locked(self.parts):
             self.sessions.append(session)
-            self._append({"session": session})
+            write_json(self.folder / HEADER, {**self._header, "sessions": self.sessions})
+            for path in self._torn:
+                path.unlink()
+            self._begun = self._written = time.monotonic()
             try:
                 yield
             finally:
-                os.fsync(file.fileno())
+                self._write()
 
-    def add(self, index: int, row: Row) -> None:
-        """Append a point."""
-        self._append({"point": index, "row": row})
+    def add(self, batch: Batch) -> None:
+        """Add points; from time to time what was added is written as a part."""
+        self._waiting.append(batch)
+        now = time.monotonic()
+        if now - self._written >= max(_SECONDS, _SHARE * (now - self._begun)):
+            self._write()
 
-    def _append(self, item: Mapping[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(item, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+    def _write(self) -> None:
+        if self._waiting:
+            names = [int(path.stem) for path in self.parts.glob("*.parquet")]
+            path = self.parts / f"{max(names, default=-1) + 1:06d}.parquet"
+            with replacing(path) as draft:
+                pq.write_table(_table(Batch.joined(self._waiting)), draft)
+                with open(draft, "rb") as file:
+                    os.fsync(file.fileno())
+            fsync_folder(self.parts)
+            self._waiting = []
+        self._written = time.monotonic()
 
 
-def _locked(file: BinaryIO) -> bool:
-    """Lock a file for this process, as long as it is open; True where there are no locks."""
+def _table(batch: Batch) -> pa.Table:
+    return pa.table({_POINT: batch.points, **batch.columns})
+
+
+def _batch(table: pa.Table) -> Batch:
+    """Return a part's points.
+
+    Raises:
+        KeyError: A column is missing.
+    """
+    columns = {
+        name: np.asarray(table[name].to_pylist(), dtype=object)
+        if name in TEXTS
+        else table[name].to_numpy()
+        for name in RESULTS
+    }
+    return Batch(points=table[_POINT].to_numpy(), columns=columns)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process, where there are locks.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
     try:
         import fcntl
     except ImportError:
-        return True
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        os.close(descriptor)
+        raise ConfigError(
+            f"another sweep is at work in {folder.parent}: wait for it, or choose another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Pool: processes that work through points, and go on when one of them is killed.
 
-Every row comes back as soon as it is known, so a killed process costs what it was at. Points it
-had not answered are given to another one by one; a point that kills its process twice more is
+Results come back within moments, so a killed process costs what it was at. Points it had not
+answered are given to others in smaller tasks; a point that kills its process again and again is
 reported as failed.
 """
 
@@ -17,16 +17,19 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from autotune.interrupts import start_deaf
+from experiments.sweeps.columns import FAILED, Batch
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.points import FAILED, Row, rows_of
+from experiments.sweeps.points import batches_of
 from zenflow.errors import ZenFlowError
 
 MOST_TRIES = 3
 """Most tries of a point whose process is killed."""
 _MOST_LOST = 50
 """Processes, after which it is no accident."""
-_LARGEST_TASK = 64
+_LARGEST_TASK = 8192
 """Points; formulas answer as many at once."""
+_PARTS = 64
+"""Tasks that the points of a killed process are shared out to."""
 _TASKS_PER_WORKER = 8
 """Least tasks of each worker, so that all are busy to the end."""
 _PATIENCE = 0.2
@@ -48,19 +51,19 @@ class Task:
 def tasks_of(points: Sequence[int], workers: int) -> list[list[int]]:
     """Return points in tasks that are short enough to share out, and neighbours together."""
     size = max(1, min(_LARGEST_TASK, len(points) // (workers * _TASKS_PER_WORKER)))
-    return [list(points[at : at + size]) for at in range(0, len(points), size)]
+    return [[*map(int, points[at : at + size])] for at in range(0, len(points), size)]
 
 
-def local_rows(
+def local_batches(
     sweep: Sweep, points: Sequence[int], workers: int, must_stop: Callable[[], bool]
-) -> Iterator[tuple[int, Row]]:
-    """Yield every point's row from processes of this machine, until it is asked to stop.
+) -> Iterator[Batch]:
+    """Yield every point's results from processes of this machine, until it is asked to stop.
 
     Args:
         sweep: What is predicted.
         points: Indices.
         workers: Processes; one is this process itself.
-        must_stop: Asked before each row.
+        must_stop: Asked before each batch.
 
     Raises:
         ZenFlowError: Processes keep dying.
@@ -68,15 +71,15 @@ def local_rows(
     tasks = tasks_of(points, workers)
     if workers == 1:
         for task in tasks:
-            for found in rows_of(sweep, task):
-                yield found
+            for batch in batches_of(sweep, task):
+                yield batch
                 if must_stop():
                     return
         return
     with _one_thread_each():
         crew = _Crew(sweep, min(workers, len(tasks)))
         try:
-            yield from crew.rows(deque(Task(task) for task in tasks), must_stop)
+            yield from crew.batches(deque(Task(task) for task in tasks), must_stop)
         finally:
             crew.dismiss()
 
@@ -88,11 +91,11 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     task: Task | None = None
-    left: list[int] = field(default_factory=list)
-    """Points of the task without a row."""
+    left: set[int] = field(default_factory=set)
+    """Points of the task without a result."""
 
     def begin(self, task: Task) -> None:
-        self.task, self.left = task, list(task.points)
+        self.task, self.left = task, set(task.points)
         self.pipe.send(task.points)
 
 
@@ -114,7 +117,7 @@ class _Crew:
         theirs.close()  # so that the pipe ends with the process
         self._workers.append(_Worker(process, ours))
 
-    def rows(self, tasks: deque[Task], must_stop: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
+    def batches(self, tasks: deque[Task], must_stop: Callable[[], bool]) -> Iterator[Batch]:
         while True:
             for worker in self._workers:
                 if worker.task is None and tasks:
@@ -130,19 +133,19 @@ class _Crew:
             if must_stop():
                 return
 
-    def _received(self, worker: _Worker, tasks: deque[Task]) -> Iterator[tuple[int, Row]]:
-        """Yield the rows that lie in a pipe; where the process is gone another takes its place."""
+    def _received(self, worker: _Worker, tasks: deque[Task]) -> Iterator[Batch]:
+        """Yield what lies in a pipe; where the process is gone another takes its place."""
         try:
             while worker.task is not None and worker.pipe.poll():
-                index, row = worker.pipe.recv()
-                worker.left.remove(index)
+                batch = worker.pipe.recv()
+                worker.left.difference_update(batch.points.tolist())
                 if not worker.left:
                     worker.task = None
-                yield index, row
+                yield batch
         except (EOFError, OSError):
             yield from self._replaced(worker, tasks)
 
-    def _replaced(self, worker: _Worker, tasks: deque[Task]) -> Iterator[tuple[int, Row]]:
+    def _replaced(self, worker: _Worker, tasks: deque[Task]) -> Iterator[Batch]:
         assert worker.task is not None
         self._lost += 1
         worker.process.join()
@@ -156,9 +159,12 @@ class _Crew:
         self._workers.remove(worker)
         worker.pipe.close()
         if len(worker.task.points) == 1 and tries >= MOST_TRIES:
-            yield worker.left[0], {"status": FAILED, "reason": LOST}
+            yield Batch.of_rows({worker.left.pop(): {"status": FAILED, "reason": LOST}})
         else:
-            tasks.extendleft(Task([index], tries) for index in reversed(worker.left))
+            left = [point for point in worker.task.points if point in worker.left]
+            size = -(-len(left) // _PARTS)
+            parts = [left[at : at + size] for at in range(0, len(left), size)]
+            tasks.extendleft(Task(part, tries) for part in reversed(parts))
         if tasks:
             self._hire()
 
@@ -178,8 +184,8 @@ def _work(sweep: Sweep, pipe: Connection) -> None:
             points = pipe.recv()
         except EOFError:
             return
-        for found in rows_of(sweep, points):
-            pipe.send(found)
+        for batch in batches_of(sweep, points):
+            pipe.send(batch)
 
 
 @contextmanager

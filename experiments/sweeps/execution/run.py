@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from experiments.output.bar import Bar
 from experiments.output.provenance import provenance
+from experiments.sweeps.columns import Batch
 from experiments.sweeps.execution.journal import Journal
-from experiments.sweeps.execution.pool import local_rows
+from experiments.sweeps.execution.pool import local_batches
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.points import Row
+from experiments.sweeps.rates import in_groups
 from experiments.sweeps.table import write_table
 from experiments.training.stop import StopRequest
 from zenflow.errors import ConfigError
@@ -51,16 +53,16 @@ class Engine:
 
             check_cluster()
 
-    def rows(
+    def batches(
         self, sweep: Sweep, points: Sequence[int], must_stop: Callable[[], bool]
-    ) -> Iterator[tuple[int, Row]]:
-        """Yield every point's row as it is found."""
+    ) -> Iterator[Batch]:
+        """Yield every point's results as they are found."""
         workers = self.workers or usable_cores()
         if self.name == "local":
-            return local_rows(sweep, points, workers, must_stop)
-        from experiments.sweeps.execution.cluster import cluster_rows
+            return local_batches(sweep, points, workers, must_stop)
+        from experiments.sweeps.execution.cluster import cluster_batches
 
-        return cluster_rows(
+        return cluster_batches(
             sweep, points, workers=workers, scheduler=self.scheduler, must_stop=must_stop
         )
 
@@ -69,8 +71,8 @@ class Engine:
 class Outcome:
     """What a call of `run_sweep` came to."""
 
-    rows: dict[int, Row]
-    """Row of every point that has one, by index."""
+    found: Batch
+    """Every point that has a result, in the order of the grid."""
     files: list[Path]
     exit_code: int
     """128 + the signal's number where it was interrupted, else 0."""
@@ -94,19 +96,23 @@ def run_sweep(
     console = console or Console(highlight=False)
     sweep.check()
     journal = Journal(folder, sweep.to_dict())
-    rows = dict(journal.rows)
-    missing = [index for index in range(sweep.num_points) if index not in rows]
-    if rows:
-        console.print(f"{len(rows)} of {sweep.num_points} points are there already", style="dim")
+    done = journal.done
+    missing = in_groups(sweep, np.setdiff1d(np.arange(sweep.num_points), done.points)).tolist()
+    count = len(done)
+    if count:
+        console.print(f"{count} of {sweep.num_points} points are there already", style="dim")
+    batches = [done]
     with StopRequest() as stop, journal.open(provenance()):
-        with Bar(console, "points", sweep.num_points, done=len(rows)) as bar:
-            for index, row in engine.rows(sweep, missing, lambda: stop.requested):
-                journal.add(index, row)
-                rows[index] = row
-                bar.update(len(rows))
+        with Bar(console, "points", sweep.num_points, done=count) as bar:
+            for batch in engine.batches(sweep, missing, lambda: stop.requested):
+                journal.add(batch)
+                batches.append(batch)
+                count += len(batch)
+                bar.update(count)
                 if bar.is_line_due():
-                    console.print(f"{len(rows)}/{sweep.num_points} points")
-        files = write_table(sweep, rows, journal.sessions, folder) if rows else []
+                    console.print(f"{count}/{sweep.num_points} points")
+        found = Batch.joined(batches).sorted()
+        files = write_table(sweep, found, journal.sessions, folder) if count else []
     return Outcome(
-        rows=rows, files=files, exit_code=stop.exit_code if len(rows) < sweep.num_points else 0
+        found=found, files=files, exit_code=stop.exit_code if count < sweep.num_points else 0
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from experiments.sweeps.columns import EVENTS, FORMULA, OK, RESULTS, TEXTS, Batch
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.points import EVENTS, FORMULA, OK, RESULTS, Row
 from experiments.sweeps.prices import COLUMN
-from experiments.sweeps.table import TEXTS
+from experiments.sweeps.table import counted
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
@@ -52,28 +52,23 @@ def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) 
     return files
 
 
-def summary(sweep: Sweep, rows: Mapping[int, Row], *, shown: int) -> str:
+def summary(sweep: Sweep, found: Batch, *, shown: int) -> str:
     """Return what became of the points, and the fastest ones."""
-    counts = Counter(row["status"] for row in rows.values())
-    methods = Counter(row["method"] for row in rows.values() if row["status"] == OK)
-    listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    methods = counted(found, "method")
+    listed = ", ".join(f"{count} {status}" for status, count in counted(found, "status").items())
     lines = [
-        f"{len(rows)} of {sweep.num_points} points: {listed or 'none'}; {methods[FORMULA]} by a "
-        f"closed form, {methods[EVENTS]} simulated. Predicted, not measured."
+        f"{len(found)} of {sweep.num_points} points: {listed or 'none'}; "
+        f"{methods.get(FORMULA, 0)} by a closed form, {methods.get(EVENTS, 0)} simulated. "
+        "Predicted, not measured."
     ]
-    fastest = sorted(
-        (index for index, row in rows.items() if row["status"] == OK),
-        key=lambda index: -rows[index]["tokens_per_second"],
-    )
-    for index in fastest[:shown]:
-        row = rows[index]
+    predicted = found.where(found.columns["status"] == OK)
+    fastest = np.argsort(-predicted.columns["tokens_per_second"], kind="stable")[:shown]
+    for index, row in predicted.where(fastest).rows():
         point = ", ".join(f"{name}={value}" for name, value in sweep.values(index).items())
         lines.append(
             f"  {row['step_seconds']:.4g} s a step, {row['tokens_per_second']:,.0f} tokens/s, "
             f"{row['stall_share']:.1%} stalled: {point}"
         )
-    if counts and not fastest:
-        lines.append(
-            f"  none has a prediction; the first says: {next(iter(rows.values()))['reason']}"
-        )
+    if len(found) and not len(predicted):
+        lines.append(f"  none has a prediction; the first says: {found.columns['reason'][0]}")
     return "\n".join(lines)

@@ -14,8 +14,8 @@ from experiments.sweeps.pictures.plots import draw_sweep
 from experiments.sweeps.points import rows_of
 from experiments.sweeps.prices import add_prices, parse_prices
 from experiments.sweeps.requests import Request
-from experiments.sweeps.table import read_table, table_of
-from tests.experiments.swept import BASE, CARD, GRID, all_rows, run, sweep_of
+from experiments.sweeps.table import read_table
+from tests.experiments.swept import BASE, CARD, GRID, all_rows, run, sweep_of, table_of_all
 
 
 def test_a_closed_form_says_what_events_say_where_both_answer():
@@ -67,12 +67,6 @@ def test_points_solved_together_are_as_points_solved_alone():
     assert together == alone
 
 
-def test_selections_that_recur_have_no_formula():
-    rows = all_rows(sweep_of("link_rate=64", "duplex=1", method="closed-form"))
-    assert rows[0]["status"] == "no formula"
-    assert "--select-interval 0" in rows[0]["reason"]
-
-
 def test_a_point_is_what_simulate_says(tmp_path):
     words = ["--model", "qwen2.5-0.5b", "--gpu", "rtx4090", "--batch-size", "2"]
     done = run("sweep", *words, "--vary", "S=2,8", "--workers", "1", "--out", str(tmp_path / "a"))
@@ -99,7 +93,7 @@ def test_what_does_not_fit_or_go_together_is_a_row_with_a_reason():
     ]  # fmt: skip
     assert "no machine of the table holds 1 v100-pcie" in rows[1]["reason"]
     assert "device memory: needs" in rows[2]["reason"]
-    table = table_of(sweep, rows)
+    table = table_of_all(sweep)
     assert table["step_seconds"].notna().tolist() == [True, False, False, False]
 
 
@@ -144,7 +138,7 @@ def test_lines_for_one_axis_a_map_for_two_and_panels_for_three():
         (("S=1,2,4", "dram=20,40,80", "strategy=zenflow,delayed"), 2),
     ):
         sweep = sweep_of(*axes)
-        table = table_of(sweep, all_rows(sweep))
+        table = table_of_all(sweep)
         figure = draw_sweep(table, sweep.axes, "step_seconds")
         drawn = [own for own in figure.axes if own.axison and own.get_label() != "<colorbar>"]
         assert len(drawn) == panels
@@ -160,7 +154,7 @@ def test_lines_for_one_axis_a_map_for_two_and_panels_for_three():
 
 def test_values_that_hardly_differ_are_painted_alike_on_a_scale_of_plain_numbers():
     sweep = sweep_of("S=1,2", "dram=20,40")
-    table = table_of(sweep, all_rows(sweep))
+    table = table_of_all(sweep)
     for values, least_apart in (([2.0, 2.000002, 2.0, 2.0], 0.0), ([2.0, 4.0, 6.0, 8.0], 1.0)):
         figure = draw_sweep(table.assign(step_seconds=values), sweep.axes, "step_seconds")
         image = next(own.images[0] for own in figure.axes if own.images)
@@ -175,7 +169,7 @@ def test_values_that_hardly_differ_are_painted_alike_on_a_scale_of_plain_numbers
 
 def test_a_front_shows_the_value_asked_for_in_dollars_and_names_its_points():
     sweep = sweep_of("gpu=rtx4090,rtx5090", "batch=1,2")
-    table = table_of(sweep, all_rows(sweep))
+    table = table_of_all(sweep)
     priced = add_prices(table, parse_prices(["rtx4090=1000", "rtx5090=2000"]))
     figure = draw_pareto(priced, sweep.axes, "tokens_per_second", ["price_usd"])
     panel = figure.axes[0]
@@ -194,7 +188,7 @@ def test_a_front_shows_the_value_asked_for_in_dollars_and_names_its_points():
 
 def test_prices_add_up_and_unpriced_parts_are_left_empty():
     sweep = sweep_of("gpu=rtx4090,rtx5090", "host=epyc-7742,epyc-9654")
-    table = table_of(sweep, all_rows(sweep))
+    table = table_of_all(sweep)
     priced = add_prices(table, parse_prices(["RTX 4090=1000", "epyc-7742=500", "epyc-9654=900"]))
     values = list(priced["price_usd"])
     assert values[:2] == [1500, 1900]

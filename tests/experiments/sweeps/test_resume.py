@@ -2,24 +2,37 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
 
+from experiments.sweeps.columns import Batch
+from experiments.sweeps.execution import journal as journals
 from experiments.sweeps.execution import pool
-from experiments.sweeps.execution.journal import NAME, Journal
-from experiments.sweeps.execution.pool import local_rows
+from experiments.sweeps.execution.journal import HEADER, PARTS, Journal
+from experiments.sweeps.execution.pool import local_batches
 from experiments.sweeps.execution.run import Engine, run_sweep
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.table import CSV, PARQUET, read_table, table_of
 from tests.experiments.deadly_sweep import DeadlySweep
-from tests.experiments.swept import BASE, CARD, GRID, PROCESSES, all_rows, run, sweep_of
+from tests.experiments.swept import (
+    BASE,
+    CARD,
+    GRID,
+    PROCESSES,
+    all_rows,
+    run,
+    sweep_of,
+    table_of_all,
+)
 from zenflow.errors import ConfigError, ZenFlowError
 
 
@@ -51,29 +64,69 @@ def test_the_table_has_every_point_in_order_and_where_it_comes_from(whole):
     assert not [file for file in whole.iterdir() if file.name.startswith(".")]
 
 
-@pytest.mark.parametrize("cut", [0, 40, -1, -30, -700])
-def test_a_torn_sweep_goes_on_to_the_same_table(whole, tmp_path, cut):
-    journal = (whole / NAME).read_bytes()
-    folder = tmp_path / "torn"
-    folder.mkdir()
-    (folder / NAME).write_bytes(journal[: cut or None] if cut else b"")
+def points_in(folder):
+    """What lies in the parts of a journal: index and status of every row."""
+    parts = [pd.read_parquet(path) for path in sorted((folder / PARTS).glob("*.parquet"))]
+    return pd.concat(parts) if parts else pd.DataFrame({"point": [], "status": []})
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_a_killed_sweep_goes_on_to_the_same_table(whole, tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(journals, "_SECONDS", 0.0)  # a part for every batch
+    sweep, folder = sweep_of("S=1,2,4", "dram=20:80:x2", method="simulate"), tmp_path / "killed"
+    expected = table_of_all(sweep)
+    engine = _Killed(workers=1, after=kept)
+    with pytest.raises(_Kill):
+        run_sweep(sweep, folder, engine)
+    assert len(points_in(folder)) == kept
+    for part in list((folder / PARTS).glob("*.parquet"))[:1]:  # and a disk that fails
+        part.with_name("999999.parquet").write_bytes(part.read_bytes()[:-300])
     for _ in range(2):  # and once more, with nothing left to do
-        outcome = run_sweep(sweep_of("S=1,2,4", "dram=20:80:x2"), folder, Engine(workers=1))
+        outcome = run_sweep(sweep, folder, Engine(workers=1))
         assert outcome.exit_code == 0
-        assert (folder / CSV).read_bytes() == (whole / CSV).read_bytes()
-    points = [json.loads(line).get("point") for line in (folder / NAME).read_bytes().splitlines()]
-    found = [point for point in points if point is not None]
-    assert sorted(found) == list(range(9))
+        pd.testing.assert_frame_equal(table_of(sweep, outcome.found), expected)
+    assert sorted(points_in(folder)["point"]) == list(range(9))
+
+
+class _Kill(BaseException):
+    """Ends a sweep without a word."""
+
+
+class _Killed(Engine):
+    """Is killed after some of the points."""
+
+    def __init__(self, *, after, **more):
+        super().__init__(**more)
+        object.__setattr__(self, "after", after)
+
+    def batches(self, sweep, points, must_stop):
+        batch = Batch.joined(list(super().batches(sweep, points, must_stop)))
+        for place in range(self.after):
+            yield batch.where(np.array([place]))
+        raise _Kill
+
+
+def test_parts_stay_few_however_long_a_sweep_takes(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(journals.time, "monotonic", lambda: now[0])
+    journal = Journal(tmp_path / "a", {})
+    batch = Batch.of([0], {"status": "ok"})
+    with journal.open({}):
+        for second in range(0, 3600, 4):
+            now[0] = second / 4
+            journal.add(batch)
+    assert 60 < len(list((tmp_path / "a" / PARTS).iterdir())) < 250
+    assert len(points_in(tmp_path / "a")) == 900
 
 
 def test_another_sweep_or_another_file_in_the_folder_is_refused(whole, tmp_path):
-    before = (whole / NAME).read_bytes()
+    before = (whole / HEADER).read_bytes()
     other = run(*BASE, *CARD, "--vary", "S=1,2,4", "--vary", "dram=20,40", "--out", str(whole))
     assert other.exit_code == 2
     assert "dram (20.0, 40.0, 80.0, now 20.0, 40.0)" in " ".join(other.output.split())
     turned = run(*BASE, *CARD, *GRID[2:], *GRID[:2], "--out", str(whole))
     assert "order of its axes" in " ".join(turned.output.split())
-    assert (whole / NAME).read_bytes() == before
+    assert (whole / HEADER).read_bytes() == before
     (tmp_path / "notes.txt").write_text("mine")
     strange = run(*BASE, *CARD, *GRID, "--out", str(tmp_path))
     assert strange.exit_code == 2
@@ -94,13 +147,14 @@ def test_a_killed_worker_loses_no_point(tmp_path):
     sweep = sweep_of("S=1,2,4", "dram=20:400:20", "strategy=zenflow,superoffload")
     killed = []
     rows = {}
-    for index, row in local_rows(sweep, range(sweep.num_points), PROCESSES, lambda: False):
-        assert index not in rows
-        rows[index] = row
-        if len(rows) in (5, 40):
-            children = _children()
-            os.kill(children[0], signal.SIGKILL)
-            killed.append(children[0])
+    for batch in local_batches(sweep, range(sweep.num_points), PROCESSES, lambda: False):
+        for index, row in batch.rows():
+            assert index not in rows
+            rows[index] = row
+        if len(rows) > (0, 60, math.inf)[len(killed)]:
+            child = next(child for child in _children() if child not in killed)
+            os.kill(child, signal.SIGKILL)
+            killed.append(child)
     assert len(set(killed)) == 2
     expected = sweep_of("S=1,2,4", "dram=20:400:20", "strategy=zenflow,superoffload")
     assert rows == all_rows(expected)
@@ -108,29 +162,27 @@ def test_a_killed_worker_loses_no_point(tmp_path):
 
 
 def _children():
-    import psutil
-
-    found = psutil.Process().children()
-    return [
-        child.pid for child in found
-        if any("spawn_main" in word for word in child.cmdline())
-    ]  # fmt: skip
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child.pid] if any("spawn_main" in word for word in child.cmdline()) else []
+    return found
 
 
 def test_a_point_that_kills_its_workers_is_reported_and_tried_again_later(tmp_path, monkeypatch):
     sweep = sweep_of("S=1,2,4")
     deadly = DeadlySweep(**{name: getattr(sweep, name) for name in Sweep.__dataclass_fields__})
     monkeypatch.setattr(pool, "MOST_TRIES", 2)
-    rows = dict(local_rows(deadly, range(3), PROCESSES, lambda: False))
+    found = Batch.joined(list(local_batches(deadly, range(3), PROCESSES, lambda: False)))
+    rows = dict(found.rows())
     assert [rows[index]["status"] for index in range(3)] == ["ok", "failed", "ok"]
     monkeypatch.setattr(pool, "_MOST_LOST", 0)
     with pytest.raises(ZenFlowError, match="have died"):
-        list(local_rows(deadly, range(3), PROCESSES, lambda: False))
+        list(local_batches(deadly, range(3), PROCESSES, lambda: False))
     journal = Journal(tmp_path / "a", sweep.to_dict())
     with journal.open({}):
-        for index, row in rows.items():
-            journal.add(index, row)
-    assert sorted(Journal(tmp_path / "a", sweep.to_dict()).rows) == [0, 2]
+        journal.add(found)
+    assert list(Journal(tmp_path / "a", sweep.to_dict()).done.points) == [0, 2]
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
@@ -140,9 +192,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
         [sys.executable, "-m", "experiments.cli", *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    journal = tmp_path / "out" / NAME
     deadline = time.monotonic() + 60
-    while not (journal.exists() and journal.read_bytes().count(b"\n") > 20):
+    while not len(points_in(tmp_path / "out")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -151,8 +202,10 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
     assert process.returncode == 130, output
     assert "are kept: the same command" in " ".join(output.split())
     assert "Traceback" not in output
-    kept = len(Journal(tmp_path / "out", _sweep_in(journal)).rows)
-    assert 20 <= kept < 3003
+    origin = json.loads((tmp_path / "out" / HEADER).read_text())
+    kept = len(Journal(tmp_path / "out", origin["sweep"]).done)
+    assert 0 < kept < 3003
+    assert kept == len(points_in(tmp_path / "out"))
     assert len(pd.read_csv(tmp_path / "out" / CSV)) == kept
 
 
@@ -183,18 +236,14 @@ def _words_of_children(pid):
     return words
 
 
-def _sweep_in(journal):
-    return json.loads(journal.read_bytes().splitlines()[0])["sweep"]
-
-
 def test_dask_answers_as_processes_do(tmp_path):
     pytest.importorskip("distributed")
     sweep = sweep_of("S=1,2,4", "dram=20,40,80", "gpu=rtx4090,h100")
-    expected = table_of(sweep, all_rows(sweep))
+    expected = table_of_all(sweep)
     with _Quietly():
         outcome = run_sweep(sweep, tmp_path / "a", Engine(name="dask", workers=1))
     assert outcome.exit_code == 0
-    pd.testing.assert_frame_equal(table_of(sweep, outcome.rows), expected)
+    pd.testing.assert_frame_equal(table_of(sweep, outcome.found), expected)
 
 
 @pytest.fixture

@@ -29,6 +29,14 @@ STRATEGIES = {
     "zenflow in turn": Strategy.of(
         "zenflow", select_interval=0, overlap_step=False, update_interval=1
     ),
+    "zenflow selecting": Strategy.of("zenflow", select_interval=20),
+    "zenflow selecting S=1": Strategy.of("zenflow", select_interval=20, update_interval=1),
+    "zenflow selecting k=0.5": Strategy.of("zenflow", select_interval=12, topk_ratio=0.5),
+    "zenflow selecting q=1": Strategy.of("zenflow", select_interval=40, queue_depth=1),
+    "zenflow selecting in turn": Strategy.of(
+        "zenflow", select_interval=10, overlap_step=False, update_interval=1
+    ),
+    "published selecting S=1": Strategy.of("zenflow_paper", select_interval=20, update_interval=1),
     "published_on_device": Strategy.of("published_on_device"),
     "published_zero_offload": Strategy.of("published_zero_offload"),
 }
@@ -64,6 +72,9 @@ def test_the_formula_equals_the_simulation_where_it_applies(name, down, up, host
     assert found.step_seconds[0] == pytest.approx(predicted.step_seconds, rel=1e-6)
     assert found.stall_seconds[0] == pytest.approx(
         predicted.stall_seconds, abs=1e-6 * predicted.step_seconds
+    )
+    assert found.selection_seconds[0] == pytest.approx(
+        predicted.selection_seconds, abs=1e-6 * predicted.step_seconds
     )
 
 
@@ -101,6 +112,40 @@ def test_within_a_tolerance_it_holds_on_a_half_duplex_link_too():
     assert found.applies[0]
     predicted = simulate(given_costs, STRATEGIES["zenflow"], keeps_spans=False)
     assert found.step_seconds[0] == pytest.approx(predicted.step_seconds, rel=0.01)
+
+
+@given(
+    *(st.floats(0.2, 3.0), st.floats(0.2, 3.0), st.floats(0.3, 4.0), st.floats(0.3, 3.0)),
+    st.sampled_from([1.0, 0.9, 0.75, 0.6]),
+    st.sampled_from(["zero_offload", "zenflow", "zenflow_paper", "delayed"]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([10, 100]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_step_with_its_selections_is_as_near_as_the_tolerance_says(
+    down, up, host, dram, duplex, name, interval, every
+):
+    machine = find_machine("hgx-h200", 1)
+    values = {
+        "link.d2h": down * machine.link.d2h.value,
+        "link.h2d": up * machine.link.h2d.value,
+        "link.duplex": duplex,
+        "host.core_bandwidth": host * machine.host.core_bandwidth.value,
+        "host.dram": dram * machine.host.dram.value,
+    }
+    knobs = {"update_interval": interval, "select_interval": every}
+    strategy = Strategy.of(name, **(knobs if name.startswith("zenflow") else {}))
+    given_costs = costs(**values)
+    found = ClosedForm(given_costs, strategy).solve(tolerance=0.002)
+    if not found.applies[0]:
+        return
+    predicted = simulate(given_costs, strategy, keeps_spans=False)
+    assert found.step_seconds[0] == pytest.approx(predicted.step_seconds, rel=0.002)
+    assert found.selection_seconds[0] == pytest.approx(
+        predicted.selection_seconds, abs=0.002 * predicted.step_seconds
+    )
+    if name.startswith("zenflow"):
+        assert found.selection_seconds[0] > 0
 
 
 def test_a_slow_host_is_left_to_the_simulation():

@@ -1,0 +1,161 @@
+"""Rates: points that differ in how fast their machines are, and in nothing else.
+
+Memory, blocks and windows of such points are the same, and their costs follow from figures that
+the axes name. So they are computed once, and the machines are arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.sweeps.axes import Axis
+from experiments.sweeps.grid import Case, Sweep, with_parts
+from sim.hardware.profile import RANGES
+from sim.machine import Rates
+from sim.timing.costs import costs_of
+from zenflow.errors import ConfigError
+
+Array = NDArray[np.float64]
+
+_FIGURES: Mapping[str, tuple[str, ...]] = {
+    "link_rate": ("d2h", "h2d"),
+    "link.d2h": ("d2h",),
+    "link.h2d": ("h2d",),
+    "link.duplex": ("duplex",),
+    "host.dram": ("dram",),
+    "host.core_bandwidth": ("core_bandwidth",),
+    "host.core_update": ("core_update",),
+    "cores": ("threads",),
+    "host_threads": ("threads",),
+}
+"""Figures of `Rates.of` that an axis sets, by its target; a later one overrides an earlier one."""
+COMPUTE = "tflops"
+"""Axis of how fast the device computes."""
+_RATES = ("d2h", "h2d", "duplex", "dram", "host", "steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Points with the same values of all axes but those of rates."""
+
+    points: NDArray[np.int64]
+    """Indices, (N,)."""
+    places: Mapping[str, NDArray[np.intp]]
+    """Place of each point's value on every axis of rates, (N,)."""
+
+    def of(self, chosen: NDArray[Any]) -> Group:
+        """Return some of the points: of a mask or of a slice's places."""
+        return Group(
+            points=self.points[chosen],
+            places={name: places[chosen] for name, places in self.places.items()},
+        )
+
+
+def rate_axes(sweep: Sweep) -> list[Axis]:
+    """Return the axes of rates, those that others override first."""
+    order = (COMPUTE, *_FIGURES)
+    own = [axis for axis in sweep.axes if axis.kind.target in order and axis.is_number]
+    own = [axis for axis in own if axis.kind.place in ("figure", "machine")]
+    return sorted(own, key=lambda axis: order.index(axis.kind.target))
+
+
+def _keys(sweep: Sweep, points: NDArray[np.int64]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    """Return each point's number of a group, and its place on every axis of rates."""
+    shape = [len(axis.values) for axis in sweep.axes]
+    places = np.unravel_index(points, shape) if shape else ()
+    names = {axis.name for axis in rate_axes(sweep)}
+    key = np.zeros(len(points), dtype=np.int64)
+    found = {}
+    for axis, place in zip(sweep.axes, places, strict=True):
+        if axis.name in names:
+            found[axis.name] = place
+        else:
+            key = key * len(axis.values) + place
+    return key, found
+
+
+def in_groups(sweep: Sweep, points: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return points with those of a group next to one another, so that tasks have whole groups."""
+    ordered: NDArray[np.int64] = points[np.argsort(_keys(sweep, points)[0], kind="stable")]
+    return ordered
+
+
+def groups_of(sweep: Sweep, points: NDArray[np.int64]) -> Iterator[Group]:
+    """Yield points by group."""
+    key, places = _keys(sweep, points)
+    order = np.argsort(key, kind="stable")
+    whole = Group(points=points, places=places)
+    for own in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        if len(own):
+            yield whole.of(own)
+
+
+def machines_of(
+    sweep: Sweep, case: Case, group: Group
+) -> tuple[dict[str, Array], NDArray[np.bool_]]:
+    """Return the machines of a group as axes of a closed form, and which of them make sense.
+
+    Args:
+        sweep: What is predicted.
+        case: Of one of the points.
+        group: The points, N.
+    """
+    count = len(group.points)
+    known = np.ones(count, dtype=bool)
+    figures: dict[str, Array] = {}
+    computed: dict[str, Array] = {}
+    for axis in rate_axes(sweep):
+        place, kind = group.places[axis.name], axis.kind
+        used, where = np.unique(place, return_inverse=True)
+        values = np.array([float(axis.values[at]) * kind.scale for at in used])
+        if kind.target == COMPUTE:
+            computed, makes_sense = _computed(case, values)
+            computed = {name: array[where] for name, array in computed.items()}
+        elif kind.target in ("cores", "host_threads"):
+            threads, makes_sense = _each(lambda value: _threads(case, kind.target, value), values)  # noqa: B023
+            figures["threads"] = threads[where]
+        else:
+            low, high = RANGES.get(kind.target, (0.0, np.inf))
+            makes_sense = (values > 0) & (values >= low) & (values <= high)
+            values = np.where(makes_sense, values, 1.0)
+            figures |= dict.fromkeys(_FIGURES[kind.target], values[where])
+        known &= makes_sense[where]
+    rates = Rates.of(case.hardware, figures=figures)
+    axes = {name: np.broadcast_to(getattr(rates, name), (count,)) for name in _RATES}
+    return {**axes, **computed}, known
+
+
+def _computed(case: Case, peaks: Array) -> tuple[dict[str, Array], NDArray[np.bool_]]:
+    """Return forward of a micro-batch, and backward of each segment, by the device's peak."""
+
+    def segments(peak: float) -> Array:
+        hardware = with_parts(case.hardware, {COMPUTE: peak}, {}, case.workload.dtype)
+        costs = costs_of(case.workload, hardware)
+        backward = [segment.backward for segment in reversed(costs.segments)]
+        return np.array([costs.forward_seconds, *backward])
+
+    found, makes_sense = _each(segments, peaks)
+    return {"forward": found[:, 0], "backward": found[:, 1:]}, makes_sense
+
+
+def _threads(case: Case, target: str, value: float) -> Array:
+    hardware = with_parts(case.hardware, {target: value}, {}, case.workload.dtype)
+    return np.array(float(hardware.threads_per_device))
+
+
+def _each(find: Callable[[float], Array], values: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return what is found of every value, ones where it makes no sense, and where it does."""
+    found: list[Array | None] = []
+    for value in values:
+        try:
+            found.append(find(float(value)))
+        except ConfigError:
+            found.append(None)
+    usual = next((own for own in found if own is not None), np.ones(1))
+    filled = [np.ones_like(usual) if own is None else own for own in found]
+    return np.array(filled), np.array([own is not None for own in found])

@@ -1,0 +1,244 @@
+"""Search: the cheapest point of a grid that is fast enough, without the whole grid.
+
+- Cost is a price or the value of an axis, so it is known of every point before any is predicted.
+- A device that computes faster, a faster link, faster memory or more cores never make a step
+  longer. So of points that differ in these alone the largest values are looked at first, and an
+  axis of them is bisected.
+- A step is never shorter than the work of its busiest lane. Points that are too slow by that are
+  left out unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.sweeps.axes import Axis
+from experiments.sweeps.columns import INVALID, OK, Row
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.points import rows_of
+from experiments.sweeps.prices import COLUMN, add_prices
+from experiments.sweeps.rates import rate_axes
+from sim.memory.engine import engine_memory
+from sim.planning.estimates import estimated_seconds
+from sim.timing.costs import costs_of
+from zenflow.config import unknown_name
+from zenflow.errors import ConfigError
+
+_PARTS = ("gpu", "machine", "host", "link", "num_gpus")
+"""Axes that decide which parts a machine has, and so its price."""
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cheapest:
+    """The answer of a search."""
+
+    point: int | None
+    """Index of the cheapest point that is fast enough; None if none is."""
+    cost: float
+    """Its price in dollars, or its value of the axis; infinite if there is none."""
+    row: Row
+    """Its results; of the fastest point that was looked at where none is fast enough."""
+    looked_at: int
+    """Number of points that were predicted."""
+
+
+def cheapest(
+    sweep: Sweep, column: str, rate: float, prices: Mapping[str, float] | None = None
+) -> Cheapest:
+    """Return the point of least cost whose tokens per second are at least so many.
+
+    Args:
+        sweep: The grid.
+        column: What is to be least: an axis of numbers, or `COLUMN`.
+        rate: Tokens per second over all devices.
+        prices: Prices of parts, for `COLUMN`.
+
+    Raises:
+        ConfigError: The column is none of these, prices are missing, or no point makes sense.
+    """
+    _check(sweep, column, prices or {})
+    sweep.check()
+    search = _Search(sweep, rate)
+    ordered = next((axis for axis in rate_axes(sweep) if axis.name == column), None)
+    corners = _corners(sweep)
+    if ordered is not None:
+        values = sorted(_numbers(ordered))
+        for corner in search.promising(corners):
+            _bisect(search, ordered, values, corner)
+        return search.answer()
+    costs = _prices(sweep, corners, prices or {}) if column == COLUMN else _values(
+        sweep, corners, column
+    )  # fmt: skip
+    for cost in np.unique(costs[np.isfinite(costs)]).tolist():
+        for corner in search.promising(corners[costs == cost]):
+            if search.is_enough(corner, cost):
+                return search.answer()
+    return search.answer()
+
+
+def _check(sweep: Sweep, column: str, prices: Mapping[str, float]) -> None:
+    known = [COLUMN, *(axis.name for axis in sweep.axes if axis.is_number)]
+    if column not in known:
+        raise ConfigError(f"--find {unknown_name(column, known)}: vary it, or give --price")
+    if column == COLUMN and not prices:
+        raise ConfigError(f"--find {COLUMN} needs prices: give --price rtx4090=1600, say")
+
+
+def _numbers(axis: Axis) -> list[float]:
+    return [float(value) for value in axis.values]  # type: ignore[arg-type]
+
+
+def _corners(sweep: Sweep) -> NDArray[np.int64]:
+    """Return the points with the largest value of every axis on which more is never slower."""
+    names = {axis.name for axis in rate_axes(sweep)}
+    shape = [len(axis.values) for axis in sweep.axes]
+    places = [
+        [int(np.argmax(_numbers(axis)))] if axis.name in names else range(len(axis.values))
+        for axis in sweep.axes
+    ]
+    grid = np.meshgrid(*places, indexing="ij")
+    found: NDArray[np.int64] = np.ravel_multi_index([own.ravel() for own in grid], shape)
+    return found
+
+
+def _values(sweep: Sweep, points: NDArray[np.int64], column: str) -> NDArray[np.float64]:
+    index = [axis.name for axis in sweep.axes].index(column)
+    places = np.unravel_index(points, [len(axis.values) for axis in sweep.axes])
+    return np.array(_numbers(sweep.axes[index]))[places[index]]
+
+
+def _prices(
+    sweep: Sweep, points: NDArray[np.int64], prices: Mapping[str, float]
+) -> NDArray[np.float64]:
+    """Return each point's price; NaN where it has none or the machine makes no sense."""
+    import pandas as pd
+
+    known: dict[tuple[object, ...], int] = {}
+    machines: list[Row] = []
+    which = []
+    for point in points.tolist():
+        values = sweep.values(point)
+        key = tuple(values.get(name) for name in _PARTS)
+        if key not in known:
+            known[key] = len(machines)
+            machines.append(_parts(sweep, point))
+        which.append(known[key])
+    priced = add_prices(pd.DataFrame(machines), prices)[COLUMN]
+    return np.asarray(priced, dtype=np.float64)[which]
+
+
+def _parts(sweep: Sweep, point: int) -> Row:
+    try:
+        hardware = sweep.machine(point)
+    except ConfigError:
+        return {"num_devices": math.nan, "device_name": "", "host_name": "", "link_name": ""}
+    return {
+        "num_devices": hardware.num_devices,
+        "device_name": hardware.device.name,
+        "host_name": hardware.host.name,
+        "link_name": hardware.link.name,
+    }
+
+
+class _Search:
+    """What has been looked at, and the cheapest of what is fast enough."""
+
+    def __init__(self, sweep: Sweep, rate: float) -> None:
+        self.sweep = sweep
+        self._rate = rate
+        self._rows: dict[int, Row] = {}
+        self._best: int | None = None
+        self.cost = math.inf
+
+    def is_enough(self, corner: int, cost: float) -> bool:
+        """Whether a point, or one that its rates stand for, is fast enough; it is kept if so."""
+        for point in self._meant(corner):
+            if self._row(point).get("tokens_per_second", 0.0) >= self._rate:
+                self._best, self.cost = point, cost
+                return True
+        return False
+
+    def _meant(self, corner: int) -> Iterator[int]:
+        """Yield a corner; where it makes no sense the points of the grid that do instead."""
+        yield corner
+        if self._row(corner)["status"] == INVALID:
+            yield from self._others(corner)
+
+    def _others(self, corner: int) -> Iterator[int]:
+        """Yield the points that differ from one in rates alone, the fastest first."""
+        names = {axis.name for axis in rate_axes(self.sweep)}
+        shape = [len(axis.values) for axis in self.sweep.axes]
+        own = np.unravel_index(corner, shape)
+        places = [
+            np.argsort(_numbers(axis))[::-1] if axis.name in names else [place]
+            for axis, place in zip(self.sweep.axes, own, strict=True)
+        ]
+        grid = np.meshgrid(*places, indexing="ij")
+        yield from np.ravel_multi_index([part.ravel() for part in grid], shape).tolist()
+
+    def _row(self, point: int) -> Row:
+        if point not in self._rows:
+            self._rows |= dict(rows_of(self.sweep, [point]))
+        return self._rows[point]
+
+    def promising(self, points: NDArray[np.int64]) -> list[int]:
+        """Return the points that may be fast enough, those that promise most first."""
+        bounds = {point: self._bound(point) for point in points.tolist()}
+        enough = [point for point, bound in bounds.items() if bound >= self._rate]
+        return sorted(enough, key=lambda point: -bounds[point])
+
+    def _bound(self, point: int) -> float:
+        """Return tokens per second that a point can't exceed."""
+        try:
+            case = self.sweep.case(point)
+            costs = costs_of(case.workload, case.hardware)
+        except ConfigError:
+            return math.inf  # rates that make no sense: others may
+        tokens = case.workload.tokens_per_step * case.hardware.num_devices
+        config = case.strategy.config
+        if config is None:
+            return tokens / costs.compute_seconds
+        shapes = [parameter.shape for parameter in case.workload.parameters]
+        own = engine_memory(shapes, config, case.workload.dtype_bytes).on(case.hardware)
+        seconds = estimated_seconds(costs, config, own, releases=case.strategy.releases)
+        return tokens / seconds * _ROUNDING
+
+    def answer(self) -> Cheapest:
+        """Return what was found."""
+        point = self._best
+        if point is None:
+            found = [row for row in self._rows.values() if row["status"] == OK]
+            row = max(found, key=lambda own: own["tokens_per_second"], default={})
+        else:
+            row = self._rows[point]
+        return Cheapest(point=point, cost=self.cost, row=row, looked_at=len(self._rows))
+
+
+def _bisect(search: _Search, axis: Axis, values: Sequence[float], corner: int) -> None:
+    """Find the least value of an axis with which a corner is fast enough, if it is a new best."""
+    sweep = search.sweep
+    shape = [len(own.values) for own in sweep.axes]
+    index = [own.name for own in sweep.axes].index(axis.name)
+    places = list(np.unravel_index(corner, shape))
+    own_values = _numbers(axis)
+
+    def is_enough(value: float) -> bool:
+        places[index] = np.intp(own_values.index(value))
+        return search.is_enough(int(np.ravel_multi_index(places, shape)), value)
+
+    cheaper = [value for value in values if value < search.cost]
+    if not cheaper or not is_enough(cheaper[-1]):
+        return
+    low, high = 0, len(cheaper) - 1  # the one at `high` is enough
+    while low < high:
+        middle = (low + high) // 2
+        if is_enough(cheaper[middle]):
+            high = middle
+        else:
+            low = middle + 1

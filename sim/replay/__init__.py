@@ -1,0 +1,1 @@
+"""Event simulation of a recorded schedule on many machines, in C."""

@@ -1,0 +1,143 @@
+"""A replay in C says what SimPy says of the same schedule, on whatever machine."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.hardware.catalog import find_machine
+from sim.machine import Machine, Rates
+from sim.models.table import find_model
+from sim.models.workload import Workload
+from sim.replay.arrays import RATES
+from sim.replay.library import replay_library
+from sim.replay.record import record
+from sim.replay.steady import recording_of
+from sim.replay.tape import CannotRecordError, times_of
+from sim.schedules.zenflow import EngineSchedule
+from sim.simulate import Strategy, simulate
+from sim.timing.costs import costs_of
+
+FIGURES = ("step_seconds", "stall_seconds", "selection_seconds", "d2h_bytes", "h2d_bytes")
+needs_c = pytest.mark.skipif(replay_library() is None, reason="the replay is not built")
+
+knobs = st.fixed_dictionaries({
+    "select_interval": st.sampled_from([0, 10, 100]),
+    "update_interval": st.sampled_from([1, 2, 3, 4, 8]),
+    "topk_ratio": st.sampled_from([0.0, 0.05, 0.3, 0.6, 1.0]),
+    "full_warm_up_rounds": st.sampled_from([0, 0, 3]),
+    "overlap_step": st.sampled_from([True, True, True, False]),
+})  # fmt: skip
+strategies = st.one_of(
+    st.builds(
+        lambda given, depth: Strategy.of("zenflow", queue_depth=depth, **given),
+        knobs, st.sampled_from([None, 1, 2]),
+    ),
+    st.builds(lambda given: Strategy.of("zenflow_paper", **given), knobs),
+    st.sampled_from([Strategy.of(name) for name in ("zero_offload", "delayed", "on_device")]),
+)  # fmt: skip
+factors = st.fixed_dictionaries({
+    "link.d2h": st.floats(0.1, 2.0), "link.h2d": st.floats(0.1, 2.0),
+    "host.core_bandwidth": st.floats(0.02, 4.0), "host.dram": st.floats(0.03, 3.0),
+    "host.core_update": st.floats(0.03, 3.0), "device.bandwidth": st.floats(0.3, 2.0),
+    "overheads.select": st.floats(0.1, 50.0),
+})  # fmt: skip
+
+
+def machine(factors, duplex):
+    base = find_machine("hgx-h200", 1)
+    figures = base.quantities()
+    values = {name: factor * figures[name].value for name, factor in factors.items()}
+    return base.with_values({**values, "link.duplex": duplex})
+
+
+def costs(hardware, batch=4, accumulation=1, model="qwen2.5-0.5b"):
+    workload = Workload.of_config(
+        *find_model(model), batch_size=batch, sequence=512, accumulation=accumulation
+    )
+    return costs_of(workload, hardware)
+
+
+def rates(*given):
+    return np.array([[getattr(Rates.of(own.hardware), name) for name in RATES] for own in given])
+
+
+def assert_same(found, index, predicted):
+    for name in FIGURES:
+        scale = predicted.step_seconds if name.endswith("seconds") else 1.0
+        assert getattr(found, name)[index] == pytest.approx(
+            getattr(predicted, name), rel=1e-9, abs=1e-9 * scale
+        ), name
+
+
+@needs_c
+@given(
+    strategies, factors, factors, st.sampled_from([1.0, 0.75, 0.6]), st.sampled_from([1, 2]),
+    st.sampled_from([1, 4, 16]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_a_replay_is_what_simpy_says(strategy, first, second, duplex, accumulation, batch):
+    # Two machines at once, on a recording of the first alone.
+    both = [costs(machine(own, duplex), batch, accumulation) for own in (first, second)]
+    recording = recording_of(both[0], strategy)
+    found = recording.steady(rates(*both), np.array([times_of(own) for own in both]))
+    for index, own in enumerate(both):
+        assert_same(found, index, simulate(own, strategy, keeps_spans=False))
+
+
+@needs_c
+def test_every_step_ends_when_it_does_by_simpy():
+    strategy = Strategy.of("zenflow", update_interval=3, select_interval=0)
+    own = costs(machine({"host.core_bandwidth": 0.1, "link.d2h": 0.3}, 0.6), model="gpt2")
+    simulated = Machine(own.hardware)
+    schedule = EngineSchedule(simulated, own, strategy.config)
+    simulated.run(schedule.run(30))
+    recording = recording_of(own, strategy)
+    tapes = recording._tapes_of(18)
+    done = tapes.plain.replay(rates(own), np.array([times_of(own)]))
+    count = done.ends.shape[1]
+    assert count >= 24
+    np.testing.assert_allclose(done.ends[0], schedule.step_ends[:count], rtol=1e-12)
+    np.testing.assert_allclose(done.stalls[0], schedule.stalls[:count], rtol=1e-9, atol=1e-12)
+
+
+@needs_c
+def test_a_queue_that_grows_is_waited_for():
+    slow = costs(machine({"link.d2h": 0.02}, 1.0))
+    strategy = Strategy.of("zenflow_paper", update_interval=8)
+    found = recording_of(slow, strategy).steady(rates(slow), np.array([times_of(slow)]))
+    assert_same(found, 0, simulate(slow, strategy, keeps_spans=False))
+
+
+@needs_c
+def test_costs_of_one_structure_share_a_recording():
+    fast = costs(machine({"device.bandwidth": 2.0}, 1.0), batch=8)
+    plain = Strategy.of("zenflow")
+    assert recording_of(fast, plain) is recording_of(costs(find_machine("hgx-h200", 1)), plain)
+    other = Strategy.of("zenflow", update_interval=8)
+    assert recording_of(fast, other) is not recording_of(fast, plain)
+    scarce = fast.hardware.with_values({"host.dram_bytes": 9e9})
+    less = replace(fast, hardware=scarce)
+    assert recording_of(less, plain) is not recording_of(fast, plain)
+
+
+def test_what_no_tape_can_hold_is_left_to_simpy():
+    own = costs(find_machine("hgx-h200", 1))
+    for given_costs, strategy in (
+        (own, Strategy.of("superoffload")),
+        (own, Strategy.of("zenflow", releases=False)),
+        (costs(find_machine("hgx-h200", 2)), Strategy.of("zenflow")),
+    ):
+        with pytest.raises(CannotRecordError):
+            recording_of(given_costs, strategy)
+
+
+def test_a_recording_ends_where_it_repeats():
+    own = costs(find_machine("hgx-h200", 1))
+    config = Strategy.of("zenflow", update_interval=4, select_interval=0).config
+    recorded = record(own, config, 4, 3)
+    assert [step.moved(4) for step in recorded.steady[-8:-4]] == recorded.steady[-4:]
+    assert recorded.selecting[0] != recorded.steady[-4].moved(4)
+    assert len(recorded.selecting) == 3
