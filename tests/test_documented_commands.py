@@ -57,6 +57,7 @@ INSTALLED = Elsewhere("tests/test_installed.py")
 COMPARED = Elsewhere("tests/experiments/training/test_comparison.py")
 REPRODUCED = Elsewhere("tests/experiments/paper/test_frame.py")
 SENTENCES = Elsewhere("tests/experiments/studies/test_sst2.py")
+RANKS = Elsewhere("tests/experiments/training/test_launched.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 LINES = {
     "README.md": {
@@ -127,6 +128,10 @@ LINES = {
         }),
         "zenflow train --config best/best.toml --data my_texts/ --out runs/best":
             Scaled(added="--steps 4 --eval-batches 2 --device cpu"),
+    },
+    "docs/guides/many-gpus.md": {
+        "torchrun --nproc-per-node 2 -m zenflow train --parallel fsdp --data my_texts/ "
+        "--batch-size 8 --out runs/mine": RANKS,
     },
     "docs/guides/reproduce.md": {
         "make figures": REPRODUCED,

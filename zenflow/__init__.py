@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from zenflow.optimizer import ZenFlowAdamW
     from zenflow.report import MemoryPlan, StepReport, WindowNorms
     from zenflow.surface.lr_schedule import deepspeed_lr_scheduler
+    from zenflow.surface.shared_controller import SharedController
     from zenflow.trace.timeline import LANES, Span, Timeline, compare
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ = [
     "MemoryPlan",
     "NormError",
     "PacedLink",
+    "SharedController",
     "Span",
     "StepReport",
     "Timeline",
@@ -96,6 +98,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "zenflow.trace.timeline": ("LANES", "Span", "Timeline", "compare"),
     "zenflow.lanes.copies": ("PacedLink",),
     "zenflow.surface.lr_schedule": ("deepspeed_lr_scheduler",),
+    "zenflow.surface.shared_controller": ("SharedController",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

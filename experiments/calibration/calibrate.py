@@ -37,6 +37,7 @@ from experiments.training.preparation.setup import DTYPES, choose_device, use_th
 from experiments.training.settings.training import TrainSettings
 from sim.fitting.refine import SWEEPS, Refinement, refine
 from sim.hardware.profile import HardwareProfile
+from zenflow.host.limits import usable_cores
 from zenflow.surface.arguments import default_host_threads
 
 _COMPUTE = "compute by layer shape"
@@ -104,7 +105,7 @@ def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
         options: What to do.
         stages: Shows how far it is.
     """
-    use_threads(options.settings, options.device)
+    use_threads(options.settings, options.device, usable_cores())
     with stages.planned(_plan(options), is_guessed=options.device.type == "cpu"):
         return _calibrate(options, stages)
 

@@ -34,6 +34,8 @@ class StepRow(Evaluation, total=False):
     staleness: int
     captured_energy: float
     update_interval: int
+    rank_stall_seconds: list[float]
+    """Stall of each rank, of which ``stall_seconds`` is the largest; of several ranks only."""
 
 
 class TimedSummary(TypedDict):
@@ -98,3 +100,5 @@ class RunSummary(Evaluation, StepFigures, Provenance):
     device: str
     dtype: str
     seed: int
+    ranks: int
+    """Processes that shared the run."""

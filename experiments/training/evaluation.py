@@ -25,7 +25,10 @@ def cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(setup: RunSetup) -> Evaluation:
-    """Return loss (and accuracy) of the model as it is now, on held-out batches."""
+    """Return loss (and accuracy) of the model as it is now, on held-out batches.
+
+    Ranks share each batch, and all get the same figures.
+    """
     data, device = setup.data, setup.device
     losses = correct = targets = 0.0
     for index in range(min(setup.settings.eval_batches, data.held_out.per_epoch)):
@@ -35,6 +38,8 @@ def evaluate(setup: RunSetup) -> Evaluation:
         losses += cross_entropy(logits, batch).item() * num_targets
         correct += (logits.argmax(-1) == batch.targets).sum().item()
         targets += num_targets
+    of_ranks = setup.ranks.gather([losses, correct, targets]).get()
+    losses, correct, targets = (sum(parts) for parts in zip(*of_ranks, strict=True))
     result: Evaluation = {"eval_loss": losses / targets}
     if data.task == "classification":
         result["eval_accuracy"] = correct / targets

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from experiments.output.bar import wide_console
 from experiments.output.progress import Reporter
 from experiments.training.comparison import run_comparison
 from experiments.training.loop import Outcome
+from experiments.training.ranks.ranks import Ranks, joined
 from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS
 from experiments.training.saved.saving import resume_line
@@ -27,10 +30,27 @@ _NOTICE = (
 
 
 def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool) -> int:
-    """Run once or four times; 0 at the end, 128 + its number after a signal."""
-    reporter = Reporter(wide_console())
-    work = run_comparison if compare else run
-    with StopRequest(_NOTICE) as stop:
+    """Run once or four times; 0 at the end, 128 + its number after a signal.
+
+    Of several ranks the first one shows the run, and names the folder.
+    """
+    with joined(settings.parallel, settings.device) as ranks:
+        if compare:
+            return _launch(run_comparison, settings, folder, ranks, resume=resume)
+        work = partial(run, ranks=ranks)
+        return _launch(work, settings, ranks.of_first(folder), ranks, resume=resume)
+
+
+def _launch(
+    work: Callable[..., Outcome],
+    settings: TrainSettings,
+    folder: Path,
+    ranks: Ranks,
+    *,
+    resume: bool,
+) -> int:
+    reporter = Reporter(wide_console() if ranks.is_first else Console(quiet=True))
+    with StopRequest(_NOTICE if ranks.is_first else "") as stop:
         try:
             outcome = work(settings, folder, reporter=reporter, stop=stop, resume=resume)
         except KeyboardInterrupt:
@@ -53,7 +73,7 @@ def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool
                 + resume_line(folder)
             )
             return stop.exit_code
-    if not compare:
+    if work is not run_comparison:
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
     return 0

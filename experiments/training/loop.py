@@ -16,11 +16,13 @@ from experiments.output.progress import Reporter
 from experiments.output.run_types import Evaluation, RunSummary
 from experiments.training.evaluation import cross_entropy, evaluate, forward
 from experiments.training.log.step_rows import StepRows
-from experiments.training.log.summary import described, summarize, write_results
+from experiments.training.log.summary import described, over_ranks, summarize, write_results
 from experiments.training.models.pretrained import save_model_folder
 from experiments.training.preparation.setup import RunSetup, make_optimizer, make_schedule
+from experiments.training.ranks.agreement import Agreement
+from experiments.training.ranks.model import ForwardModel, forget_gathered, whole_weights
 from experiments.training.rates import warmup_steps
-from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint, save_checkpoint
+from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint
 from experiments.training.saved.resume import (
     Generators,
     change_rate,
@@ -30,10 +32,12 @@ from experiments.training.saved.resume import (
     set_random_state,
     told,
 )
+from experiments.training.saved.run_state import load_run, save_run
 from experiments.training.saved.saving import SavePace, how_to_go_on, save_or_warn, saving_first
 from experiments.training.stop import StopRequest
 from experiments.training.tuned.run import Tuning
 from zenflow.errors import CheckpointError
+from zenflow.report import MemoryPlan
 
 MODEL = "model"
 """Folder of the exported weights."""
@@ -66,7 +70,9 @@ class Training:
         self.folder = folder
         self.reporter = reporter
         self.tuning = tuning
+        self.ranks = setup.ranks
         self.optimizer = make_optimizer(setup, None if tuning is None else tuning.controller)
+        self.forward_model = ForwardModel(setup.model, self.ranks)
         self.rising = warmup_steps(setup.settings, setup.total_steps)
         """Steps over which the learning rate rises; a run that is made longer keeps them."""
         if checkpoint is not None:
@@ -83,10 +89,13 @@ class Training:
         self.changes: list[dict[str, Any]] = []
         """What was changed when the run was resumed, of what its weights depend on."""
         self._drawn: Generators | None = None
-        torch.manual_seed(setup.settings.seed)  # dropout, where a model has it
+        # Dropout, where a model has it: each rank's own.
+        torch.manual_seed(setup.settings.seed + self.ranks.rank)
         if checkpoint is not None:
             self._restore(checkpoint)
-        self.rows = StepRows(folder / "steps.jsonl", self.step, reporter, self.optimizer.report)
+        self.rows = StepRows(
+            folder / "steps.jsonl", self.step, reporter, self.optimizer.report, self.ranks
+        )
 
     def close(self) -> None:
         """End the optimizer's threads and close the log."""
@@ -119,18 +128,21 @@ class Training:
         """Take steps until there are no more, or a signal has come."""
         settings = self.setup.settings
         pace = SavePace(settings.save_every, settings.save_minutes)
-        while not self._is_done and not stop.requested:
+        agreed = Agreement(self.ranks, stop, pace)
+        while not self._is_done and not agreed.stops:
             self._step()
+            agreed.ask()
             if self._is_evaluation_due():
                 self.rows.add_evaluation(self.evaluate())
-            if pace.is_due(self.step) and not self._is_done:  # the end saves anyway
+            if agreed.saves(self.step) and not self._is_done:  # the end saves anyway
                 save_or_warn(self, pace)
+        agreed.end()
         self.optimizer.synchronize()
 
     def _finish(self) -> tuple[RunSummary, list[str]]:
         """Write the run's files, the checkpoint first; return summary and what went wrong."""
         self.rows.flush(self.optimizer.report)
-        timeline = self.optimizer.timeline
+        timelines = self.ranks.collect(self.optimizer.timeline)
         evaluation: Evaluation = {}
         troubles: list[str] = []
 
@@ -148,18 +160,28 @@ class Training:
             with noting():
                 self.export()
         self.reporter.finish()
-        summary = summarize(
-            self.setup, self.optimizer, self.folder, evaluation, tuning=self.tuning
-        )
+        memory, summary = self.memory(), None
+        if self.ranks.is_first:  # the rows are its
+            summary = summarize(
+                self.setup, self.optimizer, memory, self.folder, evaluation, tuning=self.tuning
+            )
+        summary = self.ranks.of_first(summary)
+        assert summary is not None
+        if not self.ranks.is_first:
+            return summary, troubles
         with noting():
             if self.tuning is not None and self._is_done:
                 self.tuning.end(self.step, summary["run_seconds"])
-            traced = described(timeline, self.setup, summary)
+            traced = [described(timeline, self.setup, summary) for timeline in timelines]
             tuning = self.tuning if self._is_done else None
             missed = write_results(self.folder, summary, traced, tuning)
             if missed is not None:
                 self.reporter.say(missed)
         return summary, troubles
+
+    def memory(self) -> MemoryPlan:
+        """Return the memory of all ranks' optimizers together; all of them call it."""
+        return over_ranks(self.ranks.collect(self.optimizer.memory), self.ranks.parallel)
 
     def evaluate(self) -> Evaluation:
         """Return loss (and accuracy) on held-out batches, with the true weights."""
@@ -168,8 +190,11 @@ class Training:
 
     def export(self) -> None:
         """Write the true weights as a folder that ``--model`` loads."""
+        setup = self.setup
         with self.true_weights():
-            save_model_folder(self.setup.model, self.setup.tokenizer, self.folder / MODEL)
+            state = whole_weights(setup.model, self.ranks) if self.ranks.are_several else None
+            if self.ranks.is_first:
+                save_model_folder(setup.model, setup.tokenizer, self.folder / MODEL, state)
 
     @contextmanager
     def true_weights(self) -> Iterator[None]:
@@ -180,6 +205,7 @@ class Training:
             yield
         finally:
             self.setup.model.train()
+            forget_gathered(self.setup.model)
             self.optimizer.train()
 
     @property
@@ -207,27 +233,33 @@ class Training:
         if self.saved_step == self.step:
             return
         self.rows.flush(self.optimizer.report)  # else a resumed log would lack the last row
-        self.rows.sync()
-        lines = None if self.tuning is None else self.tuning.saved_lines(self.optimizer)
-        save_checkpoint(
+        lines = self.ranks.together(self._sync_logs)
+        state = {
+            "decision_lines": lines,
+            "settings": self.setup.settings.to_dict(),
+            "total_steps": self.setup.total_steps,
+            "warmup_steps": self.rising,
+            "changes": self.changes,
+            "data": self.setup.fingerprint,
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": self.ranks.collect(random_state(self._drawn or generators())),
+        }
+        save_run(
             self.folder / CHECKPOINTS,
             self.step,
-            {
-                "decision_lines": lines,
-                "settings": self.setup.settings.to_dict(),
-                "total_steps": self.setup.total_steps,
-                "warmup_steps": self.rising,
-                "changes": self.changes,
-                "data": self.setup.fingerprint,
-                "model": dict(self.setup.model.state_dict()),
-                "optimizer": self.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "random": random_state(self._drawn or generators()),
-            },
+            state,
+            self.setup.model,
+            self.optimizer,
+            self.ranks,
             keep_others=keep_others,
         )
         self.saved_step = self.step
+
+    def _sync_logs(self) -> int | None:
+        """Have the logs on the disk, and return how many lines of decisions there are."""
+        self.rows.sync()
+        return None if self.tuning is None else self.tuning.saved_lines(self.optimizer, self.step)
 
     def _step(self) -> None:
         """Take one optimizer step and leave its row with the log."""
@@ -239,11 +271,12 @@ class Training:
         for micro in range(settings.grad_accum):
             batch = self.setup.data.train.batch(self.step * settings.grad_accum + micro)
             batch = batch.to(self.setup.device)
-            with optimizer.span("forward"):
-                part = cross_entropy(forward(self.setup.model, batch), batch)
-                part = part / settings.grad_accum
-            with optimizer.span("backward"):
-                self.scaler.scale(part).backward()
+            with self.forward_model.pass_of(is_last=micro == settings.grad_accum - 1):
+                with optimizer.span("forward"):
+                    part = cross_entropy(forward(self.forward_model.module, batch), batch)
+                    part = part / settings.grad_accum
+                with optimizer.span("backward"):
+                    self.scaler.scale(part).backward()
             loss += part.detach()
             num_tokens += batch.num_tokens
         taken = self._update()
@@ -279,11 +312,11 @@ class Training:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        self.setup.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_run(checkpoint, self.setup.model, self.optimizer, self.ranks)
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
-        set_random_state(state["random"])
+        if len(state["random"]) == self.ranks.count:  # others draw from where they begin
+            set_random_state(state["random"][self.ranks.rank])
         self.step = self.saved_step = checkpoint.step
         found = changes(self.setup, checkpoint)
         self.changes = [*state["changes"], *found]

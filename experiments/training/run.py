@@ -13,6 +13,7 @@ from experiments.output.provenance import provenance
 from experiments.training.log.step_log import read_steps
 from experiments.training.loop import Outcome, Training
 from experiments.training.preparation.setup import RunSetup, build_setup, describe
+from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint, load_checkpoint
 from experiments.training.saved.resume import check_same_run, with_rise
 from experiments.training.saved.saving import warn_of_space
@@ -28,6 +29,7 @@ def run(
     reporter: Reporter,
     stop: StopRequest,
     resume: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train, and leave config.json, steps.jsonl, summary.json, trace, picture and checkpoint.
 
@@ -37,6 +39,7 @@ def run(
         reporter: Hears of every step.
         stop: Asked after every step whether to end early.
         resume: Go on from the checkpoint in ``folder``.
+        ranks: Processes that share the run; all of them call this, and the first one writes.
 
     Raises:
         ConfigError: The settings can't be carried out.
@@ -44,18 +47,20 @@ def run(
     """
     checkpoint = None
     if resume:  # damage is found before anything large is loaded
-        checkpoint = load_checkpoint(folder / CHECKPOINTS)
+        checkpoint = load_checkpoint(folder / CHECKPOINTS, ranks)
         read_steps(folder / "steps.jsonl")
-    setup = build_setup(settings)
+    setup = build_setup(settings, ranks=ranks)
     if checkpoint is not None:
         check_same_run(setup, checkpoint)  # before any file of the run is touched
     setup = with_start(setup, folder if resume else None)
     folder.mkdir(parents=True, exist_ok=True)
     with _training(setup, folder, reporter, checkpoint) as training:
         reporter.detail(describe(setup))
-        reporter.detail(str(training.optimizer.memory))
-        write_json(folder / "config.json", _config_record(setup, training.changes))
-        warn_of_space(training)
+        memory = training.memory()
+        reporter.detail(str(memory))
+        if ranks.is_first:
+            write_json(folder / "config.json", _config_record(setup, training.changes))
+            warn_of_space(training, memory)
         return training.run(stop)
 
 

@@ -56,6 +56,7 @@ from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.device.stalls import StallClock
 from zenflow.host.limits import free_bytes
 from zenflow.host.pool import HostPool
+from zenflow.host.ranks import ranks_on_this_machine
 from zenflow.lanes.completion import unique, wait_all
 from zenflow.lanes.copies import CopyLane, PacedLink
 from zenflow.lanes.host_worker import HostWorker
@@ -177,7 +178,8 @@ class Engine:
             return PublishedTasks(*parts, make_sums(layout, config, largest_interval))
         staging_bytes = layout.slabs.pinned_bytes
         # The state's pages may not have been touched yet: they count as taken.
-        free = max(0.0, free_bytes()[0] - layout.slabs.num_bytes)
+        # Other ranks of this machine have as much, and take as much.
+        free = max(0.0, free_bytes()[0] / ranks_on_this_machine() - layout.slabs.num_bytes)
         spare = SPARE_SHARE * free / staging_bytes if staging_bytes else 0.0
         depth = queue_depth(config.queue_depth, largest_interval, spare)
         rooms = RoomPool(self.device, pool_bytes(staging_bytes, depth))
@@ -318,7 +320,12 @@ class Engine:
         emulated = self.d2h.bytes_per_second is not None
         device = str(self.device.torch_device)
         return self.recorder.timeline(
-            {"source": "measured", "device": device, "emulated_link": emulated}
+            {
+                "source": "measured",
+                "device": device,
+                "emulated_link": emulated,
+                "started_at": self.recorder.started_at,
+            }
         )
 
     def resize(self, topk_ratio: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
+from zenflow.host.ranks import ranks_on_this_machine
 
 _log = logging.getLogger(__name__)
 
@@ -222,26 +222,18 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
     return devices.pop()
 
 
-def num_ranks() -> int:
-    """Return the number of data-parallel ranks of this training."""
-    distributed = torch.distributed
-    is_used = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if is_used else 1
-
-
-def ranks_on_this_machine() -> int:
-    """Return how many ranks torchrun has started here; 1 where something else started this one."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) if num_ranks() > 1 else 1
-
-
-def default_host_threads() -> int:
+def default_host_threads(cores: int | None = None) -> int:
     """Return how many threads leave a quarter of the cores, at most four, to the others.
 
     Ranks that torchrun starts on one machine have a share of its cores each. The others are the
     training thread, autograd's, and on a GPU the copy lanes'. On two cores they have one. The
     host's update is bound by memory long before the last core.
+
+    Args:
+        cores: Cores of this process; None for an equal share of the machine's.
     """
-    cores = max(1, usable_cores() // ranks_on_this_machine())
+    if cores is None:
+        cores = max(1, usable_cores() // ranks_on_this_machine())
     return max(1, cores - min(4, max(1, cores // 4)))
 
 

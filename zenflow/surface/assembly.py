@@ -18,6 +18,7 @@ from zenflow.controller import AbstractController, FixedInterval
 from zenflow.device.base import AbstractDevice
 from zenflow.device.cpu import CpuDevice
 from zenflow.device.cuda import CudaDevice
+from zenflow.host.ranks import num_ranks
 from zenflow.lanes.copies import PacedLink
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.queue_size import AUTOMATIC_DEPTH
@@ -27,7 +28,6 @@ from zenflow.surface.arguments import (
     default_host_threads,
     least_topk_ratio_for,
     named_params,
-    num_ranks,
 )
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ def start_engine(
     device = bind(common_device(named), wait_timeout)
     if link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
+    threads = host_threads or default_host_threads()
+    _log.info("the host's rows have %d threads", threads)
     deciding = controller or FixedInterval(config.update_interval)
     largest = max(config.update_interval, deciding.largest_interval or 0)
     ending = ExitStack()
@@ -84,7 +86,7 @@ def start_engine(
             largest_interval=_longest_window(largest, deciding),
             num_timeline_steps=timeline_steps,
             link=link,
-            host_threads=host_threads or default_host_threads(),
+            host_threads=threads,
             wait_timeout=wait_timeout,
             releases=releases,
             ending=ending,
@@ -154,8 +156,7 @@ def _check_ranks(controller: AbstractController | None, *, releases: bool) -> No
     if controller is not None and controller.follows_clock and ranks > 1:
         raise ValueError(
             f"{type(controller).__name__} decides by the clock, and {ranks} ranks would "
-            "decide differently: tune a run of one rank, and replay its decisions with "
-            "LoggedDecisions on all"
+            "decide differently: let the first one decide for all by SharedController"
         )
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
-_DEVICE_PID = 0
-_HOST_PID = 1
+DEVICE_PID = 0
+HOST_PID = 1
 _STEP_THREAD = 0  # the training loop's: steps, and the waits inside them
 _THREADS_PER_LANE = 100
 _MICROSECONDS = 1e6
@@ -44,16 +44,12 @@ class _Track:
 
 
 _TRACKS = {
-    "device": _Track(_DEVICE_PID, 7, "kernel", "stream 7 compute"),
-    "d2h": _Track(
-        _DEVICE_PID, 20, "gpu_memcpy", "stream 20 d2h", "Memcpy DtoH (Device -> Pinned)"
-    ),
-    "h2d": _Track(
-        _DEVICE_PID, 21, "gpu_memcpy", "stream 21 h2d", "Memcpy HtoD (Pinned -> Device)"
-    ),
-    "host": _Track(_HOST_PID, 1, "cpu_op", "host update"),
+    "device": _Track(DEVICE_PID, 7, "kernel", "stream 7 compute"),
+    "d2h": _Track(DEVICE_PID, 20, "gpu_memcpy", "stream 20 d2h", "Memcpy DtoH (Device -> Pinned)"),
+    "h2d": _Track(DEVICE_PID, 21, "gpu_memcpy", "stream 21 h2d", "Memcpy HtoD (Pinned -> Device)"),
+    "host": _Track(HOST_PID, 1, "cpu_op", "host update"),
 }
-_STALL_TRACK = _Track(_HOST_PID, _STEP_THREAD, "user_annotation", "training loop")
+_STALL_TRACK = _Track(HOST_PID, _STEP_THREAD, "user_annotation", "training loop")
 _FIRST_OTHER_THREAD = 2
 
 
@@ -72,7 +68,7 @@ def to_chrome_trace(spans: Sequence[Span], metadata: Mapping[str, Any]) -> dict[
     ]
     return {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": _DEVICE_PID, "name": device}],
+        "deviceProperties": [{"id": DEVICE_PID, "name": device}],
         "distributedInfo": {"rank": 0, "world_size": 1},
         "displayTimeUnit": "ms",
         "zenflow": {"version": _FORMAT_VERSION, "metadata": dict(metadata)},
@@ -97,7 +93,12 @@ def from_chrome_trace(trace: Mapping[str, Any]) -> tuple[tuple[Span, ...], dict[
             f"trace format must be version {_FORMAT_VERSION}, got {header['version']}: "
             "read it with the version of zenflow that wrote it"
         )
-    args = (event.get("args", {}) for event in trace["traceEvents"] if event["ph"] == "X")
+    own = (DEVICE_PID, HOST_PID)  # other processes are other ranks
+    args = (
+        event.get("args", {})
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and event["pid"] in own
+    )
     spans = (
         Span(a["lane"], a["span"], a["start_s"], a["end_s"], a["step"], a["bytes"])
         for a in args
@@ -110,8 +111,13 @@ def write_trace(
     spans: Sequence[Span], metadata: Mapping[str, Any], path: str | PathLike[str]
 ) -> None:
     """Write the trace whole or not at all; see ``Timeline.write``."""
+    write_chrome_trace(to_chrome_trace(spans, metadata), path)
+
+
+def write_chrome_trace(trace: Mapping[str, Any], path: str | PathLike[str]) -> None:
+    """Write what ``to_chrome_trace`` returned, whole or not at all."""
     target = Path(path)
-    encoded = json.dumps(to_chrome_trace(spans, metadata)).encode()
+    encoded = json.dumps(trace).encode()
     if target.suffix == ".gz":
         encoded = gzip.compress(encoded, mtime=0)
     # Beside the target, since a rename is atomic only within one file system.
@@ -142,7 +148,7 @@ def _tracks(spans: Sequence[Span]) -> dict[str, _Track]:
     """Return each lane's track; lanes beyond the common four get threads of the host."""
     others = [lane for lane in lanes_of(spans) if lane not in _TRACKS]
     return _TRACKS | {
-        lane: _Track(_HOST_PID, _FIRST_OTHER_THREAD + index, "cpu_op", lane)
+        lane: _Track(HOST_PID, _FIRST_OTHER_THREAD + index, "cpu_op", lane)
         for index, lane in enumerate(others)
     }
 
@@ -152,7 +158,7 @@ def _process_events(device: str, metadata: Mapping[str, Any]) -> Iterator[dict[s
     labels = [str(metadata["source"])] if "source" in metadata else []
     if metadata.get("emulated_link"):
         labels.append("emulated link")
-    for pid, name in ((_DEVICE_PID, device), (_HOST_PID, "host")):
+    for pid, name in ((DEVICE_PID, device), (HOST_PID, "host")):
         yield _metadata_event("process_name", pid, 0, name=name)
         yield _metadata_event("process_sort_index", pid, 0, sort_index=pid)
         if labels:
@@ -248,10 +254,10 @@ def _arguments(span: Span, track: _Track) -> dict[str, Any]:
 
 
 def _place(track: _Track, thread: int, launched_by: int) -> dict[str, Any]:
-    if track.pid != _DEVICE_PID:
+    if track.pid != DEVICE_PID:
         return {}
     return {
-        "device": _DEVICE_PID,
+        "device": DEVICE_PID,
         "context": 1,
         "stream": thread,
         "correlation": _FIRST_CORRELATION + launched_by,

@@ -16,6 +16,9 @@ class Recorder:
 
     `add` may be called from any thread. Times are `time.perf_counter` seconds; spans of a GPU are
     kept as events and read when a timeline is asked for.
+
+    Attributes:
+        started_at: Where the spans' clock begins, in seconds of Unix time.
     """
 
     def __init__(self, num_steps: int, seconds_of: Callable[[Any], float]) -> None:
@@ -28,6 +31,7 @@ class Recorder:
         self.num_steps = num_steps
         self._seconds_of = seconds_of
         self._origin = time.perf_counter()
+        self.started_at = time.time()
         self._lock = threading.Lock()
         self._oldest = 0
         self._spans: deque[tuple[str, str, Any, Any, int, int]] = deque()

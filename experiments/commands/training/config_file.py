@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.training.ranks.launched import Launched
 from experiments.training.rates import params_of
 from experiments.training.settings.field import settings_of, written_settings
 from experiments.training.settings.training import TrainSettings
@@ -104,6 +105,13 @@ def said_of_rates(path: Path, settings: Mapping[str, Any], flags: Collection[str
     return f"The learning rate is that of DeepSpeed's {settings['schedule']} ({params})"
 
 
+def settle_gradients(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which DDP, whose ranks average gradients first, keeps them till then."""
+    if settings.get("parallel") == "ddp":
+        return {"gradients": "keep", **settings}
+    return dict(settings)
+
+
 def settle_auto(
     settings: Mapping[str, Any], knobs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -186,7 +194,9 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         settings["max_grad_norm"] = found.max_grad_norm
     accumulation = found.gradient_accumulation_steps
     batch = found.train_micro_batch_size_per_gpu
-    if batch is None and found.train_batch_size is not None:
+    if batch is not None:
+        batch *= Launched.here().count  # ours is that of all ranks
+    elif found.train_batch_size is not None:
         batch = found.train_batch_size // (accumulation or 1)
     settings |= _known(
         grad_accum=accumulation, batch_size=batch, dtype=_DEEPSPEED_DTYPES.get(found.dtype or "")

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from experiments.commands.training.config_file import (
     read_config_file,
     said_of_rates,
     settle_auto,
+    settle_gradients,
     tuned_for,
     with_flags,
 )
@@ -29,6 +31,7 @@ from experiments.commands.training.train_flags import (
 from experiments.training.log.step_log import remove_results
 from experiments.training.preparation.first_checks import check_first, located
 from experiments.training.preparation.intention import intention
+from experiments.training.ranks.launched import Launched
 from experiments.training.saved.runlock import LOCK, locked
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
@@ -81,6 +84,20 @@ def train(
     With nothing given, a small decoder learns this Python's own source code, byte by byte.
     """
     del flags  # read from the context, which knows which of them were given
+    with Launched.here().telling_once():
+        sys.exit(_train(context, compare, out, overwrite, resume, config_file, replay))
+
+
+def _train(
+    context: click.Context,
+    compare: bool,
+    out: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+    config_file: Path | None,
+    replay: Path | None,
+) -> int:
+    place = Launched.here()
     if resume is not None:
         elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
         settings, compare = _resumed_settings(context, resume, elsewhere, compare)
@@ -88,19 +105,23 @@ def train(
     else:
         settings = _new_settings(context, config_file, replay, compare)
         folder = _new_folder(out, _label(settings, compare))
+    goes_on = resume is not None or replay is not None
+    given = given_flags(context)[0]
+    is_asked = "parallel" in given if goes_on else settings.parallel is not None
+    place.check(settings.parallel, is_asked=is_asked)
     check_first(settings)
     try:
-        with locked(folder):
-            if resume is None:
+        # Of several ranks the first one has the folder, and tells the others which it is.
+        with locked(folder) if place.rank == 0 else nullcontext():
+            if resume is None and place.rank == 0:
                 _clear(folder, overwrite)
             if compare:
                 click.echo(intention(settings))  # at once: torch takes seconds to load
             from experiments.training.launch import launch  # loads torch, which help must not
 
-            code = launch(settings, folder, compare=compare, resume=resume is not None)
+            return launch(settings, folder, compare=compare, resume=resume is not None)
     except OSError as error:
         raise click.ClickException(_not_written(folder, error)) from error
-    sys.exit(code)
 
 
 def _label(settings: TrainSettings, compare: bool) -> str:
@@ -133,12 +154,14 @@ def _new_settings(
             if words is not None:
                 click.echo(words, err=True)
     try:
-        values, knobs = settle_auto(with_flags(values, settings), knobs)
+        values, knobs = settle_auto(settle_gradients(with_flags(values, settings)), knobs)
         made = TrainSettings(**located(values), knobs=knobs)
     except ConfigError as error:
         if config_file is None:
             raise
         raise ConfigError(f"with the settings of {config_file}, {error}") from error
+    if compare and made.parallel is not None:
+        raise ConfigError("--compare runs in one process: leave out --parallel")
     return made.for_comparison() if compare else made
 
 
@@ -207,6 +230,8 @@ def _resumed_settings(
         raise ConfigError(f"{folder} holds a single run: leave out --compare to resume it")
     settings, knobs = given_flags(context)
     settings |= given_tuning(context)
+    if settings.get("parallel") == "ddp":
+        settings.setdefault("gradients", "keep")
     if {"steps", "epochs"} & settings.keys():
         saved.update(steps=None, epochs=None)
     saved["knobs"] = {**saved.get("knobs", {}), **knobs}

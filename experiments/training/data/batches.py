@@ -26,6 +26,7 @@ from experiments.training.data.texts import (
 )
 from experiments.training.data.tokens import TextTokenizer
 from experiments.training.preparation.first_checks import check_named
+from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
@@ -37,7 +38,7 @@ _EVALUATION_SEED = 20_000_519
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One micro-batch; B sequences of length L."""
+    """One micro-batch, or a rank's share of it; B sequences of length L."""
 
     inputs: Tensor
     """Token ids, shape (B, L), int64."""
@@ -128,16 +129,24 @@ def _library() -> Documents:
 
 
 def make_batches(
-    source: Documents | LabelledTexts, tokenizer: TextTokenizer, settings: TrainSettings
+    source: Documents | LabelledTexts,
+    tokenizer: TextTokenizer,
+    settings: TrainSettings,
+    ranks: Ranks = ALONE,
 ) -> TrainingData:
-    """Return training and evaluation batches of a source.
+    """Return training and evaluation batches of a source, or one rank's share of each.
 
     Raises:
-        ConfigError: There is less text than one batch needs.
+        ConfigError: There is less text than one batch needs, or ranks can't share a batch.
     """
 
     def batches(part: Any, seed: int) -> Batches:
-        shape = {"batch_size": settings.batch_size, "sequence": settings.sequence, "seed": seed}
+        shape: dict[str, Any] = {
+            "batch_size": settings.batch_size,
+            "sequence": settings.sequence,
+            "seed": seed,
+            "ranks": ranks,
+        }
         if isinstance(source, LabelledTexts):
             return LabelledBatches(part, tokenizer, **shape)
         return TokenWindows(tokenizer.stream(part), **shape)
@@ -155,10 +164,17 @@ def make_batches(
 class _ShuffledBatches:
     """Batches of items that are drawn without end: one seeded permutation after another."""
 
-    def __init__(self, num_items: int, batch_size: int, seed: int) -> None:
+    def __init__(self, num_items: int, batch_size: int, seed: int, ranks: Ranks) -> None:
+        if batch_size % ranks.count:
+            raise ConfigError(
+                f"{ranks.count} ranks share each micro-batch evenly, but one has {batch_size} "
+                f"sequences: use a --batch-size that {ranks.count} divides (it counts the "
+                "sequences of all ranks), and no fewer texts"
+            )
         self._num_items = num_items
         self._batch_size = batch_size
         self._seed = seed
+        self._share = ranks.share(batch_size)
         self._epoch = -1
         self._order: list[int] = []
 
@@ -168,9 +184,10 @@ class _ShuffledBatches:
         return -(-self._num_items // self._batch_size)
 
     def _items(self, index: int) -> list[int]:
-        """Return the numbers of the items of micro-batch ``index``."""
+        """Return the numbers of this rank's items of micro-batch ``index``."""
         first = index * self._batch_size
-        return [self._item(position) for position in range(first, first + self._batch_size)]
+        positions = range(first, first + self._batch_size)[self._share]
+        return [self._item(position) for position in positions]
 
     def _item(self, position: int) -> int:
         epoch, place = divmod(position, self._num_items)
@@ -186,7 +203,9 @@ class _ShuffledBatches:
 class TokenWindows(_ShuffledBatches):
     """Windows of ``sequence`` tokens and their successors, cut side by side from one stream."""
 
-    def __init__(self, tokens: Tensor, *, batch_size: int, sequence: int, seed: int) -> None:
+    def __init__(
+        self, tokens: Tensor, *, batch_size: int, sequence: int, seed: int, ranks: Ranks = ALONE
+    ) -> None:
         """Take the stream (1-D, int32); raises ``ConfigError`` where it is too short."""
         num_windows = (len(tokens) - 1) // sequence
         if num_windows < 1:
@@ -195,7 +214,7 @@ class TokenWindows(_ShuffledBatches):
                 f"part of the data, but one has {len(tokens)}: lower --sequence, give more text, "
                 "or texts to evaluate on with --eval-data"
             )
-        super().__init__(num_windows, batch_size, seed)
+        super().__init__(num_windows, batch_size, seed, ranks)
         self._tokens = tokens
         self._sequence = sequence
 
@@ -218,12 +237,13 @@ class LabelledBatches(_ShuffledBatches):
         batch_size: int,
         sequence: int,
         seed: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Tokenize the rows once."""
         self._rows = [row for row in encode(rows, tokenizer, sequence) if row[0]]
         if not self._rows:
             raise ConfigError("every labelled text is empty: check --data")
-        super().__init__(len(self._rows), min(batch_size, len(self._rows)), seed)
+        super().__init__(len(self._rows), min(batch_size, len(self._rows)), seed, ranks)
         self._pad = tokenizer.pad_id
 
     def batch(self, index: int) -> Batch:

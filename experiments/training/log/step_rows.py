@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 from experiments.output.progress import Reporter
 from experiments.output.run_types import Evaluation, StepRow
 from experiments.training.log.step_log import StepLog
+from experiments.training.ranks.ranks import ALONE, Gathered, Ranks
 from zenflow.errors import CheckpointError
 from zenflow.report import StepReport
 
@@ -22,17 +24,28 @@ class StepRows:
     """Completes rows with their reports, writes them, and shows them."""
 
     def __init__(
-        self, path: Path, done: int, reporter: Reporter, last: StepReport | None = None
+        self,
+        path: Path,
+        done: int,
+        reporter: Reporter,
+        last: StepReport | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Go on with the log at ``path`` after ``done`` steps, whose last report is ``last``."""
-        self._log = StepLog(path, keep_steps=done)
-        if self._log.num_missing:
+        """Go on with the log at ``path`` after ``done`` steps, whose last report is ``last``.
+
+        Of several ranks the first one writes, with figures of all.
+        """
+        self._ranks = ranks
+        self._log = StepLog(path, keep_steps=done) if ranks.is_first else None
+        if self._log is not None and self._log.num_missing:
             reporter.say(
                 f"Warning: {path} lacks the rows of {self._log.num_missing} of the {done} steps "
                 "taken; figures of the whole run will be without them."
             )
         self._reporter = reporter
         self._waiting: deque[dict[str, Any]] = deque()
+        self._sent: deque[tuple[dict[str, Any], Gathered]] = deque()
+        """Rows whose figures of other ranks are under way."""
         self._last = last
 
     def add(self, row: Mapping[str, Any], report: StepReport | None) -> None:
@@ -57,7 +70,8 @@ class StepRows:
             CheckpointError: The disk does not take them.
         """
         try:
-            self._log.sync()
+            if self._log is not None:
+                self._log.sync()
         except OSError as error:
             raise CheckpointError(
                 f"the steps' log can't be written ({error}): free space."
@@ -65,7 +79,8 @@ class StepRows:
 
     def close(self) -> None:
         """Close the log; rows whose step never ended well are dropped."""
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def _take(self, report: StepReport | None) -> None:
         """Give the report to its row: reports come in order, one for each step really taken."""
@@ -83,9 +98,37 @@ class StepRows:
             row["loss"] = float(row["loss"])
             row.setdefault("stall_seconds", 0.0)
             row.setdefault("stall_fraction", 0.0)
-            complete = cast("StepRow", row)
-            self._log.append(complete)
+            figures = self._ranks.gather([row.get(name, 0.0) for name in _GATHERED])
+            self._sent.append((row, figures))
+        while len(self._sent) > (leave if self._ranks.are_several else 0):
+            row, figures = self._sent.popleft()
+            complete = cast("StepRow", _over_ranks(row, figures.get()))
+            if self._log is not None:
+                self._log.append(complete)
             self._reporter.step(complete)
+
+
+_GATHERED = ("loss", "seconds", "stall_seconds", "d2h_bytes", "h2d_bytes", "tokens")
+
+
+def _over_ranks(row: dict[str, Any], figures: list[list[float]]) -> dict[str, Any]:
+    """Return a row with what all ranks say of its step; the first one's own report otherwise.
+
+    The loss is the mean, seconds and stall are the slowest rank's, bytes and tokens are sums.
+    """
+    if len(figures) == 1:
+        return row
+    losses, seconds, stalls, down, up, tokens = zip(*figures, strict=True)
+    return row | {
+        "loss": fmean(losses),
+        "seconds": max(seconds),
+        "stall_seconds": max(stalls),
+        "stall_fraction": max(stalls) / max(seconds),
+        "d2h_bytes": int(sum(down)),
+        "h2d_bytes": int(sum(up)),
+        "tokens": int(sum(tokens)),
+        "rank_stall_seconds": list(stalls),
+    }
 
 
 def _reported(report: StepReport, seconds: float) -> dict[str, Any]:

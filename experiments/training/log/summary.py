@@ -14,11 +14,13 @@ from experiments.output.provenance import percentile, provenance
 from experiments.output.run_types import Evaluation, RunSummary, StepFigures, StepRow
 from experiments.traces.facts import TraceFacts
 from experiments.training.log.step_log import read_steps
+from zenflow.trace.ranks import write_ranks
 
 if TYPE_CHECKING:
     from experiments.training.preparation.setup import RunSetup
     from experiments.training.tuned.run import Tuning
     from zenflow.optimizer import ZenFlowAdamW
+    from zenflow.report import MemoryPlan
     from zenflow.trace.timeline import Timeline
 
 _LAST_LOSSES = 10
@@ -28,14 +30,15 @@ _LAST_LOSSES = 10
 def summarize(
     setup: RunSetup,
     optimizer: ZenFlowAdamW,
+    memory: MemoryPlan,
     folder: Path,
     evaluation: Evaluation,
     *,
     tuning: Tuning | None = None,
 ) -> RunSummary:
-    """Return the run's summary from its settings, optimizer, steps.jsonl and last evaluation."""
+    """Return the run's summary from its settings, memory, steps.jsonl and last evaluation."""
     rows = read_steps(folder / "steps.jsonl")
-    link, memory = setup.settings.link, optimizer.memory
+    link = setup.settings.link
     interval, unsettled = setup.config.update_interval, setup.config.full_warm_up_rounds
     tuned: dict[str, Any] | None = None
     if tuning is not None:
@@ -62,8 +65,23 @@ def summarize(
         "device": str(setup.device),
         "dtype": setup.settings.dtype,
         "seed": setup.settings.seed,
+        "ranks": setup.ranks.count,
         **provenance(),
     }
+
+
+def over_ranks(plans: Sequence[MemoryPlan], parallel: str | None) -> MemoryPlan:
+    """Return the memory of all ranks together; parameters that each has whole count once."""
+    total = {name: sum(getattr(plan, name) for plan in plans) for name in _ADDED}
+    if parallel == "fsdp":
+        total |= {name: sum(getattr(plan, name) for plan in plans) for name in _OF_MODEL}
+    return replace(plans[0], **total)
+
+
+_ADDED = (
+    "host_bytes", "pinned_bytes", "device_extra_bytes", "device_ring_bytes", "device_step_bytes",
+)  # fmt: skip
+_OF_MODEL = ("num_params", "split_params", "model_bytes")
 
 
 def described(timeline: Timeline, setup: RunSetup, summary: RunSummary) -> Timeline:
@@ -83,14 +101,14 @@ def described(timeline: Timeline, setup: RunSetup, summary: RunSummary) -> Timel
 
 
 def write_results(
-    folder: Path, summary: RunSummary, timeline: Timeline, tuning: Tuning | None
+    folder: Path, summary: RunSummary, timelines: Sequence[Timeline], tuning: Tuning | None
 ) -> str | None:
     """Write summary.json, the trace and the pictures of a run.
 
     Args:
         folder: Of the run.
         summary: What ``summarize`` returned.
-        timeline: Of its last steps, ``described``.
+        timelines: Of its last steps, ``described``; one of each rank.
         tuning: Of a tuned run that has taken all its steps.
 
     Returns:
@@ -106,9 +124,9 @@ def write_results(
         series = read_tuning(folder)
         save_figure(draw_tuning(series), folder / "tuning.png")
         missed = missed_predictions(series)
-    if timeline.spans:
-        timeline.write(folder / "trace.json")
-        save_figure(draw_timeline(timeline, summary), folder / "timeline.png")
+    if timelines[0].spans:
+        write_ranks(timelines, folder / "trace.json")
+        save_figure(draw_timeline(timelines[0], summary), folder / "timeline.png")
     return missed
 
 

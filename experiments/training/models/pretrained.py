@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_model as load_model_file
 from safetensors.torch import save_model
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.training.data.tokens import (
     PADDING,
@@ -127,8 +128,19 @@ def recompute_activations(model: nn.Module, name: str) -> None:
         )
 
 
-def save_model_folder(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> None:
+def save_model_folder(
+    model: nn.Module,
+    tokenizer: TextTokenizer,
+    folder: Path,
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write the weights and config.json so that transformers, and ``--model``, load them.
+
+    Args:
+        model: What is written.
+        tokenizer: What belongs to it.
+        folder: Where it goes.
+        state: Its state dict, where its own tensors are spread over ranks.
 
     Raises:
         OSError: They can't be written; an earlier folder is then as it was.
@@ -138,21 +150,35 @@ def save_model_folder(model: nn.Module, tokenizer: TextTokenizer, folder: Path) 
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        _save_model(model, tokenizer, temporary)
+        _save_model(model, tokenizer, temporary, state)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _save_model(model: nn.Module, tokenizer: TextTokenizer, folder: Path) -> None:
+class _WithState(nn.Module):
+    """What ``save_model`` takes in a model's place."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._state = state
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        return dict(self._state)
+
+
+def _save_model(
+    model: nn.Module, tokenizer: TextTokenizer, folder: Path, state: Mapping[str, Tensor] | None
+) -> None:
     if isinstance(model, LanguageModel | Classifier):
         config = _llama_json(model)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        held = model if state is None else _WithState(state)
+        save_model(held, str(folder / "model.safetensors"), metadata={"format": "pt"})
         return
     transformers_model: Any = model
-    transformers_model.save_pretrained(folder)
+    transformers_model.save_pretrained(folder, state_dict=state)
     if isinstance(tokenizer, PretrainedTokenizer):
         tokenizer.save(folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from experiments.training.ranks.ranks import ALONE, Ranks
 from sim.memory.engine import engine_memory
 from zenflow.errors import ConfigError
 from zenflow.host.limits import free_bytes
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from zenflow.config import ZenFlowConfig
 
 
-def check_host_memory(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool) -> None:
+def check_host_memory(
+    model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool, ranks: Ranks = ALONE
+) -> None:
     """Refuse a run whose optimizer can't have the memory that it allocates at once.
 
     Only what is sure is counted, states and staging: activations and gradients may still be too
@@ -24,6 +27,7 @@ def check_host_memory(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool) 
         model: With its parameters where they will be trained.
         config: The update rule.
         on_cpu: Whether the device's share is in the host's memory too.
+        ranks: Processes that share the run; those of this machine share its memory.
 
     Raises:
         ConfigError: There is not as much; the message says how much and what limits it.
@@ -33,7 +37,9 @@ def check_host_memory(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool) 
     engine = engine_memory([tuple(p.shape) for p in trained], config, element_bytes)
     plan = engine.plan(has_ring=not on_cpu)
     needed = plan.host_bytes + (plan.device_extra_bytes if on_cpu else 0)
+    needed = needed * ranks.place.local_count // (ranks.count if ranks.parallel == "fsdp" else 1)
     free, limit = free_bytes()
+    ranks.collect(None)  # nobody allocates before all have looked
     if needed > free:
         raise ConfigError(
             f"the optimizer needs {needed / 1e9:.1f} GB of host memory, and {limit} leaves "

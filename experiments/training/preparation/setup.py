@@ -6,12 +6,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.training.data.batches import TrainingData, make_batches, read_source
@@ -23,6 +23,9 @@ from experiments.training.models.pretrained import (
     recompute_activations,
 )
 from experiments.training.preparation.memory_check import check_host_memory
+from experiments.training.ranks.cores import Cores, share_cores, told
+from experiments.training.ranks.model import shard
+from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.rates import schedule_factor
 from experiments.training.saved.fingerprint import fingerprint
 from experiments.training.settings.training import DEFAULT_STEPS, TrainSettings
@@ -30,9 +33,9 @@ from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
-from zenflow.host.limits import usable_cores
 from zenflow.lanes.copies import PacedLink
 from zenflow.optimizer import ZenFlowAdamW
+from zenflow.surface.arguments import default_host_threads
 
 if TYPE_CHECKING:
     from autotune.adviser.adviser import Adviser
@@ -55,6 +58,10 @@ class RunSetup:
     """Fingerprint of the texts read; None where the data did not come from the settings."""
     steps_per_epoch: int
     total_steps: int
+    ranks: Ranks = ALONE
+    """Processes that share the run; of several, each has its share of every batch."""
+    cores: tuple[Cores, ...] = ()
+    """Cores of each rank; none where the run was put together otherwise."""
     adviser: Adviser | None = None
     """What has chosen a tuned run's first knobs within bounds; None where nothing had to."""
 
@@ -72,6 +79,7 @@ def build_setup(
     settings: TrainSettings,
     make_data: Callable[[TextTokenizer], TrainingData] | None = None,
     model: nn.Module | None = None,
+    ranks: Ranks = ALONE,
 ) -> RunSetup:
     """Return the run's device, model and data.
 
@@ -79,30 +87,37 @@ def build_setup(
         settings: What to do.
         make_data: Makes the batches, in place of those that the settings name.
         model: Model to train; None builds the one that the settings name.
+        ranks: Processes that share the run.
 
     Raises:
         ConfigError: The settings name something that is not there or does not fit together.
     """
     device = choose_device(settings)
+    cores = share_cores(ranks, device, binds=settings.bind_cores)
     found = find_model(settings.model)
-    use_threads(settings, device)
+    use_threads(settings, device, cores.count)
     tokenizer = load_tokenizer(found)
     data_fingerprint = None
     if make_data is None:
         source = read_source(settings)
         data_fingerprint = fingerprint(source)
-        data = make_batches(source, tokenizer, settings)
+        data = make_batches(source, tokenizer, settings, ranks)
     else:
         data = make_data(tokenizer)
     if model is None:
         # Our own sizes are initialised twice: by torch, which takes seconds on a CPU, and then by
         # drawing. On the device the first is fast.
-        with device if found.kind == "size" else nullcontext():
+        on_device = found.kind == "size" and ranks.parallel != "fsdp"
+        with device if on_device else nullcontext():
             model = load_model(found, settings, tokenizer, data.num_classes)
-    model.to(device=device, dtype=DTYPES[settings.dtype])
+    model.to(dtype=DTYPES[settings.dtype])
     model.train()
     if settings.checkpointing:
         recompute_activations(model, settings.model)
+    if ranks.parallel == "fsdp":
+        shard(model, device, ranks)  # layer by layer: no device has to hold the whole model
+    else:
+        model.to(device=device)
     steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
     return RunSetup(
         settings=settings,
@@ -115,6 +130,8 @@ def build_setup(
         fingerprint=data_fingerprint,
         steps_per_epoch=steps_per_epoch,
         total_steps=count_steps(settings, steps_per_epoch),
+        ranks=ranks,
+        cores=tuple(ranks.collect(cores)),
     )
 
 
@@ -128,6 +145,8 @@ def choose_device(settings: TrainSettings) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
+    if name == "cuda" and distributed.is_initialized():
+        device = torch.device("cuda", torch.cuda.current_device())  # each rank has its own
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"device {name} needs a CUDA GPU and a torch built for it, and torch "
@@ -141,14 +160,14 @@ def choose_device(settings: TrainSettings) -> torch.device:
     return device
 
 
-def use_threads(settings: TrainSettings, device: torch.device) -> None:
-    """Set torch's threads; a CPU that plays the device leaves one core to the host side.
+def use_threads(settings: TrainSettings, device: torch.device, cores: int) -> None:
+    """Set torch's threads; a CPU that plays the device leaves one of its cores to the host side.
 
     An ``OMP_NUM_THREADS`` of fewer threads is respected.
     """
     wanted = settings.device_threads
     if wanted is None and device.type == "cpu":
-        wanted = max(1, usable_cores() - 1)
+        wanted = max(1, cores - 1)
         limit = os.environ.get("OMP_NUM_THREADS", "")
         if limit.isdigit() and int(limit) > 0:
             wanted = min(wanted, int(limit))
@@ -170,7 +189,8 @@ def workload_of(setup: RunSetup) -> Workload:
         ConfigError: The simulator does not know the model's family.
     """
     config: Any = setup.model.config
-    return setup.settings.workload({"model_type": "llama", **config.to_dict()})
+    of_run = setup.settings.workload({"model_type": "llama", **config.to_dict()})
+    return replace(of_run, batch_size=of_run.batch_size // setup.ranks.count)
 
 
 def make_optimizer(setup: RunSetup, controller: AbstractController | None = None) -> ZenFlowAdamW:
@@ -184,7 +204,9 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         ConfigError: The host has not as much memory.
     """
     settings = setup.settings
-    check_host_memory(setup.model, setup.config, on_cpu=setup.device.type == "cpu")
+    check_host_memory(
+        setup.model, setup.config, on_cpu=setup.device.type == "cpu", ranks=setup.ranks
+    )
     trainable = [item for item in setup.model.named_parameters() if item[1].requires_grad]
     groups = [
         {
@@ -204,10 +226,15 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         max_grad_norm=settings.max_grad_norm if release else "keep",
         accumulation_steps=settings.grad_accum if release else 1,
         link=None if settings.link is None else PacedLink(*settings.link),
-        host_threads=settings.host_threads,
+        host_threads=settings.host_threads or _host_threads(setup),
         controller=controller,
         timeline_steps=max(settings.timeline_steps, wanted),
     )
+
+
+def _host_threads(setup: RunSetup) -> int | None:
+    """Return the threads that suit this rank's cores; None leaves them to the optimizer."""
+    return default_host_threads(setup.cores[setup.ranks.rank].count) if setup.cores else None
 
 
 def make_schedule(
@@ -230,4 +257,7 @@ def describe(setup: RunSetup) -> str:
         f"{setup.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
         f"{settings.sequence} tokens on {setup.device}"
     )
+    ranks = setup.ranks
+    if ranks.are_several:
+        about += f", shared by {ranks.count} ranks ({ranks.parallel})\n{told(setup.cores)}"
     return "\n".join((about, *(f"data: {note}" for note in setup.data.notes)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from experiments.output.files import fsync_folder, write_text
+from experiments.training.ranks.ranks import ALONE, Ranks
+from experiments.training.ranks.shards import SHARDS, check_shards, model_shapes
 from experiments.training.saved.tensor_file import read_tensors, text_checksum, write_tensors
 from zenflow.errors import CheckpointError
 
 CHECKPOINTS = "checkpoint"
 """Folder of a run's checkpoints, in the run's own."""
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the meaning of an entry changes."""
 _TENSORS = "tensors.safetensors"
 _STATE = "state.json"
@@ -47,11 +49,18 @@ class Checkpoint:
     path: Path
     step: int
     state: dict[str, Any]
-    """What was saved, nested as it was, tensors on the CPU."""
+    """What was saved, nested as it was, tensors on the CPU; of shards the shapes alone."""
+    has_shards: bool = False
+    """Whether ranks have written the tensors of model and optimizer."""
 
 
 def save_checkpoint(
-    folder: Path, step: int, state: Mapping[str, Any], *, keep_others: bool = False
+    folder: Path,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep_others: bool = False,
+    shards: Callable[[Path], Mapping[str, str]] | None = None,
 ) -> Path:
     """Write ``state`` as the checkpoint of ``step`` and return its directory.
 
@@ -60,6 +69,7 @@ def save_checkpoint(
         step: Optimizer steps taken.
         state: Nested dicts, lists and tuples of tensors, numbers, strings, bools and None.
         keep_others: Whether those that are there stay.
+        shards: Writes what ranks have into a folder, and returns the hash of each file there.
 
     Raises:
         CheckpointError: It can't be written; what was there before still loads.
@@ -77,7 +87,8 @@ def save_checkpoint(
         if free < num_bytes:
             raise OSError(f"{free / 1e6:,.2f} MB are free")
         temporary.mkdir()
-        _write(temporary, step, structure, tensors)
+        checksums = None if shards is None else dict(shards(temporary / SHARDS))
+        _write(temporary, step, structure, tensors, checksums)
         if target.exists():
             _set_aside([target])
         temporary.rename(target)
@@ -96,8 +107,8 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
-    """Return the newest checkpoint below ``folder``, read and checked.
+def load_checkpoint(folder: Path, ranks: Ranks = ALONE) -> Checkpoint:
+    """Return the newest checkpoint below ``folder``, read and checked; ranks share the checking.
 
     Raises:
         CheckpointError: There is none, or it is not what was written.
@@ -109,13 +120,19 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             "again without --resume"
         )
     path, *older = found
+    cause: Exception | None = None
     try:
-        return _read(path)
+        checkpoint = _read(path, ranks)
     except _DAMAGE as error:
-        raise CheckpointError(
-            f"the checkpoint {path} can't be read ({type(error).__name__}: {error}): it has been "
-            f"changed since it was written; {_remedy(path, older)}"
-        ) from error
+        cause = error
+    words = None if cause is None else f"{type(cause).__name__}: {cause}"
+    for trouble in ranks.collect(words):
+        if trouble is not None:
+            raise CheckpointError(
+                f"the checkpoint {path} can't be read ({trouble}): it has been "
+                f"changed since it was written; {_remedy(path, older)}"
+            ) from cause
+    return checkpoint
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -170,13 +187,20 @@ def unflatten(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def _write(temporary: Path, step: int, structure: Any, tensors: Mapping[str, Tensor]) -> None:
+def _write(
+    temporary: Path,
+    step: int,
+    structure: Any,
+    tensors: Mapping[str, Tensor],
+    shards: Mapping[str, str] | None,
+) -> None:
     checksum = write_tensors(temporary / _TENSORS, tensors)
     content = {
         "step": step,
         "torch": torch.__version__,
         "tensors": checksum,
         "state": structure,
+        **({} if shards is None else {SHARDS: shards}),
     }
     state = {
         "format": FORMAT,
@@ -187,7 +211,7 @@ def _write(temporary: Path, step: int, structure: Any, tensors: Mapping[str, Ten
     fsync_folder(temporary)
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     """Return a checkpoint, or raise one of ``_DAMAGE``."""
     saved = json.loads((path / _STATE).read_text(encoding="utf-8"))
     if saved["format"] != FORMAT:
@@ -199,7 +223,11 @@ def _read(path: Path) -> Checkpoint:
     if text_checksum(json.dumps(content)) != saved["checksum"]:
         raise ValueError(f"the checksum of {_STATE} is not the one in it")
     tensors = read_tensors(path / _TENSORS, content["tensors"])
-    return Checkpoint(path=path, step=content["step"], state=unflatten(content["state"], tensors))
+    state = unflatten(content["state"], tensors)
+    if SHARDS in content:
+        check_shards(path / SHARDS, content[SHARDS], ranks)
+        state["model"] = model_shapes(path / SHARDS)
+    return Checkpoint(path=path, step=content["step"], state=state, has_shards=SHARDS in content)
 
 
 def _remedy(damaged: Path, older: Sequence[Path]) -> str:

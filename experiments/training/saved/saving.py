@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.training.ranks.launched import Launched, command
 from experiments.training.saved.checkpoint import CHECKPOINTS, checkpoints
 from zenflow.errors import CheckpointError, NormError
 
 if TYPE_CHECKING:
     from experiments.training.loop import Training
+    from zenflow.report import MemoryPlan
 
 RETRY_SECONDS = 60.0
 """Most seconds from a save that failed to the next try."""
@@ -34,10 +35,18 @@ class SavePace:
         self._clock = clock
         self._due = clock() + self._seconds
 
+    def is_due_by_steps(self, step: int) -> bool:
+        """Return whether to save after this step, whatever the clock says."""
+        return bool(self._steps) and step % self._steps == 0
+
     def is_due(self, step: int) -> bool:
         """Return whether to save after this step."""
-        by_steps = self._steps and step % self._steps == 0
-        return bool(by_steps) or self._clock() >= self._due
+        return self.is_due_by_steps(step) or self.is_due_by_clock
+
+    @property
+    def is_due_by_clock(self) -> bool:
+        """Whether to save now, whatever the step is."""
+        return self._clock() >= self._due
 
     def saved(self, took: float) -> None:
         """Count from now on.
@@ -52,9 +61,13 @@ class SavePace:
         self._due = self._clock() + min(self._seconds, RETRY_SECONDS)
 
 
-def warn_of_space(run: Training) -> None:
-    """Say before the first step if a checkpoint will not fit, as far as can be told by then."""
-    memory = run.optimizer.memory
+def warn_of_space(run: Training, memory: MemoryPlan) -> None:
+    """Say before the first step if a checkpoint will not fit, as far as can be told by then.
+
+    Args:
+        run: About to begin.
+        memory: Of its optimizer, on all ranks.
+    """
     # Nothing waits in pinned memory at a save. Deferred weights are saved as they are used, too.
     states = memory.host_bytes - memory.pinned_bytes + memory.device_extra_bytes
     needed = 2 * run.setup.model_bytes + states
@@ -92,11 +105,14 @@ def saving_first(run: Training) -> Iterator[None]:
         yield
     except Exception as error:
         trouble = ""
-        try:
-            run.optimizer.zero_grad()  # of the step under way
-            run.save(keep_others=True)
-        except Exception as other:  # noqa: BLE001  (the first error is the one to tell)
-            trouble = "" if isinstance(other, type(error)) else f" (It can't be saved: {other})"
+        # Ranks save together. All have the same norms; another error may be of this one alone.
+        if isinstance(error, NormError) or not run.setup.ranks.are_several:
+            try:
+                run.optimizer.zero_grad()  # of the step under way
+                run.save(keep_others=True)
+            except Exception as other:  # noqa: BLE001  (the first error is the one to tell)
+                is_same = isinstance(other, type(error))
+                trouble = "" if is_same else f" (It can't be saved: {other})"
         if isinstance(error, NormError):
             raise NormError(_bad_norm_advice(error, run)) from error
         run.reporter.say(
@@ -106,8 +122,8 @@ def saving_first(run: Training) -> Iterator[None]:
 
 
 def resume_line(folder: Path) -> str:
-    """Return the command that goes on with a run."""
-    return f"zenflow train --resume {shlex.quote(str(folder))}"
+    """Return the command that goes on with a run, on as many ranks as now."""
+    return command(Launched.here().local_count, ["train", "--resume", str(folder)])
 
 
 def how_to_go_on(run: Training) -> str:

@@ -67,16 +67,24 @@ def read_tensors(path: Path, checksum: str) -> dict[str, Tensor]:
         OSError: The file can't be read.
         ValueError: Its content is not what was written.
     """
+    found = file_checksum(path)
+    if found != checksum:
+        raise ValueError(f"the checksum of {path.name} is {found} in place of {checksum}")
+    return load_file(path)
+
+
+def file_checksum(path: Path) -> str:
+    """Return the hash of a file's content.
+
+    Raises:
+        OSError: It can't be read.
+    """
     found = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_CHUNK))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             found.update(buffer[:count])
-    if found.hexdigest() != checksum:
-        raise ValueError(
-            f"the checksum of {path.name} is {found.hexdigest()} in place of {checksum}"
-        )
-    return load_file(path)
+    return found.hexdigest()
 
 
 def text_checksum(text: str) -> str:

@@ -27,6 +27,7 @@ from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
 DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
 TASKS = ("auto", "lm", "classification")
+PARALLEL = ("fsdp", "ddp")
 
 _DEVICE = Rule(
     "must be auto, cpu or cuda",
@@ -129,7 +130,7 @@ class TrainSettings(TuningSettings):
     label_column: str | None = setting(None, "Column of a data set that holds the class.")
     sequence: int = setting(128, "Tokens of a sequence.", at_least(1))
     """Tokens of a sequence; in classification the length at which texts are cut."""
-    batch_size: int = setting(3, "Sequences of a micro-batch.", at_least(1))
+    batch_size: int = setting(3, "Sequences of a micro-batch, over all ranks.", at_least(1))
     grad_accum: int = setting(1, "Micro-batches of a step.", at_least(1))
     steps: int | None = setting(None, "Optimizer steps.", at_least(1))
     """Optimizer steps. With neither this nor ``epochs`` they are ``DEFAULT_STEPS``."""
@@ -154,6 +155,12 @@ class TrainSettings(TuningSettings):
     checkpointing: bool = setting(False, "Recompute each layer's activations in backward.")
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
+    parallel: str | None = setting(
+        None,
+        "Share the run between torchrun's processes: fsdp shards the model, ddp copies it.",
+        choices=PARALLEL,
+    )
+    bind_cores: bool = setting(True, "Give each rank cores of its own, near its GPU first.")
     device: str = setting("auto", "auto, cpu or cuda.", _DEVICE)
     link: tuple[float, float] | None = setting(
         None, "Emulated link of a CPU in GB/s, as in 0.05,0.05.", _LINK, key="link_gbps", unit=1e9
@@ -313,4 +320,21 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
         yield (
             "float16 parameters need gradients='keep': the loss scaler looks at all gradients "
             "before the step, and in release mode they have left by then"
+        )
+    if settings.parallel is None:
+        return
+    if settings.parallel == "ddp" and settings.gradients == "release":
+        yield (
+            "parallel='ddp' needs gradients='keep': in release mode gradients leave before ranks "
+            "have averaged them"
+        )
+    if settings.dtype == "float16":
+        yield (
+            "the loss scaler of float16 does not know of other ranks' overflows: use "
+            "dtype='bfloat16' with parallel"
+        )
+    if ":" in settings.device:
+        yield (
+            f"device {settings.device!r} is one device, and each rank takes its own: leave the "
+            "number out"
         )

@@ -20,10 +20,10 @@ from zenflow.errors import ConfigError
 HARMLESS = frozenset(
     {
         "link", "host_threads", "save_every", "save_minutes", "eval_every", "eval_batches",
-        "timeline_steps",
+        "timeline_steps", "parallel", "bind_cores",
     }
 )  # fmt: skip
-"""Settings that a replay may change: no weight depends on them."""
+"""Settings that a replay may change: no weight depends on them, but for rounding over ranks."""
 
 
 def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:

@@ -17,6 +17,7 @@ from zenflow.controller import AbstractController
 from zenflow.errors import CheckpointError
 from zenflow.knobs import Knobs
 from zenflow.optimizer import ZenFlowAdamW
+from zenflow.surface.shared_controller import SharedController
 
 
 def with_start(setup: RunSetup, folder: Path | None) -> RunSetup:
@@ -40,7 +41,9 @@ def with_start(setup: RunSetup, folder: Path | None) -> RunSetup:
     elif folder is not None:
         knobs = read_header(folder / DECISIONS).knobs
     else:
-        return with_start_knobs(setup)
+        # Ranks begin alike, whatever each of them would find.
+        found = with_start_knobs(setup) if setup.ranks.is_first else setup
+        return replace(found, config=setup.ranks.of_first(found.config))
     return replace(setup, config=knobs.applied_to(setup.config))
 
 
@@ -70,12 +73,17 @@ class Tuning:
         """
         settings, start = setup.settings, Knobs.of(setup.config)
         if settings.replay is not None:
-            controller = replay_controller(settings, setup.total_steps)
-            return cls(controller=controller, log=None, start=start)
+            repeated = replay_controller(settings, setup.total_steps)
+            return cls(controller=repeated, log=None, start=start)
         if settings.controller is None:
             return None
+        if not setup.ranks.is_first:
+            return cls(controller=SharedController(None), log=None, start=start)
         log = DecisionLog(folder / DECISIONS)
-        made = cls(controller=make_controller(setup, log), log=log, start=start)
+        controller = make_controller(setup, log)
+        if settings.parallel is not None:
+            controller = SharedController(controller, last_step=setup.total_steps)
+        made = cls(controller=controller, log=log, start=start)
         try:
             made._open(settings, num_lines)
         except BaseException:
@@ -110,15 +118,16 @@ class Tuning:
         self._told += len(taken)
         return taken
 
-    def saved_lines(self, optimizer: ZenFlowAdamW) -> int | None:
-        """Return how many lines a checkpoint builds on, once they are on the disk.
+    def saved_lines(self, optimizer: ZenFlowAdamW, step: int) -> int | None:
+        """Return how many lines a checkpoint of a step builds on, once they are on the disk.
 
         Raises:
             CheckpointError: The file lacks decisions that the engine has carried out.
         """
         if self.log is None:
             return None
-        written = [(decision.step, decision.new) for decision in self.log.decisions]
+        # What ranks have decided for the next step is written, and not carried out yet.
+        written = [(made.step, made.new) for made in self.log.decisions if made.step <= step]
         if written != optimizer.decision_log:
             raise CheckpointError(
                 f"{self.log.path} has {len(written)} decisions, but the optimizer has carried out "

@@ -208,8 +208,8 @@ def test_two_flipped_bytes_anywhere_are_found(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "content", [b"[]", b"{}", b"", b"5", b'{"format": 2}', b"\xff", b"[" * 50_000,
-                b'{"format": 2, "content": 5, "checksum": ""}'],
+    "content", [b"[]", b"{}", b"", b"5", b'{"format": 3}', b"\xff", b"[" * 50_000,
+                b'{"format": 3, "content": 5, "checksum": ""}'],
 )  # fmt: skip
 def test_state_that_is_anything_else_is_explained(tmp_path, content):
     path = save_checkpoint(tmp_path, 1, state(1.0))

@@ -85,13 +85,13 @@ def test_a_save_is_due_by_steps_and_soon_after_one_that_failed():
 @pytest.fixture
 def saves(monkeypatch):
     """Steps of which a checkpoint is written."""
-    real, done = training.save_checkpoint, []
+    real, done = training.save_run, []
 
     def save(folder, step, *args, **kwargs):
         done.append(step)
         return real(folder, step, *args, **kwargs)
 
-    monkeypatch.setattr(training, "save_checkpoint", save)
+    monkeypatch.setattr(training, "save_run", save)
     return done
 
 
@@ -193,7 +193,7 @@ def test_an_error_of_any_other_kind_is_saved_before_too(tmp_path, flags, broken)
 
 
 def test_a_save_that_fails_leaves_the_run_going(tmp_path, flags, monkeypatch):
-    real, failed = training.save_checkpoint, []
+    real, failed = training.save_run, []
 
     def full(folder, step, *args, **kwargs):
         if step == 4:
@@ -201,7 +201,7 @@ def test_a_save_that_fails_leaves_the_run_going(tmp_path, flags, monkeypatch):
             raise CheckpointError("no space.")
         return real(folder, step, *args, **kwargs)
 
-    monkeypatch.setattr(training, "save_checkpoint", full)
+    monkeypatch.setattr(training, "save_run", full)
     said = ended(0, "--out", tmp_path / "run", *flags, "--steps", "8", "--save-every", "2")
     assert failed == [4]
     assert "Warning: no space. The run goes on" in said
@@ -380,7 +380,7 @@ def test_a_damaged_config_is_named_with_what_is_wrong(tmp_path, content, words):
     assert words in said
 
 
-@pytest.mark.parametrize("content", ["[]", '{"format": 2}', '{"step": "ten"}', ""])
+@pytest.mark.parametrize("content", ["[]", '{"format": 3}', '{"step": "ten"}', ""])
 def test_a_damaged_state_is_named_and_nothing_of_the_run_is_touched(tmp_path, flags, content):
     out = trained(tmp_path / "run", *flags, "--steps", "2")
     (out / "checkpoint" / "step-00000002" / "state.json").write_text(content)

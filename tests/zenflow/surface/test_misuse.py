@@ -181,6 +181,6 @@ def test_a_controller_that_follows_the_clock_is_refused_on_several_ranks(monkeyp
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     model = torch.nn.Linear(8, 8)
-    with pytest.raises(ValueError, match=r"2 ranks would decide differently: .* LoggedDecisions"):
+    with pytest.raises(ValueError, match=r"2 ranks would decide differently: .* SharedController"):
         ZenFlowAdamW(model.parameters(), controller=ByTheClock(4))
     ZenFlowAdamW(model.parameters(), controller=FixedInterval(4)).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from zenflow.surface.state.adamw import (
 )
 from zenflow.surface.state.checks import ENTRY, has_steps, places_by_key, saved_engine
 from zenflow.surface.state.parameter import param_state, shown_state
+from zenflow.surface.state.restart import end_windows
 from zenflow.surface.state.state_dict import add_engine_state, load_engine_state
 from zenflow.surface.with_engine import WithEngine
 
@@ -85,6 +87,29 @@ class Checkpointed(WithEngine):
         self._hide_state()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    def prepare_to_load(self, param_groups: Sequence[Mapping[str, Any]]) -> None:
+        """Give this optimizer's tensors the shapes of a state that will be loaded in place.
+
+        `torch.distributed.checkpoint` loads into the tensors of a `state_dict()`. Where a
+        controller has changed k since the start, those of a new optimizer are of other shapes.
+        Load the parameter groups alone, hand them to this call, and take a `state_dict()` anew.
+
+        Args:
+            param_groups: Those of the saved state.
+
+        Raises:
+            CheckpointError: They are not of a state of this optimizer.
+        """
+        saved = saved_engine({"param_groups": param_groups, "state": {}})
+        if saved is None:
+            raise CheckpointError("the parameter groups are not of a ZenFlowAdamW's state")
+        engine = self._running
+        if engine.layout.topk_ratio != saved["topk_ratio"]:
+            self.synchronize()
+            engine.resize(saved["topk_ratio"])
+            end_windows(engine)
+            self._hide_state()
 
     def to_adamw_state_dict(self) -> dict[str, Any]:
         """Return a state for `torch.optim.AdamW` over the same parameters, to go on with that.
