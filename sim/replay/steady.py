@@ -68,6 +68,8 @@ def recording_of(costs: StepCosts, strategy: Strategy) -> Recording:
         raise CannotRecordError("only the engine's schedules in release mode are recorded")
     if hardware.device.is_cpu or hardware.num_devices > 1:
         raise CannotRecordError("a tape has the lanes of one GPU")
+    if any(segment.leaving for segment in costs.segments):
+        raise CannotRecordError("activations on the host are no part of a structure")
     if replay_library() is None:
         raise CannotRecordError("the replay is not built")
     return _recording(structure_of(costs, strategy.config))

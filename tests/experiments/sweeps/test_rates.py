@@ -26,7 +26,7 @@ OTHERS = {
     "S": st.sampled_from([1, 2, 4]), "k": st.sampled_from([0.0, 0.1, 0.5]),
     "host": st.sampled_from(["epyc-9654", "2x-epyc-9654"]),
     "strategy": st.sampled_from(["zenflow", "zero_offload", "published_zero_offload"]),
-    "batch": st.sampled_from([1, 8, 4000]),
+    "batch": st.sampled_from([1, 8, 4000]), "offload_activations": st.sampled_from(["no", "yes"]),
 }  # fmt: skip
 
 
