@@ -15,6 +15,7 @@ from typing import Any, Literal
 from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
 from sim.names import fold, nearest
+from sim.timing.division import PARALLELS
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 
@@ -218,8 +219,10 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("host", _part("host"), "host"),
         _flag("link", _part("link"), "link to the host"),
         _flag("fabric", _part("fabric"), "between devices"),
+        _flag("network", _part("network"), "between hosts"),
         _flag("nvme", _drives, "drives, or none"),
-        _flag("num_gpus", _count, "devices"),
+        _flag("num_gpus", _count, "devices of a host"),
+        _flag("num_hosts", _count, "hosts"),
         _flag("host_ram", _number, "host memory", scale=GIB, unit="GiB"),
         _flag("batch", _count, "sequences of a micro-batch", target="batch_size"),
         _flag("sequence", _count, "tokens of a sequence"),
@@ -227,6 +230,8 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("dtype", _choice(DTYPES), "of parameters"),
         _flag("checkpointing", _switch, "recomputation: yes, no"),
         _axis("strategy", "strategy", _strategy, "strategy"),
+        _axis("strategy", "parallel", _choice(PARALLELS), "how devices share a model"),
+        _axis("strategy", "reshard_after_forward", _switch, "of sharded weights: yes, no"),
         *_knobs(),
         _axis("machine", "cores", _count, "cores of the whole host"),
         _axis("machine", "host_threads", _count, "threads of the host's update for each device"),
@@ -271,7 +276,7 @@ def kind_of(name: str) -> AxisKind:
 def _figure_names() -> tuple[str, ...]:
     from sim.hardware.catalog import find_machine
 
-    return tuple(find_machine("dgx-a100-80").quantities())
+    return tuple(find_machine("dgx-a100-80", num_hosts=2).quantities())
 
 
 # ---- axes from the command line ---------------------------------------------------------------

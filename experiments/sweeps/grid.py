@@ -64,6 +64,10 @@ class Sweep:
     """Settings of the update rule that no axis varies."""
     releases: bool = True
     """Whether gradients leave during backward."""
+    parallel: str = "ddp"
+    """How devices share a model."""
+    reshards: bool = True
+    """Whether sharded weights are dropped behind forward."""
     method: str = "auto"
     tolerance: float = TOLERANCE
 
@@ -105,7 +109,11 @@ class Sweep:
         knobs = dict(self.knobs)
         figures: dict[str, float] = {}
         parts: dict[str, float] = {}
-        name = self.strategy
+        chosen: dict[str, Any] = {
+            "strategy": self.strategy,
+            "parallel": self.parallel,
+            "reshard_after_forward": self.reshards,
+        }
         for axis in self.axes:
             kind, value = axis.kind, self.values(index)[axis.name]
             scaled = value if kind.scale == 1 else float(value or 0.0) * kind.scale
@@ -114,7 +122,7 @@ class Sweep:
             elif kind.place == "knob":
                 knobs[kind.target] = value
             elif kind.place == "strategy":
-                name = str(value)
+                chosen[kind.target] = value
             elif kind.place == "figure":
                 figures[kind.target] = float(scaled)  # type: ignore[arg-type]
             else:
@@ -122,8 +130,23 @@ class Sweep:
         request = replace(self.request, **named)
         workload = _workload(request)
         hardware = _changed(_machine(request), parts, figures, workload.dtype)
-        strategy = Strategy.of(name, releases=self.releases, **self._knobs_of(name, knobs))
+        name = chosen["strategy"]
+        sharing = {"parallel": chosen["parallel"], "reshards": chosen["reshard_after_forward"]}
+        strategy = Strategy.of(
+            name, releases=self.releases, **self._sharing_of(name, sharing),
+            **self._knobs_of(name, knobs),
+        )  # fmt: skip
         return Case(workload=workload, hardware=hardware, strategy=strategy)
+
+    def _sharing_of(self, name: str, sharing: dict[str, Any]) -> dict[str, Any]:
+        """Return how devices share a model; other systems beside ours keep their own way."""
+        from zenflow.config import PRESETS
+
+        return sharing if name in PRESETS or not self._varies_strategies else {}
+
+    @property
+    def _varies_strategies(self) -> bool:
+        return any(axis.name == "strategy" for axis in self.axes)
 
     def _knobs_of(self, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
         """Return the knobs that a strategy has: baselines and other systems keep their own.
@@ -131,8 +154,8 @@ class Sweep:
         With strategies on an axis the rule's settings are those of ``zenflow*``; of a strategy
         that stands alone every setting that is given is taken, or refused.
         """
-        is_varied = any(axis.kind.place == "strategy" for axis in self.axes)
-        return knobs if not is_varied or name in ("zenflow", "zenflow_paper") else {}
+        is_ours = name in ("zenflow", "zenflow_paper")
+        return knobs if is_ours or not self._varies_strategies else {}
 
     def check(self) -> None:
         """Refuse a sweep in which no point makes sense, as the first one says why.
@@ -163,6 +186,8 @@ class Sweep:
                     "strategy": self.strategy,
                     "knobs": dict(self.knobs),
                     "gradients": "release" if self.releases else "keep",
+                    **({"parallel": self.parallel} if self.parallel != "ddp" else {}),
+                    **({} if self.reshards else {"reshard_after_forward": False}),
                     "method": self.method,
                     "tolerance": self.tolerance,
                 },

@@ -39,7 +39,7 @@ RESULTS: Mapping[str, str] = {
     "d2h_bytes": "to the host in a step, one device; empty with a closed form",
     "h2d_bytes": "to the device in a step, one device; empty with a closed form",
     "device_bytes": "memory of one device at its fullest",
-    "host_bytes": "memory of the host for all devices",
+    "host_bytes": "memory of one host for its devices",
     "staleness_steps": "largest age of a gradient when it lands; empty for other systems",
     "num_params": "of the model",
     "num_devices": "that train together",
@@ -93,7 +93,7 @@ def _facts(case: Case) -> Row:
     return {
         "staleness_steps": lands,
         "num_params": case.workload.num_params,
-        "num_devices": hardware.num_devices,
+        "num_devices": hardware.total_devices,
         "device_name": hardware.device.name,
         "host_name": hardware.host.name,
         "link_name": hardware.link.name,
@@ -159,7 +159,7 @@ def _group(case: Case) -> str:
     depth = memory_of(case.workload, case.strategy, hardware).queue_depth
     same = (
         id(case.workload), case.strategy, depth, hardware.device, hardware.overheads,
-        hardware.link.latency, hardware.dram_sharers, hardware.num_devices,
+        hardware.link.latency, hardware.dram_sharers, hardware.total_devices,
     )  # fmt: skip
     return repr(same)
 
@@ -189,7 +189,7 @@ def _by_events(case: Case) -> Row:
 
 
 def _times(case: Case, method: str, step: float, stall: float, selection: float) -> Row:
-    tokens = case.workload.tokens_per_step * case.hardware.num_devices
+    tokens = case.workload.tokens_per_step * case.hardware.total_devices
     return {
         "status": OK,
         "method": method,

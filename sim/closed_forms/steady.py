@@ -69,7 +69,7 @@ class ClosedForm:
         """
         if not has_closed_form(costs, strategy):
             raise ConfigError(
-                f"{strategy.name} has no closed form for {costs.hardware.num_devices} devices: "
+                f"{strategy.name} has no closed form for {costs.hardware.total_devices} devices: "
                 "simulate it"
             )
         self._costs = costs
@@ -367,7 +367,7 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
     or for windows of several steps without overlap.
     """
     hardware = costs.hardware
-    if hardware.num_devices > 1 or hardware.device.is_cpu:
+    if hardware.total_devices > 1 or hardware.device.is_cpu:
         return False
     if strategy.config is None:
         return strategy.name in _SYSTEM_FORMULAS and not strategy.options

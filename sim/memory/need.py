@@ -16,6 +16,7 @@ from sim.machine import Rates
 from sim.memory.engine import EngineMemory, engine_memory
 from sim.memory.parts import PLACES, DeviceParts, Part, SystemCase, fullest, gib
 from sim.models.workload import Workload
+from sim.schedules.parallel.fsdp import sharded_device
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
 from sim.timing.fresh_steps import TEMPORARY_ELEMENTS
@@ -75,12 +76,12 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes by place and part: of one device when it is fullest, of the host for all devices."""
+    """Bytes by place and part: of one device when it is fullest, of one host for its devices."""
 
     workload: Workload
     strategy: Strategy
     num_devices: int
-    """Number of devices that share the work."""
+    """Number of devices that share the work, on all hosts."""
     queue_depth: int = 1
     """Largest number of a column's gradients, q, that wait on the host, as many as it has room
     for; 1 where the strategy has no queue."""
@@ -100,7 +101,7 @@ class MemoryNeed:
 
     @property
     def host_bytes(self) -> float:
-        """Bytes of the host for all devices, pinned or not."""
+        """Bytes of one host for its devices, pinned or not."""
         return self.bytes_at("pageable", "pinned")
 
     @property
@@ -127,7 +128,7 @@ class MemoryNeed:
         drives = hardware.nvme.capacity.value if hardware.nvme else 0.0
         device, host = self.device_bytes, self.host_bytes
         if hardware.device.is_cpu:
-            device, host = 0.0, host + self.num_devices * device
+            device, host = 0.0, host + hardware.num_devices * device
         needs: dict[Place, tuple[float, float]] = {
             "device": (device, hardware.device.memory.value - reserve),
             "host": (host, hardware.host.dram_bytes.value - reserve),
@@ -160,8 +161,8 @@ class MemoryNeed:
         weights = sum(part.num_bytes for part in self.parts if part.name == "weights")
         if place == "device" and weights > hardware.device.memory.value:
             yield (
-                f"the weights alone are {gib(weights)}: shard or stream them (FSDP, ZeRO-3), "
-                "which no strategy here does"
+                f"the weights alone are {gib(weights)}: shard them over more devices "
+                "(--parallel fsdp)"
             )
         config = self.strategy.config
         if place == "host" and config is not None:
@@ -170,8 +171,6 @@ class MemoryNeed:
                 yield f"update_rule='exact' saves {gib(sizes['sums'])}"
             if "waiting gradients" in sizes:
                 yield f"queue_depth=1 saves {gib(sizes['waiting gradients'])}"
-            if self.num_devices > 1:
-                yield "take fewer devices, each of which holds all of the engine's host state"
         if place == "device" and config is not None and config.topk_ratio == 1:
             yield "take a strategy that keeps optimizer state on the host"
         whole = {
@@ -230,7 +229,8 @@ def memory_of(
     depth = 1
     if strategy.config is not None:
         shapes = [parameter.shape for parameter in workload.parameters]
-        own = engine_memory(shapes, strategy.config, workload.dtype_bytes).on(hardware)
+        whole = engine_memory(shapes, strategy.config, workload.dtype_bytes)
+        own = whole.divided(strategy.division(hardware)).on(hardware)
         device, depth = _engine_parts(workload, strategy, own, hardware), own.depth
         host = _engine_host_parts(own, hardware.num_devices)
     else:
@@ -239,19 +239,19 @@ def memory_of(
         case = SystemCase(workload=workload, hardware=hardware, options=options)
         device, host = system.memory(case)
     moment, parts = fullest(workload, device)
-    count = hardware.num_devices
+    count, total = hardware.num_devices, hardware.total_devices
     fixed = []
     if not hardware.device.is_cpu:
         reserved = ALLOCATOR_SHARE * sum(part.num_bytes for part in parts)
         fixed.append(Part("allocator's reserve", "device", reserved, "estimated"))
         fixed.append(Part("framework", "device", CONTEXT_BYTES, "estimated"))
-        if count > 1:
+        if total > 1:
             fixed.append(Part("collectives", "device", COLLECTIVE_BYTES, "estimated"))
     fixed.append(Part("processes", "pageable", count * PROCESS_BYTES, "estimated"))
     return MemoryNeed(
         workload=workload,
         strategy=strategy,
-        num_devices=count,
+        num_devices=total,
         queue_depth=depth,
         parts=tuple(part for part in (*parts, *host, *fixed) if part.num_bytes > 0),
         moment=moment,
@@ -261,10 +261,12 @@ def memory_of(
 def _engine_parts(
     workload: Workload, strategy: Strategy, own: EngineMemory, hardware: HardwareProfile
 ) -> DeviceParts:
-    """Return a device's parts of the engine; each of several has all of them (keep mode, DDP)."""
-    size, count = workload.dtype_bytes, hardware.num_devices
+    """Return a device's parts of the engine; under DDP all but the host's are whole on each."""
+    size, count = workload.dtype_bytes, hardware.total_devices
+    if strategy.division(hardware).device > 1:
+        return _sharded_engine_parts(workload, strategy, own, hardware)
     releases = strategy.releases and count == 1
-    whole = float(own.num_params * size)
+    whole = float(workload.num_params * size)
     in_flight, after, ring = 2.0 * own.bucket * size, whole, own.packed
     at_step: float | None = None
     if releases and hardware.device.is_cpu:
@@ -276,20 +278,10 @@ def _engine_parts(
         at_step = float((own.important + own.resident) * size)
         after = min(whole, at_step + in_flight)
         ring = own.ring
-    temporaries = 0.0
-    if not hardware.device.is_cpu:
-        temporaries = 2.0 * own.block * size
-        if own.host.config.is_exact:
-            temporaries += 4.0 * (own.block + min(TEMPORARY_ELEMENTS, own.bucket))
     return DeviceParts(
         always=[
             Part("weights", "device", whole),
-            Part(
-                "optimizer state", "device", own.device_state, "important columns, whole tensors"
-            ),
-            Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
-            Part("rings", "device", ring, "packed gradients on their way"),
-            Part("updates' temporaries", "device", temporaries, "of the largest block"),
+            *_engine_state(own, hardware, ring, size),
             Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
         ],
         in_flight=min(whole, in_flight),
@@ -297,14 +289,55 @@ def _engine_parts(
         gradients_before=whole if workload.accumulation > 1 else 0.0,
         gradients_after=after,
         gradients_at_step=at_step,
-        step=[
-            Part("float32 gradients", "device", own.float_gradients, "of whole tensors"),
-            Part("update's temporaries", "device", own.bank_temporaries, "of one bank of columns"),
-            Part(
-                "important gradients", "device", 0.0 if releases else float(own.important * size)
-            ),
-        ],
+        step=_engine_step(own, size, releases=releases),
     )
+
+
+def _sharded_engine_parts(
+    workload: Workload, strategy: Strategy, own: EngineMemory, hardware: HardwareProfile
+) -> DeviceParts:
+    """Return a device's parts of the engine under FSDP2: its rows of everything."""
+    size = workload.dtype_bytes
+    case = SystemCase(workload=workload, hardware=hardware, options={})
+    # A CPU's gradients just wait, and have no ring.
+    has_ring = strategy.releases and not hardware.device.is_cpu
+    device = sharded_device(
+        case,
+        *_engine_state(own, hardware, own.ring if has_ring else own.packed, size),
+        reshards=strategy.reshards,
+    )
+    step = _engine_step(own, size, releases=strategy.releases)
+    if not has_ring:
+        return replace(device, step=step)
+    kept = float((own.important + own.resident) * size)
+    after = device.in_flight + kept
+    return replace(device, gradients_after=after, gradients_at_step=kept, step=step)
+
+
+def _engine_state(
+    own: EngineMemory, hardware: HardwareProfile, ring: float, size: int
+) -> list[Part]:
+    """Return what the engine keeps on a device throughout."""
+    temporaries = 0.0
+    if not hardware.device.is_cpu:
+        temporaries = 2.0 * own.block * size
+        if own.host.config.is_exact:
+            temporaries += 4.0 * (own.block + min(TEMPORARY_ELEMENTS, own.bucket))
+    return [
+        Part("optimizer state", "device", own.device_state, "important columns, whole tensors"),
+        Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
+        Part("rings", "device", ring, "packed gradients on their way"),
+        Part("updates' temporaries", "device", temporaries, "of the largest block"),
+    ]
+
+
+def _engine_step(own: EngineMemory, size: int, *, releases: bool) -> list[Part]:
+    """Return what the engine needs on a device at the step alone."""
+    return [
+        Part("float32 gradients", "device", own.float_gradients, "of whole tensors"),
+        Part("update's temporaries", "device", own.bank_temporaries, "of one bank of columns"),
+        Part("important gradients", "device", 0.0 if releases else float(own.important * size)),
+    ]
 
 
 def _engine_host_parts(own: EngineMemory, count: int) -> list[Part]:

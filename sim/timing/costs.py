@@ -38,6 +38,8 @@ class Segment:
     """Shapes (O, I) of parameters with at least two dimensions, in order of registration."""
     vectors: int = 0
     """Number of elements of all other parameters."""
+    layer: str = ""
+    """Name of the layer that it is a piece of; empty where it is a whole one."""
 
     @property
     def numel(self) -> int:
@@ -216,6 +218,7 @@ def _cut(segment: Segment, enough: int) -> list[Segment]:
         replace(
             segment,
             name=f"{segment.name}.{index}",
+            layer=segment.name,
             forward=segment.forward * size / sum(elements),
             backward=segment.backward * size / sum(elements),
             matrices=tuple(run),

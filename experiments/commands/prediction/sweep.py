@@ -191,6 +191,8 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         strategy=flags["strategy"],
         knobs=given_flags(context)[1],
         releases=flags["gradients"] == "release",
+        parallel=flags["parallel"],
+        reshards=flags["reshard_after_forward"],
         method=flags["method"],
         tolerance=TOLERANCE if flags["tolerance"] is None else flags["tolerance"],
     )
