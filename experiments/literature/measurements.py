@@ -14,6 +14,7 @@ from experiments.literature.setups import (
     Quantity,
     Setup,
 )
+from experiments.literature.sharded_runs import SHARDED, SHARDED_GROUPS
 
 GROUPS: Mapping[str, tuple[str, str]] = {
     "phases": (
@@ -47,6 +48,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "The host's pass alone",
         "Both are read from pictures or text of an issue, to one or two digits.",
     ),
+    **SHARDED_GROUPS,
 }
 
 BREAKDOWN = Phases(
@@ -246,6 +248,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         assumption="30 bytes of DRAM a parameter: master and moments in and out, a float "
         "gradient, a 16-bit weight; at the table's DRAM bandwidth",
     ),
+    *SHARDED,
 )  # fmt: skip
 
 NOT_PREDICTED = (
