@@ -16,16 +16,16 @@ SHARDED_GROUPS: Mapping[str, tuple[str, str]] = {
     ),
     "foundry-h100": (
         "MPT under FSDP on 8 to 64 H100",
-        "These runs are of the spring of 2023. Micro-batches of 2 are the worst: what the "
-        "framework does for each kernel, layer and parameter is not modelled, and such short "
-        "steps show it most. From 8 to 64 devices the measured speed of each does not fall, and "
-        "neither does the predicted.",
+        "Micro-batches of 2 are the worst: what the framework does for each kernel, layer and "
+        "parameter is not modelled, and such short steps show it most. From 8 to 64 devices the "
+        "measured speed of each does not fall, and neither does the predicted.",
     ),
     "titan": (
         "Llama-3.1-8B under FSDP2 on 8 and 128 H100",
         "The devices have HBM2e and a power limit of 500 W, which no entry of the table has, and "
-        "recompute a part of each layer. What is tested is the step from one host to 16: measured "
-        "speed falls by 2.7 %.",
+        "recompute a part of each layer. From one host to 16 the measured speed of a device falls "
+        "by 2.7 %. The predicted one does not fall, as nothing of what several hosts wait for one "
+        "another is modelled.",
     ),
     "forge": (
         "Llama-3-8B under FSDP2 on 2 and 4 H200",
