@@ -129,7 +129,7 @@ def needs_of(
         if key not in memory:
             strategy = Strategy(name="zenflow", config=key.applied_to(config), releases=releases)
             own = memory_of(workload, strategy, hardware)
-            shared = own.num_devices * own.device_bytes if hardware.device.is_cpu else 0.0
+            shared = hardware.num_devices * own.device_bytes if hardware.device.is_cpu else 0.0
             memory[key] = (own.device_bytes, own.host_bytes + shared)
         device_bytes, host_bytes = memory[key]
         return Need(

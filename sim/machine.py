@@ -1,8 +1,8 @@
 """Machine: a hardware profile turned into lanes and fluid resources, ready to run a schedule.
 
-All devices of a host do the same at the same time, so one of them is simulated, and whatever they
-share costs as many times as much as devices share it: with equal flows max-min fairness gives each
-the same.
+All devices of all hosts do the same at the same time, so one of them is simulated, and whatever
+they share costs as many times as much as devices share it: with equal flows max-min fairness gives
+each the same.
 """
 
 from __future__ import annotations
@@ -146,12 +146,8 @@ class Machine:
         down, up = Resource("d2h", rates.d2h), Resource("h2d", rates.h2d)
         both = Resource("duplex", rates.duplex)
         dram = {self.dram: float(rates.sharing)}
-        if hardware.fabric is not None:
-            uses = {Resource("fabric", hardware.fabric.bandwidth.value): 1.0}
-            if "pcie" in hardware.fabric.name.lower():
-                # What one device sends goes up and down the same links.
-                uses |= {down: 1.0, up: 1.0, both: 2.0}
-            self.fabric_kind = FlowKind("fabric", uses)
+        if hardware.total_devices > 1 or hardware.fabric is not None:
+            self.fabric_kind = FlowKind("fabric", _ring_uses(hardware, down, up, both))
         if hardware.nvme is not None:
             # The drives are the whole host's, and what they move passes through its DRAM.
             count = float(hardware.num_devices)
@@ -210,15 +206,21 @@ class Machine:
     def collective(
         self, name: str, num_bytes: float, step: int, after: simpy.Event
     ) -> simpy.Event:
-        """Queue a collective; with one device there is nothing to do.
+        """Queue a collective over all devices of all hosts; with one there is nothing to do.
 
         A ring passes (n - 1) / n of the bytes through each device in a reduce-scatter or an
-        all-gather, and twice that in an all-reduce (Thakur et al. 2005).
+        all-gather, and twice that in an all-reduce (Thakur et al. 2005). It enters and leaves each
+        host once, however many devices the host has, so the slowest link on its way sets its pace.
         """
-        count = self.hardware.num_devices
-        if count == 1 or self.hardware.fabric is None or num_bytes == 0:
+        hardware = self.hardware
+        count = hardware.total_devices
+        if count == 1 or num_bytes == 0:
             return after
-        seconds, moved = self.hardware.fabric.latency.value, num_bytes * (count - 1) / count
+        seconds, moved = 0.0, num_bytes * (count - 1) / count
+        if hardware.fabric is not None:
+            seconds += hardware.fabric.latency.value
+        if hardware.network is not None:
+            seconds += (hardware.num_hosts - 1) * hardware.network.latency.value
         work = Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
         return self.fabric.submit(name, step, work, [after])
 
@@ -265,6 +267,33 @@ class Machine:
         self.env.process(process)
         self.env.run()
         return float(self.env.now)
+
+
+def _ring_uses(
+    hardware: HardwareProfile, down: Resource, up: Resource, both: Resource
+) -> dict[Resource, float]:
+    """Return what one byte that a ring passes through a device costs each link.
+
+    Args:
+        hardware: The machine.
+        down: The device's link to the host.
+        up: Its link from the host.
+        both: Both ways of that link together.
+    """
+    uses: dict[Resource, float] = {}
+    each_way = 0.0
+    if hardware.fabric is not None:
+        uses[Resource("fabric", hardware.fabric.bandwidth.value)] = 1.0
+        if "pcie" in hardware.fabric.name.lower():
+            # What one device sends goes up and down the same links.
+            each_way, uses[both] = 1.0, 2.0
+    if hardware.network is not None and hardware.num_hosts > 1:
+        network = hardware.network
+        uses[Resource("network", network.adapters * network.bandwidth.value)] = 1.0
+        # A device's link has its part of what leaves the host. It goes to an adapter, and not to
+        # the host's memory, which is what holds both ways of a link down together.
+        each_way += 1.0 / hardware.num_devices
+    return {**uses, down: each_way, up: each_way}
 
 
 def least_seconds(machine: Machine, kind: FlowKind, num_bytes: float) -> float:

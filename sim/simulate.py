@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine
 from sim.schedules.deep_optimizer_states import DEEP_OPTIMIZER_STATES
 from sim.schedules.deepspeed_zenflow import DEEPSPEED_ZENFLOW
@@ -15,6 +16,9 @@ from sim.schedules.layer_overlapped import LAYER_OVERLAPPED
 from sim.schedules.layer_streaming import MEGATRAIN, ROUNDPIPE, SLIDEFORMER
 from sim.schedules.lora import LORA, QLORA
 from sim.schedules.on_device import PUBLISHED_ON_DEVICE
+from sim.schedules.parallel.ddp import DDP
+from sim.schedules.parallel.fsdp import FSDP2, FSDP2_OFFLOAD, ZERO3_OFFLOAD
+from sim.schedules.parallel.zenflow import ShardedEngineSchedule
 from sim.schedules.quantised_states import ADAMW_4BIT, ADAMW_8BIT
 from sim.schedules.schedule import AbstractSchedule, System
 from sim.schedules.superoffload import SUPEROFFLOAD
@@ -25,6 +29,7 @@ from sim.schedules.zero_offload import (
     PUBLISHED_ZERO_OFFLOAD,
 )
 from sim.timing.costs import StepCosts
+from sim.timing.division import PARALLELS, Division
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
@@ -48,6 +53,10 @@ SYSTEMS: Mapping[str, System] = {
         MEGATRAIN,
         SLIDEFORMER,
         ROUNDPIPE,
+        DDP,
+        FSDP2,
+        FSDP2_OFFLOAD,
+        ZERO3_OFFLOAD,
     )
 }
 """Other systems by name; the engine's own strategies are its presets."""
@@ -82,6 +91,8 @@ class Prediction:
     """Bytes to the host, per step."""
     h2d_bytes: float
     """Bytes to the device, per step."""
+    fabric_bytes: float = 0.0
+    """Bytes that collectives pass through the device, per step."""
     busy_seconds: Mapping[str, float]
     """Seconds of work of each lane, per step."""
     update_seconds: float = 0.0
@@ -105,6 +116,7 @@ class Prediction:
             "selection_seconds": self.selection_seconds,
             "d2h_bytes_per_step": self.d2h_bytes,
             "h2d_bytes_per_step": self.h2d_bytes,
+            "fabric_bytes_per_step": self.fabric_bytes,
             "busy_seconds": dict(self.busy_seconds),
         }
 
@@ -118,17 +130,44 @@ class Strategy:
     """Settings of the engine; None for other systems."""
     releases: bool = True
     """The engine's gradient mode: whether gradients leave during backward."""
+    parallel: str = "ddp"
+    """How the engine's devices share a model, one of `PARALLELS`; other systems have their own."""
+    reshards: bool = True
+    """Whether the engine's sharded weights are dropped behind forward."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of another system's schedule that are not its defaults."""
 
     @classmethod
-    def of(cls, name: str, *, releases: bool = True, **changes: Any) -> Strategy:
-        """Return a strategy of this name; changes are knobs, or options of another system.
+    def of(
+        cls,
+        name: str,
+        *,
+        releases: bool = True,
+        parallel: str = "ddp",
+        reshards: bool = True,
+        **changes: Any,
+    ) -> Strategy:
+        """Return a strategy of this name.
+
+        Args:
+            name: Of a preset or of another system.
+            releases: The engine's gradient mode.
+            parallel: How the engine's devices share a model, one of `PARALLELS`.
+            reshards: Whether sharded weights are dropped behind forward.
+            changes: Knobs, or options of another system.
 
         Raises:
-            ConfigError: There is no such strategy or option, or a knob breaks its rule.
+            ConfigError: There is no such strategy or option, a knob breaks its rule, or the
+                strategy does not share a model in this way.
         """
+        if parallel not in PARALLELS:
+            raise ConfigError(f"parallel {unknown_name(parallel, PARALLELS)}")
         if name in SYSTEMS:
+            if parallel != "ddp":
+                raise ConfigError(
+                    f"{name} shares a model in its own way: leave parallel out, or take fsdp2"
+                )
+            changes |= {} if reshards else {"reshard_after_forward": False}
             SYSTEMS[name].options(changes)  # refuses what there is not
             return cls(name=name, options=changes)
         if name not in PRESETS:
@@ -138,7 +177,17 @@ class Strategy:
                 f"{name} has no adapters, so it does not take {', '.join(others)}: take lora or "
                 "qlora"
             )
-        return cls(name=name, config=ZenFlowConfig.preset(name, **changes), releases=releases)
+        if not reshards and parallel != "fsdp":
+            raise ConfigError(
+                "reshard_after_forward is about sharded weights: give parallel fsdp as well"
+            )
+        return cls(
+            name=name,
+            config=ZenFlowConfig.preset(name, **changes),
+            releases=releases,
+            parallel=parallel,
+            reshards=reshards,
+        )
 
     @property
     def warm_up(self) -> int:
@@ -157,6 +206,10 @@ class Strategy:
         """Record of the other system that this is."""
         return SYSTEMS[self.name]
 
+    def division(self, hardware: HardwareProfile) -> Division:
+        """Return how the devices of a machine divide the engine's work."""
+        return Division.of(self.parallel, hardware.total_devices)
+
     def schedule(self, machine: Machine, costs: StepCosts) -> AbstractSchedule:
         """Return the schedule on a machine.
 
@@ -164,7 +217,12 @@ class Strategy:
             ConfigError: The other system has no such option.
         """
         if self.config is not None:
-            return EngineSchedule(machine, costs, self.config, releases=self.releases)
+            division = self.division(machine.hardware)
+            settings: dict[str, Any] = {"releases": self.releases, "division": division}
+            if division.device > 1:
+                settings["reshards"] = self.reshards
+                return ShardedEngineSchedule(machine, costs, self.config, **settings)
+            return EngineSchedule(machine, costs, self.config, **settings)
         return self.system.schedule(machine, costs, **self.system.options(self.options))
 
 
@@ -230,6 +288,7 @@ def simulate(
         selection_seconds=selection,
         d2h_bytes=recording.since(settling, "d2h")[1] / measured,
         h2d_bytes=recording.since(settling, "h2d")[1] / measured,
+        fabric_bytes=recording.since(settling, "fabric")[1] / measured,
         busy_seconds=busy,
         update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,

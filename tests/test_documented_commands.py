@@ -101,6 +101,12 @@ LINES = {
         "--checkpointing": AS_IT_STANDS,
         "zenflow simulate --model llama-2-7b --gpu h100 --strategy adamw_8bit "
         "--offload-activations": AS_IT_STANDS,
+        "zenflow plan --model llama-3.1-70b --gpu h100 --num-gpus 8 --num-hosts 2 "
+        "--parallel fsdp --systems": Elsewhere("tests/experiments/commands/test_plan.py"),
+        "zenflow simulate --model llama-2-7b --machine dgx-a100-80 --num-hosts 4 "
+        "--network 8x-roce-200 --strategy fsdp2": AS_IT_STANDS,
+        "zenflow sweep --model llama-2-7b --gpu h100 --num-gpus 8 --vary num_hosts=1,2,4 "
+        "--vary parallel=ddp,fsdp --out runs/hosts": AS_IT_STANDS,
         "zenflow calibrate --out mine.json": Scaled(added="--device cpu --turns 1"),
         "zenflow validate --profile mine.json --out runs/validation":
             Scaled(added="--device cpu --turns 1"),

@@ -117,7 +117,7 @@ class SimulatedBackend(AbstractBackend):
         return TrialFigures(
             step_seconds=done.step_seconds,
             stall_seconds=done.stall_seconds,
-            tokens_per_step=self.workload.tokens_per_step * self.hardware.num_devices,
+            tokens_per_step=self.workload.tokens_per_step * self.hardware.total_devices,
             **asdict(self.need(knobs)),
         )
 
@@ -128,7 +128,7 @@ class SimulatedBackend(AbstractBackend):
             "backend": self.kind,
             "model": self.workload.name,
             "machine": self.hardware.name,
-            "num_devices": self.hardware.num_devices,
+            "num_devices": self.hardware.total_devices,
             "batch_size": self.workload.batch_size,
             "sequence": self.workload.sequence,
             "accumulation": self.workload.accumulation,

@@ -21,8 +21,6 @@ ALTERNATIVE_GROUPS: Mapping[str, tuple[str, str]] = {
         "Hosts are not named. These rows are not counted above.",
     ),
 }
-UNCOUNTED = ("phases", *ALTERNATIVE_GROUPS)
-"""Groups that no constant is fitted to."""
 
 _FREE = {"device.bandwidth": 1e18}
 _FUSED = (Alternative(text="kernels so fused that all but products is free", values=_FREE),)

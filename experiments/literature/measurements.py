@@ -15,6 +15,7 @@ from experiments.literature.setups import (
     Quantity,
     Setup,
 )
+from experiments.literature.sharded_runs import SHARDED, SHARDED_GROUPS
 
 GROUPS: Mapping[str, tuple[str, str]] = {
     "phases": (
@@ -49,7 +50,11 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "Both are read from pictures or text of an issue, to one or two digits.",
     ),
     **ALTERNATIVE_GROUPS,
+    **SHARDED_GROUPS,
 }
+
+UNFITTED = (*ALTERNATIVE_GROUPS, *SHARDED_GROUPS)
+"""Groups with no say in any constant."""
 
 BREAKDOWN = Phases(
     strategy="published_zero_offload",
@@ -249,6 +254,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "gradient, a 16-bit weight; at the table's DRAM bandwidth",
     ),
     *ALTERNATIVES,
+    *SHARDED,
 )  # fmt: skip
 
 NOT_PREDICTED = (

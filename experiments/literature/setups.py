@@ -43,10 +43,16 @@ class Setup:
     model: str
     machine: str
     devices: int
+    """Number of devices of one host."""
     strategy: str
     batch_size: int
     """Sequences of a micro-batch on one device."""
     sequence: int
+    accumulation: int = 1
+    """Number of micro-batches of a step."""
+    hosts: int = 1
+    network: str | None = None
+    """Network between the hosts; None is the machine's own."""
     checkpointing: bool = False
     offloads_activations: bool = False
     binds_cores: bool = True

@@ -16,6 +16,7 @@ from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
 from sim.models.workload import ATTENTIONS
 from sim.names import fold, nearest
+from sim.timing.division import PARALLELS
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 
@@ -227,8 +228,10 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("host", _part("host"), "host"),
         _flag("link", _part("link"), "link to the host"),
         _flag("fabric", _part("fabric"), "between devices"),
+        _flag("network", _part("network"), "between hosts"),
         _flag("nvme", _drives, "drives, or none"),
-        _flag("num_gpus", _count, "devices"),
+        _flag("num_gpus", _count, "devices of a host"),
+        _flag("num_hosts", _count, "hosts"),
         _flag("host_ram", _number, "host memory", scale=GIB, unit="GiB"),
         _flag("batch", _count, "sequences of a micro-batch", target="batch_size"),
         _flag("sequence", _count, "tokens of a sequence"),
@@ -238,6 +241,8 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("attention", _choice(ATTENTIONS), "kernels"),
         _flag("offload_activations", _switch, "activations on the host: yes, no"),
         _axis("strategy", "strategy", _strategy, "strategy"),
+        _axis("strategy", "parallel", _choice(PARALLELS), "how devices share a model"),
+        _axis("strategy", "reshard_after_forward", _switch, "of sharded weights: yes, no"),
         *_knobs(),
         _axis("knob", "lora_rank", _count, "rank of adapters, of lora and qlora"),
         _axis("knob", "lora_targets", _targets, "matrices with adapters: all, attention"),
@@ -284,7 +289,7 @@ def kind_of(name: str) -> AxisKind:
 def _figure_names() -> tuple[str, ...]:
     from sim.hardware.catalog import find_machine
 
-    return tuple(find_machine("dgx-a100-80").quantities())
+    return tuple(find_machine("dgx-a100-80", num_hosts=2).quantities())
 
 
 # ---- axes from the command line ---------------------------------------------------------------

@@ -33,10 +33,11 @@ RESULTS: Mapping[str, str] = {
     "d2h_bytes": "to the host in a step, one device; empty with a closed form",
     "h2d_bytes": "to the device in a step, one device; empty with a closed form",
     "device_bytes": "memory of one device at its fullest",
-    "host_bytes": "memory of the host for all devices",
+    "host_bytes": "memory of one host for its devices",
     "staleness_steps": "largest age of a gradient when it lands; empty for other systems",
     "num_params": "of the model",
     "num_devices": "that train together",
+    "num_hosts": "that have these devices",
     "device_name": "of the machine",
     "host_name": "of the machine",
     "link_name": "of the machine",
@@ -44,7 +45,7 @@ RESULTS: Mapping[str, str] = {
 """Columns of a table behind its axes; seconds and bytes."""
 TEXTS = ("status", "reason", "method", "device_name", "host_name", "link_name")
 """Columns of results that are no numbers."""
-_COUNTS = ("staleness_steps", "num_params", "num_devices")
+_COUNTS = ("staleness_steps", "num_params", "num_devices", "num_hosts")
 
 _DIGITS = 12
 """Significant ones: a formula's last digit depends on how many points are solved together."""

@@ -64,6 +64,10 @@ class Sweep:
     """Settings of the update rule that no axis varies."""
     releases: bool = True
     """Whether gradients leave during backward."""
+    parallel: str = "ddp"
+    """How devices share a model."""
+    reshards: bool = True
+    """Whether sharded weights are dropped behind forward."""
     method: str = "auto"
     tolerance: float = TOLERANCE
 
@@ -104,14 +108,19 @@ class Sweep:
         knobs = dict(self.knobs)
         figures: dict[str, float] = {}
         parts: dict[str, float] = {}
-        name, values = self.strategy, self.values(index)
+        values = self.values(index)
+        chosen: dict[str, Any] = {
+            "strategy": self.strategy,
+            "parallel": self.parallel,
+            "reshard_after_forward": self.reshards,
+        }
         for axis in self.axes:
             kind, value = axis.kind, values[axis.name]
             scaled = _scaled(kind, value)
             if kind.place == "knob":
                 knobs[kind.target] = value
             elif kind.place == "strategy":
-                name = str(value)
+                chosen[kind.target] = value
             elif kind.place == "figure":
                 figures[kind.target] = float(scaled)  # type: ignore[arg-type]
             elif kind.place == "machine":
@@ -119,8 +128,19 @@ class Sweep:
         request = self._request(values)
         workload = _workload(request)
         hardware = with_parts(_machine(request), parts, figures, workload.dtype)
-        strategy = Strategy.of(name, releases=self.releases, **self._knobs_of(name, knobs))
+        name = chosen["strategy"]
+        sharing = {"parallel": chosen["parallel"], "reshards": chosen["reshard_after_forward"]}
+        strategy = Strategy.of(
+            name, releases=self.releases, **self._sharing_of(name, sharing),
+            **self._knobs_of(name, knobs),
+        )  # fmt: skip
         return Case(workload=workload, hardware=hardware, strategy=strategy)
+
+    def _sharing_of(self, name: str, sharing: dict[str, Any]) -> dict[str, Any]:
+        """Return how devices share a model; other systems beside ours keep their own way."""
+        from zenflow.config import PRESETS
+
+        return sharing if name in PRESETS or not self._varies_strategies else {}
 
     def machine(self, index: int) -> HardwareProfile:
         """Return a point's machine, with the figures that its parts have in the table.
@@ -139,6 +159,10 @@ class Sweep:
         }
         return replace(self.request, **named)
 
+    @property
+    def _varies_strategies(self) -> bool:
+        return any(axis.name == "strategy" for axis in self.axes)
+
     def _knobs_of(self, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
         """Return the knobs that a strategy has: baselines and other systems keep their own.
 
@@ -146,7 +170,7 @@ class Sweep:
         adapters ``*lora``'s; of a strategy that stands alone every setting that is given is
         taken, or refused.
         """
-        if not any(axis.kind.place == "strategy" for axis in self.axes):
+        if not self._varies_strategies:
             return knobs
         if name in ("lora", "qlora"):
             return {key: value for key, value in knobs.items() if key in LORA_OPTIONS}
@@ -183,6 +207,8 @@ class Sweep:
                     "strategy": self.strategy,
                     "knobs": dict(self.knobs),
                     "gradients": "release" if self.releases else "keep",
+                    **({"parallel": self.parallel} if self.parallel != "ddp" else {}),
+                    **({} if self.reshards else {"reshard_after_forward": False}),
                     "method": self.method,
                     "tolerance": self.tolerance,
                 },

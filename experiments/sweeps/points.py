@@ -178,7 +178,8 @@ def _facts(case: Case) -> Row:
         "host_bytes": rounded(need.host_bytes).item(),
         "staleness_steps": lands,
         "num_params": case.workload.num_params,
-        "num_devices": hardware.num_devices,
+        "num_devices": hardware.total_devices,
+        "num_hosts": hardware.num_hosts,
         "device_name": hardware.device.name,
         "host_name": hardware.host.name,
         "link_name": hardware.link.name,
@@ -262,7 +263,7 @@ def _times(
     case: Case, step: Any, stall: Any, selection: Any, **others: Any
 ) -> dict[str, NDArray[np.float64]]:
     """Return the columns of times, and others; each may be an array."""
-    tokens = case.workload.tokens_per_step * case.hardware.num_devices
+    tokens = case.workload.tokens_per_step * case.hardware.total_devices
     columns = {
         "step_seconds": step,
         "stall_seconds": stall,

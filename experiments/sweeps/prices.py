@@ -55,7 +55,7 @@ def add_prices(frame: pd.DataFrame, prices: Mapping[str, float]) -> pd.DataFrame
     A row has none where a device, host or link has no price though another one of its kind has.
     """
     total = frame["num_devices"] * 0.0
-    for column, count in (("device_name", frame["num_devices"]), ("host_name", 1),
+    for column, count in (("device_name", frame["num_devices"]), ("host_name", frame["num_hosts"]),
                           ("link_name", frame["num_devices"])):  # fmt: skip
         own = frame[column].map(prices)
         if own.notna().any():

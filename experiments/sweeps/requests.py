@@ -30,7 +30,9 @@ class Request:
     profile: str | Path | None = None
     """File that ``zenflow calibrate`` wrote."""
     num_gpus: int | None = None
-    """Number of devices that train together; None is as many as the machine has."""
+    """Number of devices of a host that train together; None is as many as the machine has."""
+    num_hosts: int | None = None
+    """Number of hosts that train together; None is as many as the machine has."""
     host: str | None = None
     """Host in place of the machine's own."""
     host_ram: float | None = None
@@ -39,6 +41,8 @@ class Request:
     """Link to the host in place of the machine's own."""
     fabric: str | None = None
     """Fabric between devices in place of the machine's own."""
+    network: str | None = None
+    """Network between hosts in place of the machine's own."""
     nvme: str | None = None
     """Drives in place of the machine's own, or 'none'."""
     batch_size: int = 4
@@ -90,6 +94,8 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
         hardware = find_machine(request.machine, count)
     else:
         hardware = read_profile(str(request.profile))
+    if request.num_hosts is not None or request.network is not None:
+        hardware = _joined(hardware, request)
     changes: dict[str, Any] = {}
     if request.host is not None:
         changes["host"] = find_host(request.host)
@@ -105,6 +111,15 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
     if count is not None:
         changes["num_devices"] = count
     return replace(hardware, **changes) if changes else hardware, notes
+
+
+def _joined(hardware: HardwareProfile, request: Request) -> HardwareProfile:
+    """Return so many hosts of a machine, on the network asked for or its own."""
+    from sim.hardware.catalog import clustered, network_of
+
+    own = hardware.network.name if hardware.network is not None else network_of(hardware.name)
+    count = hardware.num_hosts if request.num_hosts is None else request.num_hosts
+    return clustered(hardware, count, request.network or own)
 
 
 def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[str]]:

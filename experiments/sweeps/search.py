@@ -29,7 +29,7 @@ from sim.timing.costs import costs_of
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
-_PARTS = ("gpu", "machine", "host", "link", "num_gpus")
+_PARTS = ("gpu", "machine", "host", "link", "num_gpus", "num_hosts")
 """Axes that decide which parts a machine has, and so its price."""
 _ROUNDING = 1 + 1e-9
 
@@ -137,9 +137,11 @@ def _parts(sweep: Sweep, point: int) -> Row:
     try:
         hardware = sweep.machine(point)
     except ConfigError:
-        return {"num_devices": math.nan, "device_name": "", "host_name": "", "link_name": ""}
+        names = dict.fromkeys(("device_name", "host_name", "link_name"), "")
+        return {"num_devices": math.nan, "num_hosts": math.nan, **names}
     return {
-        "num_devices": hardware.num_devices,
+        "num_devices": hardware.total_devices,
+        "num_hosts": hardware.num_hosts,
         "device_name": hardware.device.name,
         "host_name": hardware.host.name,
         "link_name": hardware.link.name,
@@ -200,14 +202,14 @@ class _Search:
             costs = costs_of(case.workload, case.hardware)
         except ConfigError:
             return math.inf  # rates that make no sense: others may
-        tokens = case.workload.tokens_per_step * case.hardware.num_devices
-        config = case.strategy.config
-        if config is None:
+        tokens = case.workload.tokens_per_step * case.hardware.total_devices
+        strategy = case.strategy
+        if strategy.config is None:
             return tokens / costs.compute_seconds
         shapes = [parameter.shape for parameter in case.workload.parameters]
-        own = engine_memory(shapes, config, case.workload.dtype_bytes).on(case.hardware)
-        seconds = estimated_seconds(costs, config, own, releases=case.strategy.releases)
-        return tokens / seconds * _ROUNDING
+        whole = engine_memory(shapes, strategy.config, case.workload.dtype_bytes)
+        own = whole.on(case.hardware).divided(strategy.division(case.hardware))
+        return tokens / estimated_seconds(costs, strategy, own) * _ROUNDING
 
     def answer(self) -> Cheapest:
         """Return what was found."""

@@ -59,7 +59,7 @@ class Windows:
     """Plan of its blocks."""
     phases: tuple[WindowPhase, ...]
     """What falls to each step of a window."""
-    moved: tuple[int, ...]
+    moved: tuple[float, ...]
     """Number of elements of each segment that fresh steps move in a step."""
 
 

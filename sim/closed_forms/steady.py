@@ -71,7 +71,7 @@ class ClosedForm:
         """
         if not has_closed_form(costs, strategy):
             raise ConfigError(
-                f"{strategy.name} has no closed form for {costs.hardware.num_devices} devices: "
+                f"{strategy.name} has no closed form for {costs.hardware.total_devices} devices: "
                 "simulate it"
             )
         self._costs = costs
@@ -435,7 +435,7 @@ def has_closed_form(costs: StepCosts, strategy: Strategy) -> bool:
     blocks whose windows end in turn and whose updates land several steps later.
     """
     hardware = costs.hardware
-    if hardware.num_devices > 1 or hardware.device.is_cpu:
+    if hardware.total_devices > 1 or hardware.device.is_cpu:
         return False
     if any(segment.leaving for segment in costs.segments):
         return False

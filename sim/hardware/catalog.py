@@ -3,7 +3,8 @@
 Every figure there has its unit, kind and source. Names match whatever their case and separators:
 ``RTX 4090``, ``rtx-4090`` and ``NVIDIA GeForce RTX 4090``, as torch reports it, are one device. A
 name that says too little stands for the SXM module with most memory of its generation: ``a100`` is
-``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets.
+``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets, ``8x-infiniband-hdr`` a network of
+eight adapters in each host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sim.hardware.profile import (
     HardwareProfile,
     Host,
     Link,
+    Network,
     Nvme,
     Quantity,
 )
@@ -31,13 +33,16 @@ _TABLES: Mapping[str, str] = {
     "host": "hosts",
     "link": "links",
     "fabric": "fabrics",
+    "network": "networks",
     "nvme": "nvme",
     "machine": "machines",
 }
 _DEFAULTS = "default"
+_MOST_ADAPTERS = 8
 _LABELS = ("title", "aliases")
 _MACHINE_KEYS = (
-    *_LABELS, "device", "host", "link", "fabric", "nvme", "num_devices", "host_memory", "source",
+    *_LABELS, "device", "host", "link", "fabric", "network", "nvme", "num_devices", "host_memory",
+    "source",
 )  # fmt: skip
 
 
@@ -45,7 +50,8 @@ def names(kind: str) -> list[str]:
     """Return the names of all of a kind.
 
     Args:
-        kind: device, host (with one socket or two), link, fabric, nvme or machine.
+        kind: device, host (with one socket or two), link, fabric, network (with each number of
+            adapters), nvme or machine.
     """
     return list(_entries(kind))
 
@@ -108,6 +114,23 @@ def find_fabric(name: str) -> Fabric:
     return record_of(Fabric, entry, name, beside=(*_LABELS, "limit"), name=name)
 
 
+def find_network(name: str) -> Network:
+    """Return a network between hosts by name; ``8x-NAME`` has eight adapters in each host.
+
+    Raises:
+        ConfigError: There is none; the nearest names are given.
+    """
+    name, entry = _lookup("network", name)
+    return record_of(
+        Network,
+        entry,
+        name,
+        beside=(*_LABELS, "limit", "adapters"),
+        name=name,
+        adapters=entry.get("adapters", 1),
+    )
+
+
 def find_nvme(name: str) -> Nvme:
     """Return a set of NVMe drives by name.
 
@@ -118,15 +141,20 @@ def find_nvme(name: str) -> Nvme:
     return record_of(Nvme, entry, name, beside=_LABELS, name=name)
 
 
-def find_machine(name: str, num_devices: int | None = None) -> HardwareProfile:
+def find_machine(
+    name: str, num_devices: int | None = None, *, num_hosts: int = 1, network: str | None = None
+) -> HardwareProfile:
     """Return a machine by name.
 
     Args:
         name: One of `names("machine")`, or an alias.
         num_devices: How many of its devices are used; None is all.
+        num_hosts: How many of these machines train together.
+        network: Between them; None is the machine's own.
 
     Raises:
-        ConfigError: There is none, with the nearest names; or it holds fewer devices.
+        ConfigError: There is none, with the nearest names; it holds fewer devices; or it has no
+            network that is known, and several hosts need one.
     """
     name, entry = _lookup("machine", name)
     refuse_unknown(entry, _MACHINE_KEYS, name)
@@ -148,7 +176,31 @@ def find_machine(name: str, num_devices: int | None = None) -> HardwareProfile:
         host_memory=None if memory is None else quantity_of(memory, "host_memory", name),
     )
     metadata = {"title": entry["title"], "source": entry["source"]}
-    return replace(profile, name=name, metadata=metadata)
+    return clustered(
+        replace(profile, name=name, metadata=metadata), num_hosts, network or entry.get("network")
+    )
+
+
+def network_of(machine: str) -> str | None:
+    """Return the name of the network that a machine of the table has; None if none is known."""
+    entry = _entries("machine").get(machine, {})
+    found: str | None = entry.get("network")
+    return found
+
+
+def clustered(hardware: HardwareProfile, num_hosts: int, network: str | None) -> HardwareProfile:
+    """Return so many hosts of a machine, on a network.
+
+    Args:
+        hardware: One host.
+        num_hosts: How many there are.
+        network: Between them, by name; unused with one host.
+
+    Raises:
+        ConfigError: There is no such network; or there are several hosts and no network.
+    """
+    joined = find_network(network) if network is not None and num_hosts > 1 else None
+    return replace(hardware, num_hosts=num_hosts, network=joined)
 
 
 def assemble(
@@ -243,18 +295,19 @@ def _lookup(kind: str, name: str) -> tuple[str, Entry]:
 
 @functools.cache
 def _entries(kind: str) -> dict[str, Entry]:
-    """Return a table's entries by name; hosts with each number of sockets that they may have."""
+    """Return a table's entries by name, with each number of sockets or adapters there may be."""
     table = read_table(_TABLES[kind])
     entries = {name: entry for name, entry in table.items() if name != _DEFAULTS}
-    if kind != "host":
+    if kind not in ("host", "network"):
         return entries
+    counted = "sockets" if kind == "host" else "adapters"
     several = {
-        f"{sockets}x-{name}": {
+        f"{count}x-{name}": {
             **entry,
-            "sockets": sockets,
-            "aliases": [f"{sockets}x-{alias}" for alias in entry["aliases"]],
+            counted: count,
+            "aliases": [f"{count}x-{alias}" for alias in entry["aliases"]],
         }
         for name, entry in entries.items()
-        for sockets in range(2, 1 + entry["max_sockets"])
+        for count in range(2, 1 + entry.get("max_sockets", _MOST_ADAPTERS))
     }
     return {**entries, **several}

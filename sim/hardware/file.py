@@ -20,13 +20,15 @@ from sim.hardware.profile import CORE_UPDATE, HardwareProfile
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
-SCHEMA_VERSION = 3
-"""Version of the files that this code writes. It reads the two before, too."""
+SCHEMA_VERSION = 4
+"""Version of the files that this code writes. It reads the three before, too."""
 _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     2: {"host": {"core_update": asdict(CORE_UPDATE)}},
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
 }
 """Figures that each version has and the one before had not, with what stands for them."""
+_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}
+"""The same for fields of the profile itself."""
 
 _REMEDY = "measure again with `zenflow calibrate`, or take the figure from its data sheet"
 
@@ -78,7 +80,8 @@ def profile_of(content: Mapping[str, Any], place: str) -> HardwareProfile:
             "profile again with this version of zenflow"
         )
     for later in range(version + 1, SCHEMA_VERSION + 1):
-        for part, figures in _ADDED[later].items():
+        fields = {**_ADDED_FIELDS.get(later, {}), **fields}
+        for part, figures in _ADDED.get(later, {}).items():
             if isinstance(fields.get(part), Mapping):
                 fields[part] = {**figures, **fields[part]}
     reader = _Reader()

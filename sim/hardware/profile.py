@@ -1,8 +1,9 @@
 """Hardware: what a machine can do, each figure with its kind and source.
 
 A `HardwareProfile` is one device type, how many of them, their link to the host, the fabric
-between them, the host, and its NVMe drives. It comes from the table in `sim/data`, from `zenflow
-calibrate`, or is put together by hand. SI units: bytes/s, FLOP/s, seconds, bytes.
+between them, the host, its NVMe drives, and the network to other hosts that are like it. It comes
+from the table in `sim/data`, from `zenflow calibrate`, or is put together by hand. SI units:
+bytes/s, FLOP/s, seconds, bytes.
 """
 
 from __future__ import annotations
@@ -147,6 +148,19 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Between hosts that train together, all alike."""
+
+    name: str
+    adapters: int
+    """Number of network adapters of one host."""
+    bandwidth: Quantity
+    """Bytes/s of one adapter, one way, that collectives reach."""
+    latency: Quantity
+    """Seconds that each further host adds to a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Nvme:
     """All drives of the host together."""
 
@@ -227,7 +241,7 @@ class HardwareProfile:
     device: Device
     """Type of its devices."""
     num_devices: int = 1
-    """Number of devices."""
+    """Number of devices of one host."""
     link: Link
     """Link between each device and the host."""
     fabric: Fabric | None = None
@@ -245,6 +259,10 @@ class HardwareProfile:
     binds_cores: bool = True
     """Whether each device's host memory and threads are on the socket that it hangs on; else they
     are spread over all sockets."""
+    num_hosts: int = 1
+    """Number of hosts that train together."""
+    network: Network | None = None
+    """Network between the hosts; None with one host."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON-ready facts: versions, residuals, whether a link is emulated."""
 
@@ -257,6 +275,12 @@ class HardwareProfile:
             yield f"num_devices must be at least 1, got {self.num_devices}"
         if self.num_devices > 1 and self.fabric is None:
             yield "several devices need a fabric: name nvlink, or the pcie that joins them"
+        if self.num_hosts < 1:
+            yield f"num_hosts must be at least 1, got {self.num_hosts}"
+        if self.num_hosts > 1 and self.network is None:
+            yield "several hosts need a network: name one of the table, such as 8x-infiniband-hdr"
+        if self.network is not None and self.network.adapters < 1:
+            yield f"network.adapters must be at least 1, got {self.network.adapters}"
         if self.host.sockets < 1 or self.host.cores < 1:
             yield "a host needs at least one socket with one core"
         for name, (low, high) in RANGES.items():
@@ -270,8 +294,13 @@ class HardwareProfile:
             yield f"host_threads must be at least 1, got {self.host_threads}"
 
     @property
+    def total_devices(self) -> int:
+        """Devices of all hosts."""
+        return self.num_devices * self.num_hosts
+
+    @property
     def total_cores(self) -> int:
-        """Cores of all sockets."""
+        """Cores of all sockets of one host."""
         return self.host.sockets * self.host.cores
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from sim.hardware.profile import HardwareProfile
 from sim.timing.block_plan import blocks_of, ring_of
 from sim.timing.costs import is_split
+from sim.timing.division import Division
 from sim.timing.host_memory import HostMemory, host_memory, largest
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
@@ -90,6 +91,26 @@ class EngineMemory:
     def float_gradients(self) -> int:
         """Bytes of the float32 gradients of whole tensors, where theirs are not float32."""
         return self.resident * (_FLOAT if self.dtype_bytes < _FLOAT else 0)
+
+    def divided(self, division: Division) -> EngineMemory:
+        """Return one device's part, where several divide the work.
+
+        What is kept for each column and row is the same on all of them.
+        """
+        parts = {
+            name: -(-getattr(self, name) // division.device)
+            for name in (
+                "device_state",
+                "ring",
+                "block",
+                "important",
+                "resident",
+                "bucket",
+                "bank",
+            )
+        }
+        packed = -(-self.packed // division.host)
+        return replace(self, host=self.host.divided(division.host), packed=packed, **parts)
 
     def on(self, hardware: HardwareProfile, reserve: float = 0.0) -> EngineMemory:
         """Return the same with as many waiting gradients as a machine's host has room for.

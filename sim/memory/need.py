@@ -12,13 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
-from sim.machine import Rates
-from sim.memory.engine import EngineMemory, engine_memory
-from sim.memory.parts import PLACES, DeviceParts, Part, SystemCase, fullest, gib
+from sim.memory.engine import engine_memory
+from sim.memory.engine_parts import engine_device_parts, engine_host_parts
+from sim.memory.parts import PLACES, Part, SystemCase, fullest, gib
 from sim.models.workload import Workload
 from sim.simulate import Strategy
-from sim.timing.costs import costs_of
-from sim.timing.fresh_steps import TEMPORARY_ELEMENTS
 from sim.timing.host_memory import PROCESS_BYTES
 
 Place = Literal["device", "host", "nvme"]
@@ -75,12 +73,12 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes by place and part: of one device when it is fullest, of the host for all devices."""
+    """Bytes by place and part: of one device when it is fullest, of one host for its devices."""
 
     workload: Workload
     strategy: Strategy
     num_devices: int
-    """Number of devices that share the work."""
+    """Number of devices that share the work, on all hosts."""
     queue_depth: int = 1
     """Largest number of a column's gradients, q, that wait on the host, as many as it has room
     for; 1 where the strategy has no queue."""
@@ -100,7 +98,7 @@ class MemoryNeed:
 
     @property
     def host_bytes(self) -> float:
-        """Bytes of the host for all devices, pinned or not."""
+        """Bytes of one host for its devices, pinned or not."""
         return self.bytes_at("pageable", "pinned")
 
     @property
@@ -127,7 +125,7 @@ class MemoryNeed:
         drives = hardware.nvme.capacity.value if hardware.nvme else 0.0
         device, host = self.device_bytes, self.host_bytes
         if hardware.device.is_cpu:
-            device, host = 0.0, host + self.num_devices * device
+            device, host = 0.0, host + hardware.num_devices * device
         needs: dict[Place, tuple[float, float]] = {
             "device": (device, hardware.device.memory.value - reserve),
             "host": (host, hardware.host.dram_bytes.value - reserve),
@@ -160,8 +158,9 @@ class MemoryNeed:
         weights = sum(part.num_bytes for part in self.parts if part.name == "weights")
         if place == "device" and weights > hardware.device.memory.value:
             yield (
-                f"the weights alone are {gib(weights)}: shard or stream them (FSDP, ZeRO-3, "
-                "megatrain, slideformer, roundpipe), which the engine does not"
+                f"the weights alone are {gib(weights)}: shard them over more devices "
+                "(--parallel fsdp), or stream them (megatrain, slideformer, roundpipe), which the "
+                "engine does not"
             )
         config = self.strategy.config
         if place == "host" and config is not None:
@@ -170,8 +169,6 @@ class MemoryNeed:
                 yield f"update_rule='exact' saves {gib(sizes['sums'])}"
             if "waiting gradients" in sizes:
                 yield f"queue_depth=1 saves {gib(sizes['waiting gradients'])}"
-            if self.num_devices > 1:
-                yield "take fewer devices, each of which holds all of the engine's host state"
         if place == "device" and config is not None and config.topk_ratio == 1:
             yield "take a strategy that keeps optimizer state on the host"
         whole = {
@@ -230,22 +227,23 @@ def memory_of(
     depth = 1
     if strategy.config is not None:
         shapes = [parameter.shape for parameter in workload.parameters]
-        own = engine_memory(shapes, strategy.config, workload.dtype_bytes).on(hardware)
-        device, depth = _engine_parts(workload, strategy, own, hardware), own.depth
-        host = _engine_host_parts(own, hardware.num_devices)
+        whole = engine_memory(shapes, strategy.config, workload.dtype_bytes)
+        own = whole.divided(strategy.division(hardware)).on(hardware)
+        device, depth = engine_device_parts(workload, strategy, own, hardware), own.depth
+        host = engine_host_parts(own, hardware.num_devices)
     else:
         system = strategy.system
         options = system.options(strategy.options)
         case = SystemCase(workload=workload, hardware=hardware, options=options)
         device, host = system.memory(case)
     moment, parts = fullest(workload, device)
-    count = hardware.num_devices
+    count, total = hardware.num_devices, hardware.total_devices
     fixed = []
     if not hardware.device.is_cpu:
         reserved = ALLOCATOR_SHARE * sum(part.num_bytes for part in parts)
         fixed.append(Part("allocator's reserve", "device", reserved, "estimated"))
         fixed.append(Part("framework", "device", CONTEXT_BYTES, "estimated"))
-        if count > 1:
+        if total > 1:
             fixed.append(Part("collectives", "device", COLLECTIVE_BYTES, "estimated"))
     away = count * sum(workload.leaving_bytes())
     fixed.append(Part("offloaded activations", "pinned", away, "between forward and backward"))
@@ -253,76 +251,8 @@ def memory_of(
     return MemoryNeed(
         workload=workload,
         strategy=strategy,
-        num_devices=count,
+        num_devices=total,
         queue_depth=depth,
         parts=tuple(part for part in (*parts, *host, *fixed) if part.num_bytes > 0),
         moment=moment,
     )
-
-
-def _engine_parts(
-    workload: Workload, strategy: Strategy, own: EngineMemory, hardware: HardwareProfile
-) -> DeviceParts:
-    """Return a device's parts of the engine; each of several has all of them (keep mode, DDP)."""
-    size, count = workload.dtype_bytes, hardware.num_devices
-    releases = strategy.releases and count == 1
-    whole = float(own.num_params * size)
-    in_flight, after, ring = 2.0 * own.bucket * size, whole, own.packed
-    at_step: float | None = None
-    if releases and hardware.device.is_cpu:
-        leaving = own.deferred * size
-        waiting = leaving * _share_that_waits(workload, hardware, leaving)
-        after = (own.important + own.resident) * size + min(leaving, in_flight + waiting)
-    elif releases:  # a bucket's gradients are packed into the ring and freed before the next's
-        in_flight = float(max(own.bucket, *(layer.numel for layer in workload.layers)) * size)
-        at_step = float((own.important + own.resident) * size)
-        after = min(whole, at_step + in_flight)
-        ring = own.ring
-    temporaries = 0.0
-    if not hardware.device.is_cpu:
-        temporaries = 2.0 * own.block * size
-        if own.host.config.is_exact:
-            temporaries += 4.0 * (own.block + min(TEMPORARY_ELEMENTS, own.bucket))
-    return DeviceParts(
-        always=[
-            Part("weights", "device", whole),
-            Part(
-                "optimizer state", "device", own.device_state, "important columns, whole tensors"
-            ),
-            Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
-            Part("rings", "device", ring, "packed gradients on their way"),
-            Part("updates' temporaries", "device", temporaries, "of the largest block"),
-            Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
-        ],
-        in_flight=min(whole, in_flight),
-        # Gradients of earlier micro-batches stay until the last one has been added.
-        gradients_before=whole if workload.accumulation > 1 else 0.0,
-        gradients_after=after,
-        gradients_at_step=at_step,
-        step=[
-            Part("float32 gradients", "device", own.float_gradients, "of whole tensors"),
-            Part("update's temporaries", "device", own.bank_temporaries, "of one bank of columns"),
-            Part(
-                "important gradients", "device", 0.0 if releases else float(own.important * size)
-            ),
-        ],
-    )
-
-
-def _engine_host_parts(own: EngineMemory, count: int) -> list[Part]:
-    return [
-        Part("optimizer state", "pageable", count * own.host.state, "masters, moments"),
-        Part("sums", "pageable", count * own.host.sums, "of windows' gradients"),
-        Part("step counts", "pageable", count * own.host.steps),
-        Part("gradient staging", "pinned", count * own.host.staging),
-        Part("waiting gradients", "pinned", count * own.pool, f"up to {own.depth} of a column"),
-        Part("upload buffers", "pinned", count * own.uploads),
-    ]
-
-
-def _share_that_waits(workload: Workload, hardware: HardwareProfile, num_bytes: float) -> float:
-    """Return which share of the gradients still waits when backward has ended, on a CPU."""
-    seconds = num_bytes / Rates.of(hardware).d2h
-    if not seconds:
-        return 0.0
-    return max(0.0, 1.0 - costs_of(workload, hardware).backward_seconds / seconds)

@@ -1,8 +1,8 @@
 """Parts of a memory need, and the moment of a step at which a device holds most.
 
 Also what systems that are not the engine have in common: each system's own parts are in its
-schedule's file. Each device of several updates an equal part of the model, so that the host holds
-all of it once; weights are whole on every device.
+schedule's file. Each device of several updates an equal part of the model, so that all hosts
+together hold it once; weights are whole on every device, but where a system shards them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Part:
     name: str
     place: PartPlace
     num_bytes: float
-    """Bytes of one device; on the host or its drives bytes of all devices."""
+    """Bytes of one device; on one host or its drives bytes of all its devices."""
     note: str = ""
 
 
@@ -88,8 +88,18 @@ class SystemCase:
 
     @property
     def count(self) -> int:
-        """Number of devices."""
+        """Number of devices of one host."""
         return self.hardware.num_devices
+
+    @property
+    def total(self) -> int:
+        """Number of devices of all hosts."""
+        return self.hardware.total_devices
+
+    @property
+    def hosted(self) -> float:
+        """Number of elements whose home is one host: an equal part of the model."""
+        return self.params / self.hardware.num_hosts
 
     @property
     def in_flight(self) -> float:
@@ -133,7 +143,7 @@ class SystemCase:
 
     def pinned(self, name: str, bytes_each: float) -> list[Part]:
         """Return a pinned buffer of each device's part of the model, with its rounding."""
-        share = self.params / self.count * bytes_each
+        share = self.params / self.total * bytes_each
         return [
             Part(name, "pinned", self.count * share),
             Part(
@@ -145,9 +155,9 @@ class SystemCase:
     def offloaded(self, *, gradient_buffers: int = 1) -> list[Part]:
         """Return the host's parts with all state there: 16 bytes in 16 bits (Ren et al. 2021)."""
         return [
-            Part("optimizer state", "pageable", STATE_BYTES * self.params, "masters, moments"),
-            Part("gradients", "pinned", gradient_buffers * self.size * self.params),
-            Part("weights to upload", "pinned", self.size * self.params),
+            Part("optimizer state", "pageable", STATE_BYTES * self.hosted, "masters, moments"),
+            Part("gradients", "pinned", gradient_buffers * self.size * self.hosted),
+            Part("weights to upload", "pinned", self.size * self.hosted),
         ]
 
 

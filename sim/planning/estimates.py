@@ -7,26 +7,27 @@ few settings.
 
 from __future__ import annotations
 
-from sim.machine import Rates
+from sim.machine import Machine, Rates, least_seconds
 from sim.memory.engine import EngineMemory
+from sim.schedules.parallel.sharded import layers_of
+from sim.simulate import Strategy
 from sim.timing.costs import StepCosts
+from sim.timing.division import Division
 from sim.timing.fresh_steps import measured_bytes, moved_bytes
 from sim.timing.host_passes import window_passes
 from zenflow.config import ZenFlowConfig
 
 
-def estimated_seconds(
-    costs: StepCosts, config: ZenFlowConfig, own: EngineMemory, *, releases: bool = True
-) -> float:
+def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -> float:
     """Return about what a steady-state step of the engine takes, selections aside.
 
     Args:
         costs: Of one step of the model on the machine.
-        config: The update rule's settings.
-        own: The engine's memory under these settings, which says who owns how many elements.
-        releases: Whether gradients leave during backward, on one device.
+        strategy: Of the engine.
+        own: One device's part of the engine's memory, which says who owns how many elements.
     """
-    hardware = costs.hardware
+    hardware, config = costs.hardware, strategy.config
+    assert config is not None
     rates = Rates.of(hardware)
     window, size = config.update_interval, costs.dtype_bytes
     down = float(own.deferred * size)
@@ -36,28 +37,33 @@ def estimated_seconds(
     work = (before + at_end) * (own.deferred / window)
     moved = work.num_bytes
     host = max(moved / rates.host, rates.sharing * moved / rates.dram, work.steps / rates.steps)
-    keeps = hardware.num_devices > 1 or not releases
-    device = _device_seconds(costs, config, own)
+    division = strategy.division(hardware)
+    keeps = not strategy.releases or division.host > division.device
+    device = _device_seconds(costs, config, own, division)
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
         device += down / hardware.overheads.pack_bandwidth.value
+    fabric = _collective_seconds(costs, strategy, up)
     if not config.overlap_step and window == 1:  # all of it in turn
         copied = down / rates.d2h if keeps else 0.0
-        return device + max(copied, host) + up / rates.h2d
+        return max(device, fabric) + max(copied, host) + up / rates.h2d
     away = costs.accumulation * sum(segment.leaving for segment in costs.segments)
     down, up = down + away, up + away
     link = max(down / rates.d2h, up / rates.h2d, (down + up) / rates.duplex)
     dram = rates.sharing * (moved + down + up) / rates.dram
     if hardware.device.is_cpu:  # copies are bounded by its cores
         dram = 0.0
-    return max(device, link, host, dram, _reduce_seconds(costs))
+    return max(device, link, host, dram, fabric)
 
 
-def _device_seconds(costs: StepCosts, config: ZenFlowConfig, own: EngineMemory) -> float:
+def _device_seconds(
+    costs: StepCosts, config: ZenFlowConfig, own: EngineMemory, division: Division
+) -> float:
     overheads = costs.hardware.overheads
     seconds = costs.compute_seconds + overheads.step.value
     seconds += (own.important + own.resident) / overheads.device_update.value
     size = costs.dtype_bytes
-    split = own.deferred + own.important
+    # Under DDP a device has its part of deferred elements, and measures and moves all of them.
+    split = own.deferred * division.host / division.device + own.important
     moved = split * measured_bytes(config, size)
     if config.is_exact and config.overlap_step and own.deferred:  # else only what is not due
         moved += split * moved_bytes(size)
@@ -65,10 +71,25 @@ def _device_seconds(costs: StepCosts, config: ZenFlowConfig, own: EngineMemory) 
     return seconds + split * size / overheads.intake_bandwidth.value
 
 
-def _reduce_seconds(costs: StepCosts) -> float:
-    """Return what an all-reduce of all gradients takes."""
-    fabric, count = costs.hardware.fabric, costs.hardware.num_devices
-    if fabric is None or count == 1:
+def _collective_seconds(costs: StepCosts, strategy: Strategy, uploaded: float) -> float:
+    """Return what collectives of a step take by their bytes alone.
+
+    Args:
+        costs: Of one step of the model on the machine.
+        strategy: Of the engine.
+        uploaded: Bytes that one device uploads in a step.
+    """
+    machine = Machine(costs.hardware, keeps_spans=False)
+    count = costs.hardware.total_devices
+    if count == 1:
         return 0.0
-    num_bytes = 2.0 * costs.num_params * costs.dtype_bytes * (count - 1) / count
-    return num_bytes / fabric.bandwidth.value
+    size = costs.num_params * costs.dtype_bytes
+    if strategy.division(costs.hardware).device > 1:
+        # Two all-gathers or one, and a reduce-scatter, in every micro-batch.
+        last = sum(costs.segments[index].numel for index in layers_of(costs)[-1])
+        again = size - last * costs.dtype_bytes if strategy.reshards else 0
+        num_bytes = float(costs.accumulation * (2 * size + again))
+    else:  # an all-reduce of gradients, and an all-gather of what is uploaded
+        num_bytes = 2.0 * size + count * uploaded
+    moved = num_bytes * (count - 1) / count
+    return least_seconds(machine, machine.fabric_kind, moved)

@@ -124,7 +124,7 @@ def more_memory(
     """Yield the memory that would make something fit: the host's, the device's, or both.
 
     Args:
-        searches: Searches on one device: for the tokens asked for, then for fewer and fewer.
+        searches: Searches on the same devices: for the tokens asked for, then for fewer and fewer.
         names: Presets to look at.
     """
     machine = searches[0].planner.hardware
@@ -184,6 +184,9 @@ def _faster(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]:
     if hardware.num_devices > 1 and hardware.fabric is not None:
         rates = {"fabric.bandwidth": 2 * hardware.fabric.bandwidth.value}
         yield f"a fabric twice as fast as {hardware.fabric.name}", hardware.with_values(rates)
+    if hardware.num_hosts > 1 and hardware.network is not None:
+        rates = {"network.bandwidth": 2 * hardware.network.bandwidth.value}
+        yield f"a network twice as fast as {hardware.network.name}", hardware.with_values(rates)
     dram = {"host.dram": 2 * hardware.host.dram.value}
     cores = f"{2 * hardware.total_cores} cores in place of {hardware.total_cores}"
     yield "host memory twice as fast", hardware.with_values(dram)

@@ -170,7 +170,8 @@ class Planner:
         if strategy.config is not None:  # on a machine with other memory other numbers may wait
             config = replace(strategy.config, queue_depth=need.queue_depth)
             strategy = replace(strategy, config=config)
-        key = (*_key(workload), strategy.name, strategy.config, str(strategy.options))
+        how = (strategy.name, strategy.parallel, strategy.reshards, str(strategy.options))
+        key = (*_key(workload), *how, strategy.config)
         if key not in self._known:
             # One window is enough where steps repeat; with a lag in between they take longer to.
             repeats = strategy.config is None or strategy.config.effective_lag() <= 1

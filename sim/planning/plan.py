@@ -21,6 +21,7 @@ from sim.planning.options import Option, Planner, default_reserve
 from sim.planning.rules import EXACT
 from sim.planning.search import Search, fewer_tokens
 from sim.simulate import STRATEGIES, Strategy
+from sim.timing.division import Division
 from zenflow.config import PRESETS
 
 DRAWS = 100
@@ -35,6 +36,8 @@ class Plan:
     """Model and tokens of a step, as asked for."""
     hardware: HardwareProfile
     """Machine with all its devices."""
+    parallel: str
+    """How devices share the model, one of `sim.timing.division.PARALLELS`."""
     reserve: float
     """Bytes that stay free on each device and on the host."""
     options: tuple[Option, ...]
@@ -60,8 +63,8 @@ class Plan:
 
     @property
     def needs_sharding(self) -> bool:
-        """Whether the weights alone exceed a device."""
-        return self.workload.model_bytes > self.hardware.device.memory.value
+        """Whether a device's weights alone exceed it."""
+        return is_too_large(self.workload, self.hardware, self.parallel)
 
     @property
     def has_fewer_tokens(self) -> bool:
@@ -83,7 +86,9 @@ class Plan:
             "model": self.workload.name,
             "num_params": self.workload.num_params,
             "machine": self.hardware.name,
-            "num_devices": self.hardware.num_devices,
+            "num_devices": self.hardware.total_devices,
+            "num_hosts": self.hardware.num_hosts,
+            "parallel": self.parallel,
             "batch_size": self.workload.batch_size,
             "sequence": self.workload.sequence,
             "accumulation": self.workload.accumulation,
@@ -109,6 +114,8 @@ def plan(
     checkpointing: bool | None = None,
     reserve: float | None = None,
     draws: int = DRAWS,
+    parallel: str = "ddp",
+    reshards: bool = True,
 ) -> Plan:
     """Return what a machine can do for a workload.
 
@@ -120,17 +127,25 @@ def plan(
         checkpointing: Whether backward recomputes activations; None tries both.
         reserve: Bytes to leave free on each device and on the host; None is `default_reserve`.
         draws: Number of draws of uncertain figures for the interval; 0 makes none.
+        parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
+        reshards: Whether sharded weights are dropped behind forward.
 
     Raises:
         ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
     """
-    strategies = [Strategy.of(name).name for name in strategies]
+    asked = [
+        Strategy.of(name, parallel=parallel, reshards=reshards)
+        if name in PRESETS
+        else Strategy.of(name)
+        for name in strategies
+    ]
     kept = default_reserve(hardware) if reserve is None else reserve
-    finder = _Finder(workload, hardware, strategies, checkpointing, kept)
+    finder = _Finder(workload, hardware, asked, checkpointing, kept)
     chosen, search, per_devices = finder.chosen()
     return Plan(
         workload=workload,
         hardware=hardware,
+        parallel=parallel,
         reserve=kept,
         options=tuple(finder.rows(search)),
         recommended=chosen,
@@ -153,27 +168,31 @@ class _Finder:
         self,
         workload: Workload,
         hardware: HardwareProfile,
-        strategies: Sequence[str],
+        strategies: Sequence[Strategy],
         checkpointing: bool | None,
         reserve: float,
     ) -> None:
         """Start with nothing searched; arguments are those of `plan`."""
         self._workload = workload
         self._hardware = hardware
-        self._presets = [name for name in strategies if name in PRESETS]
-        self._systems = [name for name in strategies if name not in PRESETS]
+        ours = [strategy for strategy in strategies if strategy.config is not None]
+        self._presets = [strategy.name for strategy in ours]
+        self._systems = [strategy for strategy in strategies if strategy.config is None]
+        self._parallel = ours[0].parallel if ours else "ddp"
+        self._reshards = not ours or ours[0].reshards
         self._checkpointing = checkpointing
         self._searches: dict[tuple[int, int, int], Search] = {}
-        # Numbers of devices to look at: all, half of them, half of these, down to one.
-        counts = [hardware.num_devices]
-        while counts[-1] > 1:
-            counts.append(counts[-1] // 2)
+        # Numbers of devices to look at: all, one host's, half of them, half of these, down to one.
+        machines = [hardware]
+        if hardware.num_hosts > 1:
+            machines.append(replace(hardware, num_hosts=1, network=None))
+        while (count := machines[-1].num_devices) > 1:
+            machines.append(replace(machines[-1], num_devices=count // 2))
         self._planners = {
-            count: Planner(replace(hardware, num_devices=count), reserve=reserve)
-            for count in counts
+            machine.total_devices: Planner(machine, reserve=reserve) for machine in machines
         }
         # Steps to look at, those with most tokens first; none where weights exceed the device.
-        is_hopeless = workload.model_bytes > hardware.device.memory.value
+        is_hopeless = is_too_large(workload, hardware, self._parallel)
         self._works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
 
     def _search(self, count: int, workload: Workload) -> Search:
@@ -185,6 +204,8 @@ class _Finder:
                 self._planners[count],
                 names=self._presets,
                 checkpointing=self._checkpointing,
+                parallel=self._parallel,
+                reshards=self._reshards,
             )
         return self._searches[key]
 
@@ -216,7 +237,7 @@ class _Finder:
         for workload in self._works:
             if workload.tokens_per_step <= least:
                 return None
-            for count in dict.fromkeys((self._hardware.num_devices, 1)):
+            for count in dict.fromkeys((self._hardware.total_devices, 1)):
                 best = self._search(count, workload).best(names=self._presets, reserve=0.0)
                 if best is not None:
                     return best
@@ -225,12 +246,12 @@ class _Finder:
     def rows(self, search: Search | None) -> Iterable[Option]:
         """Yield the best option of each strategy, on as many devices as the recommended one."""
         if search is None:
-            search = self._search(self._hardware.num_devices, self._workload)
+            search = self._search(self._hardware.total_devices, self._workload)
         for name in self._presets:
             best = search.best(names=(name,)) or search.best(names=(name,), reserve=0.0)
             yield best or search.option(search.nearest(name))
-        for name in self._systems:
-            yield search.planner.fitted(search.workload, Strategy.of(name))
+        for system in self._systems:
+            yield search.planner.fitted(search.workload, system)
 
     def improvements(self, chosen: Option | None, search: Search | None) -> Iterable[Improvement]:
         """Yield changes of the machine that would help, those to make first at the front."""
@@ -238,7 +259,9 @@ class _Finder:
             yield from faster_parts(chosen, search)
             return
         works = self._works or [self._workload]
-        yield from more_memory([self._search(1, work) for work in works], self._presets)
+        # What one device needs, or where they share the model all of them.
+        count = self._hardware.total_devices if self._parallel == "fsdp" else 1
+        yield from more_memory([self._search(count, work) for work in works], self._presets)
 
     def largest(self) -> str | None:
         """Return the largest named model that one device trains; None if it trains this one."""
@@ -256,6 +279,12 @@ class _Finder:
             if not need.short_of(one.hardware, one.reserve):
                 return work.name
         return None
+
+
+def is_too_large(workload: Workload, hardware: HardwareProfile, parallel: str) -> bool:
+    """Whether a device's weights alone exceed it."""
+    parts = Division.of(parallel, hardware.total_devices).device
+    return workload.model_bytes / parts > hardware.device.memory.value
 
 
 def _interval(option: Option, search: Search, draws: int) -> Interval:

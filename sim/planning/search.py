@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.hardware.profile import HardwareProfile
-from sim.memory.engine import engine_memory
+from sim.memory.engine import EngineMemory, engine_memory
 from sim.memory.need import MemoryNeed, memory_of
 from sim.models.workload import Workload
 from sim.planning.estimates import estimated_seconds
@@ -64,6 +64,8 @@ class Search:
         *,
         names: Collection[str] = PRESETS,
         checkpointing: bool | None = None,
+        parallel: str = "ddp",
+        reshards: bool = True,
     ) -> None:
         """Put all settings in order.
 
@@ -72,13 +74,18 @@ class Search:
             planner: Simulates settings on the machine, and remembers what it has simulated.
             names: Presets to look at.
             checkpointing: Whether backward recomputes; None tries both.
+            parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
+            reshards: Whether sharded weights are dropped behind forward.
         """
         self.planner = planner
         self.workload = workload
         self._shapes = tuple(parameter.shape for parameter in workload.parameters)
         self._needs: dict[tuple[PlannedSetting, int, bool], MemoryNeed] = {}
         recomputes = (False, True) if checkpointing is None else (checkpointing,)
-        strategies = list(_strategies(names, releases=workload.dtype != "float16"))
+        strategies = [
+            (replace(strategy, parallel=parallel, reshards=reshards), changes)
+            for strategy, changes in _strategies(names, releases=workload.dtype != "float16")
+        ]
         made = [
             PlannedSetting(
                 workload=work,
@@ -201,7 +208,7 @@ class Search:
         kept = self.planner.reserve if reserve is None else reserve
         config = item.strategy.config
         assert config is not None
-        own = engine_memory(self._shapes, config, item.workload.dtype_bytes)
+        own = self._memory(item.strategy, machine)
         depth = own.on(machine, kept).depth
         is_usual = own.on(machine).depth == depth
         key = (item, depth, is_usual)
@@ -218,10 +225,13 @@ class Search:
         return self._seconds(costs, option.strategy)
 
     def _seconds(self, costs: StepCosts, strategy: Strategy) -> float:
-        config = strategy.config
-        assert config is not None
-        own = engine_memory(self._shapes, config, costs.dtype_bytes)
-        return estimated_seconds(costs, config, own, releases=strategy.releases)
+        return estimated_seconds(costs, strategy, self._memory(strategy, costs.hardware))
+
+    def _memory(self, strategy: Strategy, machine: HardwareProfile) -> EngineMemory:
+        """Return one device's part of the engine's memory."""
+        assert strategy.config is not None
+        whole = engine_memory(self._shapes, strategy.config, self.workload.dtype_bytes)
+        return whole.divided(strategy.division(machine))
 
     def nearest(self, name: str) -> PlannedSetting:
         """Return the setting of a preset that comes nearest to fitting."""

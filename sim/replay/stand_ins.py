@@ -12,7 +12,7 @@ from typing import Any
 from sim.lanes import Work
 from sim.machine import Machine
 from sim.replay.tape import LANES, OTHERS, PER_UNIT, TIMES, CannotRecordError, Gap, Job, Seconds
-from sim.schedules.ring import Ring
+from sim.schedules.schedule import Waits
 from sim.schedules.zenflow import EngineSchedule
 from sim.timing.block_plan import PlannedBlock
 from sim.timing.costs import StepCosts
@@ -262,22 +262,24 @@ class TapeMachine(Machine):
         return _HostWork(seconds=seconds, kind=self.host_kind, num_bytes=num_bytes, steps=steps)
 
 
-class _TapeRing(Ring):
-    """A ring whose waits are gaps."""
+class _TapeWaits(Waits):
+    """Stalls that are gaps."""
 
-    pressed: Any
+    seconds: Any
 
-    def _measure(self, passed: Any, room: Sequence[Any], step: int) -> None:
+    def watch(self, passed: Any, causes: Sequence[Any], step: int) -> None:
         del step
         tape = self._machine.tape  # type: ignore[attr-defined]
-        tape.gaps.append(Gap(passed.job, tuple(event.job for event in room)))
-        self.pressed = self.pressed + Sum({("gap", len(tape.gaps) - 1): 1.0})
+        for _, events in causes:
+            if events:
+                tape.gaps.append(Gap(passed.job, tuple(event.job for event in events)))
+                self.seconds = self.seconds + Sum({("gap", len(tape.gaps) - 1): 1.0})
 
 
 class TapedSchedule(EngineSchedule):
     """The engine's schedule, on such a machine."""
 
-    _ring_type = _TapeRing
+    _waits_type = _TapeWaits
     selects_in = 0
     """Step that asks for a selection, whatever the configuration says."""
 

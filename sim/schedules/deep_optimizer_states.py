@@ -133,7 +133,7 @@ def _memory(case: SystemCase) -> SystemParts:
     machine = Machine(case.hardware, keeps_spans=False)
     costs = costs_of(case.workload, case.hardware)
     stride = DeepOptimizerStates(machine, costs, **case.options).stride
-    share = case.params / case.count
+    share = case.params / case.total
     subgroup = min(share, float(case.options["subgroup"]))
     on_device = share // (subgroup * stride) * subgroup
     buffers = min(_DEVICE_BUFFERS * subgroup, on_device)

@@ -202,9 +202,9 @@ def _memory(case: SystemCase) -> SystemParts:
     )
     copies = 2 if case.options["overlap"] else 1
     host = [
-        Part("masters", "pageable", copies * FLOAT_BYTES * case.params),
-        Part("moments", "pageable", copies * 2 * FLOAT_BYTES * case.params, f"sets: {copies}"),
-        Part("gradients", "pageable", copies * FLOAT_BYTES * case.params, f"buffers: {copies}"),
+        Part("masters", "pageable", copies * FLOAT_BYTES * case.hosted),
+        Part("moments", "pageable", copies * 2 * FLOAT_BYTES * case.hosted, f"sets: {copies}"),
+        Part("gradients", "pageable", copies * FLOAT_BYTES * case.hosted, f"buffers: {copies}"),
         *case.pinned("staging", case.size),
     ]
     if case.options["update_interval"] > 1:

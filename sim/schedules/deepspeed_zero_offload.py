@@ -91,9 +91,9 @@ def _memory(case: SystemCase) -> SystemParts:
         *case.pinned("gradients", FLOAT_BYTES),
         *case.pinned("weights to upload", 2),
     ]
-    moments = Part("moments", "pageable", 2 * FLOAT_BYTES * case.params)
+    moments = Part("moments", "pageable", 2 * FLOAT_BYTES * case.hosted)
     known = sum(part.num_bytes for part in (*pinned, moments))
-    rest = max(0.0, _MEASURED * case.params - known)
+    rest = max(0.0, _MEASURED * case.hosted - known)
     host = [*pinned, moments, Part("temporaries", "pageable", rest, "28 bytes measured in all")]
     if case.workload.accumulation > 1:
         host += case.pinned("accumulators", case.size)

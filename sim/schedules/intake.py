@@ -66,7 +66,7 @@ class ExactIntake(AbstractIntake):
         """Start with nothing."""
         super().__init__(plan, costs)
         self._depth = plan.depth
-        self._free = plan.pool
+        self._free = float(plan.pool)
         self._waiting = [0] * len(plan.blocks)
         self._costs = [replayed(count, self._size) for count in range(plan.depth + 1)]
         self._members: defaultdict[int, list[PlannedBlock]] = defaultdict(list)
@@ -93,7 +93,7 @@ class ExactIntake(AbstractIntake):
     def take_in(self, calendar: WindowCalendar, step: int) -> list[HostPass]:
         """Let the gradients queue, and apply those of full queues."""
         waiting, next_due, depth = self._waiting, calendar.next_due, self._depth
-        full = [0] * self._num_segments
+        full = [0.0] * self._num_segments
         for block in self._blocks:
             index = block.index
             waiting[index] += 1

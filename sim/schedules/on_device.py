@@ -31,7 +31,7 @@ class OnDevice(AbstractSchedule):
 def _memory(case: SystemCase) -> SystemParts:
     """Return ZeRO-1's parts (Rajbhandari et al. 2020, section 5): 12 bytes of state are shared."""
     state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
-    own = Part("optimizer state", "device", state * case.params / case.count)
+    own = Part("optimizer state", "device", state * case.params / case.total)
     return case.device(own, after=case.params * case.size), []
 
 

@@ -17,14 +17,12 @@ class Ring:
 
     Attributes:
         capacity: Bytes.
-        pressed: Seconds in which backward waited for room, since last reset.
     """
 
     def __init__(self, machine: Machine, capacity: float) -> None:
         """Start empty."""
         self._machine = machine
         self.capacity = capacity
-        self.pressed = 0.0
         self._waiting: list[tuple[float, list[simpy.Event]]] = []
 
     def send(
@@ -53,14 +51,14 @@ class Ring:
             self._copy(num_bytes - last, step, [begun, *after])
         copied = self._copy(last, step, [passed, *after])
         self._waiting[-1][1].extend(readers)
-        return copied, self._room(passed, step)
+        return copied, self._room()
 
     def _copy(self, num_bytes: float, step: int, after: list[simpy.Event]) -> simpy.Event:
         copied = self._machine.d2h.submit("grads", step, self._machine.down(num_bytes), after)
         self._waiting.append((num_bytes, [copied]))
         return copied
 
-    def _room(self, passed: simpy.Event, step: int) -> list[simpy.Event]:
+    def _room(self) -> list[simpy.Event]:
         """Return what must be over, if anything, for the ring to hold what came after it."""
         filled = 0.0
         for place in reversed(range(len(self._waiting))):
@@ -68,29 +66,5 @@ class Ring:
             if filled > self.capacity:
                 readers = [event for _, own in self._waiting[: place + 1] for event in own]
                 del self._waiting[: place + 1]
-                room = [event for event in readers if event.callbacks is not None]
-                self._measure(passed, room, step)
-                return room
+                return [event for event in readers if event.callbacks is not None]
         return []
-
-    def _measure(self, passed: simpy.Event, room: list[simpy.Event], step: int) -> None:
-        """Let the time be recorded that backward, once passed, waits for these to be over."""
-
-        def wait(_: simpy.Event) -> None:
-            left = [event for event in room if event.callbacks is not None]
-            since, count = self._machine.env.now, len(left)
-
-            def is_over(_: simpy.Event) -> None:
-                nonlocal count
-                count -= 1
-                if not count:
-                    self._press(since, step)
-
-            for event in left:
-                event.callbacks.append(is_over)
-
-        passed.callbacks.append(wait)
-
-    def _press(self, since: float, step: int) -> None:
-        self.pressed += self._machine.env.now - since
-        self._machine.stall("d2h", since, step)

@@ -18,6 +18,8 @@ from zenflow.errors import ConfigError
 
 Step = Generator[simpy.Event, Any, float]
 """A process, a step or a wait within one, that results in a time or in seconds."""
+Cause = tuple[str, Sequence[simpy.Event]]
+"""Name of what is waited for, and the events of its end."""
 
 
 class AbstractSchedule(ABC):
@@ -61,7 +63,7 @@ class AbstractSchedule(ABC):
     @property
     def devices(self) -> int:
         """Devices that train together, with equal parts of the optimizer's state."""
-        return self.machine.hardware.num_devices
+        return self.machine.hardware.total_devices
 
     @property
     def step_overhead(self) -> float:
@@ -250,6 +252,45 @@ class AbstractSchedule(ABC):
                 yield event
         self.machine.stall(cause, since, step)
         return self.machine.env.now - since
+
+
+class Waits:
+    """Stalls between works that are queued ahead, so that no process waits them out.
+
+    Attributes:
+        seconds: Of all of them since last reset.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        """Start with none."""
+        self._machine = machine
+        self.seconds = 0.0
+
+    def watch(self, passed: simpy.Event, causes: Sequence[Cause], step: int) -> None:
+        """Let the time be recorded that the device, once past an event, waits for others.
+
+        Args:
+            passed: The end of the work before.
+            causes: What the next work waits for, by cause; time counts for the first that is not
+                over.
+            step: Their step.
+        """
+        left = [
+            cause for cause in causes if any(event.callbacks is not None for event in cause[1])
+        ]
+        if left:
+            self._machine.env.process(self._measure(passed, left, step))
+
+    def _measure(self, passed: simpy.Event, causes: Sequence[Cause], step: int) -> Process:
+        if not passed.processed:
+            yield passed
+        for cause, events in causes:
+            since = self._machine.env.now
+            for event in events:
+                if not event.processed:
+                    yield event
+            self._machine.stall(cause, since, step)
+            self.seconds += self._machine.env.now - since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class SuperOffload(AbstractSchedule):
 def _memory(case: SystemCase) -> SystemParts:
     """Return float32 both ways, and the state of the device's own part (Lian et al. 2025)."""
     ratio = case.options["ratio"]
-    own = (1 - ratio) * case.params / case.count
+    own = (1 - ratio) * case.params / case.total
     leaving = case.in_flight * (1 + FLOAT_BYTES / case.size)  # beside its float32 copy
     device = case.device(
         Part("optimizer state", "device", STATE_BYTES * own, "of the device's own part"),
@@ -114,9 +114,9 @@ def _memory(case: SystemCase) -> SystemParts:
         after=leaving + case.size * own,
     )
     host = [
-        Part("masters", "pinned", ratio * FLOAT_BYTES * case.params),
-        Part("gradients", "pinned", ratio * FLOAT_BYTES * case.params),
-        Part("moments", "pageable", ratio * 2 * FLOAT_BYTES * case.params),
+        Part("masters", "pinned", ratio * FLOAT_BYTES * case.hosted),
+        Part("gradients", "pinned", ratio * FLOAT_BYTES * case.hosted),
+        Part("moments", "pageable", ratio * 2 * FLOAT_BYTES * case.hosted),
     ]
     return device, host
 

@@ -5,6 +5,10 @@ at the step, in keep mode), the host takes them in behind the next step, blocks 
 are updated, and what lands is uploaded behind the backward of its landing step. Under the exact
 rule the device moves weights by each gradient itself until its update lands. On a GPU in release
 mode backward itself packs gradients into a ring, and waits where the link leaves no room.
+
+Several devices divide the host's part of the update. Under DDP each has some deferred elements of
+its own, whose new weights are gathered from all; gradients stay until they are averaged. FSDP2's
+ranks are in `sim.schedules.parallel.zenflow`.
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ import simpy
 from sim.machine import Machine, Process
 from sim.schedules.intake import by_segment, intake_of, total
 from sim.schedules.ring import Ring
-from sim.schedules.schedule import AbstractSchedule, Step
+from sim.schedules.schedule import AbstractSchedule, Step, Waits
 from sim.timing.block_plan import BlockPlan, PlannedBlock
 from sim.timing.costs import StepCosts
+from sim.timing.division import Division
 from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
@@ -31,7 +36,7 @@ class _Landing:
     """An update in flight: all due blocks of one segment at one boundary."""
 
     segment: int
-    num_bytes: int
+    num_bytes: float
     computed: simpy.Event
     uploaded: simpy.Event | None = None
 
@@ -51,16 +56,22 @@ class _SegmentState:
 
 
 class EngineSchedule(AbstractSchedule):
-    """The engine's rule on a simulated machine; data-parallel devices each do all of it.
+    """The engine's rule on a simulated machine.
 
     Attributes:
         plan: Who owns what, in which block.
     """
 
-    _ring_type: ClassVar[type[Ring]] = Ring
+    _waits_type: ClassVar[type[Waits]] = Waits
 
     def __init__(
-        self, machine: Machine, costs: StepCosts, config: ZenFlowConfig, *, releases: bool = True
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        config: ZenFlowConfig,
+        *,
+        releases: bool = True,
+        division: Division | None = None,
     ) -> None:
         """Lay out the blocks.
 
@@ -69,21 +80,24 @@ class EngineSchedule(AbstractSchedule):
             costs: Of one step of the model.
             config: The update rule's settings.
             releases: Whether gradients leave during backward, or at ``step()``.
+            division: Parts of the machine's devices; None is one device's whole.
         """
         super().__init__(machine, costs)
         self._config = config
-        # Ranks average their gradients after backward: release mode would come too early.
-        self._releases = releases and self.devices == 1
-        self.plan = BlockPlan(costs, config)
+        self._division = division or Division()
+        self._waits = self._waits_type(machine)
+        # Under DDP ranks average their gradients after backward: release mode comes too early.
+        self._releases = releases and self._division.host == self._division.device
+        self.plan = BlockPlan(costs, config, self._division)
         self._calendar = self.plan.calendar()
         self._states = [_SegmentState() for _ in costs.segments]
         self._intake = intake_of(self.plan, costs)
-        self._moved: list[int] = []
+        self._moved: list[float] = []
         self._wants_selection = [False] * len(self.plan.blocks)
         self._landings: defaultdict[int, list[_Landing]] = defaultdict(list)
         self._ring: Ring | None = None
         if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
-            self._ring = self._ring_type(machine, self.plan.ring)
+            self._ring = Ring(machine, self.plan.ring)
         self._late_bytes = late_bytes(
             config,
             costs.dtype_bytes,
@@ -94,20 +108,19 @@ class EngineSchedule(AbstractSchedule):
     def _step(self, step: int) -> Step:
         machine, reducing = self.machine, 0.0
         self._moved = self.plan.moved(self._calendar, step)
-        if self._ring:
-            self._ring.pressed = 0.0
+        self._waits.seconds = 0.0
         if self._releases:
-            room = self._compute(step)
-            stepped = machine.compute("step", self._step_seconds(), step, room)
+            before = self._compute(step)
+            stepped = machine.compute("step", self._step_seconds(), step, before)
         else:
-            reduced = self.compute(step, passes=2.0)
+            reduced = self._keep(step)
             yield self.computed
             reducing = yield from self.wait(reduced, "reduce", step)
             stepped = machine.compute("step", self._step_seconds(), step)
             for index in reversed(range(len(self.costs.segments))):
                 self._send(index, step, stepped, stepped)
         yield stepped
-        waited = machine.env.now - reducing - (self._ring.pressed if self._ring else 0.0)
+        waited = machine.env.now - reducing - self._waits.seconds
         landing = self._landing(step)
         due = self._begin(step)
         selecting = [b for b in due if self._wants_selection[b.index] and self._can_select(b)]
@@ -131,23 +144,31 @@ class EngineSchedule(AbstractSchedule):
         """Queue forward and backward in release mode, with what each segment's end sets off.
 
         Returns:
-            What the device has to wait for behind them: room in the ring.
+            What the device has to wait for behind them: room in the ring, and reductions.
         """
-        machine, segments = self.machine, self.costs.segments
         room: list[simpy.Event] = []
         for _ in range(self.costs.accumulation - 1):
             self.forward(step)
             self.backward(step)
         begun = self.forward(step)
         # Gradients of a segment are taken to come evenly while its backward runs.
-        for index in reversed(range(len(segments))):
-            seconds = segments[index].backward + self._gradient_seconds(index)
-            if self._ring:  # where there is none a copy packs
-                seconds += self._gradient_bytes(index) / machine.pack_rate
-            passed = self.backward_of(index, step, seconds, room)
+        for index in reversed(range(len(self.costs.segments))):
+            passed = self.backward_of(index, step, self._backward_seconds(index), room)
             room = self._send(index, step, passed, begun)
+            self._waits.watch(passed, [("d2h", room)], step)
             begun = passed
         return room
+
+    def _keep(self, step: int) -> list[simpy.Event]:
+        """Queue forward and backward in keep mode; return the ends of all reductions."""
+        return self.compute(step, passes=2.0)
+
+    def _backward_seconds(self, index: int) -> float:
+        """Return the seconds of a segment's backward in release mode."""
+        seconds = self.costs.segments[index].backward + self._gradient_seconds(index)
+        if self._ring:  # where there is none a copy packs
+            seconds += self._gradient_bytes(index) / self.machine.pack_rate
+        return seconds
 
     def _gradient_seconds(self, index: int) -> float:
         """Return the seconds in which a segment's gradients are measured, gathered and applied."""
@@ -220,15 +241,24 @@ class EngineSchedule(AbstractSchedule):
         if not landings:
             return []
         num_bytes = sum(item.num_bytes for item in landings)
+        # Of what other devices send as well, where each has elements of its own.
+        landed = num_bytes * self._division.host / self._division.device
         work = self.machine.up(num_bytes, packs=True)
         if self._late_bytes and self._calendar.lag(step):  # a gradient came since
-            moved = num_bytes / self.costs.dtype_bytes * self._late_bytes
+            moved = landed / self.costs.dtype_bytes * self._late_bytes
             work = replace(work, seconds=work.seconds + moved / self.costs.elementwise_bandwidth)
         computed = [item.computed for item in landings]
         done = self.machine.h2d.submit("params", step, work, [*after, *computed])
+        if landed > num_bytes:
+            done = self.machine.env.process(self._spread(landed, step, done))
         for item in landings:
             item.uploaded = done
         return [done]
+
+    def _spread(self, num_bytes: float, step: int, uploaded: simpy.Event) -> Process:
+        """Gather new weights from all devices, once they are up: no collective waits for it."""
+        yield uploaded
+        yield self.machine.collective("all-gather", num_bytes, step, uploaded)
 
     def _wait_landed(self, landings: list[_Landing], step: int) -> Process:
         """Wait for what must have landed, and call it by its cause."""

@@ -85,13 +85,13 @@ class ZeroInfinity(AbstractSchedule):
 
 def _memory(case: SystemCase) -> SystemParts:
     """Return tiles in host memory and state on the drives (Rajbhandari et al. 2021, section 5)."""
-    tile = min(case.params / case.count, case.options["tile"])
+    tile = min(case.params / case.total, case.options["tile"])
     tiles = float(case.options["buffer_count"] * tile * case.count)
     host = [
-        Part("gradients", "pinned", case.size * case.params),
+        Part("gradients", "pinned", case.size * case.hosted),
         Part("tiles of state", "pinned", STATE_BYTES * tiles),
         Part("tiles of weights", "pinned", case.size * tiles),
-        Part("optimizer state", "nvme", STATE_BYTES * case.params),
+        Part("optimizer state", "nvme", STATE_BYTES * case.hosted),
     ]
     return case.device(), host
 

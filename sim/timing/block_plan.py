@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sim.timing.costs import StepCosts, is_split
+from sim.timing.division import Division
 from sim.timing.host_memory import HostMemory, host_memory
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.blocks import BlockShape, partition
@@ -27,24 +28,26 @@ class PlannedBlock:
     shape: BlockShape
     segment: int
     """Index of its segment, in the order of forward."""
-    elements: int
-    """Deferred elements."""
+    elements: float
+    """Deferred elements of one device's part."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentShare:
-    """Who owns a segment's elements."""
+    """Who owns a segment's elements: those of one device's part."""
 
     matrices: int
     """Number of split matrices."""
-    split: int
-    """Number of elements of split matrices."""
-    deferred: int
+    columns: int
+    """Number of their columns, which no division lessens."""
+    split: float
+    """Number of elements of split matrices that the device measures."""
+    deferred: float
     """Number of elements that the host owns."""
-    important: int
+    important: float
     """Number of elements of important columns."""
-    resident: int
-    """Number of elements of parameters that stay on the device whole."""
+    resident: float
+    """Number of elements of parameters that are not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,15 @@ class _Matrix:
     """One split matrix with columns that the host owns."""
 
     segment: int
-    elements: int
+    elements: float
     blocks: list[int]
     """Indices of its blocks that defer any column."""
 
 
 class BlockPlan:
     """All blocks of a model under a configuration.
+
+    Blocks and windows are those of one process; of each block a device has its part.
 
     Attributes:
         config: The update rule's settings.
@@ -69,8 +74,17 @@ class BlockPlan:
         pool: Bytes of the rooms in which all but the first ones wait.
     """
 
-    def __init__(self, costs: StepCosts, config: ZenFlowConfig) -> None:
-        """Cut the model's matrices into blocks."""
+    def __init__(
+        self, costs: StepCosts, config: ZenFlowConfig, division: Division | None = None
+    ) -> None:
+        """Cut the model's matrices into blocks.
+
+        Args:
+            costs: Of one step of the model.
+            config: The update rule's settings.
+            division: Parts of the devices; None is one device's whole.
+        """
+        division = division or Division()
         self.config = config
         shapes: list[tuple[int, int]] = []
         homes: list[int] = []
@@ -80,35 +94,39 @@ class BlockPlan:
             homes += [index] * len(matrices)
         cut = blocks_of(tuple(shapes), config)
         self.blocks = [
-            PlannedBlock(i, s, homes[s.matrix], s.deferred_elements) for i, s in enumerate(cut)
+            PlannedBlock(i, s, homes[s.matrix], s.deferred_elements / division.host)
+            for i, s in enumerate(cut)
         ]
-        split, deferred = Counter[int](), Counter[int]()
+        split, deferred, columns = Counter[int](), Counter[int](), Counter[int]()
         for block in self.blocks:
             split[block.segment] += block.shape.num_columns * block.shape.num_rows
-            deferred[block.segment] += block.elements
+            deferred[block.segment] += block.shape.deferred_elements
+            columns[block.segment] += block.shape.num_columns
         of_segment = Counter(homes)
         self.shares = [
             SegmentShare(
                 matrices=of_segment[index],
-                split=split[index],
-                deferred=deferred[index],
-                important=split[index] - deferred[index],
-                resident=segment.numel - split[index],
+                columns=columns[index],
+                split=split[index] / division.device,
+                deferred=deferred[index] / division.host,
+                important=(split[index] - deferred[index]) / division.device,
+                resident=(segment.numel - split[index]) / division.device,
             )
             for index, segment in enumerate(costs.segments)
         ]
-        self.ring = ring_of(cut, costs.dtype_bytes)
-        self._matrices = _matrices_of(self.blocks)
-        self._moved = [0] * len(costs.segments)
+        self.ring = ring_of(cut, costs.dtype_bytes, division.device)
+        self._matrices = _matrices_of(self.blocks, division.device)
+        self._moved = [0.0] * len(costs.segments)
         for matrix in self._matrices:
             self._moved[matrix.segment] += matrix.elements
         memory = host_memory(cut, config, costs.dtype_bytes)
         elements = costs.num_params, costs.num_params - memory.deferred
+        memory = memory.divided(division.host)
         self.depth = memory.depth_on(costs.hardware, *elements)
         self.pool = memory.pool(self.depth)
 
     @property
-    def on_device(self) -> int:
+    def on_device(self) -> float:
         """Elements that the device updates at every step."""
         return sum(share.important + share.resident for share in self.shares)
 
@@ -116,16 +134,16 @@ class BlockPlan:
         """Return the engine's calendar over these blocks."""
         return WindowCalendar(self.config, [block.shape for block in self.blocks])
 
-    def moved(self, calendar: WindowCalendar, step: int) -> list[int]:
+    def moved(self, calendar: WindowCalendar, step: int) -> list[float]:
         """Return the elements of each segment's matrices that fresh steps move in this step.
 
         A matrix is passed over as a whole where any of its blocks lands later than in this step.
         """
         if not self.config.is_exact:
-            return [0] * len(self.shares)
+            return [0.0] * len(self.shares)
         if self.config.overlap_step and not calendar.is_warm_up(step):
             return self._moved
-        moved = [0] * len(self.shares)
+        moved = [0.0] * len(self.shares)
         for matrix in self._matrices:
             if any(calendar.next_landing(block) > step for block in matrix.blocks):
                 moved[matrix.segment] += matrix.elements
@@ -201,14 +219,14 @@ def _blocks_of(
     )
 
 
-def _matrices_of(blocks: Iterable[PlannedBlock]) -> list[_Matrix]:
+def _matrices_of(blocks: Iterable[PlannedBlock], parts: int) -> list[_Matrix]:
     members: defaultdict[int, list[PlannedBlock]] = defaultdict(list)
     for block in blocks:
         members[block.shape.matrix].append(block)
     made = [
         _Matrix(
             segment=own[0].segment,
-            elements=sum(block.shape.num_columns * block.shape.num_rows for block in own),
+            elements=sum(b.shape.num_columns * b.shape.num_rows for b in own) / parts,
             blocks=[block.index for block in own if block.elements],
         )
         for own in members.values()
@@ -216,9 +234,17 @@ def _matrices_of(blocks: Iterable[PlannedBlock]) -> list[_Matrix]:
     return [matrix for matrix in made if matrix.blocks]
 
 
-def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int) -> int:
-    """Return the bytes of the ring through which these blocks' gradients leave a GPU."""
+def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int, parts: int = 1) -> int:
+    """Return the bytes of the ring through which these blocks' gradients leave a GPU.
+
+    Args:
+        blocks: Of the model.
+        dtype_bytes: Bytes of an element of the model.
+        parts: Number of devices that share each matrix's rows.
+    """
     columns: Counter[tuple[int, int]] = Counter()
     for block in blocks:
         columns[block.matrix, block.num_rows] += block.num_deferred
-    return ring_bytes((count, rows * dtype_bytes) for (_, rows), count in columns.items())
+    return ring_bytes(
+        (count, -(-rows // parts) * dtype_bytes) for (_, rows), count in columns.items()
+    )

@@ -42,6 +42,8 @@ class Segment:
     """Number of elements of all other parameters."""
     leaving: float = 0.0
     """Bytes of one micro-batch's activations that wait on the host for its backward."""
+    layer: str = ""
+    """Name of the layer that it is a piece of; empty where it is a whole one."""
 
     @property
     def numel(self) -> int:
@@ -239,6 +241,7 @@ def _cut(segment: Segment, enough: int) -> list[Segment]:
         replace(
             segment,
             name=f"{segment.name}.{index}",
+            layer=segment.name,
             forward=segment.forward * size / sum(elements),
             backward=segment.backward * size / sum(elements),
             matrices=tuple(run),

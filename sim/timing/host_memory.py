@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
 from zenflow.config import ZenFlowConfig
@@ -55,6 +55,16 @@ class HostMemory:
         if config.is_exact or config.update_interval == 1:
             return 0
         return _FLOAT * self.deferred * (2 if config.overlap_step else 1)
+
+    def divided(self, parts: int) -> HostMemory:
+        """Return one device's part, where several share the deferred elements evenly.
+
+        A column has a step count on each of them, as its rows may be divided.
+        """
+        deferred, staging, upload = (
+            -(-size // parts) for size in (self.deferred, self.staging, self.upload_buffer)
+        )
+        return replace(self, deferred=deferred, staging=staging, upload_buffer=upload)
 
     def pool(self, depth: int) -> int:
         """Return the pinned bytes in which gradients queue beside staging."""

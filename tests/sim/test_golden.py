@@ -815,6 +815,204 @@ LOGS = [
   7.0-  8.0 d2h grads 2
 """,
     ),
+    # Whole weights: one all-reduce of both small layers passes the model through twice, in 4 s.
+    # Each device updates all of it.
+    (
+        "ddp", {}, 1, 1, 2,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  6.0- 10.0 device stall:reduce 1
+  6.0- 10.0 fabric reduce 1
+ 10.0- 12.0 device step 1
+""",
+    ),
+    # Sharded: the first all-gather and the last reduce-scatter show. The last layer stays
+    # gathered; the other one's weights come behind its backward. Each device updates its half.
+    (
+        "fsdp2", {}, 1, 1, 2,
+        """
+  0.0-  1.0 device stall:gather 1
+  0.0-  1.0 fabric all-gather 1
+  1.0-  2.0 device forward 1
+  1.0-  2.0 fabric all-gather 1
+  2.0-  3.0 device forward 1
+  3.0-  5.0 device backward 1
+  3.0-  4.0 fabric all-gather 1
+  5.0-  7.0 device backward 1
+  5.0-  6.0 fabric reduce 1
+  7.0-  8.0 device stall:reduce 1
+  7.0-  8.0 fabric reduce 1
+  8.0-  9.0 device step 1
+""",
+    ),
+    # Nothing is gathered for backward.
+    (
+        "fsdp2", {"reshard_after_forward": False}, 1, 1, 2,
+        """
+  0.0-  1.0 device stall:gather 1
+  0.0-  1.0 fabric all-gather 1
+  1.0-  2.0 device forward 1
+  1.0-  2.0 fabric all-gather 1
+  2.0-  3.0 device forward 1
+  3.0-  5.0 device backward 1
+  5.0-  7.0 device backward 1
+  5.0-  6.0 fabric reduce 1
+  7.0-  8.0 device stall:reduce 1
+  7.0-  8.0 fabric reduce 1
+  8.0-  9.0 device step 1
+""",
+    ),
+    # Without prefetch every all-gather shows, behind the reduce-scatter before it.
+    (
+        "fsdp2", {"prefetch": 0}, 1, 1, 2,
+        """
+  0.0-  1.0 device stall:gather 1
+  0.0-  1.0 fabric all-gather 1
+  1.0-  2.0 device forward 1
+  2.0-  3.0 device stall:gather 1
+  2.0-  3.0 fabric all-gather 1
+  3.0-  4.0 device forward 1
+  4.0-  6.0 device backward 1
+  6.0-  8.0 device stall:gather 1
+  6.0-  7.0 fabric reduce 1
+  7.0-  8.0 fabric all-gather 1
+  8.0- 10.0 device backward 1
+ 10.0- 11.0 device stall:reduce 1
+ 10.0- 11.0 fabric reduce 1
+ 11.0- 12.0 device step 1
+""",
+    ),
+    # Halves of layers come up before they are gathered, and gradients' halves go down. The host's
+    # half of the update takes 2.8 s.
+    (
+        "fsdp2_offload", {}, 1, 1, 2,
+        """
+  0.0-  1.5 device stall:gather 1
+  0.0-  0.5 h2d params 1
+  0.5-  1.5 fabric all-gather 1
+  0.5-  1.0 h2d params 1
+  1.5-  2.5 device forward 1
+  1.5-  2.5 fabric all-gather 1
+  2.5-  3.5 device forward 1
+  3.5-  5.5 device backward 1
+  3.5-  4.0 h2d params 1
+  4.0-  5.0 fabric all-gather 1
+  5.5-  7.5 device backward 1
+  5.5-  6.5 fabric reduce 1
+  6.5-  7.0 d2h grads 1
+  7.5-  8.5 device stall:reduce 1
+  7.5-  8.5 fabric reduce 1
+  8.5-  9.0 device stall:d2h 1
+  8.5-  9.0 d2h grads 1
+  9.0- 11.8 device stall:host 1
+  9.0- 11.8 host adam 1
+""",
+    ),
+    # Weights' halves stay on the device, and new ones come up behind the update.
+    (
+        "zero3_offload", {}, 1, 1, 2,
+        """
+  0.0-  1.0 device stall:gather 1
+  0.0-  1.0 fabric all-gather 1
+  1.0-  2.0 device forward 1
+  1.0-  2.0 fabric all-gather 1
+  2.0-  3.0 device forward 1
+  3.0-  5.0 device backward 1
+  3.0-  4.0 fabric all-gather 1
+  5.0-  7.0 device backward 1
+  5.0-  6.0 fabric reduce 1
+  6.0-  6.5 d2h grads 1
+  7.0-  8.0 device stall:reduce 1
+  7.0-  8.0 fabric reduce 1
+  8.0-  8.5 device stall:d2h 1
+  8.0-  8.5 d2h grads 1
+  8.5- 11.3 device stall:host 1
+  8.5- 11.3 host adam 1
+ 11.3- 12.3 device stall:h2d 1
+ 11.3- 12.3 h2d params 1
+""",
+    ),
+    # DDP: each rank's host has half of the deferred elements, whose new weights are gathered from
+    # both. The device measures and moves all of them in 1.6 s, once gradients are averaged.
+    (
+        "zenflow", {"parallel": "ddp", **HALF_DEFERRED}, 3, 4, 2,
+        """
+  0.0-  1.0 device forward 3
+  0.0-  0.8 host adam 2
+  1.0-  2.0 device forward 3
+  2.0-  4.0 device backward 3
+  4.0-  6.0 device backward 3
+  4.0-  6.0 fabric reduce 3
+  6.0-  8.0 device stall:reduce 3
+  6.0-  8.0 fabric reduce 3
+  8.0- 10.6 device step 3
+ 10.6- 11.8 device stall:h2d 3
+ 10.6- 10.9 d2h grads 3
+ 10.6- 11.3 h2d params 3
+ 10.8- 11.1 d2h grads 3
+ 10.8- 11.6 host adam 3
+ 11.3- 11.8 fabric all-gather 3
+ 11.8- 12.8 device forward 4
+ 12.8- 13.8 device forward 4
+ 13.8- 15.8 device backward 4
+ 15.8- 17.8 device backward 4
+ 15.8- 17.8 fabric reduce 4
+ 17.8- 19.8 device stall:reduce 4
+ 17.8- 19.8 fabric reduce 4
+ 19.8- 22.4 device step 4
+ 22.4- 23.6 device stall:h2d 4
+ 22.4- 22.7 d2h grads 4
+ 22.4- 23.1 h2d params 4
+ 22.6- 22.9 d2h grads 4
+ 22.9- 23.7 host adam 4
+ 23.1- 23.6 fabric all-gather 4
+""",
+    ),
+    # FSDP2: half of everything. Norms of 100 columns are added up in 0.04 s.
+    (
+        "zenflow", {"parallel": "fsdp", **HALF_DEFERRED}, 3, 4, 2,
+        """
+  0.0-  1.0 device stall:gather 3
+  0.0-  1.0 fabric all-gather 3
+  0.0-  0.8 host adam 2
+  1.0-  2.0 device forward 3
+  1.0-  2.0 fabric all-gather 3
+  2.0-  3.0 device forward 3
+  3.0-  5.4 device backward 3
+  3.0-  4.0 fabric all-gather 3
+  5.4-  7.8 device backward 3
+  5.4-  6.4 fabric reduce 3
+  6.4-  6.4 fabric norms 3
+  6.4-  6.7 d2h grads 3
+  7.8-  8.8 device stall:reduce 3
+  7.8-  8.8 fabric reduce 3
+  8.8-  8.8 fabric norms 3
+  8.8-  9.1 d2h grads 3
+  8.8-  9.2 h2d params 3
+  8.8-  9.3 device step 3
+  9.3- 10.3 device stall:gather 4
+  9.3- 10.3 fabric all-gather 4
+  9.3- 10.1 host adam 3
+ 10.3- 11.3 device forward 4
+ 10.3- 11.3 fabric all-gather 4
+ 11.3- 12.3 device forward 4
+ 12.3- 14.7 device backward 4
+ 12.3- 13.3 fabric all-gather 4
+ 14.7- 17.1 device backward 4
+ 14.7- 15.7 fabric reduce 4
+ 15.7- 15.8 fabric norms 4
+ 15.7- 16.0 d2h grads 4
+ 15.7- 16.2 h2d params 4
+ 17.1- 18.2 device stall:reduce 4
+ 17.1- 18.1 fabric reduce 4
+ 18.1- 18.2 fabric norms 4
+ 18.1- 18.4 d2h grads 4
+ 18.2- 18.7 device step 4
+""",
+    ),
 ]  # fmt: skip
 
 

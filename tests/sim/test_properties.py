@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.hardware.profile import Fabric, HardwareProfile, Nvme, Quantity
+from sim.hardware.profile import Fabric, HardwareProfile, Network, Nvme, Quantity
 from sim.machine import Machine
 from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import Segment, StepCosts
+from sim.timing.division import PARALLELS
 from sim.timing.phases import costs_of_phases
 from zenflow.config import PRESETS
 
@@ -33,6 +34,12 @@ OPTIONS = {
         "queue_depth": st.none() | COUNTS,
     },
     "zenflow_paper": {"topk_ratio": SHARES, "update_interval": COUNTS},
+    "ddp": {"bucket_bytes": st.sampled_from([1, 1000])},
+    "fsdp2": {
+        "reshard_after_forward": st.booleans(),
+        "prefetch": st.integers(0, 3), "offload": st.sampled_from(["none", "optimizer", "all"]),
+        "float32_reduce": st.booleans(),
+    },
 }  # fmt: skip
 ENGINE = {"min_split_elements": 500}
 
@@ -42,6 +49,9 @@ def strategies(draw):
     name = draw(st.sampled_from(STRATEGIES))
     options = {key: draw(values) for key, values in OPTIONS.get(name, {}).items()}
     if name in PRESETS:
+        parallel = draw(st.sampled_from(PARALLELS))
+        reshards = parallel == "ddp" or draw(st.booleans())
+        options |= {"releases": draw(st.booleans()), "parallel": parallel, "reshards": reshards}
         options |= ENGINE
     return Strategy.of(name, **options)
 
@@ -84,6 +94,13 @@ def machines(draw, cpu_allowed=True):
         device=replace(hardware.device, is_cpu=is_cpu),
         host=replace(hardware.host, sockets=draw(st.integers(1, 2)), cores=draw(COUNTS)),
         num_devices=1 if is_cpu else draw(st.integers(1, 4)),
+        num_hosts=1 if is_cpu else draw(st.integers(1, 3)),
+        network=Network(
+            name="network",
+            adapters=draw(COUNTS),
+            bandwidth=figure(draw(spread(1e3, 1e6))),
+            latency=figure(1e-6),
+        ),
         binds_cores=draw(st.booleans()),
         fabric=Fabric(name=name, bandwidth=figure(draw(spread(1e3, 1e6))), latency=figure(1e-6)),
         nvme=Nvme(
@@ -264,7 +281,7 @@ def test_the_same_inputs_give_the_same_timeline(costs, strategy):
 
 BANDWIDTHS = [
     "link.d2h", "link.h2d", "host.dram", "host.core_bandwidth", "host.core_update",
-    "fabric.bandwidth", "nvme.read", "nvme.write", "overheads.device_update",
+    "fabric.bandwidth", "network.bandwidth", "nvme.read", "nvme.write", "overheads.device_update",
     "overheads.intake_bandwidth",
 ]  # fmt: skip
 
@@ -286,7 +303,9 @@ def keeps_its_plan(strategy):
     return strategy.options.get("stride", 1) is not None
 
 
-ONE_GPU = machines(cpu_allowed=False).map(lambda hardware: replace(hardware, num_devices=1))
+ONE_GPU = machines(cpu_allowed=False).map(
+    lambda hardware: replace(hardware, num_devices=1, num_hosts=1)
+)
 NOTHING_SHARED = {"link.duplex": 1.0, "host.dram": 1e18}
 
 

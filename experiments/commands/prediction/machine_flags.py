@@ -12,6 +12,7 @@ from experiments.commands.training.train_flags import given_flags, knob_flags
 from experiments.sweeps.axes import LORA_OPTIONS
 from experiments.training.settings.training import DTYPES
 from sim.models.workload import ATTENTIONS
+from sim.timing.division import PARALLELS
 
 simulation_flags = with_flags(
     click.option(
@@ -27,11 +28,17 @@ simulation_flags = with_flags(
         help="A whole machine by name, such as dgx-a100-80, or a profile's JSON file.",
     ),
     click.option("--profile", type=PATH, help="What `zenflow calibrate` wrote."),
-    click.option("--num-gpus", type=click.IntRange(min=1), help="Devices that train together."),
+    click.option(
+        "--num-gpus", type=click.IntRange(min=1), help="Devices of a host that train together."
+    ),
+    click.option(
+        "--num-hosts", type=click.IntRange(min=1), help="Hosts that train together, all alike."
+    ),
     click.option("--host", help="Host by name, such as 2x-epyc-7742."),
     click.option("--host-ram", type=Memory(), help="Host memory in GiB."),
     click.option("--link", help="Link to the host by name, such as pcie4-x16."),
     click.option("--fabric", help="Fabric between devices by name, such as nvlink4."),
+    click.option("--network", help="Network between hosts by name, such as 8x-infiniband-ndr."),
     click.option("--nvme", help="NVMe drives by name, such as 4x-gen4, or none."),
     click.option(
         "--batch-size",
@@ -49,7 +56,24 @@ simulation_flags = with_flags(
 )
 """Flags of a model, a machine and a workload."""
 
+parallel_flags = with_flags(
+    click.option(
+        "--parallel",
+        type=click.Choice(PARALLELS),
+        default="ddp",
+        show_default=True,
+        help="How devices share a model: weights whole on each, or sharded as by FSDP2.",
+    ),
+    click.option(
+        "--reshard-after-forward/--no-reshard-after-forward",
+        default=True,
+        help="Whether sharded weights are dropped behind forward, and gathered again.",
+    ),
+)
+"""Flags of how several devices share a model."""
+
 run_flags = with_flags(
+    parallel_flags,
     click.option(
         "--checkpointing/--no-checkpointing",
         default=False,

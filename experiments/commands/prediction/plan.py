@@ -9,7 +9,7 @@ import click
 
 from experiments.commands.command import Command
 from experiments.commands.flag_types import Count, Memory
-from experiments.commands.prediction.machine_flags import simulation_flags
+from experiments.commands.prediction.machine_flags import parallel_flags, simulation_flags
 from experiments.output.files import strict
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 
@@ -21,6 +21,7 @@ _FILE_WIDTH = 120
 
 @click.command(cls=Command, name="plan")
 @simulation_flags
+@parallel_flags
 @click.option(
     "--checkpointing/--no-checkpointing", default=None,
     help="Whether backward recomputes activations; with neither, what is faster.",
@@ -61,6 +62,8 @@ def plan_command(**flags: Any) -> None:
         checkpointing=flags["checkpointing"],
         reserve=flags["reserve"],
         draws=flags["draws"],
+        parallel=flags["parallel"],
+        reshards=flags["reshard_after_forward"],
     )
     wishes = Wishes(
         model=flags["model"],

@@ -21,6 +21,7 @@ _SMALL_LR, _LARGE_LR = "2e-5", "1e-5"
 _LARGE = 3e9
 """Parameters from which on the lower one is."""
 _SAVE_SECONDS = 1800.0
+_WRAPPERS = {"ddp": "under DistributedDataParallel", "fsdp": "with fully_shard"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
         work = chosen.need.workload
         yield (
             f"Predicted, not measured. On {chosen.need.num_devices} devices, in your own loop "
-            f"under DistributedDataParallel, {work.accumulation} micro-batches of "
+            f"{_WRAPPERS[plan.parallel]}, {work.accumulation} micro-batches of "
             f"{work.batch_size} on each:"
         )
         assert config is not None
@@ -90,7 +91,9 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
     command = train_command(plan, wishes)
     if command is None:
         return
-    where = "On one device" if plan.hardware.num_devices > 1 else "Predicted, not measured. Run it"
+    where = (
+        "On one device" if plan.hardware.total_devices > 1 else "Predicted, not measured. Run it"
+    )
     put = "" if wishes.data else f" (your data in place of {DATA})"
     yield f"{where}{put}:"
     yield f"    {command}"

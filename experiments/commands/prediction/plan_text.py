@@ -25,13 +25,15 @@ def heading(plan: Plan, notes: list[str]) -> list[str]:
     """Return what was asked: model, machine, and what was assumed."""
     hardware, work = plan.hardware, plan.workload
     count = work.batch_size * work.accumulation
-    each = "each device's step" if hardware.num_devices > 1 else "a step"
+    each = "each device's step" if hardware.total_devices > 1 else "a step"
+    hosts = f"{hardware.num_hosts} hosts, each " if hardware.num_hosts > 1 else ""
+    network = f", {hardware.network.name}" if hardware.network is not None else ""
     lines = [
         f"{work.name}, {work.num_params / 1e9:.3g} billion parameters in {work.dtype}; "
         f"{each} takes {count} x {work.sequence} tokens",
-        f"{hardware.name}: {hardware.num_devices} x {hardware.device.name} with "
+        f"{hardware.name}: {hosts}{hardware.num_devices} x {hardware.device.name} with "
         f"{gib(hardware.device.memory.value)}, {hardware.host.name} with "
-        f"{gib(hardware.host.dram_bytes.value)}, {hardware.link.name}",
+        f"{gib(hardware.host.dram_bytes.value)}, {hardware.link.name}{network}",
     ]
     return [*lines, *(f"({note})" for note in notes), ""]
 
@@ -94,10 +96,12 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
 
 def _sharding(plan: Plan) -> list[str]:
     work, device = plan.workload, plan.hardware.device
+    remedy = "ask again with --parallel fsdp"
+    if plan.parallel == "fsdp" or plan.hardware.total_devices == 1:
+        remedy = "give it more devices to share them (--num-gpus, --num-hosts, --parallel fsdp)"
     lines = [
-        f"{work.name} needs sharding (FSDP, ZeRO-3), which is not predicted here: its weights "
-        f"alone are {gib(work.model_bytes)}, and each {device.name} has "
-        f"{gib(device.memory.value)}."
+        f"{work.name} needs sharding: its weights alone are {gib(work.model_bytes)}, and each "
+        f"{device.name} has {gib(device.memory.value)}. So {remedy}."
     ]
     if plan.largest is not None:
         lines.append(f"The largest model of the table that this machine trains: {plan.largest}.")
@@ -159,14 +163,14 @@ def _speed(option: Option) -> str:
 
 def _devices(plan: Plan, chosen: Option) -> Iterator[str]:
     """Yield how all devices compare with fewer."""
-    count, used = plan.hardware.num_devices, chosen.need.num_devices
+    count, used = plan.hardware.total_devices, chosen.need.num_devices
     if count == 1:
         return
     by_count = {option.need.num_devices: option for option in plan.per_devices}
     if count not in by_count:
+        why = ": under DDP each holds all weights, and all gradients twice"
         yield (
-            f"{count} devices do not fit: under data parallelism each holds all weights, all "
-            f"gradients twice and all of the host's state. "
+            f"{count} devices do not fit{why if plan.parallel == 'ddp' else ''}. "
             f"{'Use one' if used == 1 else f'{used} do'}."
         )
     if used > 1 and 1 in by_count:
@@ -279,7 +283,7 @@ def _helps(plan: Plan) -> Iterator[str]:
 
 
 def _offer(plan: Plan, item: Improvement) -> str:
-    one = " on one device" if plan.hardware.num_devices > 1 else ""
+    one = " on one device" if item.num_devices < plan.hardware.total_devices else ""
     offer = f"{item.setting} fits{one}: {item.tokens_per_second:,.0f} tokens/s"
     if item.tokens < plan.workload.tokens_per_step:
         offer += f", with {item.tokens:,} tokens to a step"

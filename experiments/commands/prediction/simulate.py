@@ -54,7 +54,11 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
     hardware, _ = hardware_of(request)
     workload = workload_of(request, hardware)
     strategy = Strategy.of(
-        flags["strategy"], releases=flags["gradients"] == "release", **strategy_options(context)
+        flags["strategy"],
+        releases=flags["gradients"] == "release",
+        parallel=flags["parallel"],
+        reshards=flags["reshard_after_forward"],
+        **strategy_options(context),
     )
     prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])
     memory = memory_of(workload, strategy, hardware)
@@ -85,9 +89,9 @@ def _described(timeline: Timeline, workload: Workload, hardware: HardwareProfile
 
 
 def _machine(hardware: HardwareProfile) -> str:
-    return (
-        f"{hardware.num_devices} x {hardware.name}" if hardware.num_devices > 1 else hardware.name
-    )
+    count = hardware.total_devices
+    hosts = f" in {hardware.num_hosts} hosts" if hardware.num_hosts > 1 else ""
+    return f"{count} x {hardware.name}{hosts}" if count > 1 else hardware.name
 
 
 def _interval(
@@ -135,7 +139,8 @@ def _record(
         "model": workload.name,
         "num_params": workload.num_params,
         "hardware": hardware.name,
-        "num_devices": hardware.num_devices,
+        "num_devices": hardware.total_devices,
+        "num_hosts": hardware.num_hosts,
         **prediction.to_dict(),
         "rule": rule_of(memory.strategy),
         "tokens_per_second": _tokens_per_second(prediction, workload, hardware),
@@ -151,7 +156,7 @@ def _record(
 def _tokens_per_second(
     prediction: Prediction, workload: Workload, hardware: HardwareProfile
 ) -> float:
-    return workload.tokens_per_step * hardware.num_devices / prediction.step_seconds
+    return workload.tokens_per_step * hardware.total_devices / prediction.step_seconds
 
 
 def _text(

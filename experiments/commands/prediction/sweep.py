@@ -228,6 +228,8 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         strategy=flags["strategy"],
         knobs=strategy_options(context),
         releases=flags["gradients"] == "release",
+        parallel=flags["parallel"],
+        reshards=flags["reshard_after_forward"],
         method=flags["method"],
         tolerance=TOLERANCE if flags["tolerance"] is None else flags["tolerance"],
     )

@@ -33,7 +33,8 @@ RATE_SIGMA = 0.15
 """Its relative uncertainty: issue 6834's 1.8 G parameters/s of a host against the paper's 1.46."""
 _FIGURES = (
     "host.dram", "host.numa_hop", "link.d2h", "link.h2d", "link.pageable", "device.bandwidth",
-    "device.matmul_efficiency", "device.launch", "overheads.device_update",
+    "device.matmul_efficiency", "device.launch", "overheads.device_update", "fabric.bandwidth",
+    "network.bandwidth",
 )  # fmt: skip
 _SETTLING, _MEASURED = 3, 2
 """Windows."""
@@ -80,8 +81,12 @@ def hardware_of(setup: AnySetup) -> HardwareProfile:
     """Return a set-up's machine."""
     if isinstance(setup, Phases):
         return _phase_costs(setup).hardware
-    profile = find_machine(setup.machine, setup.devices)
-    return replace(profile, binds_cores=not isinstance(setup, Setup) or setup.binds_cores)
+    if isinstance(setup, HostPass):
+        return find_machine(setup.machine, setup.devices)
+    profile = find_machine(
+        setup.machine, setup.devices, num_hosts=setup.hosts, network=setup.network
+    )
+    return replace(profile, binds_cores=setup.binds_cores)
 
 
 def predict(
@@ -142,6 +147,7 @@ def _workload(setup: Setup) -> Workload:
         config,
         batch_size=setup.batch_size,
         sequence=setup.sequence,
+        accumulation=setup.accumulation,
         checkpointing=setup.checkpointing,
         offloads_activations=setup.offloads_activations,
     )

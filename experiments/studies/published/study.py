@@ -12,8 +12,7 @@ from experiments.lab.columns import Column, Table, key
 from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
-from experiments.literature.alternatives import UNCOUNTED
-from experiments.literature.measurements import GROUPS, MEASUREMENTS
+from experiments.literature.measurements import GROUPS, MEASUREMENTS, UNFITTED
 from experiments.literature.setups import AnySetup, Measurement, Quantity
 from experiments.studies.published.predictions import (
     deepspeed_rate,
@@ -106,12 +105,11 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
 def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the term for what the model leaves out, and how many measurements ranges hold.
 
-    Rows of `UNCOUNTED` groups are left out: those whose phases are given, and others that no
-    constant is fitted to. ``held`` has for each group its measurements, and
-    those in ranges of figures alone, of the term that all rows but one give, and of the term that
-    the other groups give.
+    Rows whose phases are given are not counted, and those of `UNFITTED` groups have no say in the
+    term. ``held`` has for each group its measurements, and those in ranges of figures alone, of
+    the term that all rows but one give, and of the term that the other groups give.
     """
-    counted = [row for row in rows if row["group"] not in UNCOUNTED]
+    counted = [row for row in rows if row["group"] not in ("phases", *UNFITTED)]
     groups = list(dict.fromkeys(row["group"] for row in counted))
     parts = [[_outcome(row) for row in counted if row["group"] == group] for group in groups]
     single = held_out([[outcome] for part in parts for outcome in part])
@@ -124,7 +122,17 @@ def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "without_the_group": others,
         }
         start += len(part)
-    return {"sigma": fit_left_out([each for part in parts for each in part]), "held": held}
+    sigma = fit_left_out([each for part in parts for each in part])
+    for group in dict.fromkeys(row["group"] for row in rows if row["group"] in UNFITTED):
+        own = [_outcome(row) for row in rows if row["group"] == group]
+        inside = sum(outcome.needed <= sigma for outcome in own)
+        held[group] = {
+            "rows": len(own),
+            "figures": sum(not outcome.needed for outcome in own),
+            "without_the_row": inside,
+            "without_the_group": inside,
+        }
+    return {"sigma": sigma, "held": held}
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:

@@ -121,10 +121,23 @@ def test_a_model_beyond_a_device_is_told_so_first_and_in_few_words():
     ran = run("plan", "--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100",
               "--num-gpus", "8")  # fmt: skip
     answer = ran.output.split("\n\n")[-1].splitlines()
-    assert answer[0].startswith("llama-3.3-70b needs sharding (FSDP, ZeRO-3)")
-    assert "its weights alone are 131 GiB" in answer[0]
+    assert answer[0].startswith("llama-3.3-70b needs sharding: its weights alone are 131 GiB")
+    assert answer[0].endswith("ask again with --parallel fsdp.")
     assert len(answer) <= 4
     assert "qwen2.5-32b" in answer[1]
+
+
+def test_sharded_over_two_hosts_the_same_model_is_planned():
+    ran = ["plan", "--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--num-gpus",
+           "8", "--parallel", "fsdp", "--batch-size", "1", "--draws", "0"]  # fmt: skip
+    text = run(*ran, "--num-hosts", "2").output
+    assert "hgx-h100: 2 hosts, each 8 x h100-sxm" in text
+    assert "8x-infiniband-ndr" in text
+    assert "with fully_shard" in text
+    one, two = (record(*ran, "--num-hosts", hosts) for hosts in ("1", "2"))
+    assert (one["num_devices"], two["num_devices"], two["num_hosts"]) == (8, 16, 2)
+    assert one["recommended"]["memory"]["num_devices"] == 8
+    assert two["recommended"]["tokens_per_second"] > one["recommended"]["tokens_per_second"]
 
 
 def test_one_of_eight_devices_is_recommended_where_eight_do_not_fit():

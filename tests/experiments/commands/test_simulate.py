@@ -50,6 +50,21 @@ def test_the_text_names_step_stall_bytes_lanes_and_memory():
     assert max(map(len, done.output.splitlines())) < 200
 
 
+def test_several_hosts_and_sharded_weights_are_simulated_as_asked_for():
+    flags = [*MODEL, "--machine", "dgx-a100-80", "--num-hosts", "2", "--parallel", "fsdp",
+             "--no-reshard-after-forward"]  # fmt: skip
+    found = json.loads(run(*flags, "--json").output)
+    workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=4)
+    machine = find_machine("dgx-a100-80", num_hosts=2)
+    strategy = Strategy.of("zenflow", parallel="fsdp", reshards=False)
+    expected = simulate(costs_of(workload, machine), strategy)
+    assert found["step_seconds"] == expected.step_seconds
+    assert found["fabric_bytes_per_step"] == expected.fabric_bytes > 0
+    assert (found["num_devices"], found["num_hosts"]) == (16, 2)
+    assert found["tokens_per_second"] == 16 * 4096 / expected.step_seconds
+    assert "on 16 x dgx-a100-80 in 2 hosts" in run(*flags).output
+
+
 def test_a_calibrated_profile_and_parts_by_name_are_machines_too(tmp_path):
     write_profile(find_machine("dgx-a100-80", 1), tmp_path / "mine.json")
     own = run(*MODEL, "--hardware", str(tmp_path / "mine.json"), "--json")

@@ -10,6 +10,7 @@ from experiments.lab.finding import Verdict
 from experiments.lab.record import needed, put
 from experiments.literature.measurements import BREAKDOWN, GROUPS, MEASUREMENTS, PAPER
 from experiments.literature.setups import HostPass, Measurement, Phases, Setup
+from experiments.literature.sharded_runs import SHARDED_GROUPS
 from experiments.studies.published.predictions import (
     RATE,
     deepspeed_rate,
@@ -21,7 +22,7 @@ from experiments.studies.published.predictions import (
     runs_deepspeed_step,
     step_bytes,
 )
-from experiments.studies.published.study import AIM, STUDY, predict_all, record_of
+from experiments.studies.published.study import AIM, STUDY, coverage_of, predict_all, record_of
 from experiments.studies.validation.document import DOCUMENT, document
 from experiments.studies.validation.study import STUDY as VALIDATION
 from sim.fitting.left_out import TABLE
@@ -126,6 +127,43 @@ def test_an_interval_holds_the_prediction_and_is_the_same_again():
     assert found.low < figures.low < figures.high < found.high
     assert found.low < predict(setup, "step") < found.high
     assert intervals(setup, "step", 20) == (figures, found)
+
+
+def test_rows_of_sharded_weights_have_no_say_in_what_is_left_out(rows):
+    def found(factor):
+        about = [
+            {
+                **row,
+                "figures_seconds": [share * row["predicted_seconds"] for share in (0.9, 1.1)],
+                "measured_seconds": row["measured_seconds"]
+                * (factor if row["group"] in SHARDED_GROUPS else 1),
+            }
+            for row in rows
+        ]
+        return coverage_of(about)
+
+    as_measured, far_off = found(1), found(9)
+    assert as_measured["sigma"] == far_off["sigma"] > 0
+    held = [
+        sum(each["held"][group]["without_the_group"] for group in SHARDED_GROUPS)
+        for each in (as_measured, far_off)
+    ]
+    assert held[0] > 10
+    assert held[1] == 0
+
+
+def test_published_runs_on_several_hosts_are_predicted_on_as_many():
+    setups = [item.setup for item in MEASUREMENTS if item.group in SHARDED_GROUPS]
+    machines = [hardware_of(setup) for setup in setups]
+    assert {machine.num_hosts for machine in machines} == {1, 2, 4, 8, 16}
+    for setup, machine in zip(setups, machines, strict=True):
+        assert machine.total_devices == setup.devices * setup.hosts
+        assert (machine.network is None) == (setup.hosts == 1)
+    # What they say of collectives: with an endless fabric and network a step is hardly shorter.
+    slow = BY_LABEL["13B on 64 H100"].setup
+    endless = {"fabric.bandwidth": 1e18, "network.bandwidth": 1e18}
+    fast = predict(slow, "step", hardware_of(slow).with_values(endless))
+    assert 0.97 < fast / predict(slow, "step") < 1
 
 
 def test_the_tables_have_every_row_and_the_page_the_count_within_the_aim(rows):

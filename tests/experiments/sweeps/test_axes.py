@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from experiments.sweeps.axes import KINDS, LORA_OPTIONS, parse_axes, parse_axis
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.requests import Request
+from sim.simulate import Strategy
 from tests.experiments.swept import BASE, CARD, MODEL, run, sweep_of
 from zenflow.errors import ConfigError
 
@@ -100,7 +101,9 @@ def test_every_axis_moves_the_machine_or_the_work():
         "lora_targets": "attention",
     }  # fmt: skip
     for name in KINDS:
-        if name in ("num_gpus", "fabric"):
+        if name in (
+            "num_gpus", "num_hosts", "fabric", "network", "parallel", "reshard_after_forward"
+        ):  # fmt: skip
             continue  # these need several devices
         varied = parse_axes([f"{name}={values.get(name, '6')}"])
         named = {**MODEL, **({} if name in ("gpu", "machine") else {"gpu": "l40s"})}
@@ -118,6 +121,32 @@ def test_strategies_on_an_axis_take_the_settings_that_are_theirs():
     ours, theirs, streamed = (sweep.case(index).strategy for index in range(3))
     assert ours.config.update_interval == 2
     assert (theirs.options, streamed.options) == ({"lora_rank": 8}, {})
+
+
+def test_axes_of_several_devices_reach_the_machine_and_the_strategy():
+    axes = parse_axes(["num_gpus=4,8", "num_hosts=1,2", "network=8x-roce-200,8x-infiniband-ndr",
+                       "parallel=ddp,fsdp", "reshard_after_forward=yes,no",
+                       "strategy=zenflow,fsdp2"])  # fmt: skip
+    sweep = Sweep(axes=axes, request=Request(**MODEL, machine="dgx-a100-80"))
+    for index in range(sweep.num_points):
+        values = sweep.values(index)
+        is_ours = values["strategy"] == "zenflow"
+        if is_ours and values["parallel"] == "ddp" and not values["reshard_after_forward"]:
+            with pytest.raises(ConfigError, match="give parallel fsdp as well"):
+                sweep.case(index)
+            continue
+        case = sweep.case(index)
+        hardware, strategy = case.hardware, case.strategy
+        assert hardware.total_devices == values["num_gpus"] * values["num_hosts"]
+        joined = values["network"] if values["num_hosts"] > 1 else None
+        assert (hardware.network and hardware.network.name) == joined
+        if is_ours:
+            assert strategy.parallel == values["parallel"]
+            assert strategy.reshards == values["reshard_after_forward"]
+        else:  # another system keeps its own way beside ours
+            assert strategy == Strategy.of("fsdp2")
+    alone = Sweep(axes=axes[4:5], strategy="fsdp2", request=Request(**MODEL, gpu="l40s"))
+    assert alone.case(1).strategy == Strategy.of("fsdp2", reshard_after_forward=False)
 
 
 def test_the_grid_names_every_combination_once():

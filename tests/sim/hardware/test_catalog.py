@@ -21,6 +21,7 @@ FINDERS = {
     "host": find_host,
     "link": catalog.find_link,
     "fabric": catalog.find_fabric,
+    "network": catalog.find_network,
     "nvme": catalog.find_nvme,
     "machine": find_machine,
 }
@@ -94,6 +95,23 @@ def test_two_sockets_have_twice_the_memory():
     assert replace(two, name=one.name, sockets=1, dram_bytes=one.dram_bytes) == one
     with pytest.raises(ConfigError, match="no host '2x-desktop-ddr5'"):
         find_host("2x-desktop-ddr5")
+
+
+def test_eight_adapters_carry_eight_times_as_much():
+    one, eight = catalog.find_network("ib-hdr"), catalog.find_network("8x ib-hdr")
+    assert (one.adapters, eight.adapters) == (1, 8)
+    assert replace(eight, name=one.name, adapters=1) == one
+    with pytest.raises(ConfigError, match="no network '9x-infiniband-hdr'"):
+        catalog.find_network("9x-infiniband-hdr")
+
+
+def test_several_machines_are_joined_by_their_own_network_or_another():
+    one, two = find_machine("dgx-a100-80"), find_machine("dgx-a100-80", num_hosts=2)
+    assert (one.network, two.network.name) == (None, "8x-infiniband-hdr")
+    assert (one.total_devices, two.total_devices) == (8, 16)
+    assert replace(two, num_hosts=1, network=None) == one
+    other = find_machine("l40s-server", 4, num_hosts=3, network="roce-400")
+    assert (other.total_devices, other.network.name) == (12, "roce-400")
 
 
 @pytest.mark.parametrize("name", catalog.names("machine"))

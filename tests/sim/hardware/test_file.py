@@ -12,7 +12,7 @@ from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
 from sim.hardware.profile import CORE_UPDATE, KINDS, Quantity
 from zenflow.errors import ConfigError
 
-BASE = find_machine("rtx4090-server")
+BASE = find_machine("rtx4090-server", num_hosts=2, network="2x-roce-100")
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 SHARES = ("duplex", "pageable", "numa_hop", "efficiency", "sustained_share")
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -99,10 +99,11 @@ LATER = {
     2: {"host": {"core_update": CORE_UPDATE}},
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
 }
+LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(version, path):
     later = [parts for number, parts in LATER.items() if number > version]
 
@@ -112,9 +113,12 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
             for part, figures in parts.items():
                 for name in figures:
                     del content[part][name]
+        for number, fields in LATER_FIELDS.items():
+            for name in fields if number > version else ():
+                del content[name]
 
     edited(path, change)
-    expected = BASE
+    expected = replace(BASE, num_hosts=1, network=None)
     for parts in later:
         for part, figures in parts.items():
             changed = replace(getattr(expected, part), **figures)
@@ -125,7 +129,7 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
         read_profile(path)
 
 
-@pytest.mark.parametrize("version", [0, 4, "1", "3", 1.5, True, None])
+@pytest.mark.parametrize("version", [0, 5, "1", "3", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):

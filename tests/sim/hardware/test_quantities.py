@@ -9,7 +9,7 @@ from sim.hardware.profile import KINDS, Device, EngineOverheads, Fabric, Host, L
 from sim.hardware.quantities import UNITS, dimension_of, quantity_of, read_table, record_of
 from zenflow.errors import ConfigError
 
-TABLES = ("devices", "hosts", "links", "fabrics", "nvme", "overheads")
+TABLES = ("devices", "hosts", "links", "fabrics", "networks", "nvme", "overheads")
 CELL = {"value": 25.0, "unit": "GB/s", "kind": "measured", "source": "nvbandwidth"}
 
 

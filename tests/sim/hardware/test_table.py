@@ -129,6 +129,12 @@ def test_fabrics_stay_below_their_specification(name):
     assert 0.3 * limit("fabrics", name) < reached < 0.95 * limit("fabrics", name)
 
 
+@pytest.mark.parametrize("name", read_table("networks"))
+def test_networks_stay_below_their_specification(name):
+    reached = catalog.find_network(name).bandwidth.value
+    assert 0.7 * limit("networks", name) < reached < 0.95 * limit("networks", name)
+
+
 @pytest.mark.parametrize("name", catalog.names("host"))
 def test_memory_stays_below_what_its_channels_carry(name):
     host = find_host(name)

@@ -242,11 +242,12 @@ def test_more_tokens_never_need_less_memory(name, releases):
         assert len({need.host_bytes for need in needs}) == 1
 
 
-def test_several_devices_each_hold_all_of_the_engine_and_share_the_other_systems():
+def test_several_devices_share_the_hosts_part_of_the_engine_and_the_other_systems():
     work = llama_7b()
     one, four = a100(1), a100(4)
-    ours = [memory_of(work, "zenflow", machine) for machine in (one, four)]
-    assert ours[1].host_bytes == pytest.approx(4 * ours[0].host_bytes)
+    ours = [memory_of(work, Strategy.of("zenflow", queue_depth=4), m) for m in (one, four)]
+    shared = [need.host_bytes - need.num_devices * PROCESS_BYTES for need in ours]
+    assert shared[1] == pytest.approx(shared[0], rel=1e-3)  # step counts are on each
     device = parts_of(ours[1], "device")
     assert device["reduction buckets"] == device["weights"]
     theirs = [memory_of(work, "published_zero_offload", machine) for machine in (one, four)]
@@ -262,7 +263,8 @@ def test_several_devices_each_hold_all_of_the_engine_and_share_the_other_systems
 def test_every_strategy_has_a_memory():
     for name in STRATEGIES:
         need = memory_of(llama_7b(), name, a100())
-        holds_all = name not in ("qlora", "megatrain", "slideformer", "roundpipe")
+        # Others keep weights on the host, some layers at a time on the device, or in four bits.
+        holds_all = name not in ("qlora", "megatrain", "slideformer", "roundpipe", "fsdp2_offload")
         assert (need.device_bytes > 2 * llama_7b().num_params) == holds_all
         assert all(part.num_bytes > 0 for part in need.parts)
         assert need.to_dict()["device_bytes"] == need.device_bytes

@@ -191,6 +191,26 @@ def test_fewer_tokens_come_down_to_one_short_sequence():
     assert tokens == sorted(tokens, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("machine", "hosts"),
+    [("hgx-h100", 1), ("hgx-h100", 4), ("dgx-a100-80", 2), ("l40s-server", 1)],
+)
+@pytest.mark.parametrize(
+    ("parallel", "reshards"), [("ddp", True), ("fsdp", True), ("fsdp", False)]
+)
+@pytest.mark.parametrize("name", ["on_device", "zero_offload", "zenflow"])
+def test_no_step_of_several_devices_is_shorter_than_its_estimate(
+    machine, hosts, parallel, reshards, name
+):
+    planner = Planner(find_machine(machine, num_hosts=hosts))
+    work = workload("qwen2.5-1.5b")
+    strategy = Strategy.of(name, parallel=parallel, reshards=reshards)
+    search = Search(work, planner, names=[name], parallel=parallel, reshards=reshards)
+    about = search._seconds(planner.costs(work), strategy)
+    found = simulate(planner.costs(work), strategy, keeps_spans=False)
+    assert 0.999 * about <= found.step_seconds - found.selection_seconds <= 1.8 * about
+
+
 @pytest.mark.parametrize("k", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize(
     ("model", "machine"),
@@ -203,7 +223,7 @@ def test_estimates_are_near_the_simulation(model, machine, k):
         strategy = Strategy.of(name, topk_ratio=k, **knobs)
         own = engine_memory([p.shape for p in work.parameters], strategy.config, 2)
         own = own.on(planner.hardware)
-        about = estimated_seconds(planner.costs(work), strategy.config, own)
+        about = estimated_seconds(planner.costs(work), strategy, own)
         done = simulate(planner.costs(work), strategy, keeps_spans=False)
         taken = done.step_seconds - done.selection_seconds
         assert 0.93 * taken < about <= taken * (1 + 1e-9), "no step is shorter"

@@ -93,10 +93,22 @@ def away(found, total):
     return replace(found, segments=tuple(segments))
 
 
+SHARDED = ("fsdp2", "fsdp2_offload", "zero3_offload")
+SENDING = [name for name in STRATEGIES if name not in SHARDED]
+
+
+@pytest.mark.parametrize(
+    "strategy", [*map(Strategy.of, SHARDED), Strategy.of("zenflow", parallel="fsdp")]
+)
+def test_sharded_weights_beside_them_are_refused(strategy):
+    with pytest.raises(ConfigError, match="leave out --offload-activations"):
+        simulate(costs_of(AWAY, find_machine("dgx-a100-80", 2)), strategy, keeps_spans=False)
+
+
 def test_all_but_the_last_layers_activations_cross_the_link_twice():
     layer = WORK.activation_bytes()[1]
     assert AWAY.leaving_bytes() == [0.0, *[layer] * 30, 0.0, 0.0, 0.0]
-    for name in STRATEGIES:
+    for name in SENDING:
         found, plain = (
             simulate(costs_of(work, MACHINE), Strategy.of(name), keeps_spans=False)
             for work in (AWAY, WORK)
@@ -153,7 +165,7 @@ def test_activations_share_the_link_with_gradients_and_uploads():
     assert both > alone
 
 
-@pytest.mark.parametrize("name", [n for n in STRATEGIES if n not in ("zero_infinity",)])
+@pytest.mark.parametrize("name", [n for n in SENDING if n != "zero_infinity"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_stalls_and_work_add_up_to_the_step(name, accumulation):
     found = costs(d2h=30.0, h2d=40.0, update=80.0, on_device=6.0, accumulation=accumulation)
@@ -176,9 +188,7 @@ def test_there_is_no_closed_form_and_estimates_count_the_copies():
     slow = MACHINE.with_values({"link.d2h": 1e9, "link.h2d": 1e9})
     shapes = [p.shape for p in WORK.parameters]
     own = engine_memory(shapes, strategy.config, 2)
-    bounds = [
-        estimated_seconds(costs_of(work, slow), strategy.config, own) for work in (WORK, AWAY)
-    ]
+    bounds = [estimated_seconds(costs_of(work, slow), strategy, own) for work in (WORK, AWAY)]
     assert bounds[1] - bounds[0] > sum(AWAY.leaving_bytes()) / 1e9
 
 

@@ -1,0 +1,117 @@
+"""Parts of a memory need that are the engine's: of one device, and of a host for its devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sim.hardware.profile import HardwareProfile
+from sim.machine import Rates
+from sim.memory.engine import EngineMemory
+from sim.memory.parts import DeviceParts, Part, SystemCase
+from sim.models.workload import Workload
+from sim.schedules.parallel.fsdp import sharded_device
+from sim.simulate import Strategy
+from sim.timing.costs import costs_of
+from sim.timing.fresh_steps import TEMPORARY_ELEMENTS
+
+
+def engine_device_parts(
+    workload: Workload, strategy: Strategy, own: EngineMemory, hardware: HardwareProfile
+) -> DeviceParts:
+    """Return a device's parts of the engine; under DDP all but the host's are whole on each."""
+    size, count = workload.dtype_bytes, hardware.total_devices
+    if strategy.division(hardware).device > 1:
+        return _sharded_engine_parts(workload, strategy, own, hardware)
+    releases = strategy.releases and count == 1
+    whole = float(workload.num_params * size)
+    in_flight, after, ring = 2.0 * own.bucket * size, whole, own.packed
+    at_step: float | None = None
+    if releases and hardware.device.is_cpu:
+        leaving = own.deferred * size
+        waiting = leaving * _share_that_waits(workload, hardware, leaving)
+        after = (own.important + own.resident) * size + min(leaving, in_flight + waiting)
+    elif releases:  # a bucket's gradients are packed into the ring and freed before the next's
+        in_flight = float(max(own.bucket, *(layer.numel for layer in workload.layers)) * size)
+        at_step = float((own.important + own.resident) * size)
+        after = min(whole, at_step + in_flight)
+        ring = own.ring
+    return DeviceParts(
+        always=[
+            Part("weights", "device", whole),
+            *_engine_state(own, hardware, ring, size),
+            Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
+        ],
+        in_flight=min(whole, in_flight),
+        # Gradients of earlier micro-batches stay until the last one has been added.
+        gradients_before=whole if workload.accumulation > 1 else 0.0,
+        gradients_after=after,
+        gradients_at_step=at_step,
+        step=_engine_step(own, size, releases=releases),
+    )
+
+
+def _sharded_engine_parts(
+    workload: Workload, strategy: Strategy, own: EngineMemory, hardware: HardwareProfile
+) -> DeviceParts:
+    """Return a device's parts of the engine under FSDP2: its rows of everything."""
+    size = workload.dtype_bytes
+    case = SystemCase(workload=workload, hardware=hardware, options={})
+    # A CPU's gradients just wait, and have no ring.
+    has_ring = strategy.releases and not hardware.device.is_cpu
+    device = sharded_device(
+        case,
+        *_engine_state(own, hardware, own.ring if has_ring else own.packed, size),
+        reshards=strategy.reshards,
+    )
+    step = _engine_step(own, size, releases=strategy.releases)
+    if not has_ring:
+        return replace(device, step=step)
+    kept = float((own.important + own.resident) * size)
+    after = device.in_flight + kept
+    return replace(device, gradients_after=after, gradients_at_step=kept, step=step)
+
+
+def _engine_state(
+    own: EngineMemory, hardware: HardwareProfile, ring: float, size: int
+) -> list[Part]:
+    """Return what the engine keeps on a device throughout."""
+    temporaries = 0.0
+    if not hardware.device.is_cpu:
+        temporaries = 2.0 * own.block * size
+        if own.host.config.is_exact:
+            temporaries += 4.0 * (own.block + min(TEMPORARY_ELEMENTS, own.bucket))
+    return [
+        Part("optimizer state", "device", own.device_state, "important columns, whole tensors"),
+        Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
+        Part("rings", "device", ring, "packed gradients on their way"),
+        Part("updates' temporaries", "device", temporaries, "of the largest block"),
+    ]
+
+
+def _engine_step(own: EngineMemory, size: int, *, releases: bool) -> list[Part]:
+    """Return what the engine needs on a device at the step alone."""
+    return [
+        Part("float32 gradients", "device", own.float_gradients, "of whole tensors"),
+        Part("update's temporaries", "device", own.bank_temporaries, "of one bank of columns"),
+        Part("important gradients", "device", 0.0 if releases else float(own.important * size)),
+    ]
+
+
+def engine_host_parts(own: EngineMemory, count: int) -> list[Part]:
+    """Return a host's parts of the engine for so many devices."""
+    return [
+        Part("optimizer state", "pageable", count * own.host.state, "masters, moments"),
+        Part("sums", "pageable", count * own.host.sums, "of windows' gradients"),
+        Part("step counts", "pageable", count * own.host.steps),
+        Part("gradient staging", "pinned", count * own.host.staging),
+        Part("waiting gradients", "pinned", count * own.pool, f"up to {own.depth} of a column"),
+        Part("upload buffers", "pinned", count * own.uploads),
+    ]
+
+
+def _share_that_waits(workload: Workload, hardware: HardwareProfile, num_bytes: float) -> float:
+    """Return which share of the gradients still waits when backward has ended, on a CPU."""
+    seconds = num_bytes / Rates.of(hardware).d2h
+    if not seconds:
+        return 0.0
+    return max(0.0, 1.0 - costs_of(workload, hardware).backward_seconds / seconds)

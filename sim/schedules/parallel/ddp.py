@@ -1,0 +1,68 @@
+"""Data parallelism without sharding: PyTorch's DDP, each device with a whole AdamW of its own."""
+
+from __future__ import annotations
+
+import simpy
+
+from sim.machine import Machine
+from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
+from sim.timing.costs import StepCosts
+
+
+class DistributedDataParallel(AbstractSchedule):
+    """Forward, backward with an all-reduce of each bucket behind it, AdamW over the whole model.
+
+    Gradients are reduced in the last micro-batch alone. A bucket is full when its segments reach
+    its size: a layer is the least that is reduced here, where DDP cuts large ones.
+    """
+
+    def __init__(
+        self, machine: Machine, costs: StepCosts, *, bucket_bytes: int = 25 * 2**20
+    ) -> None:
+        """Take DDP's bucket size, its default in bytes.
+
+        Raises:
+            ConfigError: It is below 1.
+        """
+        super().__init__(machine, costs)
+        refuse_below_1("bucket_bytes", bucket_bytes)
+        self._bucket_bytes = bucket_bytes
+
+    def _step(self, step: int) -> Step:
+        machine = self.machine
+        for _ in range(self.costs.accumulation - 1):
+            self.forward(step)
+            self.backward(step)
+        self.forward(step)
+        reduced = self._reduce(step)
+        yield self.computed
+        since = machine.env.now
+        yield from self.wait(reduced, "reduce", step)
+        began = machine.env.now
+        seconds = self.step_overhead + self.update_seconds(self.costs.num_params)
+        yield machine.compute("step", seconds, step)
+        return since + machine.env.now - began  # it works meanwhile
+
+    def _reduce(self, step: int) -> list[simpy.Event]:
+        """Queue the last backward; return the ends of its all-reduces."""
+        reduced, size = [], 0.0
+        for index, segment in reversed(list(enumerate(self.costs.segments))):
+            self.computed = self.backward_of(index, step)
+            size += segment.numel * self.costs.dtype_bytes
+            if size >= self._bucket_bytes or index == 0:
+                reduced.append(self.machine.collective("reduce", 2 * size, step, self.computed))
+                size = 0.0
+        return reduced
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return whole states, and gradients a second time in DDP's buckets."""
+    state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
+    own = Part("optimizer state", "device", state * case.params)
+    whole = case.size * case.params
+    buckets = Part("reduction buckets", "device", whole if case.total > 1 else 0.0)
+    return case.device(own, buckets, after=whole), []
+
+
+DDP = System(name="ddp", rule="AdamW exactly", schedule=DistributedDataParallel, memory=_memory)

@@ -1,0 +1,174 @@
+"""Forward and backward with sharded weights, as FSDP2 and ZeRO-3 run them.
+
+Each device holds an equal part of every layer. A layer's weights are gathered before it is used
+and dropped behind it, and its gradients are reduced and scattered behind its backward (Rajbhandari
+et al. 2020, section 5.3; Zhao et al. 2023).
+
+- All collectives share one communicator, so that they happen one after another, in the order in
+  which they are launched: the next layer's all-gather before this layer's reduce-scatter.
+- All-gathers run ahead by `prefetch` layers, in forward and in backward. A pass begins with its
+  first layer's, which nothing hides.
+- The last layer stays gathered from forward to backward, which needs it at once.
+- Every micro-batch gathers and reduces again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import simpy
+
+from sim.machine import Machine
+from sim.schedules.schedule import Waits
+from sim.timing.costs import StepCosts
+from zenflow.errors import ConfigError
+
+Backward = tuple[simpy.Event, simpy.Event]
+"""Ends of a layer's backward and of its reduce-scatter."""
+
+
+class ShardedPasses:
+    """Queues passes of one device, with the collectives that they need.
+
+    Attributes:
+        units: Indices of the segments of each layer, in the order of forward.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        waits: Waits,
+        *,
+        reshards: bool = True,
+        prefetch: int = 1,
+        reduce_bytes: int | None = None,
+        fetches: bool = False,
+    ) -> None:
+        """Find the layers.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            waits: Where stalls are noted.
+            reshards: Whether layers are dropped behind their forward, to be gathered again.
+            prefetch: Number of layers whose all-gathers run ahead.
+            reduce_bytes: Bytes of an element in a reduce-scatter; None is the model's own.
+            fetches: Whether each device's part lies on the host, and is copied up first.
+        """
+        self._machine, self._costs, self._waits = machine, costs, waits
+        if any(segment.leaving for segment in costs.segments):
+            raise ConfigError(
+                "activations on the host are not simulated with sharded weights: leave out "
+                "--offload-activations, or use --checkpointing"
+            )
+        self._reshards, self._prefetch, self._fetches = reshards, prefetch, fetches
+        self._reduce_bytes = reduce_bytes or costs.dtype_bytes
+        self.units = layers_of(costs)
+        self._sizes = [sum(costs.segments[index].numel for index in unit) for unit in self.units]
+        started = simpy.Event(machine.env)
+        started.succeed()
+        # Ends of the layers' works since this pair of passes began, the work before first.
+        self._ends: list[simpy.Event] = [started]
+        self._gathered: list[simpy.Event | None] = []
+        self._queued = 0
+
+    @property
+    def _visits(self) -> list[int]:
+        """Layers in the order of a forward and a backward."""
+        count = len(self.units)
+        return [*range(count), *reversed(range(count))]
+
+    def _gathers(self, visit: int) -> bool:
+        """Whether a layer is gathered for the visit of this number in a forward and backward."""
+        count = len(self.units)
+        return visit < count or (self._reshards and visit > count)
+
+    def _gather(self, upto: int, step: int) -> None:
+        """Queue the all-gathers of all visits up to this one that are not queued yet."""
+        machine = self._machine
+        for visit in range(self._queued, min(upto + 1, 2 * len(self.units))):
+            self._queued = visit + 1
+            if not self._gathers(visit):
+                self._gathered.append(None)
+                continue
+            size = self._sizes[self._visits[visit]] * self._costs.dtype_bytes
+            # Its memory is that of the layer before those that run ahead.
+            after = self._ends[max(0, visit - self._prefetch)]
+            if self._fetches:
+                share = size / machine.hardware.total_devices
+                after = machine.h2d.submit("params", step, machine.up(share), [after])
+            self._gathered.append(machine.collective("all-gather", size, step, after))
+
+    def begin(self, after: simpy.Event | None = None) -> None:
+        """Start a pair of passes behind an event; None is behind the last work."""
+        self._ends = [after or self._ends[-1]]
+        self._gathered = []
+        self._queued = 0
+
+    def forward(self, step: int) -> simpy.Event:
+        """Queue the forward of one micro-batch; return the event of its end."""
+        for visit, unit in enumerate(self.units):
+            works = [self._costs.segments[index].forward for index in unit]
+            self._visit(visit, "forward", works, step)
+        return self._ends[-1]
+
+    def backward(self, unit: int, seconds: Sequence[float], step: int,
+                 room: Sequence[simpy.Event] = ()) -> Backward:  # fmt: skip
+        """Queue a layer's backward and its reduce-scatter; layers go from the last to the first.
+
+        Args:
+            unit: Number of the layer.
+            seconds: Of each of its segments, in the order of backward.
+            step: Its step.
+            room: What else must have happened: room for gradients on their way to the host.
+        """
+        visit = 2 * len(self.units) - 1 - unit
+        passed = self._visit(visit, "backward", seconds, step, room)
+        size = self._sizes[unit] * self._reduce_bytes
+        return passed, self._machine.collective("reduce", size, step, passed)
+
+    def backward_all(
+        self, step: int, behind: Callable[[int, simpy.Event], object] | None = None
+    ) -> Backward:
+        """Queue a micro-batch's backward, layer by layer; return the ends of the first layer's.
+
+        Args:
+            step: Its step.
+            behind: Function that is given each layer's number and the end of its reduce-scatter.
+        """
+        segments = self._costs.segments
+        for unit in reversed(range(len(self.units))):
+            seconds = [segments[index].backward for index in reversed(self.units[unit])]
+            ends = self.backward(unit, seconds, step)
+            if behind is not None:
+                behind(unit, ends[1])
+        return ends
+
+    def _visit(
+        self,
+        visit: int,
+        name: str,
+        seconds: Sequence[float],
+        step: int,
+        room: Sequence[simpy.Event] = (),
+    ) -> simpy.Event:
+        """Queue a layer's works behind its all-gather, and the all-gathers that run ahead."""
+        self._gather(visit, step)
+        before, gathered = self._ends[-1], self._gathered[visit]
+        after = list(room) if gathered is None else [gathered, *room]
+        causes = [("gather", [gathered])] if gathered is not None else []
+        self._waits.watch(before, [*causes, ("d2h", room)], step)
+        for each in seconds:
+            end = self._machine.compute(name, each, step, after)
+            after = []
+        self._ends.append(end)
+        self._gather(visit + self._prefetch, step)
+        return end
+
+
+def layers_of(costs: StepCosts) -> list[list[int]]:
+    """Return the indices of each layer's segments, in the order of forward."""
+    names = [segment.layer or segment.name for segment in costs.segments]
+    return [list(group) for _, group in groupby(range(len(names)), key=names.__getitem__)]

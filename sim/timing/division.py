@@ -1,0 +1,30 @@
+"""Division: how the devices of a run divide the engine's work on one model among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Parallel = Literal["ddp", "fsdp"]
+PARALLELS: tuple[str, ...] = get_args(Parallel)
+"""Ways to train on several devices: weights whole on each, or sharded as by FSDP2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Numbers of equal parts; each device has one of each."""
+
+    host: int = 1
+    """Number of parts of deferred elements: gradients, states, host work and uploads."""
+    device: int = 1
+    """Number of parts of all else: weights, important columns, measuring and moving."""
+
+    @classmethod
+    def of(cls, parallel: str, devices: int) -> Division:
+        """Return how devices divide the work.
+
+        Args:
+            parallel: One of `PARALLELS`.
+            devices: Number of devices of all hosts.
+        """
+        return cls(devices, devices if parallel == "fsdp" else 1)
