@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ from zenflow.surface.state.checkpoints import Checkpointed, complete_state
 from zenflow.surface.state.checks import ENTRY
 from zenflow.surface.true_weights import TrueWeights
 from zenflow.surface.weights_shown import TrueWeightsShown
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Keep = Literal["keep"]
 
@@ -88,6 +91,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         offload_gradients: Literal["release", "keep"] | None = None,
         max_grad_norm: float | Keep | None = "keep",
         accumulation_steps: int = 1,
+        process_group: ProcessGroup | None = None,
         controller: AbstractController | None = None,
         link: PacedLink | None = None,
         host_threads: int | None = None,
@@ -110,6 +114,10 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
                 given, either of them means release mode, and "keep" keep mode without clipping.
             accumulation_steps: Backward passes per step; release mode must know it, keep mode
                 needs nothing.
+            process_group: Data-parallel ranks, whose gradients `DistributedDataParallel` averages
+                and whose hosts share the work: each has its part of the host's state. All of them
+                make the optimizer, take its steps and show its weights together. None lets every
+                rank's host do all of the work.
             controller: Chooses the knobs step by step; None keeps the config's.
             link: Emulated bandwidths, on a CPU only.
             host_threads: Number of threads that work on the host's rows; None leaves some cores
@@ -144,6 +152,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._engine, places = start_engine(
             self.param_groups,
             self.config,
+            process_group=process_group,
             controller=controller,
             link=link,
             host_threads=host_threads,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
-from zenflow.columns.shards import spread
+from zenflow.columns.shards import RowSpread, spread
 from zenflow.step.engine import Engine
 from zenflow.step.gradients.released import ReleasedGradient, is_released
 
@@ -59,7 +59,8 @@ class GradientSource:
     def _make_released(self, places: Sequence[SplitParam | Resident]) -> None:
         if self._releases:
             self._released |= {
-                p: spread(ReleasedGradient(p.data, p.name), p.param, 0) for p in places
+                p: spread(ReleasedGradient(p.data, p.name), RowSpread.of(p.param), 0)
+                for p in places
             }
 
     def add(self, places: Sequence[SplitParam | Resident], frozen: Sequence[Tensor]) -> None:

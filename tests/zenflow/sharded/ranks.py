@@ -280,7 +280,8 @@ TASKS = {
 }
 
 
-def main(tasks, rank, num_ranks, folder):
+def carry_out(by_name, tasks, rank, num_ranks, folder):
+    """Carry out some tasks together with other ranks."""
     device = os.environ.get("RANKS_DEVICE", "cpu")
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -291,10 +292,10 @@ def main(tasks, rank, num_ranks, folder):
         world_size=num_ranks,
     )
     mesh = init_device_mesh(device, (num_ranks,))
-    found = {task: TASKS[task](rank, mesh, Path(folder)) for task in tasks.split(",")}
+    found = {task: by_name[task](rank, mesh, Path(folder)) for task in tasks.split(",")}
     torch.save(found, f"{folder}/found-{rank}.pt")
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    carry_out(TASKS, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -202,8 +202,9 @@ class GradientCollector:
             for block in split.blocks
             if block.shape.num_deferred
         }
+        own = {split: split.part.of(grad) for split, grad in grads.items()}
         jobs = [
-            PackJob.of(block, grads[block.split], gradient.values)
+            PackJob.of(block, own[block.split], gradient.values)
             for block, gradient in staged.items()
         ]
         device = self.device
@@ -211,7 +212,7 @@ class GradientCollector:
             final = final or device.mark()
             # Uploads first: they are due in this step, the gradients later.
             if self.passed.lands(bucket):
-                self.passed.start_uploads(bucket, device.mark(), grads)
+                self.passed.start_uploads(bucket, device.mark(), own)
             if jobs:
                 columns = [(job.grad, job.columns, job.host) for job in jobs]
                 self._submit(bucket, jobs, staged, self._copy(step),
