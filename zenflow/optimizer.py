@@ -31,6 +31,7 @@ from zenflow.surface.arguments import (
     note_unused,
 )
 from zenflow.surface.assembly import add_residents, start_engine
+from zenflow.surface.data_parallel import TakesAverages
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
 from zenflow.surface.observed import Observed
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 Keep = Literal["keep"]
 
 
-class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
+class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
     AdamW is that of Loshchilov and Hutter (arXiv 1711.05101), in torch's order of operations. What
@@ -181,7 +182,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
         self._filled_version = None
         self.register_state_dict_post_hook(complete_state, prepend=True)
-        if self.releases_gradients:
+        if self.releases_gradients and process_group is None:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory: MemoryPlan = plan_memory(self._engine)
         tell_of_memory(self.memory, self.config)
@@ -292,6 +293,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._check_state_is_there()
         check_same_params(self.param_groups, self._given)
         self._source.check_untouched()
+        self._source.check_hooks()
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -148,11 +148,13 @@ class HostShares:
             aligned(len(part) * self._most(count) * part.itemsize)
             for part, count in zip(parts, num_rows, strict=True)
         ]
+        if not any(sizes):  # no column
+            return [part.new_empty(0, n) for part, n in zip(parts, num_rows, strict=True)]
         own = torch.empty(sum(sizes), dtype=torch.uint8, device=parts[0].device)
         for part, room in zip(parts, own.split(sizes), strict=True):
             _matrix(room, part.shape, part.dtype).copy_(part)
         found = own.new_empty(self.group.size(), own.numel())
-        torch.distributed.all_gather_into_tensor(found.view(-1), own, group=self.group)
+        _all_gather(found.view(-1), own, group=self.group)
         self.num_bytes += own.nbytes
         whole = []
         for part, count, rooms in zip(parts, num_rows, found.split(sizes, dim=1), strict=True):
@@ -162,6 +164,13 @@ class HostShares:
                 pieces.append(_matrix(room, (len(part), last - first), part.dtype))
             whole.append(torch.cat(pieces, dim=1))
         return whole
+
+
+def _all_gather(found: Tensor, own: Tensor, group: ProcessGroup) -> None:
+    """Let all ranks have what each has; torch has renamed it in 2.13."""
+    distributed = torch.distributed
+    newest = getattr(distributed, "all_gather_single", None)
+    (newest or distributed.all_gather_into_tensor)(found, own, group=group)
 
 
 def _matrix(room: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

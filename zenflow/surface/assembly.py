@@ -159,8 +159,9 @@ def _check_ranks(controller: AbstractController | None, *, releases: bool) -> No
     ranks = num_ranks()
     if releases and ranks > 1:
         raise ValueError(
-            "release mode takes gradients before data-parallel ranks have averaged them: "
-            'with more than one rank use offload_gradients="keep" and clip after backward'
+            "release mode takes gradients before data-parallel ranks have averaged them: under "
+            "DistributedDataParallel give a process_group and call release_from(model), or use "
+            'offload_gradients="keep" and clip after backward'
         )
     if controller is not None and controller.follows_clock and ranks > 1:
         raise ValueError(

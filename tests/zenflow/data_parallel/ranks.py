@@ -29,6 +29,8 @@ def sharing(stack, model, scenario, **settings):
     """Return the optimizer, whose host work ranks share."""
     settings = {"process_group": distributed.group.WORLD, **settings}
     optimizer = stack.enter_context(closing(optimizer_of(model.module, scenario, **settings)))
+    if optimizer.releases_gradients:
+        optimizer.release_from(model)
     return optimizer
 
 

@@ -10,7 +10,7 @@ SCENARIOS = {
     }
     for k in (0.0, 0.1, 1.0)
     for s in (1, 4)
-    for mode in ("keep",)
+    for mode in ("keep", "release")
 } | {
     name: sharded.SCENARIOS[name]
     for name in (
@@ -18,6 +18,10 @@ SCENARIOS = {
         "warm-up",
         "no overlap",
         "accumulated",
+        "accumulated, release",
+        "accumulated without sync",
+        "clipped by a call",
+        "k changes",
         "clipped by a call, keep",
     )
 }

@@ -28,7 +28,8 @@ class FakeBlock:
 
     def __init__(self, num_rows, columns):
         self.deferred_columns = columns
-        self.split = SimpleNamespace(num_rows=num_rows)
+        part = SimpleNamespace(most=num_rows)
+        self.split = SimpleNamespace(num_host_rows=num_rows, part=part)
         self.host_shape = len(columns), num_rows
 
 
