@@ -10,7 +10,8 @@ All ranks take the same steps in the same order, so that their all-gathers meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from zenflow.columns.host_rows import aligned
 from zenflow.columns.shards import RowSpread
+from zenflow.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -164,6 +166,29 @@ class HostShares:
                 pieces.append(_matrix(room, (len(part), last - first), part.dtype))
             whole.append(torch.cat(pieces, dim=1))
         return whole
+
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Let every rank have an error where one has: none goes on, to wait for one that doesn't.
+
+        Raises:
+            CheckpointError: Another rank can't take a state up.
+        """
+        error: CheckpointError | None = None
+        try:
+            yield
+        except CheckpointError as own:
+            error = own
+        if self.group is not None:
+            found: list[str | None] = [None] * self.group.size()
+            text = None if error is None else str(error)
+            torch.distributed.all_gather_object(found, text, group=self.group)
+            others = [f"rank {rank}: {there}" for rank, there in enumerate(found) if there]
+            if error is None and others:
+                error = CheckpointError(f"another rank can't take up the state. {others[0]}")
+        if error is not None:
+            raise error
 
 
 def _all_gather(found: Tensor, own: Tensor, group: ProcessGroup) -> None:

@@ -102,6 +102,14 @@ def part_of(whole: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
     return whole.narrow(dim, offset[0], shape[0])
 
 
+def is_of_another_rank(part: Tensor, rows: RowSpread | None) -> bool:
+    """Whether a tensor has another rank's rows, as one has that was saved there by `torch.save`."""
+    if rows is None or not is_sharded(part):
+        return False
+    there, here = part.device_mesh, rows.mesh
+    return (there.size(), there.get_coordinate()) != (here.size(), here.get_coordinate())
+
+
 @dataclass(slots=True, eq=False)
 class Shards:
     """The ranks that have rows of the same parameters."""

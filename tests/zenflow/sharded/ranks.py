@@ -45,7 +45,7 @@ from tests.zenflow.sharded.runs import (
     take_steps,
 )
 from tests.zenflow.step.test_timing import delay
-from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig
+from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig, ZenFlowError
 from zenflow.lanes.copies import CopyLane
 
 
@@ -213,9 +213,10 @@ def told(make):
     """Return the error's text; every rank has to get one."""
     try:
         optimizer = make()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, ZenFlowError) as error:
         return f"{type(error).__name__}: {error}"
-    optimizer.close()
+    if optimizer is not None:
+        optimizer.close()
     return None
 
 

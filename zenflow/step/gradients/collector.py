@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
@@ -26,6 +27,11 @@ from zenflow.step.fresh.passed_weights import PassedWeights
 from zenflow.step.gradients.released import matches
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.window_sketch import WindowSketch
+
+
+OWN_USES = 2
+"""Number of references to the memory of a gradient that nobody else has: the gradient's, and that
+of whoever counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,10 +151,12 @@ class GradientCollector:
     def _owned(grad: Tensor) -> Tensor:
         """Return a gradient whose memory the next backward leaves alone.
 
-        A part of a larger buffer, as data parallelism has them, is written anew while the lane
-        may still read it.
+        A buffer that somebody else has too, as data parallelism has its buckets, is written anew
+        while the lane may still read it.
         """
-        return grad if grad.untyped_storage().nbytes() == grad.nbytes else grad.clone()
+        storage = grad.untyped_storage()
+        is_own = torch._C._storage_Use_Count(storage._cdata) <= OWN_USES
+        return grad if is_own and storage.nbytes() == grad.nbytes else grad.clone()
 
     def complete(self) -> None:
         """Note that no more gradients come in this step, and all have been measured.

@@ -17,7 +17,7 @@ from torch import Tensor
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import SplitParam
-from zenflow.columns.shards import RowSpread, part_of, spread
+from zenflow.columns.shards import RowSpread, is_of_another_rank, part_of, spread
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -64,6 +64,11 @@ def taken_part(place: SplitParam | Resident, name: str, saved: Tensor) -> Tensor
     """Return this rank's part of a tensor of a state."""
     dim = _row_dim(place, name)
     return saved if dim is None else part_of(saved, _spread_of(place, name), dim)
+
+
+def has_rows_of_another_rank(place: SplitParam | Resident, name: str, saved: Tensor) -> bool:
+    """Whether a tensor of a state was saved by another rank for itself alone."""
+    return _row_dim(place, name) is not None and is_of_another_rank(saved, _spread_of(place, name))
 
 
 def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tensor]:
