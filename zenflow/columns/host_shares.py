@@ -1,9 +1,9 @@
 """Host shares: under data parallelism each rank's host works on some rows of every matrix.
 
 All ranks have the same gradients and the same weights. So each rank's device does what a device
-does, for whole matrices, and the ranks' hosts share the deferred columns out by rows, as a `Shard`
-along the first dimension would be. A rank sends its own rows to its host, and brings them up again.
-There an all-gather between the devices completes the columns, in the lane that uploads them.
+does, for whole matrices, and the hosts share the deferred columns out by rows, as a `Shard` along
+the first dimension does. A rank sends its own rows to its host, and brings them up again. Then an
+all-gather between the devices completes the columns, in the lane that uploads them.
 
 All ranks take the same steps in the same order, so that their all-gathers meet.
 """
@@ -94,10 +94,10 @@ class HostShares:
                     f"{item.name} is sharded, and its ranks share the host's work already: leave "
                     "process_group out, which is for DistributedDataParallel"
                 )
-        if process_group == distributed.GroupMember.NON_GROUP_MEMBER:
+        if not isinstance(process_group, distributed.ProcessGroup):  # such as NON_GROUP_MEMBER
             raise ValueError(
-                "this rank is not in process_group: pass the group over which "
-                "DistributedDataParallel averages this rank's gradients"
+                f"process_group must be a group that has this rank, got {process_group!r}: pass "
+                "the process_group of the DistributedDataParallel module"
             )
         group = distributed.new_group(
             distributed.get_process_group_ranks(process_group),
@@ -166,7 +166,6 @@ class HostShares:
                 pieces.append(_matrix(room, (len(part), last - first), part.dtype))
             whole.append(torch.cat(pieces, dim=1))
         return whole
-
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:

@@ -103,7 +103,7 @@ def part_of(whole: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
 
 
 def is_of_another_rank(part: Tensor, rows: RowSpread | None) -> bool:
-    """Whether a tensor has another rank's rows, as one has that was saved there by `torch.save`."""
+    """Whether a tensor has another rank's rows, as one that was saved there by `torch.save`."""
     if rows is None or not is_sharded(part):
         return False
     there, here = part.device_mesh, rows.mesh

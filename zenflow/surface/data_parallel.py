@@ -18,7 +18,7 @@ from torch import Tensor
 from zenflow.surface.with_engine import WithEngine
 
 if TYPE_CHECKING:
-    from torch.distributed import GradBucket, ProcessGroup
+    from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
 
@@ -77,9 +77,7 @@ class TakesAverages(WithEngine):
 class _AveragesHook:
     """Begins a bucket's average, and lets an optimizer take the one before."""
 
-    def __init__(
-        self, optimizer: weakref.ref[TakesAverages], process_group: ProcessGroup
-    ) -> None:
+    def __init__(self, optimizer: weakref.ref[TakesAverages], process_group: ProcessGroup) -> None:
         """Start with no bucket; the model that has this hook outlives optimizers."""
         self._optimizer = optimizer
         self._process_group = process_group

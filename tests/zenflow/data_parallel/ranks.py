@@ -249,6 +249,7 @@ def misused(rank, mesh, folder):
         "no group": told(lambda: make(model, process_group=None)),
         "keep mode": told(lambda: release(model, model, mode="keep")),
         "another model": told(lambda: release(model, other)),
+        "no member": told(lambda: make(model, process_group=-100)),
         "other ranks": told(lambda: release(narrow, narrow)),
         "unused": told(lambda: release(unsure, unsure)),
         "twice": told(lambda: release(model, model)),
@@ -293,6 +294,7 @@ def failing(rank, mesh, folder):
                 take_steps(model, optimizer, scenario, [step], rank, mesh.size())
             except Exception as error:  # noqa: BLE001 - DDP's own where the other has gone
                 return f"{type(error).__name__}: {error}"
+    return None
 
 
 def killed(rank, mesh, folder):

@@ -174,12 +174,16 @@ def test_a_rank_has_its_share_of_memory_and_traffic(num_ranks, two, four):
         ("other rates", "ValueError: ranks make different optimizers: .* in parameter groups"),
         ("another mode", "ValueError: ranks make different optimizers: .* in offload_gradients"),
         ("no group", "ValueError: release mode takes gradients before .* give a process_group"),
+        ("no member", "ValueError: process_group must be a group that has this rank, got -100"),
         ("keep mode", r"ValueError: release_from\(\) is for an optimizer .* with a process_group"),
         ("another model", "ValueError: .* is not among the parameters whose gradients the model"),
         ("other ranks", r"ValueError: the model averages over the ranks \[\d\] and .* \[0, 1\]"),
         ("unused", "ValueError: find_unused_parameters=True gives unused parameters"),
         ("twice", "RuntimeError: register_comm_hook .* can only be called once"),
-        ("not released from", r"GradientError: release mode under .* optimizer.release_from\(model\)"),
+        (
+            "not released from",
+            r"GradientError: release mode under .* optimizer.release_from\(model\)",
+        ),
     ],
 )
 def test_bad_input_is_an_error_on_every_rank(what, message, two):

@@ -28,7 +28,6 @@ from zenflow.step.gradients.released import matches
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.window_sketch import WindowSketch
 
-
 OWN_USES = 2
 """Number of references to the memory of a gradient that nobody else has: the gradient's, and that
 of whoever counts."""
