@@ -1,4 +1,4 @@
-"""Train a small decoder on several GPUs, each with the whole model; their hosts share AdamW's work.
+"""Train a small decoder on several GPUs that average gradients and share the host's work.
 
     torchrun --standalone --nproc-per-node 2 ddp.py --text book.txt --checkpoint saved
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.models import TinyStack, closing, weights_of
 from tests.zenflow.data_parallel.runs import DELAYED, SAVED, SCENARIOS, TRAINED
 from tests.zenflow.host_work import host_work
-from tests.zenflow.sharded.ranks import carry_out, told
+from tests.zenflow.sharded.ranks import carry_out, guided, told
 from tests.zenflow.sharded.runs import (
     LAST,
     NUM_STEPS,
@@ -322,6 +323,7 @@ TASKS = {
     "export": exported,
     "save by one": saved_by_one,
     "weigh": weighed,
+    "guide": partial(guided, number=1),
     "other order": in_other_order,
     "misuse": misused,
     "too many": one_too_many,

@@ -51,7 +51,7 @@ def two(folder_of_two):
     """What two ranks found."""
     tasks = (
         *("train", "share nothing", "ring", "save", "load", "delay", "export", "save by one"),
-        *("weigh", "other order", "misuse", "too many", "drop"),
+        *("weigh", "other order", "misuse", "too many", "drop", "guide"),
     )
     return Ranks(2, tasks, folder_of_two, module=MODULE).found()
 
@@ -189,6 +189,12 @@ def test_a_rank_has_its_share_of_memory_and_traffic(num_ranks, two, four):
 def test_bad_input_is_an_error_on_every_rank(what, message, two):
     for rank in two:
         assert re.match(message, rank["misuse"][what], re.DOTALL), rank["misuse"][what]
+
+
+def test_what_the_guide_shows_learns(two):
+    for rank in two:
+        before, after = rank["guide"]
+        assert after < 0.9 * before
 
 
 def test_a_backward_too_many_is_told_of(two):

@@ -196,10 +196,10 @@ class Loss(TinyStack):
         return super().forward(x).square().mean()
 
 
-def guided(rank, mesh, folder):
-    """Run what the guide shows and return the loss before and after."""
+def guided(rank, mesh, folder, *, number=0):
+    """Run one of the blocks that the guide shows and return the loss before and after."""
     page = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many-gpus.md"
-    (block,) = python_blocks(page)
+    block = python_blocks(page)[number]
     model = Loss(width=8)
     batch = torch.randn(16, 8)
     before = model(batch).item()
