@@ -21,7 +21,7 @@ from torch import Tensor
 
 from zenflow.columns.host_rows import aligned
 from zenflow.columns.shards import RowSpread
-from zenflow.errors import CheckpointError
+from zenflow.errors import CheckpointError, ZenFlowError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -172,12 +172,13 @@ class HostShares:
         """Let every rank have an error where one has: none goes on, to wait for one that doesn't.
 
         Raises:
-            CheckpointError: Another rank can't take a state up.
+            ZenFlowError: This rank can't take a state up.
+            CheckpointError: Another rank can't.
         """
-        error: CheckpointError | None = None
+        error: ZenFlowError | None = None
         try:
             yield
-        except CheckpointError as own:
+        except ZenFlowError as own:
             error = own
         if self.group is not None:
             found: list[str | None] = [None] * self.group.size()

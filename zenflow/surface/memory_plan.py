@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 GATHERED_COPIES = 3
-"""Most copies of whole columns that an all-gather needs: own rows with room for them, what comes of
-all ranks, and the columns."""
+"""Most copies of whole columns that an all-gather needs: a rank's own rows, what comes of all
+ranks, and the columns."""
 
 LITTLE = 0.01
 """Share of the parameters below which offloading them is next to nothing."""
