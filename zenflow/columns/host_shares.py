@@ -63,8 +63,6 @@ class HostShares:
     """These ranks, in a group that nothing else uses; None where hosts don't share."""
     mesh: DeviceMesh | None = None
     """The same ranks as states name them."""
-    num_bytes: int = 0
-    """Bytes of rows that this rank has shown the others."""
 
     @classmethod
     def of(
@@ -157,7 +155,6 @@ class HostShares:
             _matrix(room, part.shape, part.dtype).copy_(part)
         found = own.new_empty(self.group.size(), own.numel())
         _all_gather(found.view(-1), own, group=self.group)
-        self.num_bytes += own.nbytes
         whole = []
         for part, count, rooms in zip(parts, num_rows, found.split(sizes, dim=1), strict=True):
             pieces = []

@@ -31,8 +31,9 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 8. The update is in flight, a `Landing` (`columns.layout`). In the next step the `UploadGate`
    (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the weights, and
    waits at the end of that step for what is late: that wait is the stall which `device.stalls`
-   measures and `step.reporter` reports. The weights have landed, and the fresh step of the
-   gradient that came with the landing has been taken on them.
+   measures and `step.reporter` reports. Where ranks' hosts share the work, each uploads its rows,
+   and the devices complete them (`columns.host_shares`). The weights have landed, and the fresh
+   step of the gradient that came with the landing has been taken on them.
 9. The next forward sees them. `Decisions` (`step.decisions`) has asked the controller, which may
    have looked at what open windows hold (`step.controller_probes`), for the next step's knobs.
 """

@@ -7,6 +7,7 @@ SCENARIOS = {
         "config": {"topk_ratio": k, "update_interval": s},
         "optimizer": {"offload_gradients": mode, "max_grad_norm": 0.5},
         "views": s == 4,
+        "static": k == 1,
     }
     for k in (0.0, 0.1, 1.0)
     for s in (1, 4)
@@ -18,7 +19,7 @@ SCENARIOS = {
         *("accumulated without sync", "clipped by a call", "clipped by a call, keep", "k changes"),
     )
 }
-"""Settings of runs, by name; "views" lets gradients be views of DDP's buckets."""
+"""Settings of runs, by name; "views" and "static" are settings of DDP."""
 TRAINED = (
     "k = 0, S = 1, keep",
     "k = 0.1, S = 4, keep",
