@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from zenflow.surface.arguments import (
     note_unused,
 )
 from zenflow.surface.assembly import add_residents, start_engine
+from zenflow.surface.data_parallel import TakesAverages
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
 from zenflow.surface.observed import Observed
@@ -39,10 +40,13 @@ from zenflow.surface.state.checks import ENTRY
 from zenflow.surface.true_weights import TrueWeights
 from zenflow.surface.weights_shown import TrueWeightsShown
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 Keep = Literal["keep"]
 
 
-class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
+class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
     AdamW is that of Loshchilov and Hutter (arXiv 1711.05101), in torch's order of operations. What
@@ -88,6 +92,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         offload_gradients: Literal["release", "keep"] | None = None,
         max_grad_norm: float | Keep | None = "keep",
         accumulation_steps: int = 1,
+        process_group: ProcessGroup | None = None,
         controller: AbstractController | None = None,
         link: PacedLink | None = None,
         host_threads: int | None = None,
@@ -110,6 +115,10 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
                 given, either of them means release mode, and "keep" keep mode without clipping.
             accumulation_steps: Backward passes per step; release mode must know it, keep mode
                 needs nothing.
+            process_group: Data-parallel ranks, whose gradients `DistributedDataParallel` averages
+                and whose hosts share the work: each has its part of the host's state. All of them
+                make the optimizer, take its steps and show its weights together. None lets every
+                rank's host do all of the work.
             controller: Chooses the knobs step by step; None keeps the config's.
             link: Emulated bandwidths, on a CPU only.
             host_threads: Number of threads that work on the host's rows; None leaves some cores
@@ -144,6 +153,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._engine, places = start_engine(
             self.param_groups,
             self.config,
+            process_group=process_group,
             controller=controller,
             link=link,
             host_threads=host_threads,
@@ -172,7 +182,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._finalizer = weakref.finalize(self, _end, self._engine, self._source)
         self._filled_version = None
         self.register_state_dict_post_hook(complete_state, prepend=True)
-        if self.releases_gradients:
+        if self.releases_gradients and process_group is None:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory: MemoryPlan = plan_memory(self._engine)
         tell_of_memory(self.memory, self.config)
@@ -283,6 +293,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed):
         self._check_state_is_there()
         check_same_params(self.param_groups, self._given)
         self._source.check_untouched()
+        self._source.check_hooks()
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -126,7 +126,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """The memory that the optimizer takes beside the model and its gradients, in bytes."""
+    """The memory that the optimizer takes beside the model and its gradients, in bytes.
+
+    Where ranks share parameters or the host's work it is this rank's.
+    """
 
     num_params: int
     """Number of trainable parameters (elements), tied ones counted once."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Bank
 from zenflow.columns.host_rows import ROW_STATE, HostRows
+from zenflow.columns.host_shares import HostShares
 from zenflow.columns.layout import Block, Layout, SplitParam
 from zenflow.columns.placement import assign_banks, members_of
 from zenflow.rule.blocks import important_count
@@ -54,7 +55,10 @@ class Swap:
 
 @torch.no_grad()
 def hand_over(
-    blocks: Sequence[Block], finish_rows: Callable[[Block, Tensor], HostRows], hysteresis: float
+    blocks: Sequence[Block],
+    finish_rows: Callable[[Block, Tensor], HostRows],
+    hysteresis: float,
+    shares: HostShares,
 ) -> dict[int, Tensor]:
     """Choose the blocks' important columns anew and move the differences.
 
@@ -66,13 +70,14 @@ def hand_over(
         finish_rows: Returns copies of a block's host rows of some indices as the window's end
             leaves them.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
+        shares: Ranks whose hosts have the rows of columns that leave.
 
     Returns:
         Which host rows take part in the window's update, shape (D,), uint8, by the block's index.
     """
     active = {b.index: torch.ones(b.shape.num_deferred, dtype=torch.uint8) for b in blocks}
     for group in _groups(_choose(blocks, hysteresis)):
-        _move(group, [finish_rows(swap.block, swap.rows) for swap in group])
+        _move(group, [finish_rows(swap.block, swap.rows) for swap in group], shares)
         for swap in group:
             active[swap.block.index][swap.rows] = 0
     return active
@@ -123,7 +128,7 @@ class _There:
     """Columns that come to it."""
 
 
-def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows]) -> None:
+def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows], shares: HostShares) -> None:
     """Bring the banks' rows to the host's, and put the leaving ones in their place."""
     device = swaps[0].block.columns.scores.device
     sent = iter(
@@ -134,8 +139,13 @@ def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows]) -> None:
     for name in ROW_STATE:
         banks = [getattr(swap.block.split.bank, name) for swap in swaps]
         hosts = [getattr(swap.block.host, name) for swap in swaps]
-        entering = _fetch([bank[place] for bank, place in zip(banks, places, strict=True)])
-        values = _send([getattr(rows, name) for rows in leaving], device)
+        taken = [bank[place] for bank, place in zip(banks, places, strict=True)]
+        values: Sequence[Tensor] = _send([getattr(rows, name) for rows in leaving], device)
+        if name != "step":  # of which every rank has all
+            parts = [swap.block.split.part for swap in swaps]
+            taken = [part.of(rows, 1) for part, rows in zip(parts, taken, strict=True)]
+            values = shares.gather(values, [swap.block.split.num_rows for swap in swaps])
+        entering = _fetch(taken)
         for index, swap in enumerate(swaps):
             banks[index][places[index]] = values[index]
             hosts[index][swap.rows] = entering[index]
@@ -260,7 +270,7 @@ def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
             for block in split.blocks:
                 block.shape = shapes[block.index]
             former = split.bank
-            _resize_param(split, *place, hysteresis)
+            _resize_param(split, *place, hysteresis, layout.shares)
             waiting[id(former)] -= 1
             if not waiting[id(former)]:
                 former.free()
@@ -270,7 +280,9 @@ def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
     layout.version += 1
 
 
-def _resize_param(split: SplitParam, bank: Bank, first: int, hysteresis: float) -> None:
+def _resize_param(
+    split: SplitParam, bank: Bank, first: int, hysteresis: float, shares: HostShares
+) -> None:
     """Choose one parameter's columns, move its rows and cut its blocks anew."""
     chosen = torch.cat(
         [
@@ -285,7 +297,7 @@ def _resize_param(split: SplitParam, bank: Bank, first: int, hysteresis: float) 
     )
     split.columns.is_important.copy_(chosen)
     moves = RowMoves.of(split, chosen.cpu())
-    _move_rows(split, bank, first, moves)
+    _move_rows(split, bank, first, moves, shares)
     device = bank.master.device
     split.bank, split.bank_first = bank, first
     split.host = split.room.rows(slice(len(moves.deferred)))
@@ -298,7 +310,9 @@ def _resize_param(split: SplitParam, bank: Bank, first: int, hysteresis: float) 
     weight_OI.index_copy_(1, split.important_columns[leaving], fresh_OL)
 
 
-def _move_rows(split: SplitParam, bank: Bank, first: int, moves: RowMoves) -> None:
+def _move_rows(
+    split: SplitParam, bank: Bank, first: int, moves: RowMoves, shares: HostShares
+) -> None:
     """Bring every row to its place, one field after another."""
     last = first + len(moves.important)
     device = bank.master.device
@@ -307,6 +321,10 @@ def _move_rows(split: SplitParam, bank: Bank, first: int, moves: RowMoves) -> No
         former = former[split.bank_first : split.bank_last]
         rows = getattr(bank, name)[first:last]
         rows[moves.keep.target.to(device)] = former[moves.keep.source.to(device)]
-        rows[moves.leave.target.to(device)] = room[moves.leave.source].to(device)
+        leaving, entering = room[moves.leave.source].to(device), former
+        if name != "step":  # of which every rank has all
+            (leaving,) = shares.gather([leaving], [split.num_rows])
+            entering = split.part.of(former, 1)
+        rows[moves.leave.target.to(device)] = leaving
         room[moves.stay.target] = room[moves.stay.source]
-        room[moves.enter.target] = former[moves.enter.source.to(device)].cpu()
+        room[moves.enter.target] = entering[moves.enter.source.to(device)].cpu()

@@ -10,8 +10,10 @@ from torch import Tensor
 from zenflow.columns.device_rows import Bank, NamedParam, Resident
 from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows, HostSlabs
+from zenflow.columns.host_shares import HostPart, HostShares
 from zenflow.columns.shards import Shards
 from zenflow.columns.upload_buffers import UploadBuffer
+from zenflow.device.base import Gather
 from zenflow.lanes.completion import Completion, already_done
 from zenflow.rule.blocks import BlockShape
 
@@ -100,12 +102,12 @@ class Block:
     @property
     def host_shape(self) -> tuple[int, int]:
         """(D, O) of this rank's host rows; a tensor's own shape takes longer to ask for."""
-        return self.shape.num_deferred, self.split.num_rows
+        return self.shape.num_deferred, self.split.num_host_rows
 
     @property
     def host_elements(self) -> int:
         """Number of elements that this rank's host owns."""
-        return self.shape.num_deferred * self.split.num_rows
+        return self.shape.num_deferred * self.split.num_host_rows
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +155,8 @@ class SplitParam(NamedParam):
     """Number of rows on this rank, O: the length of a column here."""
     whole_rows: int
     """Number of rows on all ranks together."""
+    part: HostPart
+    """Rows that this rank's host works on, of those on this rank."""
     num_columns: int
     """Number of columns, I."""
     bank: Bank
@@ -177,6 +181,13 @@ class SplitParam(NamedParam):
     """Index of the bucket that it is copied in."""
     num_steps: int = 0
     """Number of steps in which it had a gradient."""
+    num_host_rows: int = field(init=False)
+    """Number of rows of `part`: the length of a column on this rank's host."""
+
+    def __post_init__(self) -> None:
+        """Count the host's rows once."""
+        NamedParam.__post_init__(self)
+        self.num_host_rows = self.part.num_rows
 
     @property
     def bank_last(self) -> int:
@@ -261,8 +272,15 @@ class Layout:
     """Smallest ratio for which there is host memory."""
     shards: Shards
     """Ranks that the parameters' rows are spread over."""
+    shares: HostShares
+    """Ranks whose hosts share the work on the parameters' rows."""
     version: int = 0
     """Count of the times that tensors were replaced."""
+
+    @property
+    def gather(self) -> Gather | None:
+        """What completes uploads on the device; None where this rank's host has all rows."""
+        return None if self.shares.group is None else self.shares.gather
 
     @property
     def places(self) -> list[SplitParam | Resident]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, NamedParam, Resident
 from zenflow.columns.host_rows import HostRows, HostSlabs
+from zenflow.columns.host_shares import HostPart, HostShares
 from zenflow.columns.layout import (
     Block,
     Bucket,
@@ -47,6 +48,7 @@ def build_layout(
     least_topk_ratio: float,
     largest_interval: int,
     shards: Shards,
+    shares: HostShares,
 ) -> Layout:
     """Share out all parameters and allocate their state; masters start as the weights are.
 
@@ -59,6 +61,7 @@ def build_layout(
         least_topk_ratio: Smallest k for which the host has memory, at most the config's.
         largest_interval: S for which blocks are cut fine enough.
         shards: Ranks that the parameters' rows are spread over.
+        shares: Ranks whose hosts share the work on the parameters' rows.
     """
     to_split = [named for named in params if is_split(named.param, config)]
     residents = [
@@ -73,9 +76,10 @@ def build_layout(
         block_elements=config.block_elements,
     )
     most_deferred = _deferred_columns(shapes, len(to_split), least_topk_ratio)
+    parts = [shares.part_of(named) for named in to_split]
     rooms = [
-        (most, named.data.shape[0], named.param.dtype)
-        for most, named in zip(most_deferred, to_split, strict=True)
+        (most, part.num_rows, named.param.dtype)
+        for most, part, named in zip(most_deferred, parts, to_split, strict=True)
     ]
     slabs = HostSlabs(device, rooms)
     num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
@@ -89,6 +93,7 @@ def build_layout(
     splits, banks = _make_splits(
         to_split,
         _deferred_columns(shapes, len(to_split), config.topk_ratio),
+        parts,
         [slabs.take(*room) for room in rooms],
         columns,
         rows,
@@ -109,6 +114,7 @@ def build_layout(
         topk_ratio=config.topk_ratio,
         least_topk_ratio=least_topk_ratio,
         shards=shards,
+        shares=shares,
     )
 
 
@@ -130,6 +136,7 @@ def _matrix_shape(param: Tensor) -> tuple[int, int]:
 def _make_splits(
     to_split: Sequence[NamedParam],
     num_deferred: Sequence[int],
+    parts: Sequence[HostPart],
     rooms: Sequence[HostRows],
     columns: ColumnVectors,
     rows: RowVectors,
@@ -153,6 +160,7 @@ def _make_splits(
             group=named.group,
             num_rows=num_rows,
             whole_rows=whole_rows,
+            part=parts[index],
             num_columns=num_columns,
             bank=bank,
             bank_first=bank_first,
@@ -237,8 +245,9 @@ def fill_masters(split: SplitParam) -> None:
     split.bank.master[split.bank_first : split.bank_last] = weight_IO[
         split.important_columns
     ].float()
+    own_IO = split.part.of(weight_IO, 1)
     for block in split.blocks:
-        block.host.master.copy_(weight_IO[block.deferred_columns])
+        block.host.master.copy_(own_IO[block.deferred_columns])
 
 
 def _make_buckets(

@@ -21,7 +21,9 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
     from zenflow.columns.device_rows import NamedParam
 
@@ -37,48 +39,75 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor.to_local().data if is_sharded(tensor) else tensor.data
 
 
-def spread(local: Tensor, param: Tensor, dim: int) -> Tensor:
-    """Return this rank's part of a tensor as that of a DTensor, cut as the parameter's rows are.
+@dataclass(frozen=True, slots=True)
+class RowSpread:
+    """How a parameter's rows are spread over ranks."""
+
+    mesh: DeviceMesh
+    """The ranks."""
+    placements: tuple[Placement, ...]
+    """What each dimension of the mesh has: some of the rows, or copies."""
+    num_rows: int
+    """Number of rows on all ranks together."""
+
+    @classmethod
+    def of(cls, param: Tensor) -> RowSpread | None:
+        """Return a sharded parameter's; None for another."""
+        if not is_sharded(param):
+            return None
+        return cls(param.device_mesh, tuple(param.placements), param.shape[0])
+
+
+def spread(local: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
+    """Return this rank's part of a tensor as that of a DTensor, cut as a parameter's rows are.
 
     Args:
         local: Part of the tensor, on any device: FSDP2's own offloading has host memory there too.
-        param: The parameter; one that is not sharded leaves the part as it is.
-        dim: Dimension of the part that goes by the parameter's rows.
+        rows: How the rows are spread; None leaves the part as it is.
+        dim: Dimension of the part that goes by the rows.
     """
-    if not is_sharded(param):
+    if rows is None:
         return local
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    placements = tuple(Shard(dim) if place.is_shard() else place for place in param.placements)
-    shape = torch.Size([*local.shape[:dim], param.shape[0], *local.shape[dim + 1 :]])
+    placements = tuple(Shard(dim) if place.is_shard() else place for place in rows.placements)
+    shape = torch.Size([*local.shape[:dim], rows.num_rows, *local.shape[dim + 1 :]])
     stride = torch.empty(shape, device="meta").stride()
     meta = TensorMeta(shape, stride, local.dtype)
-    spec = DTensorSpec(param.device_mesh, placements, tensor_meta=meta)
+    spec = DTensorSpec(rows.mesh, placements, tensor_meta=meta)
     # Saving in the background takes a DTensor with an offset for one with memory of its own. By a
     # capsule: from_dlpack alone asks the tensor, which says that pinned memory is not the CPU's.
     own = local if local.storage_offset() == 0 else from_dlpack(to_dlpack(local))
     return DTensor(own, spec, requires_grad=False)
 
 
-def part_of(whole: Tensor, param: Tensor, dim: int) -> Tensor:
-    """Return this rank's part of a tensor that goes by the parameter's rows in a dimension.
+def part_of(whole: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
+    """Return this rank's part of a tensor that goes by a parameter's rows in a dimension.
 
     Args:
         whole: A DTensor that is cut so already, or a plain tensor of all rows.
-        param: The parameter.
+        rows: How the rows are spread; None for rows that every rank has.
         dim: The dimension.
     """
     if is_sharded(whole):
-        return local_of(whole if is_sharded(param) else whole.full_tensor())
-    if not is_sharded(param):
+        return local_of(whole if rows is not None else whole.full_tensor())
+    if rows is None:
         return whole
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(
-        param.shape, param.device_mesh, param.placements
+        (rows.num_rows,), rows.mesh, rows.placements
     )
     return whole.narrow(dim, offset[0], shape[0])
+
+
+def is_of_another_rank(part: Tensor, rows: RowSpread | None) -> bool:
+    """Whether a tensor has another rank's rows, as one that was saved there by `torch.save`."""
+    if rows is None or not is_sharded(part):
+        return False
+    there, here = part.device_mesh, rows.mesh
+    return (there.size(), there.get_coordinate()) != (here.size(), here.get_coordinate())
 
 
 @dataclass(slots=True, eq=False)
@@ -116,11 +145,6 @@ class Shards:
         places = [place.is_shard() for place in first.param.placements]
         return cls(mesh.get_group(places.index(True)))
 
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks that share the rows."""
-        return 1 if self.group is None else self.group.size()
-
     def add_up(self, values: Tensor) -> Tensor:
         """Add a contiguous tensor up over the ranks, in place, in order with the device's work.
 
@@ -132,26 +156,28 @@ class Shards:
             self.num_bytes += values.nbytes
         return values
 
-    def check_same(self, settings: Any) -> None:
-        """Check that all ranks make the same optimizer.
 
-        Args:
-            settings: What has to be equal, plain values.
+def check_same(group: ProcessGroup | None, settings: Any) -> None:
+    """Check that all ranks of a group make the same optimizer.
 
-        Raises:
-            ValueError: Some rank has other settings; every rank gets this error.
-        """
-        if self.group is None:
-            return
-        found: list[Any] = [None] * self.num_ranks
-        torch.distributed.all_gather_object(found, settings, group=self.group)
-        differing = [rank for rank, there in enumerate(found) if there != found[0]]
-        if differing:
-            names = [key for key, value in found[0].items() if found[differing[0]][key] != value]
-            raise ValueError(
-                f"ranks make different optimizers: rank {differing[0]} of the shards differs from "
-                f"rank 0 in {', '.join(names)}. Pass the same settings on every rank"
-            )
+    Args:
+        group: The ranks; None for a rank that is alone.
+        settings: What has to be equal, plain values.
+
+    Raises:
+        ValueError: Some rank has other settings; every rank gets this error.
+    """
+    if group is None:
+        return
+    found: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(found, settings, group=group)
+    differing = [rank for rank, there in enumerate(found) if there != found[0]]
+    if differing:
+        names = [key for key, value in found[0].items() if found[differing[0]][key] != value]
+        raise ValueError(
+            f"ranks make different optimizers: rank {differing[0]} of the group differs from "
+            f"rank 0 in {', '.join(names)}. Pass the same settings on every rank"
+        )
 
 
 def _mixed(sharded: NamedParam, whole: NamedParam | None) -> ValueError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,12 @@ from zenflow.lanes.completion import Completion
 
 DeviceSpan = tuple[Any, Any]
 """Two events of a GPU stream: before and behind a piece of work."""
+
+Gather = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]
+"""Function that completes columns (D, some rows) to a number of rows each, over all ranks."""
+
+MOST_GATHERED_BYTES = 1 << 26
+"""Bytes of weights that are completed at once; those of one arrival may be more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +49,33 @@ class Arrival:
     """Columns on their way from the host into a weight."""
 
     values: Tensor
-    """Host's buffer, (D, O)."""
+    """Host's buffer, (D, O), or some rows of these columns, with the same rows of `late`."""
     columns: Tensor
     """Indices of the columns, (D,), int64."""
     weight: Tensor
     """Weight, (O, I)."""
     late: LateGradient | None = None
     """Gradient that the columns still have to be moved by."""
+
+
+def gathered_together(
+    arrivals: Sequence[Arrival], gather: Gather | None
+) -> Iterator[Sequence[Arrival]]:
+    """Yield arrivals in runs that are completed at once; one by one where nothing is.
+
+    They go by whole weights, so that all ranks have the same runs.
+    """
+    run: list[Arrival] = []
+    filled = 0
+    for arrival in arrivals:
+        size = len(arrival.columns) * len(arrival.weight) * arrival.values.itemsize
+        if run and (gather is None or filled + size > MOST_GATHERED_BYTES):
+            yield run
+            run, filled = [], 0
+        run.append(arrival)
+        filled += size
+    if run:
+        yield run
 
 
 class AbstractDevice(ABC):
@@ -99,12 +125,16 @@ class AbstractDevice(ABC):
         """
 
     @abstractmethod
-    def unpack(self, arrivals: Sequence[Arrival], after: Any) -> DeviceSpan | None:
+    def unpack(
+        self, arrivals: Sequence[Arrival], after: Any, gather: Gather | None = None
+    ) -> DeviceSpan | None:
         """Copy host columns into weights that are not in use, once `after` has passed.
 
         Args:
             arrivals: What comes, and where it goes.
             after: A mark of the last compute that reads the weights.
+            gather: What completes the columns on the device, of which the host has some rows; None
+                where it has all.
         """
 
     @abstractmethod

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.device.base import AbstractDevice, Arrival, HostValues
+from zenflow.device.base import (
+    AbstractDevice,
+    Arrival,
+    Gather,
+    HostValues,
+    gathered_together,
+)
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 
@@ -41,14 +47,16 @@ class CpuDevice(AbstractDevice):
         for packed_DO, host_DO in jobs:
             host_DO.copy_(packed_DO)
 
-    def unpack(self, arrivals: Sequence[Arrival], after: Any) -> None:
+    def unpack(
+        self, arrivals: Sequence[Arrival], after: Any, gather: Gather | None = None
+    ) -> None:
         """Scatter host rows into columns."""
-        for arrival in arrivals:
-            values_DO = arrival.values
-            if arrival.late is not None:
-                values_DO = values_DO.clone()
-                arrival.late.move_on(values_DO, arrival.columns)
-            arrival.weight.index_copy_(1, arrival.columns, values_DO.t().contiguous())
+        for run in gathered_together(arrivals, gather):
+            moved: Sequence[Tensor] = [_moved_on(arrival) for arrival in run]
+            if gather is not None:
+                moved = gather(moved, [len(arrival.weight) for arrival in run])
+            for arrival, values_DO in zip(run, moved, strict=True):
+                arrival.weight.index_copy_(1, arrival.columns, values_DO.t().contiguous())
 
     def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Square and sum: on a CPU many times faster than a norm over rows."""
@@ -90,3 +98,12 @@ class CpuDevice(AbstractDevice):
 
     def close(self) -> None:
         """Do nothing: nothing is pinned."""
+
+
+def _moved_on(arrival: Arrival) -> Tensor:
+    """Return what arrives, moved by what came late for it."""
+    if arrival.late is None:
+        return arrival.values
+    values_DO = arrival.values.clone()
+    arrival.late.move_on(values_DO, arrival.columns)
+    return values_DO

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.device.base import AbstractDevice, Arrival, DeviceSpan, HostValues
+from zenflow.device.base import (
+    AbstractDevice,
+    Arrival,
+    DeviceSpan,
+    Gather,
+    HostValues,
+    gathered_together,
+)
 from zenflow.device.clock import DeviceClock
 from zenflow.device.runtime import CudaRuntime
 from zenflow.errors import DeadlineError
@@ -96,22 +103,32 @@ class CudaDevice(AbstractDevice):
                 host_DO.copy_(packed_DO, non_blocking=True)
             return start, self._enclose(stream)
 
-    def unpack(self, arrivals: Sequence[Arrival], after: Any) -> DeviceSpan:
+    def unpack(
+        self, arrivals: Sequence[Arrival], after: Any, gather: Gather | None = None
+    ) -> DeviceSpan:
         """Send and scatter on the h2d stream."""
         stream = self._streams["h2d"]
         with self._on(stream):
             self._runtime.wait(stream, after)  # backward may still read the weights before it
             start = self._enclose(stream)
-            for arrival in arrivals:
-                host_DO = arrival.values
-                arrived_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
-                arrived_DO.copy_(host_DO, non_blocking=True)
-                if arrival.late is not None:
-                    arrival.late.move_on(arrived_DO, arrival.columns)
-                    if not arrival.late.is_packed:  # else the ring holds it
-                        self._runtime.keep(arrival.late.rows, stream)
-                arrival.weight.t().index_copy_(0, arrival.columns, arrived_DO)
+            for run in gathered_together(arrivals, gather):
+                arrived: Sequence[Tensor] = [self._arrived(arrival, stream) for arrival in run]
+                if gather is not None:
+                    arrived = gather(arrived, [len(arrival.weight) for arrival in run])
+                for arrival, arrived_DO in zip(run, arrived, strict=True):
+                    arrival.weight.t().index_copy_(0, arrival.columns, arrived_DO)
             return start, self._enclose(stream)
+
+    def _arrived(self, arrival: Arrival, stream: Any) -> Tensor:
+        """Return what arrives, on the device, moved by what came late for it."""
+        host_DO = arrival.values
+        arrived_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
+        arrived_DO.copy_(host_DO, non_blocking=True)
+        if arrival.late is not None:
+            arrival.late.move_on(arrived_DO, arrival.columns)
+            if not arrival.late.is_packed:  # else the ring holds it
+                self._runtime.keep(arrival.late.rows, stream)
+        return arrived_DO
 
     def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Take norms, which need no temporary of the gradients' size, and square all together."""

@@ -31,8 +31,9 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 8. The update is in flight, a `Landing` (`columns.layout`). In the next step the `UploadGate`
    (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the weights, and
    waits at the end of that step for what is late: that wait is the stall which `device.stalls`
-   measures and `step.reporter` reports. The weights have landed, and the fresh step of the
-   gradient that came with the landing has been taken on them.
+   measures and `step.reporter` reports. Where ranks' hosts share the work, each uploads its rows,
+   and the devices complete them (`columns.host_shares`). The weights have landed, and the fresh
+   step of the gradient that came with the landing has been taken on them.
 9. The next forward sees them. `Decisions` (`step.decisions`) has asked the controller, which may
    have looked at what open windows hold (`step.controller_probes`), for the next step's knobs.
 """
@@ -130,15 +131,17 @@ class Engine:
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self._start_host(host_threads, largest_interval)
-        self.gate = UploadGate(device, self.h2d, self.stalls, self.calendar, wait_timeout)
+        self.gate = UploadGate(
+            device, self.h2d, self.stalls, self.calendar, wait_timeout, layout.gather
+        )
         self.fresh: FreshSteps | None = None
         if config.is_exact and layout.splits:
             self.fresh = FreshSteps(layout, self.calendar, device, hypers)
         self.passed = PassedWeights(self.gate, self.fresh, lambda: self.step + 1)
         self.ring: GradientRing | None = None
         if releases and device.has_ring:
-            buffers = [split.room.staging for split in layout.splits]
-            self.ring = GradientRing(device, buffers, wait_timeout=wait_timeout)
+            sizes = [(len(s.room.staging), s.part.most * s.param.itemsize) for s in layout.splits]
+            self.ring = GradientRing(device, sizes, wait_timeout=wait_timeout)
         self.collector = GradientCollector(
             device,
             layout,
@@ -229,7 +232,7 @@ class Engine:
         """Write a parameter's masters into its deferred columns on the device; all is drained."""
         values = split.host.master.to(split.param.dtype)
         arrival = Arrival(values, split.deferred_columns, split.weight())
-        self.device.unpack([arrival], self.device.mark())
+        self.device.unpack([arrival], self.device.mark(), self.layout.gather)
         self.device.synchronize()  # the values are read until then
 
     def measure_in_place(self) -> None:

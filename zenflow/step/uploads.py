@@ -12,7 +12,7 @@ from zenflow.lanes.copies import Copy
 
 if TYPE_CHECKING:
     from zenflow.columns.layout import Block, Landing
-    from zenflow.device.base import AbstractDevice, LateGradient
+    from zenflow.device.base import AbstractDevice, Gather, LateGradient
     from zenflow.device.stalls import StallClock
     from zenflow.lanes.copies import CopyLane
     from zenflow.rule.calendar import WindowCalendar
@@ -27,6 +27,7 @@ class UploadGate:
     stalls: StallClock
     calendar: WindowCalendar
     wait_timeout: float
+    gather: Gather | None
 
     def lands(self, block: Block, step: int) -> bool:
         """Whether the block's update in flight lands in this step.
@@ -101,7 +102,7 @@ class UploadGate:
             arrivals.append(Arrival(values, columns, block.split.weight(), late))
         self.lane.submit(
             Copy(
-                run=lambda: self.device.unpack(arrivals, mark),
+                run=lambda: self.device.unpack(arrivals, mark, self.gather),
                 after=unique(computed),
                 completion=uploaded,
                 num_bytes=sum(arrival.values.nbytes for arrival in arrivals),

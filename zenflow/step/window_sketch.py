@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.layout import ColumnVectors, Layout, SplitParam
-from zenflow.columns.shards import part_of
+from zenflow.columns.shards import RowSpread, part_of
 from zenflow.device.base import AbstractDevice
 from zenflow.report import WindowNorms
 
@@ -145,7 +145,7 @@ def _signs(index: int, split: SplitParam) -> Tensor:
     """Return the sign vectors of a parameter's rows on this rank, (NUM_SIGNS, O), float32."""
     generator = torch.Generator().manual_seed(index)
     bits = torch.randint(0, 2, (NUM_SIGNS, split.whole_rows), generator=generator)
-    return 2.0 * part_of(bits.float(), split.param, 1) - 1.0
+    return 2.0 * part_of(bits.float(), RowSpread.of(split.param), 1) - 1.0
 
 
 def window_norms(ages: Sequence[int], values: Sequence[float]) -> tuple[WindowNorms, ...]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zenflow.columns.device_rows import NamedParam, Resident
+from zenflow.columns.host_shares import HostShares
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.placement import build_layout
-from zenflow.columns.shards import Shards
+from zenflow.columns.shards import Shards, check_same
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, FixedInterval
 from zenflow.device.base import AbstractDevice
@@ -30,6 +31,9 @@ from zenflow.surface.arguments import (
     named_params,
 )
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +41,7 @@ def start_engine(
     param_groups: Sequence[dict[str, Any]],
     config: ZenFlowConfig,
     *,
+    process_group: ProcessGroup | None,
     controller: AbstractController | None,
     link: PacedLink | None,
     host_threads: int | None,
@@ -47,7 +52,8 @@ def start_engine(
 ) -> tuple[Engine, list[SplitParam | Resident]]:
     """Allocate the state of all trainable parameters and start the threads that work on it.
 
-    `settings` are others that have to be equal on all ranks that share parameters' rows.
+    `settings` are others that have to be equal on all ranks that share rows of parameters, or the
+    host's work on them, as those of `process_group` do.
 
     Returns:
         The engine, and every trainable parameter's place in registration order.
@@ -57,9 +63,13 @@ def start_engine(
     """
     named = named_params(param_groups)
     shards = Shards.of(named)
-    _check_ranks(controller, releases=releases and shards.group is None)
-    shards.check_same({**settings, **_shared_settings(named, param_groups, config, controller)})
-    device = bind(common_device(named), wait_timeout)
+    where = common_device(named)
+    shares = HostShares.of(named, process_group, wait_timeout)
+    sharing = shards.group or shares.group
+    _check_ranks(controller, releases=releases and sharing is None)
+    own = _shared_settings(named, param_groups, config, controller)
+    check_same(sharing, {**settings, **own})
+    device = bind(where, wait_timeout)
     if link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
     threads = host_threads or default_host_threads()
@@ -76,6 +86,7 @@ def start_engine(
             least_topk_ratio=least_topk_ratio_for(config, deciding),
             largest_interval=largest,
             shards=shards,
+            shares=shares,
         )
         engine = Engine(
             layout,
@@ -150,8 +161,9 @@ def _check_ranks(controller: AbstractController | None, *, releases: bool) -> No
     ranks = num_ranks()
     if releases and ranks > 1:
         raise ValueError(
-            "release mode takes gradients before data-parallel ranks have averaged them: "
-            'with more than one rank use offload_gradients="keep" and clip after backward'
+            "release mode takes gradients before data-parallel ranks have averaged them: under "
+            "DistributedDataParallel give a process_group and call release_from(model), or use "
+            'offload_gradients="keep" and clip after backward'
         )
     if controller is not None and controller.follows_clock and ranks > 1:
         raise ValueError(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
-from zenflow.columns.shards import spread
+from zenflow.columns.shards import RowSpread, spread
+from zenflow.errors import GradientError
 from zenflow.step.engine import Engine
 from zenflow.step.gradients.released import ReleasedGradient, is_released
 
@@ -44,12 +45,14 @@ class GradientSource:
         """
         self._engine = engine
         self._places = list(places)
-        self._releases = releases
+        self.releases = releases
         self._accumulation_steps = accumulation_steps
         self._frozen = list(frozen)
         self._arrivals: dict[SplitParam | Resident, int] = {}
         self._marks = self._read_marks()
         self._has_warned = False
+        self.has_hooks = False
+        self._averages: list[SplitParam | Resident] = []
         self._check: weakref.WeakMethod[Callable[[], None]] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         # One for each parameter, used at every step: making one costs as much as some operations.
@@ -57,9 +60,10 @@ class GradientSource:
         self._make_released(places)
 
     def _make_released(self, places: Sequence[SplitParam | Resident]) -> None:
-        if self._releases:
+        if self.releases:
             self._released |= {
-                p: spread(ReleasedGradient(p.data, p.name), p.param, 0) for p in places
+                p: spread(ReleasedGradient(p.data, p.name), RowSpread.of(p.param), 0)
+                for p in places
             }
 
     def add(self, places: Sequence[SplitParam | Resident], frozen: Sequence[Tensor]) -> None:
@@ -80,6 +84,7 @@ class GradientSource:
         """
         self._check = check
         self._hook(self._places, check)
+        self.has_hooks = True
 
     def _hook(
         self,
@@ -103,15 +108,48 @@ class GradientSource:
 
     def _arrived(self, place: SplitParam | Resident) -> None:
         """Release a gradient once its last micro-batch has been added."""
-        arrivals = self._arrivals.get(place, 0) + 1
-        self._arrivals[place] = arrivals
-        if arrivals != self._accumulation_steps:
+        if not self._is_last_arrival(place):
             return
         if not torch.is_grad_enabled():  # as in any backward without create_graph
             self._take(place)
             return
         with torch.no_grad():
             self._take(place)
+
+    def _is_last_arrival(self, place: SplitParam | Resident) -> bool:
+        """Count a micro-batch; return whether it is the step's last."""
+        self._arrivals[place] = self._arrivals.get(place, 0) + 1
+        return self._arrivals[place] == self._accumulation_steps
+
+    @torch.no_grad()
+    def average_came(self, place: SplitParam | Resident, grad: Tensor) -> None:
+        """Release a gradient that ranks have averaged, once its last micro-batch is in it.
+
+        `leave_placeholders` follows when nobody writes to `.grad` any more.
+        """
+        if self._is_last_arrival(place):
+            engine = self._engine
+            engine.collector.take(place, grad, engine.step + 1, at_once=True)
+            self._averages.append(place)
+
+    def leave_placeholders(self) -> None:
+        """Give up the memory of the averages that have been taken."""
+        for place in self._averages:
+            place.param.grad = self._released[place]
+        self._averages.clear()
+
+    def check_hooks(self) -> None:
+        """Refuse gradients of data-parallel ranks that nothing has let leave.
+
+        Raises:
+            GradientError: They were to leave during backward.
+        """
+        if self.releases and not self.has_hooks:
+            raise GradientError(
+                "release mode under a process_group takes gradients as DistributedDataParallel "
+                "averages them: call optimizer.release_from(model) before the first backward, or "
+                'make the optimizer with offload_gradients="keep"'
+            )
 
     def _take(self, place: SplitParam | Resident) -> None:
         param, engine = place.param, self._engine
@@ -212,6 +250,7 @@ class GradientSource:
         """Drop it without waiting for anything: the engine has failed."""
         self._engine.collector.discard()
         self._arrivals.clear()
+        self._averages.clear()
         for place in self._places:
             if is_released(place.param.grad, is_sharded=place.is_sharded):
                 place.param.grad = None

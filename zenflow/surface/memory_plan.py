@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from zenflow.columns.host_rows import ROW_STATE
+from zenflow.device.base import MOST_GATHERED_BYTES
 from zenflow.report import MemoryPlan
 from zenflow.step.host.exact import ExactTasks
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from zenflow.step.engine import Engine
 
 _log = logging.getLogger(__name__)
+
+GATHERED_COPIES = 3
+"""Most copies of whole columns that an all-gather needs: a rank's own rows, what comes of all
+ranks, and the columns."""
 
 LITTLE = 0.01
 """Share of the parameters below which offloading them is next to nothing."""
@@ -43,6 +48,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     fresh_bytes = 0 if engine.fresh is None else engine.fresh.num_bytes
     tasks = engine.schedule.tasks
     largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
+    ring_bytes = 2 * largest if engine.ring is None else engine.ring.num_bytes
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,
@@ -51,9 +57,17 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         pinned_bytes=layout.slabs.pinned_bytes + tasks.pinned_bytes + upload_bytes,
         queue_depth=tasks.depth if isinstance(tasks, ExactTasks) else 1,
         device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes + fresh_bytes,
-        device_ring_bytes=2 * largest if engine.ring is None else engine.ring.num_bytes,
+        device_ring_bytes=ring_bytes + _gathered_bytes(engine),
         device_step_bytes=_step_bytes(layout),
     )
+
+
+def _gathered_bytes(engine: Engine) -> int:
+    """Return the bytes in which uploads of several hosts become whole columns."""
+    group = engine.layout.shares.group
+    if group is None:
+        return 0
+    return GATHERED_COPIES * min(MOST_GATHERED_BYTES, engine.uploads.capacity * group.size())
 
 
 def _step_bytes(layout: Layout) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import NamedParam
+from zenflow.columns.layout import SplitParam
 from zenflow.device.base import Arrival
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ class TrueWeights:
         engine.drain()
         device = engine.device
         device.pack(
-            [(s.weight(), s.deferred_columns, s.host.staging) for s in engine.layout.splits],
+            [
+                (s.part.of(s.weight()), s.deferred_columns, s.host.staging)
+                for s in engine.layout.splits
+            ],
             device.mark(),
         )
         device.synchronize()
@@ -57,7 +61,7 @@ class TrueWeights:
             Arrival(split.host.staging, split.deferred_columns, split.weight())
             for split in self._engine.layout.splits
         ]
-        device.unpack(arrivals, device.mark())
+        device.unpack(arrivals, device.mark(), self._engine.layout.gather)
         device.synchronize()
         self.are_shown = False
 
@@ -81,7 +85,7 @@ class TrueWeights:
     def are_there(self) -> bool:
         """Whether all weights are the masters, bit for bit; residents without are their own."""
         return self.first_foreign() is None and all(
-            _are_shown(split.host.master, split.weight().t()[split.deferred_columns])
+            _are_shown(split.host.master, _deferred_rows(split))
             for split in self._engine.layout.splits
         )
 
@@ -89,13 +93,18 @@ class TrueWeights:
     def are_of_training(self) -> bool:
         """Whether deferred weights are those that a state has left in the staging buffers."""
         return all(
-            _are_shown(split.host.staging, split.weight().t()[split.deferred_columns])
+            _are_shown(split.host.staging, _deferred_rows(split))
             for split in self._engine.layout.splits
         )
 
     def forget(self) -> None:
         """Let the weights on the device be those of training."""
         self.are_shown = False
+
+
+def _deferred_rows(split: SplitParam) -> Tensor:
+    """Return what the device has of the host's rows, (D, O)."""
+    return split.part.of(split.weight()).t()[split.deferred_columns]
 
 
 def _are_shown(masters: Tensor, weights: Tensor) -> bool:

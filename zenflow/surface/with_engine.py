@@ -43,6 +43,10 @@ class WithEngine(torch.optim.Optimizer):
         assert self._engine is not None
         return self._engine
 
+    def _check_can_step(self) -> None:
+        """Refuse a backward that no step can follow."""
+        raise NotImplementedError
+
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise RuntimeError("the optimizer was closed: make a new one to go on")

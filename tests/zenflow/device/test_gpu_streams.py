@@ -184,17 +184,33 @@ def test_a_buffer_that_every_backward_writes_anew_changes_no_bit(mode, late_copi
     assert_equal(train("S 3", mode, in_buffer=True), expected)
 
 
-def test_buckets_of_data_parallelism_change_no_bit(late_copies, tmp_path):
-    """One rank, whose averages are its own gradients, in the reducer's memory."""
-    expected = train("S 3", "keep", drains=True)
+@pytest.mark.parametrize(
+    ("mode", "is_sharing"), [("keep", False), ("keep", True), ("release", True)]
+)
+def test_buckets_of_data_parallelism_change_no_bit(late_copies, tmp_path, mode, is_sharing):
+    """One rank, whose averages are its own gradients, in the reducer's memory.
+
+    Where hosts share the work, its all-gathers have one part.
+    """
+    expected = train("S 3", mode, drains=True)
     late_copies()
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
     try:
         model = Stack("cuda")
-        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        optimizer = ZenFlowAdamW(model.parameters(), lr=1e-2, config=config_of("S 3"))
+        parallel = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, bucket_cap_mb=0.0005
+        )
+        optimizer = ZenFlowAdamW(
+            model.parameters(),
+            lr=1e-2,
+            config=config_of("S 3"),
+            offload_gradients=mode,
+            process_group=parallel.process_group if is_sharing else None,
+        )
         with closing(optimizer):
+            if mode == "release":
+                optimizer.release_from(parallel)
             for step in range(NUM_STEPS):
                 parallel(step).backward()
                 optimizer.clip_grad_norm_(0.3)

@@ -38,7 +38,7 @@ def nothing(_):
 
 
 def at_once(old):
-    return lambda self, jobs, after: old(self, jobs, NoOrder())
+    return lambda self, jobs, after, *rest: old(self, jobs, NoOrder(), *rest)
 
 
 def needing_nothing(lane):

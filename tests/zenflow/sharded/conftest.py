@@ -12,7 +12,7 @@ import torch
 class Ranks:
     """Processes that carry out tasks together."""
 
-    def __init__(self, num_ranks, tasks, folder, device="cpu"):
+    def __init__(self, num_ranks, tasks, folder, device="cpu", module=__package__):
         self.folder = folder
         (folder / "meeting").unlink(missing_ok=True)
         self.processes = []
@@ -20,7 +20,7 @@ class Ranks:
             where = (",".join(tasks), str(rank), str(num_ranks), folder)
             with (folder / f"error-{rank}").open("w") as errors:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.zenflow.sharded.ranks", *where],
+                    [sys.executable, "-m", f"{module}.ranks", *where],
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
                     env={**os.environ, "OMP_NUM_THREADS": "1", "RANKS_DEVICE": device},

@@ -45,7 +45,7 @@ from tests.zenflow.sharded.runs import (
     take_steps,
 )
 from tests.zenflow.step.test_timing import delay
-from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig
+from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig, ZenFlowError
 from zenflow.lanes.copies import CopyLane
 
 
@@ -196,10 +196,10 @@ class Loss(TinyStack):
         return super().forward(x).square().mean()
 
 
-def guided(rank, mesh, folder):
-    """Run what the guide shows and return the loss before and after."""
+def guided(rank, mesh, folder, *, number=0):
+    """Run one of the blocks that the guide shows and return the loss before and after."""
     page = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many-gpus.md"
-    (block,) = python_blocks(page)
+    block = python_blocks(page)[number]
     model = Loss(width=8)
     batch = torch.randn(16, 8)
     before = model(batch).item()
@@ -213,9 +213,10 @@ def told(make):
     """Return the error's text; every rank has to get one."""
     try:
         optimizer = make()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, ZenFlowError) as error:
         return f"{type(error).__name__}: {error}"
-    optimizer.close()
+    if optimizer is not None:
+        optimizer.close()
     return None
 
 
@@ -280,7 +281,8 @@ TASKS = {
 }
 
 
-def main(tasks, rank, num_ranks, folder):
+def carry_out(by_name, tasks, rank, num_ranks, folder):
+    """Carry out some tasks together with other ranks."""
     device = os.environ.get("RANKS_DEVICE", "cpu")
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -291,10 +293,10 @@ def main(tasks, rank, num_ranks, folder):
         world_size=num_ranks,
     )
     mesh = init_device_mesh(device, (num_ranks,))
-    found = {task: TASKS[task](rank, mesh, Path(folder)) for task in tasks.split(",")}
+    found = {task: by_name[task](rank, mesh, Path(folder)) for task in tasks.split(",")}
     torch.save(found, f"{folder}/found-{rank}.pt")
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    carry_out(TASKS, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -6,7 +6,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tests.models import TINY, closing, weights_of
@@ -141,6 +143,15 @@ def optimizer_of(model, scenario, **settings):
     )
 
 
+def reducing(model, is_on):
+    """Return what lets a pass reduce gradients over ranks, or leave them with each."""
+    if isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext() if is_on else model.no_sync()
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_on)
+    return contextlib.nullcontext()
+
+
 def take_steps(model, optimizer, scenario, steps, rank=0, num_ranks=1):
     """Train on the rank's share of every step's batch."""
     share = RANKS_OF_BATCH // num_ranks
@@ -148,10 +159,9 @@ def take_steps(model, optimizer, scenario, steps, rank=0, num_ranks=1):
     count = scenario.get("micro_batches", 1)
     for step in steps:
         for micro in range(count):
-            is_last = micro == count - 1
-            if not scenario.get("sync", True) and num_ranks > 1:
-                model.set_requires_gradient_sync(is_last)
-            (loss_of(model, 10 * step + micro, parts) / count).backward()
+            is_reducing = micro == count - 1 or scenario.get("sync", True)
+            with reducing(model, is_reducing):
+                (loss_of(model, 10 * step + micro, parts) / count).backward()
         if "clip" in scenario:
             optimizer.clip_grad_norm_(scenario["clip"])
         optimizer.step()

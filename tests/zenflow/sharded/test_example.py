@@ -1,4 +1,4 @@
-"""The script that people copy: it learns under torchrun, and goes on with other ranks."""
+"""The scripts that people copy: they learn under torchrun, and go on with other ranks."""
 
 import os
 import subprocess
@@ -11,10 +11,10 @@ import torch
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_gloo_available() or torch.cuda.is_available(), reason="gloo, on a CPU"
 )
-SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "fsdp2.py"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
-def losses_of(num_ranks, folder, steps):
+def losses_of(script, num_ranks, folder, steps):
     text = folder / "text"
     text.write_text("all work and no play makes a dull day. " * 40)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -22,7 +22,7 @@ def losses_of(num_ranks, folder, steps):
     paths = ["--text", text, "--checkpoint", folder / "saved"]
     ranks, rest = ["--nproc-per-node", str(num_ranks)], ["--lr", "1e-2", "--steps", str(steps)]
     found = subprocess.run(
-        [*torchrun, *ranks, SCRIPT, *paths, *rest, *small],
+        [*torchrun, *ranks, EXAMPLES / script, *paths, *rest, *small],
         check=False,
         capture_output=True,
         text=True,
@@ -37,9 +37,10 @@ def losses_of(num_ranks, folder, steps):
     }
 
 
-def test_two_ranks_learn_and_one_goes_on(tmp_path):
-    first = losses_of(2, tmp_path, 30)
-    second = losses_of(1, tmp_path, 10)
+@pytest.mark.parametrize("script", ["fsdp2.py", "ddp.py"])
+def test_two_ranks_learn_and_one_goes_on(script, tmp_path):
+    first = losses_of(script, 2, tmp_path, 30)
+    second = losses_of(script, 1, tmp_path, 10)
     assert list(first) == list(range(30))
     assert list(second) == list(range(30, 40))
     assert first[29] < 0.7 * first[0]

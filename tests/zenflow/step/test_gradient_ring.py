@@ -28,7 +28,8 @@ class FakeBlock:
 
     def __init__(self, num_rows, columns):
         self.deferred_columns = columns
-        self.split = SimpleNamespace(num_rows=num_rows)
+        part = SimpleNamespace(most=num_rows)
+        self.split = SimpleNamespace(num_host_rows=num_rows, part=part)
         self.host_shape = len(columns), num_rows
 
 
@@ -47,7 +48,8 @@ def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
 def ring_for(jobs, monkeypatch=None, ring_bytes=None, wait_timeout=5.0):
     if ring_bytes is not None:
         monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
-    return GradientRing(DEVICE, [job.host for job in jobs], wait_timeout=wait_timeout)
+    sizes = [(len(job.host), job.host[:1].nbytes) for job in jobs]
+    return GradientRing(DEVICE, sizes, wait_timeout=wait_timeout)
 
 
 SHAPES = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=6)

@@ -53,7 +53,13 @@ class PassedWeights:
             self.fresh.apply(bucket, grads)
 
     def start_uploads(self, bucket: Bucket, mark: Any, grads: Mapping[SplitParam, Tensor]) -> None:
-        """Begin what lands in a bucket after a mark; its gradients, (O, I), come late for it."""
+        """Begin what lands in a bucket after a mark.
+
+        Args:
+            bucket: The bucket.
+            mark: The mark.
+            grads: The host's rows of its gradients, (O, I), which come late for it.
+        """
 
         def late(block: Block) -> LateGradient | None:
             grad_OI = grads.get(block.split)

@@ -238,12 +238,13 @@ class FreshSteps:
 
         Args:
             split: The parameter.
-            rows: Its gradient's columns as rows: all of them, or those of the landing, packed.
+            rows: Its gradient's columns as rows: all of them, or those of the landing, packed; as
+                long as on the host.
             is_packed: Whether it is those of the landing.
         """
         if split not in self._moving:
             return None
-        factors = split.columns.fresh_factors, split.rows.fresh_factors
+        factors = split.columns.fresh_factors, split.part.of(split.rows.fresh_factors)
         return LateGradient(rows, is_packed, *factors, self._rates[split])
 
     def finish(

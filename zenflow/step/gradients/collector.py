@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
@@ -26,6 +27,10 @@ from zenflow.step.fresh.passed_weights import PassedWeights
 from zenflow.step.gradients.released import matches
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.window_sketch import WindowSketch
+
+OWN_USES = 2
+"""Number of references to the memory of a gradient that nobody else has: the gradient's, and that
+of whoever counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,10 +150,12 @@ class GradientCollector:
     def _owned(grad: Tensor) -> Tensor:
         """Return a gradient whose memory the next backward leaves alone.
 
-        A part of a larger buffer, as data parallelism has them, is written anew while the lane
-        may still read it.
+        A buffer that somebody else has too, as data parallelism has its buckets, is written anew
+        while the lane may still read it.
         """
-        return grad if grad.untyped_storage().nbytes() == grad.nbytes else grad.clone()
+        storage = grad.untyped_storage()
+        is_own = torch._C._storage_Use_Count(storage._cdata) <= OWN_USES
+        return grad if is_own and storage.nbytes() == grad.nbytes else grad.clone()
 
     def complete(self) -> None:
         """Note that no more gradients come in this step, and all have been measured.
@@ -202,8 +209,9 @@ class GradientCollector:
             for block in split.blocks
             if block.shape.num_deferred
         }
+        own = {split: split.part.of(grad) for split, grad in grads.items()}
         jobs = [
-            PackJob.of(block, grads[block.split], gradient.values)
+            PackJob.of(block, own[block.split], gradient.values)
             for block, gradient in staged.items()
         ]
         device = self.device
@@ -211,7 +219,7 @@ class GradientCollector:
             final = final or device.mark()
             # Uploads first: they are due in this step, the gradients later.
             if self.passed.lands(bucket):
-                self.passed.start_uploads(bucket, device.mark(), grads)
+                self.passed.start_uploads(bucket, device.mark(), own)
             if jobs:
                 columns = [(job.grad, job.columns, job.host) for job in jobs]
                 self._submit(bucket, jobs, staged, self._copy(step),

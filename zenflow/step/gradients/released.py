@@ -54,7 +54,7 @@ class ReleasedGradient(Tensor):
             f"the gradient of {name} was released: it left for the host during backward, so "
             f"{func} can't use it. Clip with the optimizer's max_grad_norm or "
             "optimizer.clip_grad_norm_(); accumulate over micro-batches with accumulation_steps; "
-            "to keep gradients until step() (for GradScaler, hooks or DDP) make the optimizer "
+            "to keep gradients until step() (for GradScaler or hooks) make the optimizer "
             'with offload_gradients="keep"'
         )
 

@@ -41,6 +41,8 @@ class PackJob:
     """Row after the last."""
     num_bytes: int
     """Bytes of the columns."""
+    room_bytes: int
+    """Bytes that they take in the ring, as many on every rank: what lands is cut likewise."""
 
     @classmethod
     def of(cls, block: Block, grad: Tensor, host: Tensor) -> PackJob:
@@ -53,27 +55,28 @@ class PackJob:
         """
         count, num_rows = block.host_shape
         num_bytes = count * num_rows * host.itemsize
-        return cls(block, grad, block.deferred_columns, host, 0, count, num_bytes)
+        room_bytes = count * block.split.part.most * host.itemsize
+        return cls(block, grad, block.deferred_columns, host, 0, count, num_bytes, room_bytes)
 
     def part(self, low: int, high: int) -> PackJob:
         """Return a whole job's part for columns low..high-1."""
-        num_bytes = self.num_bytes // self.high * (high - low)
-        part = slice(low, high)
-        return PackJob(
-            self.block, self.grad, self.columns[part], self.host[part], low, high, num_bytes
+        num_bytes, room_bytes = (
+            whole // self.high * (high - low) for whole in (self.num_bytes, self.room_bytes)
         )
+        columns, host = self.columns[low:high], self.host[low:high]
+        return PackJob(self.block, self.grad, columns, host, low, high, num_bytes, room_bytes)
 
 
 class GradientRing:
     """Packs columns into bounded device memory, in order; each piece stays until it was sent."""
 
     def __init__(
-        self, device: AbstractDevice, buffers: Iterable[Tensor], *, wait_timeout: float
+        self, device: AbstractDevice, sizes: Iterable[tuple[int, int]], *, wait_timeout: float
     ) -> None:
-        """Allocate memory for host buffers (D, O) of which each is filled once a step."""
+        """Allocate memory for (columns, bytes of a column) of what is sent once a step."""
         self._device = device
         self._wait_timeout = wait_timeout
-        num_bytes = ring_bytes((len(buffer), buffer[:1].nbytes) for buffer in buffers)
+        num_bytes = ring_bytes(sizes)
         self.num_bytes = num_bytes
         """Bytes of device memory."""
         self._memory = ByteMemory(
@@ -89,11 +92,11 @@ class GradientRing:
         filled = 0
         for job in jobs:
             count = job.high
-            share = max(1, most // aligned(max(1, job.num_bytes // count)))
+            share = max(1, most // aligned(max(1, job.room_bytes // count)))
             for low in range(0, count, share):
                 high = min(low + share, count)
                 part = job if high - low == count else job.part(low, high)
-                size = aligned(part.num_bytes)
+                size = aligned(part.room_bytes)
                 if piece and filled + size > most:
                     yield piece
                     piece, filled = [], 0
@@ -118,15 +121,15 @@ class GradientRing:
         Returns:
             (packed columns (D, O), host's buffer (D, O)) of each job.
         """
-        first = self._make_room(sum(aligned(job.num_bytes) for job in piece), waiting)
+        first = self._make_room(sum(aligned(job.room_bytes) for job in piece), waiting)
         packed = []
         at = first
         for job in piece:
-            shape = job.high - job.low, job.block.split.num_rows
+            shape = job.high - job.low, job.block.split.num_host_rows
             room = self._memory.matrix(at, shape, job.host.dtype)
             torch.index_select(job.grad.t(), 0, job.columns, out=room)
             packed.append((room, job.host))
-            at += aligned(job.num_bytes)
+            at += aligned(job.room_bytes)
         self._next = at
         self._taken.append((first, at, [sent]))
         return packed

@@ -77,7 +77,7 @@ class HostSchedule:
             self._resize(step)
             return
         finish_rows = partial(self.tasks.finish_rows, step)
-        active = hand_over(blocks, finish_rows, self.config.hysteresis)
+        active = hand_over(blocks, finish_rows, self.config.hysteresis, self.layout.shares)
         opened = self._close_windows(step, blocks)
         for members in by_bucket(block for block in blocks if block.count).values():
             self.tasks.update(step, members, active, opened)

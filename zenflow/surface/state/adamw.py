@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import Block, SplitParam
-from zenflow.columns.shards import Shards, part_of, spread
+from zenflow.columns.shards import RowSpread, Shards, part_of, spread
 from zenflow.errors import CheckpointError
 from zenflow.rule.importance import select_columns
 from zenflow.surface.state.restart import restart, take_weights
@@ -93,7 +93,8 @@ def load_adamw_state(
             _load_split(place, state, correction, engine.layout.shards)
         else:
             for name in _MOMENTS:
-                getattr(place, name).copy_(part_of(state[name], place.param, 0))
+                rows = RowSpread.of(place.param)
+                getattr(place, name).copy_(part_of(state[name], rows, 0))
             place.step.fill_(float(state["step"]))
     take_weights(engine)
     engine.step = max((int(s["step"]) for s in states.values() if s is not None), default=0)
@@ -110,7 +111,7 @@ def load_adamw_state(
 
 def _rows_of(split: SplitParam, whole: Tensor) -> Tensor:
     """Return this rank's rows of one of AdamW's moments, on the device, (O, I), float32."""
-    rows = part_of(whole, split.param, 0)
+    rows = part_of(whole, RowSpread.of(split.param), 0)
     return split.matrix(rows.to(split.columns.scores.device, torch.float32))
 
 
@@ -129,7 +130,8 @@ def _load_split(
     split.num_steps = int(state["step"])
     bank_rows = slice(split.bank_first, split.bank_last)
     for name, moments_IO in zip(_MOMENTS, (avg_IO, square_IO), strict=True):
-        getattr(split.host, name).copy_(moments_IO[split.deferred_columns])
+        own_IO = split.part.of(moments_IO, 1)
+        getattr(split.host, name).copy_(own_IO[split.deferred_columns])
         getattr(split.bank, name)[bank_rows] = moments_IO[split.important_columns]
     split.host.step.fill_(split.num_steps)
     split.bank.step[bank_rows] = split.num_steps
@@ -151,7 +153,7 @@ def adamw_state(
 ) -> dict[str, Any]:
     """Return copies of a drained engine's moments as a state of torch's AdamW, on the CPU.
 
-    Of sharded parameters they are DTensors, with this rank's rows.
+    Where ranks have some rows each they are DTensors.
     """
     numbers = count()
     state, groups = {}, []
@@ -166,7 +168,8 @@ def adamw_state(
             place = places.get(param)
             steps = 0 if place is None else _num_steps(place)
             if place is not None and steps:
-                moments = {n: spread(_moment(place, n), param, 0) for n in _MOMENTS}
+                rows = place.part.spread if isinstance(place, SplitParam) else RowSpread.of(param)
+                moments = {n: spread(_moment(place, n), rows, 0) for n in _MOMENTS}
                 state[key] = {"step": torch.tensor(float(steps)), **moments}
     return {"state": state, "param_groups": groups}
 
@@ -176,11 +179,12 @@ def _num_steps(place: SplitParam | Resident) -> int:
 
 
 def _moment(place: SplitParam | Resident, name: str) -> Tensor:
-    """Return one of a parameter's moments, of its shape on this rank, float32."""
+    """Return one of a parameter's moments in this rank's rows of it, float32."""
     if isinstance(place, Resident):
         return place.state()[name].to("cpu", copy=True)
-    moments_IO = torch.empty(place.num_columns, place.num_rows)
+    moments_IO = torch.empty(place.num_columns, place.num_host_rows)
     bank_rows = slice(place.bank_first, place.bank_last)
     moments_IO[place.deferred_columns.cpu()] = getattr(place.host, name)
-    moments_IO[place.important_columns.cpu()] = getattr(place.bank, name)[bank_rows].cpu()
-    return moments_IO.t().contiguous().view(place.data.shape)
+    of_bank = place.part.of(getattr(place.bank, name)[bank_rows], 1)
+    moments_IO[place.important_columns.cpu()] = of_bank.cpu()
+    return moments_IO.t().contiguous().view(place.num_host_rows, *place.param.shape[1:])

@@ -13,7 +13,12 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.errors import CheckpointError
 from zenflow.rule.blocks import important_count
-from zenflow.surface.state.parameter import WHOLE, param_state, shown_state
+from zenflow.surface.state.parameter import (
+    WHOLE,
+    has_rows_of_another_rank,
+    param_state,
+    shown_state,
+)
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -118,6 +123,13 @@ def check_state(
             raise CheckpointError(
                 f"the checkpoint's state of {place.name} lacks or misshapes {', '.join(wrong)}: "
                 "the file is damaged or was edited; use another checkpoint"
+            )
+        if any(has_rows_of_another_rank(place, name, have[name]) for name in want):
+            raise CheckpointError(
+                f"the checkpoint's state of {place.name} has rows of another rank only: ranks "
+                "that have some rows each save by torch.distributed.checkpoint, or one of them "
+                "what get_optimizer_state_dict gives it with full_state_dict=True; a torch.save "
+                "on one rank lacks the others' rows"
             )
         unknown = [name for name in have if name not in want]
         if unknown:

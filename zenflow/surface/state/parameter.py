@@ -17,7 +17,7 @@ from torch import Tensor
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import SplitParam
-from zenflow.columns.shards import part_of, spread
+from zenflow.columns.shards import RowSpread, is_of_another_rank, part_of, spread
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -40,22 +40,35 @@ def _row_dim(place: SplitParam | Resident, name: str) -> int | None:
     return 0 if isinstance(place, Resident) or name == "row_mean_squares" else 1
 
 
+def _spread_of(place: SplitParam | Resident, name: str) -> RowSpread | None:
+    """Return how the rows of a tensor are spread: the device's as the parameter's own are."""
+    is_device = name.startswith("device_") or name == "row_mean_squares"
+    if isinstance(place, Resident) or is_device:
+        return RowSpread.of(place.param)
+    return place.part.spread
+
+
 def shown_state(place: SplitParam | Resident, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a parameter's tensors as a state has them: DTensors where the parameter is one.
+    """Return a parameter's tensors as a state has them: DTensors where ranks have some rows each.
 
     `torch.distributed.checkpoint` then saves on some ranks and loads on others.
     """
     shown = {}
     for name, tensor in tensors.items():
         dim = _row_dim(place, name)
-        shown[name] = tensor if dim is None else spread(tensor, place.param, dim)
+        shown[name] = tensor if dim is None else spread(tensor, _spread_of(place, name), dim)
     return shown
 
 
 def taken_part(place: SplitParam | Resident, name: str, saved: Tensor) -> Tensor:
     """Return this rank's part of a tensor of a state."""
     dim = _row_dim(place, name)
-    return saved if dim is None else part_of(saved, place.param, dim)
+    return saved if dim is None else part_of(saved, _spread_of(place, name), dim)
+
+
+def has_rows_of_another_rank(place: SplitParam | Resident, name: str, saved: Tensor) -> bool:
+    """Whether a tensor of a state was saved by another rank for itself alone."""
+    return _row_dim(place, name) is not None and is_of_another_rank(saved, _spread_of(place, name))
 
 
 def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tensor]:

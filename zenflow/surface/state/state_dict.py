@@ -108,8 +108,9 @@ def load_engine_state(
         state_dict: State of the optimizer's `state_dict`, on any device.
         saved: Its part of the engine.
     """
-    check_state(engine, order, state_dict, saved)
-    engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
+    with engine.layout.shares.all_or_none():
+        check_state(engine, order, state_dict, saved)
+        engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
     is_started = has_steps(state_dict, saved)
     if not is_started:
         take_weights(engine)  # a change of k writes some of them

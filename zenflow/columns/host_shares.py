@@ -1,0 +1,200 @@
+"""Host shares: under data parallelism each rank's host works on some rows of every matrix.
+
+All ranks have the same gradients and the same weights. So each rank's device does what a device
+does, for whole matrices, and the hosts share the deferred columns out by rows, as a `Shard` along
+the first dimension does. A rank sends its own rows to its host, and brings them up again. Then an
+all-gather between the devices completes the columns, in the lane that uploads them.
+
+All ranks take the same steps in the same order, so that their all-gathers meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.host_rows import aligned
+from zenflow.columns.shards import RowSpread
+from zenflow.errors import CheckpointError, ZenFlowError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from zenflow.columns.device_rows import NamedParam
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """The rows of a parameter that this rank's host works on, of those that its device has."""
+
+    first: int
+    """First row."""
+    last: int
+    """Row after the last."""
+    most: int
+    """Largest number of rows that a host of the group has of this parameter."""
+    is_whole: bool
+    """Whether these are all rows of the device."""
+    spread: RowSpread | None
+    """How rows are spread over the ranks' hosts; None where each host has all rows."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.last - self.first
+
+    def of(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Return the host's part of a tensor that goes by the device's rows in a dimension."""
+        return tensor if self.is_whole else tensor.narrow(dim, self.first, self.num_rows)
+
+
+@dataclass(slots=True, eq=False)
+class HostShares:
+    """The ranks whose hosts share the work on the same parameters."""
+
+    group: ProcessGroup | None = None
+    """These ranks, in a group that nothing else uses; None where hosts don't share."""
+    mesh: DeviceMesh | None = None
+    """The same ranks as states name them."""
+
+    @classmethod
+    def of(
+        cls,
+        params: Sequence[NamedParam],
+        process_group: ProcessGroup | None,
+        wait_timeout: float,
+    ) -> HostShares:
+        """Return the shares of the ranks of a group; every one of them has to ask.
+
+        Args:
+            params: The parameters, which all ranks have whole.
+            process_group: The ranks; None for hosts that don't share.
+            wait_timeout: Seconds after which waiting for another rank is an error.
+
+        Raises:
+            ValueError: The parameters are spread over ranks, or this rank is none of the group.
+        """
+        if process_group is None:
+            return cls()
+        from torch import distributed
+        from torch.distributed.device_mesh import DeviceMesh
+
+        for item in params:
+            if item.is_sharded:
+                raise ValueError(
+                    f"{item.name} is sharded, and its ranks share the host's work already: leave "
+                    "process_group out, which is for DistributedDataParallel"
+                )
+        if not isinstance(process_group, distributed.ProcessGroup):  # such as NON_GROUP_MEMBER
+            raise ValueError(
+                f"process_group must be a group that has this rank, got {process_group!r}: pass "
+                "the process_group of the DistributedDataParallel module"
+            )
+        group = distributed.new_group(
+            distributed.get_process_group_ranks(process_group),
+            timeout=timedelta(seconds=wait_timeout),
+            use_local_synchronization=True,
+        )
+        return cls(group, DeviceMesh.from_group(group, params[0].param.device.type))
+
+    def part_of(self, named: NamedParam) -> HostPart:
+        """Return the rows of a parameter that this rank's host works on."""
+        num_rows = named.data.shape[0]
+        if self.group is None or self.mesh is None:
+            return HostPart(0, num_rows, num_rows, True, RowSpread.of(named.param))
+        from torch.distributed.tensor import Shard
+
+        first, last = self._rows(num_rows, self.group.rank())
+        return HostPart(
+            first,
+            last,
+            self._most(num_rows),
+            last - first == num_rows,
+            RowSpread(self.mesh, (Shard(0),), num_rows),
+        )
+
+    def _most(self, num_rows: int) -> int:
+        """Return the number of rows of every rank but the last ones."""
+        assert self.group is not None
+        return -(-num_rows // self.group.size())
+
+    def _rows(self, num_rows: int, rank: int) -> tuple[int, int]:
+        """Return a rank's first row and the row after its last, as `Shard` has them."""
+        most = self._most(num_rows)
+        return min(num_rows, rank * most), min(num_rows, (rank + 1) * most)
+
+    def gather(self, parts: Sequence[Tensor], num_rows: Sequence[int]) -> Sequence[Tensor]:
+        """Return whole columns of which every rank brings its rows, by one all-gather.
+
+        It runs in order with the calling thread's work on the device.
+
+        Args:
+            parts: This rank's rows of some columns, (D, this rank's rows) each, on the device.
+            num_rows: Number of rows of each on all ranks together, O.
+
+        Returns:
+            The columns, (D, O) each.
+        """
+        if self.group is None or not parts:
+            return parts
+        sizes = [
+            aligned(len(part) * self._most(count) * part.itemsize)
+            for part, count in zip(parts, num_rows, strict=True)
+        ]
+        if not any(sizes):  # no column
+            return [part.new_empty(0, n) for part, n in zip(parts, num_rows, strict=True)]
+        own = torch.empty(sum(sizes), dtype=torch.uint8, device=parts[0].device)
+        for part, room in zip(parts, own.split(sizes), strict=True):
+            _matrix(room, part.shape, part.dtype).copy_(part)
+        found = own.new_empty(self.group.size(), own.numel())
+        _all_gather(found.view(-1), own, group=self.group)
+        whole = []
+        for part, count, rooms in zip(parts, num_rows, found.split(sizes, dim=1), strict=True):
+            pieces = []
+            for rank, room in enumerate(rooms):
+                first, last = self._rows(count, rank)
+                pieces.append(_matrix(room, (len(part), last - first), part.dtype))
+            whole.append(torch.cat(pieces, dim=1))
+        return whole
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Let every rank have an error where one has: none goes on, to wait for one that doesn't.
+
+        Raises:
+            ZenFlowError: This rank can't take a state up.
+            CheckpointError: Another rank can't.
+        """
+        error: ZenFlowError | None = None
+        try:
+            yield
+        except ZenFlowError as own:
+            error = own
+        if self.group is not None:
+            found: list[str | None] = [None] * self.group.size()
+            text = None if error is None else str(error)
+            torch.distributed.all_gather_object(found, text, group=self.group)
+            others = [f"rank {rank}: {there}" for rank, there in enumerate(found) if there]
+            if error is None and others:
+                error = CheckpointError(f"another rank can't take up the state. {others[0]}")
+        if error is not None:
+            raise error
+
+
+def _all_gather(found: Tensor, own: Tensor, group: ProcessGroup) -> None:
+    """Let all ranks have what each has; torch has renamed it in 2.13."""
+    distributed = torch.distributed
+    newest = getattr(distributed, "all_gather_single", None)
+    (newest or distributed.all_gather_into_tensor)(found, own, group=group)
+
+
+def _matrix(room: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the matrix at the beginning of some bytes."""
+    return room[: shape[0] * shape[1] * dtype.itemsize].view(dtype).view(*shape)

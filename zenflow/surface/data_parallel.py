@@ -1,0 +1,131 @@
+"""Release mode under data parallelism: gradients leave as their averages come in.
+
+`DistributedDataParallel` averages gradients over ranks bucket by bucket, while backward goes on. A
+parameter's own hooks run before that. DDP's communication hook begins a bucket's average, and
+nobody calls when that is over. So a bucket is taken when backward hands the next one over, and the
+last one when DDP has ended its backward. What is computed from then on comes after the average: it
+waits only where averages take longer than backward does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zenflow.surface.with_engine import WithEngine
+
+if TYPE_CHECKING:
+    from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
+    from torch.futures import Future
+    from torch.nn.parallel import DistributedDataParallel
+
+
+class TakesAverages(WithEngine):
+    """The optimizer's surface, as far as it is about averages over data-parallel ranks."""
+
+    def release_from(self, model: DistributedDataParallel) -> None:
+        """Take gradients in backward, as their averages over the model's ranks come in.
+
+        For release mode with a `process_group`: every rank calls it before the first backward. It
+        takes the place of the model's communication hook.
+
+        Args:
+            model: Module that averages the gradients of all of this optimizer's parameters.
+
+        Raises:
+            ValueError: The optimizer has another mode or no group, or the model has other ranks or
+                leaves some parameters out.
+            RuntimeError: The model has a communication hook already.
+        """
+        self._check_open()
+        group = self._running.layout.shares.group
+        if group is None or not self._source.releases:
+            raise ValueError(
+                "release_from() is for an optimizer that was made with a process_group and "
+                'offload_gradients="release": with "keep", step() finds the averages in .grad'
+            )
+        ranks = torch.distributed.get_process_group_ranks
+        if ranks(model.process_group) != ranks(group):
+            raise ValueError(
+                f"the model averages over the ranks {ranks(model.process_group)} and the "
+                f"optimizer's process_group has {ranks(group)}: give it model.process_group"
+            )
+        if model.find_unused_parameters:
+            raise ValueError(
+                "find_unused_parameters=True gives unused parameters a gradient of zero until "
+                'backward ends: leave it out, or use offload_gradients="keep"'
+            )
+        averaged = {
+            param
+            for name, param in model.module.named_parameters()
+            if param.requires_grad and name not in model.parameters_to_ignore
+        }
+        for param, place in self._places.items():
+            if param not in averaged:
+                raise ValueError(
+                    f"{place.name} is not among the parameters whose gradients the model "
+                    "averages: wrap the module that has all of the optimizer's parameters"
+                )
+        hook = _AveragesHook(weakref.ref(self), model.process_group)
+        model.register_comm_hook(hook, lambda state, bucket: state.begin(bucket))
+        self._source.has_hooks = True
+
+
+class _AveragesHook:
+    """Begins a bucket's average, and lets an optimizer take the one before."""
+
+    def __init__(self, optimizer: weakref.ref[TakesAverages], process_group: ProcessGroup) -> None:
+        """Start with no bucket; the model that has this hook outlives optimizers."""
+        self._optimizer = optimizer
+        self._process_group = process_group
+        self._begun: tuple[GradBucket, Future[Tensor]] | None = None
+
+    def begin(self, bucket: GradBucket) -> Future[Tensor]:
+        """Return the average to be."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        average = allreduce_hook(self._process_group, bucket)
+        optimizer = self._optimizer()
+        if optimizer is None or not optimizer._finalizer.alive:
+            return average
+        if bucket.index() == 0:
+            self._begun = None  # of a backward that was broken off
+            optimizer._check_can_step()
+        self._take(optimizer)
+        self._begun = bucket, average
+        if bucket.is_last():
+            # DDP is yet to queue what ends its backward; what that queues comes behind.
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._end))
+        return average
+
+    def _end(self) -> None:
+        """Take the last bucket, and leave placeholders where DDP has put the averages."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._take(optimizer)
+            optimizer._source.leave_placeholders()
+
+    def _take(self, optimizer: TakesAverages) -> None:
+        if self._begun is None:
+            return
+        (bucket, average), self._begun = self._begun, None
+        average.wait()
+        for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            place = optimizer._places.get(param)
+            if place is not None:
+                optimizer._source.average_came(place, _in_order_of(param, grad))
+
+
+def _in_order_of(param: Tensor, grad: Tensor) -> Tensor:
+    """Return a bucket's part as the gradient that it is: it has the parameter's order in memory.
+
+    Unless the parameter has gaps, as `bucket.gradients()` takes all of them to have.
+    """
+    has_gaps = torch.empty_like(param, device="meta").stride() != param.stride()
+    if has_gaps or param.is_contiguous():
+        return grad
+    return grad.as_strided(param.shape, param.stride())
