@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.models.families import Layer, Parameter, layers_of
+from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -59,6 +60,8 @@ class Workload:
     """Whether a token attends to earlier ones alone."""
     num_key_value_heads_share: float = 1.0
     """Width of keys over width of queries."""
+    traced: TracedStep | None = None
+    """A step of it as it was traced, which times are taken from; None is shapes alone."""
 
     def __post_init__(self) -> None:
         """Check every number."""

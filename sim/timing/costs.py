@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from sim.hardware.profile import Device, HardwareProfile
 from sim.models.workload import LayerWork, Workload
+from sim.timing.traced import traced_overheads, traced_seconds
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -109,17 +110,16 @@ def is_split(numel: int, config: ZenFlowConfig) -> bool:
 
 
 def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
-    """Return a step's costs from hardware figures and the model's shapes alone.
+    """Return a step's costs from hardware figures and the model's shapes, or from a trace of it.
 
     Raises:
-        ConfigError: The device's peak for the workload's dtype is not known.
+        ConfigError: The device's peak for the workload's dtype is not known, or the workload's
+            trace says nothing of the device.
     """
-    works = workload.works()
     segments = []
-    for layer, work in zip(workload.layers, works, strict=True):
-        forward, backward = layer_seconds(work, hardware.device, workload.dtype)
-        if workload.checkpointing and layer.attention_width:
-            backward += forward
+    for layer, (forward, backward) in zip(
+        workload.layers, _layers_seconds(workload, hardware.device), strict=True
+    ):
         shapes = [p.shape for p in layer.parameters]
         segments.append(
             Segment(
@@ -130,12 +130,29 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
                 vectors=sum(s[0] for s in shapes if len(s) == 1),
             )
         )
+    traced = workload.traced
+    if traced is not None:
+        overheads = traced_overheads(traced, workload.num_params, workload.dtype, hardware)
+        hardware = replace(hardware, overheads=overheads)
     return StepCosts(
         segments=tuple(cut(segments)),
         hardware=hardware,
         dtype_bytes=workload.dtype_bytes,
         accumulation=workload.accumulation,
     )
+
+
+def _layers_seconds(workload: Workload, device: Device) -> list[tuple[float, float]]:
+    """Return the seconds of every layer's forward and backward, with what is recomputed."""
+    if workload.traced is not None:
+        return traced_seconds(workload.traced, workload, device)
+    found = []
+    for layer, work in zip(workload.layers, workload.works(), strict=True):
+        forward, backward = layer_seconds(work, device, workload.dtype)
+        if workload.checkpointing and layer.attention_width:
+            backward += forward
+        found.append((forward, backward))
+    return found
 
 
 def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from experiments.commands.command import with_flags
-from experiments.commands.flag_types import PATH, Memory
+from experiments.commands.flag_types import KNOWN_FILE, PATH, BatchSize, Memory
 from experiments.commands.training.train_flags import knob_flags
 from experiments.training.settings.training import DTYPES
 
@@ -44,6 +44,21 @@ simulation_flags = with_flags(
     ),
 )
 """Flags of a model, a machine and a workload."""
+
+trace_flags = with_flags(
+    click.option(
+        "--from-trace",
+        type=KNOWN_FILE,
+        help="Take compute from a trace that torch.profiler exported of your own training without "
+        "offloading (.gz too). Batch, micro-batches and checkpointing default to the trace's.",
+    ),
+    click.option(
+        "--traced-batch",
+        type=BatchSize(),
+        help="With --from-trace, for a trace without shapes: the micro-batches that it is of.",
+    ),
+)
+"""Flags of a trace that a workload's times are taken from."""
 
 run_flags = with_flags(
     click.option(
