@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
+from sim.models.workload import KERNELS
 from sim.names import fold, nearest
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
@@ -225,6 +226,7 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("sequence", _count, "tokens of a sequence"),
         _flag("grad_accum", _count, "micro-batches of a step"),
         _flag("dtype", _choice(DTYPES), "of parameters"),
+        _flag("kernels", _choice(KERNELS), "of elementwise work: eager, liger, compiled"),
         _flag("checkpointing", _switch, "recomputation: yes, no"),
         _axis("strategy", "strategy", _strategy, "strategy"),
         *_knobs(),

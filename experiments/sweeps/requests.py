@@ -52,6 +52,8 @@ class Request:
     """Precision of the parameters; None is bfloat16 where the device has it."""
     checkpointing: bool = False
     """Whether backward recomputes activations."""
+    kernels: str | None = None
+    """Kernels of elementwise work: eager, which None is too, liger or compiled."""
     from_trace: str | Path | None = None
     """File of torch.profiler with steps of the user's own training, whose times are taken."""
     traced_batch: tuple[int, int] | None = None
@@ -218,6 +220,7 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
         accumulation=request.grad_accum,
         dtype=request.dtype or usable,
         checkpointing=request.checkpointing,
+        kernels=request.kernels or "eager",
         traced=traced_of(request),
     )
     if workload.traced is not None:

@@ -18,6 +18,45 @@ DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What a gated layer's elementwise kernels read and write in forward, by count of tensors.
+
+    A unit is one tensor of the model's type, read or written once.
+    """
+
+    norm: float | None
+    """Units of a norm's width; None is in float32, as `Workload` counts eager modules."""
+    rotary: float
+    """Units of the widths of queries and keys."""
+    gate: float
+    """Units of the feed-forward's inner width."""
+    residual: float
+    """Units of the residual stream's width: both sums, and copies between layouts."""
+    logit: float
+    """Bytes of a logit in float32 tensors."""
+    logit_units: float
+    """Units of a logit in tensors of the model's type."""
+    launches: int
+    """Number of kernels of a layer, products left out."""
+
+
+KERNELS: Mapping[str, Kernels] = {
+    # Six kernels a norm: cast, square, mean, root, scale, weight. Five for each of queries and
+    # keys. The loss casts logits to float32, copies the shifted ones, and takes a softmax.
+    "eager": Kernels(norm=None, rotary=9, gate=5, residual=10, logit=20, logit_units=1,
+                     launches=33),
+    # One kernel each for a norm, for rotary positions and for the gate (Liger-Kernel, ops/). The
+    # fused loss writes a chunk's logits, reads them, and leaves their gradient in place.
+    "liger": Kernels(norm=2, rotary=2, gate=3, residual=10, logit=0, logit_units=3, launches=12),
+    # A sum into the residual stream goes with the norm that reads it: two units less. The loss
+    # reads logits once for the maximum and the sum, and once for its gradient.
+    "compiled": Kernels(norm=2, rotary=2, gate=3, residual=4, logit=0, logit_units=3,
+                        launches=6),
+}  # fmt: skip
+"""Elementwise kernels by name: transformers' own modules, Liger's, and torch.compile's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
     """One layer's forward over one micro-batch, on one device."""
 
@@ -56,6 +95,8 @@ class Workload:
     """Type of parameters, gradients and activations."""
     checkpointing: bool = False
     """Whether activations within a layer are recomputed in backward."""
+    kernels: str = "eager"
+    """Kernels of elementwise work: a key of `KERNELS`."""
     is_causal: bool = True
     """Whether a token attends to earlier ones alone."""
     num_key_value_heads_share: float = 1.0
@@ -74,6 +115,8 @@ class Workload:
                 yield f"{name} must be a whole number of at least 1, got {value!r}"
         if self.dtype not in DTYPE_BYTES:
             yield f"dtype {unknown_name(self.dtype, DTYPE_BYTES)}"
+        if self.kernels not in KERNELS:
+            yield f"kernels {unknown_name(self.kernels, KERNELS)}"
         if not self.layers:
             yield "a model needs at least one layer"
 
@@ -168,31 +211,39 @@ class Workload:
             matmul_flop=flop,
             num_matmuls=len(products),
             attention_flop=4.0 * pairs * width,
-            # Beside what products read and write, and the loss on float32 logits: a cast, a copy
-            # of the shifted ones, softmax.
-            elementwise_bytes=touched * size + tokens * passes + logits * (size + 20.0),
+            # Beside what products read and write.
+            elementwise_bytes=touched * size + tokens * passes + logits * self._logit_bytes,
             weight_bytes=sum(p.numel * size for p, _ in products),
             num_kernels=kernels + len(products),
         )
 
     def _elementwise(self, layer: Layer) -> tuple[float, int]:
-        """Return bytes for each token, and kernels, of a layer's unfused elementwise operations.
+        """Return bytes for each token, and kernels, of a layer's elementwise operations.
 
-        As transformers' eager modules do it. Llama's family: two RMS norms in float32 (cast,
-        square, mean, scale, cast, weight), rotary positions on queries and keys (two products, a
-        rotation, a sum), a gated activation; others: two fused norms and an activation. Both: two
-        sums into the residual stream, and copies between layouts.
+        As `KERNELS` counts them. Llama's family: two RMS norms, rotary positions on queries and
+        keys, a gated activation; others: two fused norms and an activation. Both: two sums into
+        the residual stream, and copies between layouts.
         """
         if not layer.attention_width:
             return 0.0, 4
         size, hidden = self.dtype_bytes, self.hidden
         inner = self._inner_width(layer)
-        shared = (6.0 + 4.0) * size * hidden  # residual sums, layouts
+        kernels = KERNELS[self.kernels]
+        shared = kernels.residual * size * hidden
         if not _is_gated(layer):
-            return shared + (4.0 * hidden + 2.0 * inner) * size, 14
-        norm = 24.0 + 4.0 * size if size < 4 else 28.0
+            return shared + (4.0 * hidden + 2.0 * inner) * size, min(14, kernels.launches)
+        if kernels.norm is None:  # in float32
+            norm = 24.0 + 4.0 * size if size < 4 else 28.0
+        else:
+            norm = kernels.norm * size
         rotated = layer.attention_width * (1.0 + self.num_key_value_heads_share)
-        return shared + norm * self._normed_width(layer) + (9.0 * rotated + 5.0 * inner) * size, 31
+        more = (kernels.rotary * rotated + kernels.gate * inner) * size
+        return shared + norm * self._normed_width(layer) + more, kernels.launches
+
+    @property
+    def _logit_bytes(self) -> float:
+        kernels = KERNELS[self.kernels]
+        return kernels.logit + kernels.logit_units * self.dtype_bytes
 
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.

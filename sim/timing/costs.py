@@ -148,14 +148,18 @@ def _layers_seconds(workload: Workload, device: Device) -> list[tuple[float, flo
         return traced_seconds(workload.traced, workload, device)
     found = []
     for layer, work in zip(workload.layers, workload.works(), strict=True):
-        forward, backward = layer_seconds(work, device, workload.dtype)
+        forward, backward = layer_seconds(
+            work, device, workload.dtype, is_compiled=workload.kernels == "compiled"
+        )
         if workload.checkpointing and layer.attention_width:
             backward += forward
         found.append((forward, backward))
     return found
 
 
-def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, float]:
+def layer_seconds(
+    work: LayerWork, device: Device, dtype: str, *, is_compiled: bool = False
+) -> tuple[float, float]:
     """Return seconds of a layer's forward and backward, without recomputation.
 
     A product takes its FLOP over the rate that products sustain, and a latency: small ones run
@@ -170,7 +174,6 @@ def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, f
         raise ConfigError(
             f"{device.name} has no peak for {dtype}: it has {', '.join(device.flops)}"
         )
-    launch = device.launch.value
     peak = device.flops[dtype].value
     attention = work.attention_flop / (peak * device.attention_efficiency.value)
     forward = _seconds(work, device, dtype, 1.0) + attention
@@ -180,8 +183,11 @@ def layer_seconds(work: LayerWork, device: Device, dtype: str) -> tuple[float, f
     backward *= device.backward_factor.value
     if device.gradient_bandwidth is not None:
         backward += work.weight_bytes / device.gradient_bandwidth.value
-    backward_launch = device.backward_launch.value if device.backward_launch else launch
-    launches = work.num_kernels * launch, 2.0 * work.num_kernels * backward_launch
+    launch = device.launch
+    backward_launch = device.backward_launch or launch
+    if is_compiled and device.compiled_launch is not None:
+        launch = backward_launch = device.compiled_launch
+    launches = work.num_kernels * launch.value, 2.0 * work.num_kernels * backward_launch.value
     if device.is_cpu:
         return forward + launches[0], backward + launches[1]
     return max(forward, launches[0]), max(backward, launches[1])

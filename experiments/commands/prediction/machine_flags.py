@@ -8,6 +8,7 @@ from experiments.commands.command import with_flags
 from experiments.commands.flag_types import KNOWN_FILE, PATH, BatchSize, Memory
 from experiments.commands.training.train_flags import knob_flags
 from experiments.training.settings.training import DTYPES
+from sim.models.workload import KERNELS
 
 simulation_flags = with_flags(
     click.option(
@@ -45,7 +46,14 @@ simulation_flags = with_flags(
 )
 """Flags of a model, a machine and a workload."""
 
-trace_flags = with_flags(
+compute_flags = with_flags(
+    click.option(
+        "--kernels",
+        type=click.Choice(tuple(KERNELS)),
+        default="eager",
+        show_default=True,
+        help="Norms, rotary positions, gates and loss: transformers' own, Liger's, or compiled.",
+    ),
     click.option(
         "--from-trace",
         type=KNOWN_FILE,
@@ -58,7 +66,7 @@ trace_flags = with_flags(
         help="With --from-trace, for a trace without shapes: the micro-batches that it is of.",
     ),
 )
-"""Flags of a trace that a workload's times are taken from."""
+"""Flags of how forward and backward compute, modelled or traced."""
 
 run_flags = with_flags(
     click.option(

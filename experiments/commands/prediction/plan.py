@@ -9,7 +9,7 @@ import click
 
 from experiments.commands.command import Command, given
 from experiments.commands.flag_types import Count, Memory
-from experiments.commands.prediction.machine_flags import simulation_flags, trace_flags
+from experiments.commands.prediction.machine_flags import compute_flags, simulation_flags
 from experiments.output.files import strict
 from experiments.sweeps.requests import (
     Request,
@@ -27,7 +27,7 @@ _FILE_WIDTH = 120
 
 @click.command(cls=Command, name="plan")
 @simulation_flags
-@trace_flags
+@compute_flags
 @click.option(
     "--checkpointing/--no-checkpointing", default=None,
     help="Whether backward recomputes activations; with neither, what is faster.",

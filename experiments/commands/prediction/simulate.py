@@ -11,7 +11,11 @@ import click
 
 from experiments.commands.command import Command, given
 from experiments.commands.flag_types import PATH
-from experiments.commands.prediction.machine_flags import run_flags, simulation_flags, trace_flags
+from experiments.commands.prediction.machine_flags import (
+    compute_flags,
+    run_flags,
+    simulation_flags,
+)
 from experiments.commands.training.train_flags import given_flags
 from experiments.output.commit import commit
 from experiments.sweeps.requests import (
@@ -42,7 +46,7 @@ _MOST_PARTS = 5
     "--strategy", default="zenflow", show_default=True, help=f"One of {', '.join(STRATEGIES)}."
 )
 @simulation_flags
-@trace_flags
+@compute_flags
 @run_flags
 @click.option("--pageable", is_flag=True, help="Copy buffers that are not pinned.")
 @click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")

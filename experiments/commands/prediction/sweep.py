@@ -12,7 +12,11 @@ import click
 
 from experiments.commands.command import Command, given
 from experiments.commands.flag_types import FOLDER
-from experiments.commands.prediction.machine_flags import run_flags, simulation_flags, trace_flags
+from experiments.commands.prediction.machine_flags import (
+    compute_flags,
+    run_flags,
+    simulation_flags,
+)
 from experiments.commands.training.train_flags import given_flags
 from zenflow.errors import ConfigError
 
@@ -111,7 +115,7 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option("--strategy", default="zenflow", show_default=True, help="As of zenflow simulate.")
 @simulation_flags
-@trace_flags
+@compute_flags
 @run_flags
 @click.pass_context
 def sweep_command(context: click.Context, /, **flags: Any) -> None:

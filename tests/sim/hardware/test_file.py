@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
 from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
-from sim.hardware.profile import CORE_UPDATE, KINDS, Quantity
+from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, KINDS, Quantity
 from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server")
@@ -98,11 +98,12 @@ def test_metadata_that_json_would_change_is_not_written(metadata, path):
 LATER = {
     2: {"host": {"core_update": CORE_UPDATE}},
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
+    4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": DEEPSPEED_SHARE}},
 }
 """Figures that a version is the first to have, and what stands for them in files before it."""
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(version, path):
     later = [parts for number, parts in LATER.items() if number > version]
 
@@ -125,7 +126,7 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
         read_profile(path)
 
 
-@pytest.mark.parametrize("version", [0, 4, "1", "3", 1.5, True, None])
+@pytest.mark.parametrize("version", [0, 5, "1", "3", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):
