@@ -173,7 +173,7 @@ DEEPSPEED_SHARE = Quantity(
     kind="measured",
     source="4.6 s for the 6.74 G parameters of a host with one EPYC 7742 (ZenFlow paper, figure "
     "4), at the 42 bytes that the simulated step moves for each, of STREAM's 189 GB/s",
-    sigma=0.3,
+    sigma=0.15,
 )
 """What DeepSpeed's CPU step reaches where it has not been measured. Two sockets reach no more than
 one: 1.8 G parameters/s of a host with two EPYC 7742 (DeepSpeed issue 6834), against 1.46."""

@@ -44,7 +44,7 @@ KERNELS: Mapping[str, Kernels] = {
     # Six kernels a norm: cast, square, mean, root, scale, weight. Five for each of queries and
     # keys. The loss casts logits to float32, copies the shifted ones, and takes a softmax.
     "eager": Kernels(norm=None, rotary=9, gate=5, residual=10, logit=20, logit_units=1,
-                     launches=33),
+                     launches=31),
     # One kernel each for a norm, for rotary positions and for the gate (Liger-Kernel, ops/). The
     # fused loss writes a chunk's logits, reads them, and leaves their gradient in place.
     "liger": Kernels(norm=2, rotary=2, gate=3, residual=10, logit=0, logit_units=3, launches=12),
