@@ -49,7 +49,7 @@ class Setup:
     sequence: int
     checkpointing: bool = False
     kernels: str = "eager"
-    """Kernels of elementwise work, as `sim.models.workload.KERNELS` names them."""
+    """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
     binds_cores: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 

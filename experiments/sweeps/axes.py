@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
-from sim.models.workload import KERNELS
+from sim.models.kernels import KERNELS
 from sim.names import fold, nearest
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError

@@ -8,7 +8,7 @@ from experiments.commands.command import with_flags
 from experiments.commands.flag_types import KNOWN_FILE, PATH, BatchSize, Memory
 from experiments.commands.training.train_flags import knob_flags
 from experiments.training.settings.training import DTYPES
-from sim.models.workload import KERNELS
+from sim.models.kernels import KERNELS
 
 simulation_flags = with_flags(
     click.option(
