@@ -146,12 +146,18 @@ def traced_of(request: Request) -> TracedStep | None:
     """Return the traced step that times are taken from; None where shapes alone say them.
 
     Raises:
-        ConfigError: The trace can't be read, or does not say of which batch it is.
+        ConfigError: The trace can't be read, does not say of which batch it is, or other kernels
+            are asked for.
     """
     if request.from_trace is None:
         if request.traced_batch is not None:
             raise ConfigError("--traced-batch says of which batch a trace is: give --from-trace")
         return None
+    if request.kernels not in (None, "eager"):
+        raise ConfigError(
+            f"{request.from_trace} has the kernels that ran, so --kernels {request.kernels} would "
+            "change nothing: leave it out, or trace with those kernels"
+        )
     from sim.traced.step import read_step
 
     step = read_step(str(request.from_trace))

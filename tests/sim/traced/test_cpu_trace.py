@@ -172,6 +172,8 @@ def test_what_can_not_be_asked_of_a_trace_is_refused(made, machine, model, tmp_p
     assert "was traced on a CPU" in gpu.output
     other = run("simulate", "--model", "gpt2", *machine, "--from-trace", made[0])
     assert "trace full fine-tuning of the model" in other.output
+    fused = run("simulate", *model, *machine, "--from-trace", made[0], "--kernels", "liger")
+    assert "has the kernels that ran" in fused.output
     alone = run("simulate", *model, *machine, "--traced-batch", "3x16")
     assert "give --from-trace" in alone.output
     wrong = run("simulate", *model, *machine, "--from-trace", made[0], "--traced-batch", "3,16")
