@@ -258,6 +258,11 @@ class Machine:
             self._bound_kinds[rate] = found
         return found
 
+    def bound_host(self, rate: float) -> None:
+        """Hold all devices' host work together down to this rate, bytes/s of DRAM."""
+        step = Resource("cpu step", rate * self.rates.reach / self.hardware.num_devices)
+        self.host_kind = replace(self.host_kind, uses={**self.host_kind.uses, step: 1.0})
+
     def stall(self, cause: str, since: float, step: int) -> None:
         """Record that the device has waited from then until now."""
         self.recording.add_stall(cause, since, self.env.now, step)

@@ -58,6 +58,7 @@ COMPARED = Elsewhere("tests/experiments/training/test_comparison.py")
 REPRODUCED = Elsewhere("tests/experiments/paper/test_frame.py")
 SENTENCES = Elsewhere("tests/experiments/studies/test_sst2.py")
 RANKS = Elsewhere("tests/experiments/training/test_launched.py")
+TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 LINES = {
     "README.md": {
@@ -118,6 +119,13 @@ LINES = {
             "--batch-size 2 --sequence 32",
         }),
         "zenflow compare runs/mine prediction.json.gz --plot both.png": AS_IT_STANDS,
+        **{line: TRACED for line in (
+            "zenflow plan --model meta-llama/Llama-3.1-8B --gpu h100 --from-trace trace.json.gz",
+            "zenflow simulate --model meta-llama/Llama-3.1-8B --gpu h100 "
+            "--from-trace trace.json.gz --strategy zenflow",
+            "zenflow sweep --model meta-llama/Llama-3.1-8B --gpu h100 --from-trace trace.json.gz "
+            "--vary host=epyc-9654,xeon-8480c",
+        )},
         "zenflow sweep --model llama-2-7b --gpu rtx4090 --checkpointing "
         "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
             AS_IT_STANDS,

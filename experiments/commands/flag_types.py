@@ -25,6 +25,21 @@ _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _GIGA = 1e9
 
 
+class BatchSize(FlagType):
+    """``4x1024``: sequences of a micro-batch, and tokens of each."""
+
+    name = "SEQUENCESxTOKENS"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        """Return both numbers."""
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is not two numbers of at least 1, as in 4x1024", param, ctx)
+        return int(found[1]), int(found[2])
+
+
 class LinkRates(FlagType):
     """``D2H,H2D`` in GB/s; one number stands for both."""
 

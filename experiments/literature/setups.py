@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Quantity = Literal["step", "stall", "accumulating", "boundary", "host"]
+Quantity = Literal["step", "stall", "accumulating", "boundary", "host", "compute"]
 """Seconds: of a mean step; in which the device waits; of a window's steps without and with its
-update; of the host's pass."""
+update; of the host's pass; of forward and backward alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,8 @@ class Setup:
     """Network between the hosts; None is the machine's own."""
     checkpointing: bool = False
     offloads_activations: bool = False
+    kernels: str = "eager"
+    """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
     binds_cores: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,8 +73,6 @@ class Alternative:
     """None is the measurement's own."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Values of the machine's figures."""
-    step_bytes: float | None = None
-    """Bytes of a parameter that the measured CPU step stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
+from sim.models.kernels import KERNELS
 from sim.models.workload import ATTENTIONS
 from sim.names import fold, nearest
 from sim.timing.division import PARALLELS
@@ -237,6 +238,7 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("sequence", _count, "tokens of a sequence"),
         _flag("grad_accum", _count, "micro-batches of a step"),
         _flag("dtype", _choice(DTYPES), "of parameters"),
+        _flag("kernels", _choice(KERNELS), "of elementwise work: eager, liger, compiled"),
         _flag("checkpointing", _switch, "recomputation: yes, no"),
         _flag("attention", _choice(ATTENTIONS), "kernels"),
         _flag("offload_activations", _switch, "activations on the host: yes, no"),

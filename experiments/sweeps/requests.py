@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from zenflow.errors import ConfigError
 if TYPE_CHECKING:
     from sim.hardware.profile import HardwareProfile
     from sim.models.workload import Workload
+    from sim.traced.step import TracedStep
 
 _NAMED_BASES = ("gpu", "machine", "profile")
 
@@ -59,6 +60,12 @@ class Request:
     """Kernels of attention: fused ones keep no scores, eager ones do."""
     offload_activations: bool = False
     """Whether activations wait on the host for backward."""
+    kernels: str | None = None
+    """Kernels of elementwise work: eager, which None is too, liger or compiled."""
+    from_trace: str | Path | None = None
+    """File of torch.profiler with steps of the user's own training, whose times are taken."""
+    traced_batch: tuple[int, int] | None = None
+    """Sequences of a traced micro-batch and tokens of each; None is as the trace's shapes say."""
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Request:
@@ -154,11 +161,74 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
     return replace(chosen, num_devices=count), [note]
 
 
+def traced_of(request: Request) -> TracedStep | None:
+    """Return the traced step that times are taken from; None where shapes alone say them.
+
+    Raises:
+        ConfigError: The trace can't be read, does not say of which batch it is, or other kernels
+            are asked for.
+    """
+    if request.from_trace is None:
+        if request.traced_batch is not None:
+            raise ConfigError("--traced-batch says of which batch a trace is: give --from-trace")
+        return None
+    if request.kernels not in (None, "eager"):
+        raise ConfigError(
+            f"{request.from_trace} has the kernels that ran, so --kernels {request.kernels} would "
+            "change nothing: leave it out, or trace with those kernels"
+        )
+    from sim.traced.step import read_step
+
+    step = read_step(str(request.from_trace))
+    if request.traced_batch is not None:
+        return step.of_batch(*request.traced_batch)
+    if step.batch_size is None or step.sequence is None:
+        raise ConfigError(
+            f"{request.from_trace} has no shapes of token ids: profile with record_shapes=True, "
+            "or give --traced-batch 4x1024, say, for micro-batches of 4 sequences of 1024 tokens"
+        )
+    return step
+
+
+def as_traced(request: Request, given: Collection[str]) -> Request:
+    """Return a request for the traced step's own work, but for what was given otherwise.
+
+    Raises:
+        ConfigError: As `traced_of`.
+    """
+    step = traced_of(request)
+    if step is None:
+        return request
+    own: dict[str, Any] = {
+        "batch_size": step.batch_size, "sequence": step.sequence,
+        "grad_accum": step.micro_batches, "checkpointing": step.recomputes,
+        "dtype": step.dtype,
+    }  # fmt: skip
+    return replace(request, **{k: v for k, v in own.items() if k not in given})
+
+
+def notes_on_trace(workload: Workload, hardware: HardwareProfile) -> list[str]:
+    """Return in a sentence what of a prediction is from a trace; nothing without one."""
+    step = workload.traced
+    if step is None:
+        return []
+    from sim.timing.traced import is_of
+
+    of = f"{step.path} ({step.steps} steps of {step.step_seconds * 1e3:.1f} ms)"
+    if is_of(step, hardware.device):
+        return [f"compute as traced in {of}"]
+    return [
+        f"compute from {of}, scaled from {step.device} to {hardware.device.name} by the table's "
+        "rates, so its range is wider"
+    ]
+
+
 def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
     """Return the workload.
 
     Raises:
-        ConfigError: The model is unknown or lacks a field, or a number breaks its rule.
+        ConfigError: The model is unknown or lacks a field, a number breaks its rule, or the trace
+            is of something else.
     """
     from sim.models.workload import Workload
 
@@ -167,7 +237,7 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
     usable = next(
         (name for name in ("bfloat16", "float16", "float32") if name in peaks), DTYPES[0]
     )
-    return Workload.of_config(
+    workload = Workload.of_config(
         name,
         config,
         batch_size=request.batch_size,
@@ -177,7 +247,12 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
         checkpointing=request.checkpointing,
         attention=request.attention,
         offloads_activations=request.offload_activations,
+        kernels=request.kernels or "eager",
+        traced=traced_of(request),
     )
+    if workload.traced is not None:
+        workload.traced.check(name, workload.num_params)
+    return workload
 
 
 def _model(name: str) -> tuple[str, dict[str, Any]]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from sim.hardware.profile import HardwareProfile
+from sim.models.workload import Workload
+from sim.timing.traced import scaling_spread
 from zenflow.errors import ConfigError
 
-TABLE = 0.22
+TABLE = 0.09
 """Standard deviation of the term's logarithm, for machines of the table: from the published rows
 (`zenflow study published`)."""
 CALIBRATED = 0.05
@@ -25,9 +27,15 @@ COVERAGE = 0.8
 """Share of measurements that ranges are to hold."""
 
 
-def left_out_of(profile: HardwareProfile) -> float:
-    """Return the standard deviation of the term's logarithm for predictions on a machine."""
-    return CALIBRATED if "calibration" in profile.metadata else TABLE
+def left_out_of(profile: HardwareProfile, workload: Workload | None = None) -> float:
+    """Return the standard deviation of the term's logarithm for predictions on a machine.
+
+    Args:
+        profile: The machine.
+        workload: What it runs: a trace that is scaled from another device adds to the term.
+    """
+    own = CALIBRATED if "calibration" in profile.metadata else TABLE
+    return math.hypot(own, scaling_spread(workload.traced, profile) if workload else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

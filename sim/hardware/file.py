@@ -16,15 +16,16 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sim.hardware.profile import CORE_UPDATE, HardwareProfile
+from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, HardwareProfile
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
 SCHEMA_VERSION = 4
-"""Version of the files that this code writes. It reads the three before, too."""
+"""Version of the files that this code writes. It reads those before, too."""
 _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     2: {"host": {"core_update": asdict(CORE_UPDATE)}},
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
+    4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": asdict(DEEPSPEED_SHARE)}},
 }
 """Figures that each version has and the one before had not, with what stands for them."""
 _ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}

@@ -106,13 +106,15 @@ class Device:
     bandwidth_efficiency: Quantity
     """Share of it that elementwise kernels and the optimizer reach."""
     launch: Quantity
-    """Seconds from one small kernel's start to the next one's."""
+    """Seconds from one small kernel's start to the next one's, with an interpreter between."""
     backward_factor: Quantity = Quantity(
         value=1.0, kind="estimated", source="count of FLOP and bytes"
     )
     """Factor on what backward's FLOP and bytes would take at forward's rates."""
     backward_launch: Quantity | None = None
     """The same in backward, where no interpreter runs between kernels; None is ``launch``."""
+    compiled_launch: Quantity | None = None
+    """The same of compiled layers, both ways; None is ``launch``."""
     gradient_bandwidth: Quantity | None = None
     """Bytes/s at which gradients' memory is taken and filled; None is no cost.
 
@@ -180,6 +182,16 @@ CORE_UPDATE = Quantity(
 )
 """AdamW steps of an element, per second, of a core where none has been measured."""
 
+DEEPSPEED_SHARE = Quantity(
+    value=0.3256,
+    kind="measured",
+    source="4.6 s for the 6.74 G parameters of a host with one EPYC 7742 (ZenFlow paper, figure "
+    "4), at the 42 bytes that the simulated step moves for each, of STREAM's 189 GB/s",
+    sigma=0.15,
+)
+"""What DeepSpeed's CPU step reaches where it has not been measured. Two sockets reach no more than
+one: 1.8 G parameters/s of a host with two EPYC 7742 (DeepSpeed issue 6834), against 1.46."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
@@ -203,6 +215,9 @@ class Host:
     core_update: Quantity = CORE_UPDATE
     """AdamW steps of an element, per second, that one core takes on data in its caches: what
     bounds a pass over many gradients, where the loop's bytes no longer do."""
+    deepspeed_share: Quantity = DEEPSPEED_SHARE
+    """Bytes/s that DeepSpeed's CPU step moves on the whole host, as a share of one socket's
+    ``dram``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

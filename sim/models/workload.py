@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.models.families import Layer, Parameter, layers_of
+from sim.models.kernels import KERNELS
+from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -73,10 +75,14 @@ class Workload:
     """Whether what a layer keeps for backward waits on the host meanwhile."""
     num_heads: int = 1
     """Number of attention's heads."""
+    kernels: str = "eager"
+    """Kernels of elementwise work: a key of `KERNELS`."""
     is_causal: bool = True
     """Whether a token attends to earlier ones alone."""
     num_key_value_heads_share: float = 1.0
     """Width of keys over width of queries."""
+    traced: TracedStep | None = None
+    """A step of it as it was traced, which times are taken from; None is shapes alone."""
 
     def __post_init__(self) -> None:
         """Check every number."""
@@ -91,6 +97,8 @@ class Workload:
             yield f"dtype {unknown_name(self.dtype, DTYPE_BYTES)}"
         if self.attention not in ATTENTIONS:
             yield f"attention {unknown_name(self.attention, ATTENTIONS)}"
+        if self.kernels not in KERNELS:
+            yield f"kernels {unknown_name(self.kernels, KERNELS)}"
         if not self.layers:
             yield "a model needs at least one layer"
 
@@ -189,32 +197,43 @@ class Workload:
             matmul_flop=flop,
             num_matmuls=len(products),
             attention_flop=4.0 * computed * width,
-            # Beside what products read and write, and the loss on float32 logits: a cast, a copy
-            # of the shifted ones, softmax.
-            elementwise_bytes=touched * size + tokens * passes + logits * (size + 20.0) + scores,
+            # Beside what products read and write.
+            elementwise_bytes=touched * size
+            + tokens * passes
+            + logits * self._logit_bytes
+            + scores,
             weight_bytes=sum(p.numel * size for p, _ in products),
             num_kernels=kernels + len(products),
             keeps_scores=is_eager,
         )
 
     def _elementwise(self, layer: Layer) -> tuple[float, int]:
-        """Return bytes for each token, and kernels, of a layer's unfused elementwise operations.
+        """Return bytes for each token, and kernels, of a layer's elementwise operations.
 
-        As transformers' eager modules do it. Llama's family: two RMS norms in float32 (cast,
-        square, mean, scale, cast, weight), rotary positions on queries and keys (two products, a
-        rotation, a sum), a gated activation; others: two fused norms and an activation. Both: two
-        sums into the residual stream, and copies between layouts.
+        As `KERNELS` counts them. Llama's family: two RMS norms, rotary positions on queries and
+        keys, a gated activation; others: two fused norms and an activation. Both: two sums into
+        the residual stream, and copies between layouts.
         """
         if not layer.attention_width:
             return 0.0, 4
         size, hidden = self.dtype_bytes, self.hidden
         inner = self.inner_width(layer)
-        shared = (6.0 + 4.0) * size * hidden  # residual sums, layouts
+        kernels = KERNELS[self.kernels]
+        shared = kernels.residual * size * hidden
         if not _is_gated(layer):
-            return shared + (4.0 * hidden + 2.0 * inner) * size, 14
-        norm = 24.0 + 4.0 * size if size < 4 else 28.0
+            return shared + (4.0 * hidden + 2.0 * inner) * size, min(14, kernels.launches)
+        if kernels.norm is None:  # in float32
+            norm = 24.0 + 4.0 * size if size < 4 else 28.0
+        else:
+            norm = kernels.norm * size
         rotated = layer.attention_width * (1.0 + self.num_key_value_heads_share)
-        return shared + norm * self._normed_width(layer) + (9.0 * rotated + 5.0 * inner) * size, 31
+        more = (kernels.rotary * rotated + kernels.gate * inner) * size
+        return shared + norm * self._normed_width(layer) + more, kernels.launches
+
+    @property
+    def _logit_bytes(self) -> float:
+        kernels = KERNELS[self.kernels]
+        return kernels.logit + kernels.logit_units * self.dtype_bytes
 
     def activation_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.

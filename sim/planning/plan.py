@@ -299,7 +299,8 @@ def _interval(option: Option, search: Search, draws: int) -> Interval:
         return option.tokens_per_second * usual / search.estimate(option, drawn)
 
     machine = search.planner.hardware
-    return interval_of(machine, tokens_per_second, count=draws, left_out=left_out_of(machine))
+    term = left_out_of(machine, search.workload)
+    return interval_of(machine, tokens_per_second, count=draws, left_out=term)
 
 
 def _exact(search: Search | None, chosen: Option | None) -> Option | None:

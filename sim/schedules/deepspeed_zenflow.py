@@ -16,6 +16,7 @@ from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
 from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.schedules.deepspeed_zero_offload import step_rate
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
@@ -72,6 +73,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
         self._topk_ratio, self._interval, self._overlap = topk_ratio, update_interval, overlap
         self._clip_bytes, self._snapshot_bytes = clip_bytes, snapshot_bytes
         self._share = costs.num_params / self.devices
+        machine.bound_host(step_rate(machine.hardware.host))
         self._worker_kind = self._main_kind = machine.host_kind
         self._main = machine.host
         if overlap:

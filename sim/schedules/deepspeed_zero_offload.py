@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import simpy
 
+from sim.hardware.profile import Host
 from sim.machine import Machine
 from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System
@@ -26,6 +27,11 @@ _MEASURED = 28
 """Bytes of an element on the host, all in all, in DeepSpeed issue 7693."""
 
 
+def step_rate(host: Host) -> float:
+    """Return the bytes/s of DRAM that DeepSpeed's CPU step moves on a host, whatever its ranks."""
+    return host.deepspeed_share.value * host.dram.value
+
+
 class DeepSpeedZeroOffload(ZeroOffload):
     """Micro-batches whose gradients leave one by one, then the CPU's step and one upload.
 
@@ -39,6 +45,7 @@ class DeepSpeedZeroOffload(ZeroOffload):
     def __init__(self, machine: Machine, costs: StepCosts, *, overlap_comm: bool = False) -> None:
         """Take DeepSpeed's option of this name."""
         super().__init__(machine, costs, RELEASED)
+        machine.bound_host(step_rate(machine.hardware.host))
         self._overlap = overlap_comm
         self._queued: list[simpy.Event] = []
 

@@ -126,13 +126,17 @@ def _adapted(
     costs: StepCosts, workload: Workload, rank: int, targets: str, unpacked_bytes: float
 ) -> Iterator[Segment]:
     """Yield each layer's segment with its weights frozen and adapters beside them."""
-    device = costs.hardware.device
+    if workload.traced is not None:
+        raise ConfigError("a trace is of the training that it has: leave out --from-trace")
+    device, is_compiled = costs.hardware.device, workload.kernels == "compiled"
     works, leaving = workload.works(), workload.leaving_bytes()
     for index, (layer, work, away) in enumerate(zip(workload.layers, works, leaving, strict=True)):
-        forward, backward = layer_seconds(work, device, workload.dtype, is_frozen=True)
+        forward, backward = layer_seconds(
+            work, device, workload.dtype, is_frozen=True, is_compiled=is_compiled
+        )
         chosen = _matrices(layer, targets)
         added = _adapter_work(workload, chosen, rank)
-        more = layer_seconds(added, device, workload.dtype)
+        more = layer_seconds(added, device, workload.dtype, is_compiled=is_compiled)
         frozen = sum(p.numel for p in _matrices(layer))
         unpacked = unpacked_bytes * frozen / costs.elementwise_bandwidth
         forward += more[0] + unpacked

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from sim.hardware.profile import Device, HardwareProfile
 from sim.models.workload import LayerWork, Workload
+from sim.timing.traced import traced_overheads, traced_seconds
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -117,18 +118,17 @@ def is_split(numel: int, config: ZenFlowConfig) -> bool:
 
 
 def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
-    """Return a step's costs from hardware figures and the model's shapes alone.
+    """Return a step's costs from hardware figures and the model's shapes, or from a trace of it.
 
     Raises:
-        ConfigError: The device's peak for the workload's dtype is not known.
+        ConfigError: The device's peak for the workload's dtype is not known, or the workload's
+            trace says nothing of the device.
     """
-    works = workload.works()
     segments = []
     leaving = workload.leaving_bytes()
-    for layer, work, away in zip(workload.layers, works, leaving, strict=True):
-        forward, backward = layer_seconds(work, hardware.device, workload.dtype)
-        if workload.checkpointing and layer.attention_width:
-            backward += forward
+    for layer, (forward, backward), away in zip(
+        workload.layers, _layers_seconds(workload, hardware.device), leaving, strict=True
+    ):
         shapes = [p.shape for p in layer.parameters]
         segments.append(
             Segment(
@@ -140,6 +140,10 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
                 leaving=away,
             )
         )
+    traced = workload.traced
+    if traced is not None:
+        overheads = traced_overheads(traced, workload.num_params, workload.dtype, hardware)
+        hardware = replace(hardware, overheads=overheads)
     return StepCosts(
         segments=tuple(cut(segments)),
         hardware=hardware,
@@ -149,8 +153,28 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
     )
 
 
+def _layers_seconds(workload: Workload, device: Device) -> list[tuple[float, float]]:
+    """Return the seconds of every layer's forward and backward, with what is recomputed."""
+    if workload.traced is not None:
+        return traced_seconds(workload.traced, workload, device)
+    found = []
+    for layer, work in zip(workload.layers, workload.works(), strict=True):
+        forward, backward = layer_seconds(
+            work, device, workload.dtype, is_compiled=workload.kernels == "compiled"
+        )
+        if workload.checkpointing and layer.attention_width:
+            backward += forward
+        found.append((forward, backward))
+    return found
+
+
 def layer_seconds(
-    work: LayerWork, device: Device, dtype: str, *, is_frozen: bool = False
+    work: LayerWork,
+    device: Device,
+    dtype: str,
+    *,
+    is_frozen: bool = False,
+    is_compiled: bool = False,
 ) -> tuple[float, float]:
     """Return seconds of a layer's forward and backward, without recomputation.
 
@@ -165,6 +189,7 @@ def layer_seconds(
         dtype: Of weights and activations.
         is_frozen: Whether its weights get no gradients, so that backward has one product for each
             of forward's and not two.
+        is_compiled: Whether its kernels are launched by compiled code.
 
     Raises:
         ConfigError: The device's peak for the dtype is not known.
@@ -173,7 +198,6 @@ def layer_seconds(
         raise ConfigError(
             f"{device.name} has no peak for {dtype}: it has {', '.join(device.flops)}"
         )
-    launch = device.launch.value
     peak = device.flops[dtype].value
     attention = work.attention_flop / (peak * device.attention_efficiency.value)
     forward = _seconds(work, device, dtype) + attention
@@ -185,9 +209,12 @@ def layer_seconds(
     backward *= device.backward_factor.value
     if device.gradient_bandwidth is not None and not is_frozen:
         backward += work.weight_bytes / device.gradient_bandwidth.value
-    backward_launch = device.backward_launch.value if device.backward_launch else launch
+    launch = device.launch
+    backward_launch = device.backward_launch or launch
+    if is_compiled and device.compiled_launch is not None:
+        launch = backward_launch = device.compiled_launch
     num_backward = 2.0 * work.num_kernels - (work.num_matmuls if is_frozen else 0)
-    launches = work.num_kernels * launch, num_backward * backward_launch
+    launches = work.num_kernels * launch.value, num_backward * backward_launch.value
     if device.is_cpu:
         return forward + launches[0], backward + launches[1]
     return max(forward, launches[0]), max(backward, launches[1])

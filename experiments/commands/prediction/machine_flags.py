@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from experiments.commands.command import given, with_flags
-from experiments.commands.flag_types import PATH, Memory
+from experiments.commands.flag_types import KNOWN_FILE, PATH, BatchSize, Memory
 from experiments.commands.training.train_flags import given_flags, knob_flags
 from experiments.sweeps.axes import LORA_OPTIONS
 from experiments.training.settings.training import DTYPES
+from sim.models.kernels import KERNELS
 from sim.models.workload import ATTENTIONS
 from sim.timing.division import PARALLELS
 
@@ -71,6 +72,28 @@ parallel_flags = with_flags(
     ),
 )
 """Flags of how several devices share a model."""
+
+compute_flags = with_flags(
+    click.option(
+        "--kernels",
+        type=click.Choice(tuple(KERNELS)),
+        default="eager",
+        show_default=True,
+        help="Norms, rotary positions, gates and loss: transformers' own, Liger's, or compiled.",
+    ),
+    click.option(
+        "--from-trace",
+        type=KNOWN_FILE,
+        help="Take compute from a trace that torch.profiler exported of your own training without "
+        "offloading (.gz too). Batch, micro-batches and checkpointing default to the trace's.",
+    ),
+    click.option(
+        "--traced-batch",
+        type=BatchSize(),
+        help="With --from-trace, for a trace without shapes: the micro-batches that it is of.",
+    ),
+)
+"""Flags of how forward and backward compute, modelled or traced."""
 
 run_flags = with_flags(
     parallel_flags,

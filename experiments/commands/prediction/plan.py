@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.command import Command, given
 from experiments.commands.flag_types import Count, Memory
-from experiments.commands.prediction.machine_flags import parallel_flags, simulation_flags
+from experiments.commands.prediction.machine_flags import (
+    compute_flags,
+    parallel_flags,
+    simulation_flags,
+)
 from experiments.output.files import strict
-from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.sweeps.requests import (
+    Request,
+    as_traced,
+    hardware_of,
+    notes_on_trace,
+    workload_of,
+)
 
 if TYPE_CHECKING:
     from sim.planning.plan import Plan
@@ -22,6 +32,7 @@ _FILE_WIDTH = 120
 @click.command(cls=Command, name="plan")
 @simulation_flags
 @parallel_flags
+@compute_flags
 @click.option(
     "--checkpointing/--no-checkpointing", default=None,
     help="Whether backward recomputes activations; with neither, what is faster.",
@@ -39,7 +50,8 @@ _FILE_WIDTH = 120
               help="Draws of uncertain figures; 0: no interval.")  # fmt: skip
 @click.option("--systems", is_flag=True, help="Show other systems too, which don't run here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no text.")
-def plan_command(**flags: Any) -> None:
+@click.pass_context
+def plan_command(context: click.Context, /, **flags: Any) -> None:
     """Say which setting to use on a machine, how fast it would be, and the command that runs it.
 
     --batch-size times --grad-accum is what a step takes on each device; how it is cut into
@@ -52,9 +64,10 @@ def plan_command(**flags: Any) -> None:
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
 
-    request = Request.of(flags)
+    request = as_traced(Request.of(flags), given(context))
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
+    notes = [*notes, *notes_on_trace(workload, hardware)]
     found = plan(
         workload,
         hardware,

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.command import Command, given
 from experiments.commands.flag_types import PATH
 from experiments.commands.prediction.machine_flags import (
+    compute_flags,
     run_flags,
     simulation_flags,
     strategy_options,
 )
 from experiments.output.commit import commit
-from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.sweeps.requests import (
+    Request,
+    as_traced,
+    hardware_of,
+    notes_on_trace,
+    workload_of,
+)
 from experiments.traces.facts import TraceFacts
 from sim.hardware.profile import HardwareProfile
 from sim.memory.need import MemoryNeed, memory_of
@@ -40,6 +47,7 @@ _MOST_PARTS = 5
     "--strategy", default="zenflow", show_default=True, help=f"One of {', '.join(STRATEGIES)}."
 )
 @simulation_flags
+@compute_flags
 @run_flags
 @click.option("--pageable", is_flag=True, help="Copy buffers that are not pinned.")
 @click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")
@@ -50,7 +58,7 @@ _MOST_PARTS = 5
 @click.pass_context
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
-    request = Request.of(flags)
+    request = as_traced(Request.of(flags), given(context))
     hardware, _ = hardware_of(request)
     workload = workload_of(request, hardware)
     strategy = Strategy.of(
@@ -110,7 +118,7 @@ def _interval(
 
     return interval_of(
         hardware, step_seconds, count=flags["draws"], seed=flags["seed"],
-        left_out=left_out_of(hardware),
+        left_out=left_out_of(hardware, workload),
     )  # fmt: skip
 
 
@@ -147,6 +155,7 @@ def _record(
         "step_seconds_interval": None
         if interval is None
         else {"low": interval.low, "high": interval.high, "coverage": interval.coverage},
+        "notes": notes_on_trace(workload, hardware),
         "drivers": [] if interval is None else [list(item) for item in interval.drivers],
         "memory": memory.to_dict(),
         "shortfalls": [str(item) for item in memory.fits(hardware)],
@@ -171,6 +180,7 @@ def _text(
         f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
         f"on {_machine(hardware)}; simulated",
         f"rule     {rule_of(memory.strategy)}",
+        *notes_on_trace(workload, hardware),
         f"step     {step * 1e3:.1f} ms, {_tokens_per_second(prediction, workload, hardware):,.0f} "
         f"tokens/s; slowest of a window {prediction.slowest_step_seconds * 1e3:.1f} ms",
         f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.1%})"

@@ -13,6 +13,7 @@ import click
 from experiments.commands.command import Command, given
 from experiments.commands.flag_types import FOLDER
 from experiments.commands.prediction.machine_flags import (
+    compute_flags,
     run_flags,
     simulation_flags,
     strategy_options,
@@ -123,6 +124,7 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option("--strategy", default="zenflow", show_default=True, help="As of zenflow simulate.")
 @simulation_flags
+@compute_flags
 @run_flags
 @click.pass_context
 def sweep_command(context: click.Context, /, **flags: Any) -> None:
@@ -198,7 +200,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     """
     from experiments.sweeps.axes import parse_axes
     from experiments.sweeps.grid import TOLERANCE, Sweep
-    from experiments.sweeps.requests import Request
+    from experiments.sweeps.requests import Request, as_traced
 
     if not flags["axes"]:
         raise ConfigError(
@@ -224,7 +226,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         )
     return Sweep(
         axes=axes,
-        request=Request.of(own),
+        request=as_traced(Request.of(own), own),
         strategy=flags["strategy"],
         knobs=strategy_options(context),
         releases=flags["gradients"] == "release",

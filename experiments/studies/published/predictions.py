@@ -1,7 +1,7 @@
 """Predictions of published set-ups, from the table of hardware and the models' configs.
 
-Nothing is fitted to a measurement. One constant is measured: what DeepSpeed's CPU step reaches,
-from the phases in the ZenFlow paper, for all set-ups that run it alike.
+Nothing is fitted to a measurement. The table's share of DRAM's bandwidth that DeepSpeed's CPU step
+reaches is from the phases in the ZenFlow paper.
 """
 
 from __future__ import annotations
@@ -10,45 +10,36 @@ import itertools
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from experiments.literature.measurements import BREAKDOWN
 from experiments.literature.setups import AnySetup, HostPass, Phases, Quantity, Setup
 from sim.fitting.left_out import TABLE
 from sim.fitting.uncertainty import Interval, interval_of
-from sim.fluid import Resource
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine, least_seconds
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.deepspeed_zero_offload import RELEASED
+from sim.schedules.deepspeed_zero_offload import RELEASED, step_rate
+from sim.schedules.on_device import PUBLISHED_ON_DEVICE
 from sim.simulate import Strategy
 from sim.timing.costs import StepCosts, costs_of
 from sim.timing.phases import costs_of_phases
 
-RATE = "DeepSpeed's CPU step"
-"""Name of the constant among the figures that a prediction depends on."""
-RATE_SIGMA = 0.15
-"""Its relative uncertainty: issue 6834's 1.8 G parameters/s of a host against the paper's 1.46."""
+SHARE = "host.deepspeed_share"
+"""Name of the figure of DeepSpeed's CPU step."""
+_UNBOUND = 1e6
+"""Share with which DRAM and cores alone bound it."""
 _FIGURES = (
     "host.dram", "host.numa_hop", "link.d2h", "link.h2d", "link.pageable", "device.bandwidth",
     "device.matmul_efficiency", "device.launch", "overheads.device_update", "fabric.bandwidth",
-    "network.bandwidth",
+    "network.bandwidth", SHARE,
 )  # fmt: skip
+_FREE = 1e-12
+"""Seconds of a launch that bounds nothing."""
+_LAUNCH_BOUND = 0.8
+"""Share of compute below which the device's own work counts as bound by launches."""
 _SETTLING, _MEASURED = 3, 2
 """Windows."""
-
-
-class _StepMachine(Machine):
-    """A machine on whose host CPU code reaches a given rate, below what DRAM and cores allow."""
-
-    def __init__(self, hardware: HardwareProfile, rate: float) -> None:
-        """Bound the host's work to so many bytes/s of DRAM, shared by all devices."""
-        super().__init__(hardware, keeps_spans=False)
-        if math.isfinite(rate):
-            step = Resource("cpu step", rate * self.rates.reach / hardware.num_devices)
-            self.host_kind = replace(self.host_kind, uses={**self.host_kind.uses, step: 1.0})
 
 
 def step_bytes() -> float:
@@ -56,13 +47,9 @@ def step_bytes() -> float:
     return RELEASED.prepare + RELEASED.update + RELEASED.convert
 
 
-def deepspeed_rate(bytes_each: float | None = None) -> float:
-    """Return the bytes/s that DeepSpeed's CPU step moves on a host, whatever its ranks.
-
-    Args:
-        bytes_each: Of a parameter in the measured step; None is `step_bytes`.
-    """
-    return BREAKDOWN.num_params * (bytes_each or step_bytes()) / BREAKDOWN.update
+def deepspeed_rate() -> float:
+    """Return the bytes/s that DeepSpeed's CPU step moves on the paper's first host."""
+    return BREAKDOWN.num_params * step_bytes() / BREAKDOWN.update
 
 
 def runs_deepspeed_step(setup: AnySetup) -> bool:
@@ -70,11 +57,6 @@ def runs_deepspeed_step(setup: AnySetup) -> bool:
     if isinstance(setup, HostPass):
         return setup.bytes_each is None
     return isinstance(setup, Setup) and setup.strategy.startswith("deepspeed")
-
-
-def rate_of(setup: AnySetup) -> float:
-    """Return the bytes/s that CPU code reaches on the host; infinite where DRAM bounds it."""
-    return deepspeed_rate() if runs_deepspeed_step(setup) else math.inf
 
 
 def hardware_of(setup: AnySetup) -> HardwareProfile:
@@ -89,44 +71,64 @@ def hardware_of(setup: AnySetup) -> HardwareProfile:
     return replace(profile, binds_cores=setup.binds_cores)
 
 
-def predict(
-    setup: AnySetup,
-    quantity: Quantity,
-    hardware: HardwareProfile | None = None,
-    rate: float | None = None,
-) -> float:
+def regime_of(setup: AnySetup) -> str:
+    """Return what kind of work bounds a set-up, by which errors are compared."""
+    if isinstance(setup, Phases):
+        return "phases given"
+    if isinstance(setup, HostPass):
+        return "the host's pass"
+    costs = costs_of(_workload(setup), hardware_of(setup))
+    figures = costs.hardware.quantities()
+    free = {name: _FREE for name in figures if name.startswith("device.") and "launch" in name}
+    unbound = costs_of(_workload(setup), costs.hardware.with_values(free))
+    if unbound.compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
+        return "launch-bound"
+    if setup.strategy == PUBLISHED_ON_DEVICE.name:
+        return "device alone" if setup.devices == 1 else "devices, no offload"
+    return "offload, one GPU" if setup.devices == 1 else "offload, several GPUs"
+
+
+def at_roofline(hardware: HardwareProfile) -> HardwareProfile:
+    """Return a machine on which DRAM and cores alone bound DeepSpeed's CPU step."""
+    return hardware.with_values({SHARE: _UNBOUND})
+
+
+def predict(setup: AnySetup, quantity: Quantity, hardware: HardwareProfile | None = None) -> float:
     """Return the seconds that a set-up takes.
 
     Args:
         setup: What ran.
         quantity: Which of its times.
         hardware: The machine; None is the set-up's own.
-        rate: Bytes/s that CPU code reaches on the host; None is `rate_of`.
     """
     hardware = hardware_of(setup) if hardware is None else hardware
-    machine = _StepMachine(hardware, rate_of(setup) if rate is None else rate)
+    machine = Machine(hardware, keeps_spans=False)
     if isinstance(setup, HostPass):
+        if runs_deepspeed_step(setup):
+            machine.bound_host(step_rate(hardware.host))
         share = setup.num_params / setup.devices * (setup.bytes_each or step_bytes())
         return least_seconds(machine, machine.host_kind, share)
     if isinstance(setup, Phases):
         costs = replace(_phase_costs(setup), hardware=hardware)
         return _simulated(machine, costs, Strategy.of(setup.strategy), quantity)
     costs = costs_of(_workload(setup), hardware)
+    if quantity == "compute":
+        return costs.compute_seconds
     return _simulated(machine, costs, Strategy.of(setup.strategy, **setup.options), quantity)
 
 
-def predict_costs(
-    costs: StepCosts, strategy: Strategy, quantity: Quantity, rate: float = math.inf
-) -> float:
+def predict_costs(costs: StepCosts, strategy: Strategy, quantity: Quantity, rate: float) -> float:
     """Return the seconds that a strategy takes on the costs' machine.
 
     Args:
         costs: Of one step.
         strategy: What runs.
         quantity: Which of its times.
-        rate: Bytes/s that CPU code reaches on the host; infinite where DRAM bounds it.
+        rate: Bytes/s that CPU code reaches on the host at most.
     """
-    return _simulated(_StepMachine(costs.hardware, rate), costs, strategy, quantity)
+    machine = Machine(costs.hardware, keeps_spans=False)
+    machine.bound_host(rate)
+    return _simulated(machine, costs, strategy, quantity)
 
 
 def _phase_costs(setup: Phases) -> StepCosts:
@@ -150,6 +152,7 @@ def _workload(setup: Setup) -> Workload:
         accumulation=setup.accumulation,
         checkpointing=setup.checkpointing,
         offloads_activations=setup.offloads_activations,
+        kernels=setup.kernels,
     )
 
 
@@ -175,16 +178,12 @@ def _simulated(
 def intervals(setup: AnySetup, quantity: Quantity, draws: int) -> tuple[Interval, Interval]:
     """Return what the uncertainty of figures makes of a time, and that with what is left out.
 
-    Figures are the machine's and the measured constant. Where phases are given nothing of them is
-    left out.
+    Where phases are given nothing of them is left out.
     """
-    noise = np.random.default_rng(1)
-    sigma = math.sqrt(math.log1p(RATE_SIGMA**2))
     times: list[float] = []
 
     def drawn(hardware: HardwareProfile) -> float:
-        factor = math.exp(sigma * float(noise.standard_normal()) - sigma**2 / 2)
-        times.append(predict(setup, quantity, hardware, rate_of(setup) * factor))
+        times.append(predict(setup, quantity, hardware))
         return times[-1]
 
     machine, term = hardware_of(setup), 0.0 if isinstance(setup, Phases) else TABLE
@@ -196,14 +195,12 @@ def intervals(setup: AnySetup, quantity: Quantity, draws: int) -> tuple[Interval
 
 def elasticities(setup: AnySetup, quantity: Quantity, by: float = 0.05) -> dict[str, float]:
     """Return per cent of a time for one per cent of a figure, the largest first."""
-    profile, rate, before = hardware_of(setup), rate_of(setup), predict(setup, quantity)
+    profile, before = hardware_of(setup), predict(setup, quantity)
     figures = profile.quantities()
     found = {}
     for name in _FIGURES:
         if name in figures:  # less of it, since a share can't exceed 1
             less = profile.with_values({name: figures[name].value * (1 - by)})
             found[name] = predict(setup, quantity, less)
-    if math.isfinite(rate):
-        found[RATE] = predict(setup, quantity, profile, rate * (1 - by))
     shares = {name: math.log(after / before) / math.log(1 - by) for name, after in found.items()}
     return {k: v for k, v in sorted(shares.items(), key=lambda i: -abs(i[1])) if abs(v) >= 0.02}

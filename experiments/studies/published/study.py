@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.lab.columns import Column, Table, key
@@ -15,15 +15,17 @@ from experiments.lab.study import Data, Job, computed
 from experiments.literature.measurements import GROUPS, MEASUREMENTS, UNFITTED
 from experiments.literature.setups import AnySetup, Measurement, Quantity
 from experiments.studies.published.predictions import (
-    deepspeed_rate,
+    at_roofline,
     elasticities,
     hardware_of,
     intervals,
     predict,
+    regime_of,
     runs_deepspeed_step,
     step_bytes,
 )
 from sim.fitting.left_out import Outcome, fit_left_out, held_out
+from sim.hardware.profile import DEEPSPEED_SHARE
 
 AIM = 0.15
 """Absolute error within which a prediction counts as met."""
@@ -66,6 +68,7 @@ def predict_all(
                 "measured_seconds": item.seconds,
                 "predicted_seconds": predictions[case],
                 "error": error,
+                "regime": regime_of(setup),
                 "figures_seconds": bounds[case][0] if draws else None,
                 "interval_seconds": bounds[case][1] if draws else None,
                 "roofline_seconds": _roofline(setup, quantity),
@@ -79,7 +82,9 @@ def predict_all(
 
 
 def _roofline(setup: AnySetup, quantity: Quantity) -> float | None:
-    return predict(setup, quantity, rate=math.inf) if runs_deepspeed_step(setup) else None
+    if not runs_deepspeed_step(setup):
+        return None
+    return predict(setup, quantity, at_roofline(hardware_of(setup)))
 
 
 def _alternatives(item: Measurement) -> dict[str, float]:
@@ -87,15 +92,14 @@ def _alternatives(item: Measurement) -> dict[str, float]:
     for other in item.alternatives:
         setup = other.setup or item.setup
         profile = hardware_of(setup).with_values(other.values)
-        rate = None if other.step_bytes is None else deepspeed_rate(other.step_bytes)
-        found[other.text] = predict(setup, item.quantity, profile, rate)
+        found[other.text] = predict(setup, item.quantity, profile)
     return found
 
 
 def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
-    """Return the rows with the constant behind them, JSON-ready."""
+    """Return the rows with the figure behind DeepSpeed's, JSON-ready."""
     return {
-        "deepspeed_bytes_per_second": deepspeed_rate(),
+        "deepspeed_share": DEEPSPEED_SHARE.value,
         "deepspeed_bytes_per_parameter": step_bytes(),
         "left_out": coverage_of(rows) if rows[0]["figures_seconds"] else None,
         "rows": rows,
@@ -140,6 +144,36 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
     return Outcome(measured=row["measured_seconds"], low=low, high=high)
 
 
+def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the absolute errors of each regime, and of all rows but those with phases given."""
+    regimes = list(dict.fromkeys(row["regime"] for row in rows))
+    chosen = {name: [row for row in rows if row["regime"] == name] for name in regimes}
+    chosen["all but the first"] = [row for row in rows if row["regime"] != regimes[0]]
+    found = []
+    for name, own in chosen.items():
+        errors = [abs(row["error"]) for row in own]
+        found.append(
+            {
+                "regime": name,
+                "rows": len(errors),
+                "median": float(np.quantile(errors, 0.5)),
+                "p90": float(np.quantile(errors, 0.9)),
+                "within": sum(error <= AIM for error in errors),
+            }
+        )
+    return found
+
+
+REGIMES = (
+    key("regime"),
+    key("rows"),
+    key("median", ".1%"),
+    Column(head="90th percentile", show=lambda row: f"{row['p90']:.1%}"),
+    Column(head=f"within {AIM:.0%}", show=lambda row: f"{row['within']} of {row['rows']}"),
+)
+"""What a table says of a regime's absolute errors."""
+
+
 def _make(job: Job) -> Data:
     if job.smoke:
         return record_of(predict_all(MEASUREMENTS[:6], draws=0))
@@ -173,11 +207,15 @@ def _about(data: Data) -> str:
 
 
 def _tables(data: Data) -> Sequence[Table]:
-    return [
+    groups = [
         Table(title=title, columns=COLUMNS, rows=chosen)
         for group, (title, _) in GROUPS.items()
         if (chosen := [row for row in data["rows"] if row["group"] == group])
     ]
+    regimes = Table(
+        title="Absolute errors by regime", columns=REGIMES, rows=errors_by_regime(data["rows"])
+    )
+    return [regimes, *groups]
 
 
 COLUMNS = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
 from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
-from sim.hardware.profile import CORE_UPDATE, KINDS, Quantity
+from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, KINDS, Quantity
 from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server", num_hosts=2, network="2x-roce-100")
@@ -98,6 +98,7 @@ def test_metadata_that_json_would_change_is_not_written(metadata, path):
 LATER = {
     2: {"host": {"core_update": CORE_UPDATE}},
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
+    4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": DEEPSPEED_SHARE}},
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""

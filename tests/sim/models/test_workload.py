@@ -1,5 +1,7 @@
 """What a step computes, against counts from the literature and rules for its settings."""
 
+import itertools
+
 import pytest
 
 from sim.models.families import num_params
@@ -49,6 +51,73 @@ def test_elementwise_bytes_of_a_plain_layer_by_hand():
     # Products read and write (4 + 12) + (4 + 4) + (4 + 16) + (16 + 4); 10 of the width for sums
     # and layouts, 4 for norms, 2 of the inner width; 2 bytes, 2 tokens.
     assert inner.elementwise_bytes == 2 * 2 * (64 + 10 * 4 + 4 * 4 + 2 * 16)
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 8, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 50,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_elementwise_bytes_of_fused_kernels_by_hand():
+    products = (8 + 8) * 2 + (8 + 4) * 2 + (8 + 24) * 3
+    # Two norms and 12 of queries and keys read and written once; two factors read, one written.
+    fused = 2 * 2 * 8 + 2 * 12 + 3 * 24
+    for kernels, residual in (("liger", 10), ("compiled", 4)):
+        work = Workload.of_config("l", LLAMA, batch_size=1, sequence=2, kernels=kernels).works()
+        assert work[1].elementwise_bytes == 2 * 2 * (products + fused + residual * 8)
+        assert work[-1].elementwise_bytes == 2 * 2 * (8 + 50) + 2 * 50 * 3 * 2
+
+
+def test_fused_kernels_change_no_product_and_no_count_of_parameters():
+    made = [
+        Workload.of_config("l", LLAMA, kernels=name) for name in ("eager", "liger", "compiled")
+    ]
+    works = [work.works()[1] for work in made]
+    assert len({(work.matmul_flop, work.attention_flop, work.num_matmuls) for work in works}) == 1
+    for one, other in itertools.pairwise(works):
+        assert one.elementwise_bytes > other.elementwise_bytes
+        assert one.num_kernels > other.num_kernels
+
+
+def test_eager_layers_launch_what_transformers_own_do():
+    """Operations of forward and backward that are no views, one layer's being the difference."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            made = operation(*args, **(kwargs or {}))
+            is_view = any(returned.alias_info for returned in operation._schema.returns)
+            taken = (argument.alias_info for argument in operation._schema.arguments)
+            writes = any(alias and alias.is_write for alias in taken)
+            name = operation._schema.name
+            self.count += (writes or not is_view) and not name.startswith(VIEWS)
+            return made
+
+    counts = []
+    for layers in (1, 2):
+        config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": layers})
+        model, tokens = transformers.LlamaForCausalLM(config).bfloat16(), torch.ones(1, 4).long()
+        with Counting() as forward:
+            loss = model(input_ids=tokens, labels=tokens).loss
+        with Counting() as backward:
+            loss.backward()
+        counts.append((forward.count, backward.count))
+    forward, backward = (b - a for a, b in zip(*counts, strict=True))
+    counted = Workload.of_config("l", LLAMA, dtype="bfloat16").works()[1].num_kernels
+    assert forward == pytest.approx(counted, rel=0.1)
+    assert backward == pytest.approx(2 * counted, rel=0.15)
+
+
+VIEWS = ("aten::_unsafe_view", "aten::empty", "aten::new_empty", "aten::detach", "aten::view")
+"""Operations that launch nothing, whatever their schemas say."""
 
 
 @pytest.mark.parametrize(

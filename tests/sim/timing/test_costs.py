@@ -28,6 +28,8 @@ def device(**changes):
         "bandwidth": figure(10.0),
         "bandwidth_efficiency": figure(1.0),
         "launch": figure(1e-12),
+        "backward_launch": None,
+        "compiled_launch": None,
         "matmul_latency": figure(1e-12),
         "is_cpu": False,
     }
@@ -80,6 +82,12 @@ def test_launches_bound_a_gpu_and_add_to_a_cpu():
     assert (forward, backward) == (pytest.approx(47.0), pytest.approx(95.0))
     quick = device(**slow, is_cpu=True, backward_launch=figure(1.0))
     assert layer_seconds(WORK, quick, "bfloat16")[1] == pytest.approx(15 + 8)
+
+
+def test_compiled_layers_launch_at_a_cost_of_their_own():
+    made = device(launch=figure(10.0), backward_launch=figure(8.0), compiled_launch=figure(4.0))
+    assert layer_seconds(WORK, made, "bfloat16") == (40.0, 64.0)
+    assert layer_seconds(WORK, made, "bfloat16", is_compiled=True) == (16.0, 32.0)
 
 
 def test_backwards_factor_and_gradients_memory():

@@ -1,0 +1,45 @@
+"""Elementwise kernels of a layer: what they read and write, and how many are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What a gated layer's elementwise kernels read and write in forward, by count of tensors.
+
+    A unit is one tensor of the model's type, read or written once.
+    """
+
+    norm: float | None
+    """Units of a norm's width; None is in float32, as `Workload` counts eager modules."""
+    rotary: float
+    """Units of the widths of queries and keys."""
+    gate: float
+    """Units of the feed-forward's inner width."""
+    residual: float
+    """Units of the residual stream's width: both sums, and copies between layouts."""
+    logit: float
+    """Bytes of a logit in float32 tensors."""
+    logit_units: float
+    """Units of a logit in tensors of the model's type."""
+    launches: int
+    """Number of kernels of a layer, products left out."""
+
+
+KERNELS: Mapping[str, Kernels] = {
+    # Six kernels a norm: cast, square, mean, root, scale, weight. Five for each of queries and
+    # keys. The loss casts logits to float32, copies the shifted ones, and takes a softmax.
+    "eager": Kernels(norm=None, rotary=9, gate=5, residual=10, logit=20, logit_units=1,
+                     launches=31),
+    # One kernel each for a norm, for rotary positions and for the gate (Liger-Kernel, ops/). The
+    # fused loss writes a chunk's logits, reads them, and leaves their gradient in place.
+    "liger": Kernels(norm=2, rotary=2, gate=3, residual=10, logit=0, logit_units=3, launches=12),
+    # A sum into the residual stream goes with the norm that reads it: two units less. The loss
+    # reads logits once for the maximum and the sum, and once for its gradient.
+    "compiled": Kernels(norm=2, rotary=2, gate=3, residual=4, logit=0, logit_units=3,
+                        launches=6),
+}  # fmt: skip
+"""Elementwise kernels by name: transformers' own modules, Liger's, and torch.compile's."""

@@ -1,0 +1,202 @@
+"""Layers' seconds from a traced step: as they were measured, or scaled to other work and devices.
+
+Products go with the FLOP of products over the rate that they sustain, attention with its FLOP over
+its own rate, all else with bytes over the memory's bandwidth. What the host launches takes it as
+long as before: it is a floor. On the device and the work that were traced nothing is scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sim.hardware.catalog import find_device
+from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Quantity
+from sim.models.workload import LayerWork, Workload
+from sim.names import fold
+from sim.traced.passes import PassTimes
+from sim.traced.step import TracedStep
+from zenflow.errors import ConfigError
+
+_UNCERTAIN = (
+    "flops", "matmul_efficiency", "sustained_share", "bandwidth", "bandwidth_efficiency",
+)  # fmt: skip
+"""Figures of a device by which a trace is scaled."""
+
+_LEAST = 1e-9
+"""Seconds of an overhead that the trace has none of; a figure is positive."""
+_WITHOUT_AGAIN = 2 / 3
+"""Share of a backward that recomputes all layers which is not recomputation, by count of FLOP."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """Factors on the seconds of each kind of work."""
+
+    products: float = 1.0
+    attention: float = 1.0
+    other: float = 1.0
+
+
+def is_of(step: TracedStep, device: Device) -> bool:
+    """Return whether a step was traced on a device of this type."""
+    if step.device is None or device.is_cpu:
+        return step.device is None and device.is_cpu
+    if fold(step.device) == fold(device.name):
+        return True
+    try:
+        return find_device(step.device).name == device.name
+    except ConfigError:
+        return False
+
+
+def traced_seconds(
+    step: TracedStep, workload: Workload, device: Device
+) -> list[tuple[float, float]]:
+    """Return the seconds of every layer's forward and backward, with what is recomputed.
+
+    Each pass is shared out among layers as the model's shapes have its kinds of work.
+
+    Args:
+        step: Mean step of a trace; where its batch is not known it is the workload's.
+        workload: What is asked: it may be of other batches than the trace.
+        device: What it is asked of.
+
+    Raises:
+        ConfigError: The trace can't be scaled to the device.
+    """
+    works = workload.works()
+    seen = replace(
+        workload,
+        batch_size=step.batch_size or workload.batch_size,
+        sequence=step.sequence or workload.sequence,
+    ).works()
+    factors = _device_factors(step, workload.dtype, device)
+    factors = _Factors(
+        factors.products * _ratio(works, seen, "matmul_flop"),
+        factors.attention * _ratio(works, seen, "attention_flop"),
+        factors.other * _ratio(works, seen, "elementwise_bytes"),
+    )
+    forward, backward = step.forward, step.backward
+    if workload.checkpointing and not step.recomputes:
+        backward = backward + forward
+    elif step.recomputes and not workload.checkpointing:
+        backward = backward * _WITHOUT_AGAIN
+    first, second = _shares(forward, works), _shares(backward, works)
+    walls = _wall(forward, factors), _wall(backward, factors)
+    return [(walls[0] * f, walls[1] * b) for f, b in zip(first, second, strict=True)]
+
+
+def traced_overheads(
+    step: TracedStep, num_params: int, dtype: str, hardware: HardwareProfile
+) -> EngineOverheads:
+    """Return the machine's overheads with the traced step of the optimizer.
+
+    The device updates as many parameters a second as the traced optimizer did. What a step took
+    beside that, and outside of its passes, is the overhead of every step.
+    """
+    times, own = step.optimizer, hardware.overheads
+    factors = _device_factors(step, dtype, hardware.device)
+    busy = times.busy * factors.other
+    idle = _wall(times, factors) - busy
+
+    def traced(value: float) -> Quantity:
+        return Quantity(value=value, kind="measured", source=step.path)
+
+    return replace(
+        own,
+        step=traced(max(_LEAST, step.rest + idle)),
+        device_update=traced(num_params / busy) if busy > 0 else own.device_update,
+    )
+
+
+def scaling_spread(step: TracedStep | None, hardware: HardwareProfile) -> float:
+    """Return what scaling a trace from its device to another adds to a prediction's spread.
+
+    It is the spread of the figures of the traced device, as a standard deviation of the logarithm;
+    those of the other device are drawn. 0 where nothing is scaled.
+    """
+    if step is None or step.device is None or is_of(step, hardware.device):
+        return 0.0
+    device = find_device(step.device)
+    found = []
+    for name in _UNCERTAIN:
+        figure = getattr(device, name)
+        figure = next(iter(figure.values())) if name == "flops" else figure
+        found += [] if figure is None else [math.log1p(figure.uncertainty**2)]
+    return math.sqrt(sum(found))
+
+
+def _device_factors(step: TracedStep, dtype: str, device: Device) -> _Factors:
+    """Return how much longer each kind of work takes on a device than on the traced one.
+
+    Raises:
+        ConfigError: One of the two is a CPU, or the traced one is not in the table.
+    """
+    if is_of(step, device):
+        return _Factors()
+    if step.device is None or device.is_cpu:
+        traced = "a CPU" if step.device is None else step.device
+        raise ConfigError(
+            f"{step.path} was traced on {traced}, which says nothing of {device.name}: trace on a "
+            "GPU for a GPU, and name a CPU's own profile (zenflow calibrate) for a CPU"
+        )
+    old = find_device(step.device)
+    for known in (old, device):
+        if dtype not in known.flops:
+            raise ConfigError(
+                f"{known.name} has no peak for {dtype}: it has {', '.join(known.flops)}"
+            )
+    return _Factors(
+        _product_rate(old, dtype) / _product_rate(device, dtype),
+        _attention_rate(old, dtype) / _attention_rate(device, dtype),
+        _byte_rate(old) / _byte_rate(device),
+    )
+
+
+def _product_rate(device: Device, dtype: str) -> float:
+    share = 1.0 if device.sustained_share is None else device.sustained_share.value
+    return device.flops[dtype].value * device.matmul_efficiency.value * share
+
+
+def _attention_rate(device: Device, dtype: str) -> float:
+    return device.flops[dtype].value * device.attention_efficiency.value
+
+
+def _byte_rate(device: Device) -> float:
+    return device.bandwidth.value * device.bandwidth_efficiency.value
+
+
+def _wall(times: PassTimes, factors: _Factors) -> float:
+    """Return the seconds of a pass whose device works longer by these factors, or shorter."""
+    busy = (
+        factors.products * times.products
+        + factors.attention * times.attention
+        + factors.other * times.other
+    )
+    gaps = times.wall - max(times.busy, times.host)  # of neither: waits of streams for one another
+    return max(busy, times.host) + gaps
+
+
+def _ratio(works: Sequence[LayerWork], seen: Sequence[LayerWork], name: str) -> float:
+    before = math.fsum(getattr(work, name) for work in seen)
+    return math.fsum(getattr(work, name) for work in works) / before if before else 1.0
+
+
+def _shares(times: PassTimes, works: Sequence[LayerWork]) -> list[float]:
+    """Return the layers' shares of a pass, which add up to 1."""
+
+    def share(name: str) -> list[float]:
+        each = [float(getattr(work, name)) for work in works]
+        whole = math.fsum(each)
+        return [value / whole if whole else 1 / len(each) for value in each]
+
+    kinds = zip(share("matmul_flop"), share("attention_flop"), share("elementwise_bytes"),
+                share("num_kernels"), strict=True)  # fmt: skip
+    if not times.busy:
+        return [kernels for *_, kernels in kinds]
+    return [
+        (times.products * p + times.attention * a + times.other * o) / times.busy
+        for p, a, o, _ in kinds
+    ]
