@@ -72,7 +72,7 @@ class Training:
         self.tuning = tuning
         self.ranks = setup.ranks
         self.optimizer = make_optimizer(setup, None if tuning is None else tuning.controller)
-        self.forward_model = ForwardModel(setup.model, self.ranks)
+        self.forward_model = ForwardModel(setup.model, self.ranks, self.optimizer)
         self.rising = warmup_steps(setup.settings, setup.total_steps)
         """Steps over which the learning rate rises; a run that is made longer keeps them."""
         if checkpoint is not None:

@@ -105,13 +105,6 @@ def said_of_rates(path: Path, settings: Mapping[str, Any], flags: Collection[str
     return f"The learning rate is that of DeepSpeed's {settings['schedule']} ({params})"
 
 
-def settle_gradients(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in which DDP, whose ranks average gradients first, keeps them till then."""
-    if settings.get("parallel") == "ddp":
-        return {"gradients": "keep", **settings}
-    return dict(settings)
-
-
 def settle_auto(
     settings: Mapping[str, Any], knobs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:

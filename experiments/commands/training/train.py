@@ -18,7 +18,6 @@ from experiments.commands.training.config_file import (
     read_config_file,
     said_of_rates,
     settle_auto,
-    settle_gradients,
     tuned_for,
     with_flags,
 )
@@ -154,7 +153,7 @@ def _new_settings(
             if words is not None:
                 click.echo(words, err=True)
     try:
-        values, knobs = settle_auto(settle_gradients(with_flags(values, settings)), knobs)
+        values, knobs = settle_auto(with_flags(values, settings), knobs)
         made = TrainSettings(**located(values), knobs=knobs)
     except ConfigError as error:
         if config_file is None:
@@ -230,8 +229,6 @@ def _resumed_settings(
         raise ConfigError(f"{folder} holds a single run: leave out --compare to resume it")
     settings, knobs = given_flags(context)
     settings |= given_tuning(context)
-    if settings.get("parallel") == "ddp":
-        settings.setdefault("gradients", "keep")
     if {"steps", "epochs"} & settings.keys():
         saved.update(steps=None, epochs=None)
     saved["knobs"] = {**saved.get("knobs", {}), **knobs}

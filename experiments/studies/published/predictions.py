@@ -20,8 +20,7 @@ from sim.machine import Machine, least_seconds
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.deepspeed_zero_offload import RELEASED, step_rate
-from sim.schedules.on_device import PUBLISHED_ON_DEVICE
-from sim.simulate import Strategy
+from sim.simulate import Strategy, simulate
 from sim.timing.costs import StepCosts, costs_of
 from sim.timing.phases import costs_of_phases
 
@@ -83,9 +82,11 @@ def regime_of(setup: AnySetup) -> str:
     unbound = costs_of(_workload(setup), costs.hardware.with_values(free))
     if unbound.compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
         return "launch-bound"
-    if setup.strategy == PUBLISHED_ON_DEVICE.name:
-        return "device alone" if setup.devices == 1 else "devices, no offload"
-    return "offload, one GPU" if setup.devices == 1 else "offload, several GPUs"
+    strategy = Strategy.of(setup.strategy, **setup.options)
+    offloads = simulate(costs, strategy, keeps_spans=False).d2h_bytes > 0
+    if setup.devices * setup.hosts == 1:
+        return "offload, one GPU" if offloads else "device alone"
+    return "offload, several GPUs" if offloads else "devices, no offload"
 
 
 def at_roofline(hardware: HardwareProfile) -> HardwareProfile:

@@ -36,8 +36,10 @@ def check_host_memory(
     element_bytes = min((p.element_size() for p in trained), default=0)
     engine = engine_memory([tuple(p.shape) for p in trained], config, element_bytes)
     plan = engine.plan(has_ring=not on_cpu)
-    needed = plan.host_bytes + (plan.device_extra_bytes if on_cpu else 0)
-    needed = needed * ranks.place.local_count // (ranks.count if ranks.parallel == "fsdp" else 1)
+    on_device = plan.device_extra_bytes if on_cpu else 0
+    if ranks.parallel == "ddp":  # where each device has all of its part
+        on_device *= ranks.count
+    needed = (plan.host_bytes + on_device) * ranks.place.local_count // ranks.count
     free, limit = free_bytes()
     ranks.collect(None)  # nobody allocates before all have looked
     if needed > free:

@@ -215,7 +215,7 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         },
         {"params": [p for _, p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    release = settings.gradients == "release"
+    release, is_ddp = settings.gradients == "release", setup.ranks.parallel == "ddp"
     wanted = 0 if controller is None else controller.timeline_steps
     return ZenFlowAdamW(
         [group for group in groups if group["params"]],
@@ -224,7 +224,9 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         eps=settings.eps,
         config=setup.config,
         max_grad_norm=settings.max_grad_norm if release else "keep",
-        accumulation_steps=settings.grad_accum if release else 1,
+        # Under DDP the last pass alone averages gradients.
+        accumulation_steps=settings.grad_accum if release and not is_ddp else 1,
+        process_group=distributed.group.WORLD if is_ddp else None,
         link=None if settings.link is None else PacedLink(*settings.link),
         host_threads=settings.host_threads or _host_threads(setup),
         controller=controller,

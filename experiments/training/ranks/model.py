@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from experiments.training.ranks.ranks import Ranks
 from zenflow.columns.shards import is_sharded
+
+if TYPE_CHECKING:
+    from zenflow.optimizer import ZenFlowAdamW
 
 
 def shard(model: nn.Module, device: torch.device, ranks: Ranks) -> None:
@@ -39,13 +42,17 @@ def repeated_layers(model: nn.Module) -> Iterator[nn.Module]:
 class ForwardModel:
     """What computes a forward pass: the model, or DDP's wrapper, which averages gradients."""
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks, optimizer: ZenFlowAdamW) -> None:
         """Wrap the model where ranks have it whole; they start from the first one's weights."""
         self.module = model
         if ranks.parallel == "ddp":
             on_gpu = next(model.parameters()).is_cuda
             ids = [torch.cuda.current_device()] if on_gpu else None
-            self.module = nn.parallel.DistributedDataParallel(model, device_ids=ids)
+            self.module = nn.parallel.DistributedDataParallel(
+                model, device_ids=ids, gradient_as_bucket_view=optimizer.releases_gradients
+            )
+            if optimizer.releases_gradients:
+                optimizer.release_from(self.module)
 
     def pass_of(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch: ranks average what the last one completes."""

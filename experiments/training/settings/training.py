@@ -323,11 +323,6 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
         )
     if settings.parallel is None:
         return
-    if settings.parallel == "ddp" and settings.gradients == "release":
-        yield (
-            "parallel='ddp' needs gradients='keep': in release mode gradients leave before ranks "
-            "have averaged them"
-        )
     if settings.dtype == "float16":
         yield (
             "the loss scaler of float16 does not know of other ranks' overflows: use "

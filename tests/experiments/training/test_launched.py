@@ -46,7 +46,6 @@ def test_ranks_without_a_launcher_get_the_command(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--parallel", "ddp", "--gradients", "release"], "parallel='ddp' needs gradients='keep'"),
         (["--parallel", "fsdp", "--dtype", "float16", "--gradients", "keep"], "use dtype='bf"),
         (["--parallel", "fsdp", "--device", "cuda:1"], "each rank takes its own"),
         (["--parallel", "fsdp", "--compare"], "--compare runs in one process"),

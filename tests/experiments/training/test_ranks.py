@@ -201,7 +201,7 @@ def test_the_first_rank_decides_for_all_and_its_log_repeats_the_run(runs, tmp_pa
         assert [code for code, _ in said[name]] == [0, 0], said[name]
     assert difference(folder / "tuned again", folder / "tuned") == 0
     path = folder / "tuned" / "decisions.jsonl"
-    assert len(read_decisions(path).decisions) > 3
+    assert len(read_decisions(path).decisions) > 1
     ended(0, "--out", tmp_path / "replay", "--replay", path)
     assert difference(tmp_path / "replay", folder / "tuned") < ROUNDING
 
