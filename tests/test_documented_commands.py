@@ -130,6 +130,9 @@ LINES = {
         "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
             AS_IT_STANDS,
         "zenflow study whatif --workers 2": Elsewhere("tests/experiments/lab/test_study.py"),
+        "zenflow sweep --model llama-2-7b --checkpointing --vary gpu=rtx5090,l40s,a100-80-pcie "
+        "--vary batch=1,2,4 --vary dram=20:400:1 --find price_usd --rate 1500 "
+        "--price rtx5090=2500 --price l40s=7500 --price a100-80-pcie=9000": AS_IT_STANDS,
     },
     "docs/guides/tune.md": {
         "zenflow train --auto --data my_texts/ --steps 2000 --largest-staleness 8 "
