@@ -220,7 +220,7 @@ This engine on a CPU over emulated links. 17 runs that calibrated nothing: step 
         kind="simulated",
         command="zenflow study published",
         text="""\
-From the table of hardware and the models' configurations alone, 27 of 46 published measurements
+From the table of hardware and the models' configurations alone, 36 of 54 published measurements
 are predicted within 15%. [Validation](validation.md) says what misses, and which unknown quantity
 moves it.
 """,
