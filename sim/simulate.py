@@ -9,25 +9,25 @@ from typing import Any
 
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine
-from sim.schedules.deep_optimizer_states import DEEP_OPTIMIZER_STATES
-from sim.schedules.deepspeed_zenflow import DEEPSPEED_ZENFLOW
-from sim.schedules.deepspeed_zero_offload import DEEPSPEED_ZERO_OFFLOAD
-from sim.schedules.layer_overlapped import LAYER_OVERLAPPED
-from sim.schedules.layer_streaming import MEGATRAIN, ROUNDPIPE, SLIDEFORMER
-from sim.schedules.lora import LORA, QLORA
-from sim.schedules.on_device import PUBLISHED_ON_DEVICE
 from sim.schedules.parallel.ddp import DDP
 from sim.schedules.parallel.fsdp import FSDP2, FSDP2_OFFLOAD, ZERO3_OFFLOAD
 from sim.schedules.parallel.zenflow import ShardedEngineSchedule
-from sim.schedules.quantised_states import ADAMW_4BIT, ADAMW_8BIT
 from sim.schedules.schedule import AbstractSchedule, System
-from sim.schedules.superoffload import SUPEROFFLOAD
-from sim.schedules.zenflow import EngineSchedule
-from sim.schedules.zero_infinity import ZERO_INFINITY
-from sim.schedules.zero_offload import (
+from sim.schedules.systems.deep_optimizer_states import DEEP_OPTIMIZER_STATES
+from sim.schedules.systems.deepspeed_zenflow import DEEPSPEED_ZENFLOW
+from sim.schedules.systems.deepspeed_zero_offload import DEEPSPEED_ZERO_OFFLOAD
+from sim.schedules.systems.layer_overlapped import LAYER_OVERLAPPED
+from sim.schedules.systems.layer_streaming import MEGATRAIN, ROUNDPIPE, SLIDEFORMER
+from sim.schedules.systems.lora import LORA, QLORA
+from sim.schedules.systems.on_device import PUBLISHED_ON_DEVICE
+from sim.schedules.systems.quantised_states import ADAMW_4BIT, ADAMW_8BIT
+from sim.schedules.systems.superoffload import SUPEROFFLOAD
+from sim.schedules.systems.zero_infinity import ZERO_INFINITY
+from sim.schedules.systems.zero_offload import (
     PUBLISHED_DELAYED,
     PUBLISHED_ZERO_OFFLOAD,
 )
+from sim.schedules.zenflow import EngineSchedule
 from sim.timing.costs import StepCosts
 from sim.timing.division import PARALLELS, Division
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name

@@ -155,7 +155,7 @@ def _strategy(word: str) -> str:
 
 
 def _targets(word: str) -> str:
-    from sim.schedules.lora import TARGETS
+    from sim.schedules.systems.lora import TARGETS
 
     return _choice(TARGETS)(word)
 

@@ -9,8 +9,8 @@ from sim.hardware.profile import Fabric, Nvme, Quantity
 from sim.machine import Machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.deep_optimizer_states import DeepOptimizerStates
 from sim.schedules.intake import ExactIntake
+from sim.schedules.systems.deep_optimizer_states import DeepOptimizerStates
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of

@@ -19,7 +19,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine, least_seconds
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.deepspeed_zero_offload import RELEASED, step_rate
+from sim.schedules.systems.deepspeed_zero_offload import RELEASED, step_rate
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import StepCosts, costs_of
 from sim.timing.phases import costs_of_phases

@@ -35,7 +35,7 @@ from experiments.studies.validation.study import STUDY as VALIDATION
 from sim.fitting.left_out import TABLE
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import DEEPSPEED_SHARE
-from sim.schedules.deepspeed_zero_offload import step_rate
+from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from tests.test_layering import modules_after
 
 BY_LABEL = {item.label: item for item in MEASUREMENTS}

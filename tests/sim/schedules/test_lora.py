@@ -9,7 +9,7 @@ from sim.machine import Machine
 from sim.memory.need import memory_of
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.lora import Lora, Qlora, adapters, nf4_bytes
+from sim.schedules.systems.lora import Lora, Qlora, adapters, nf4_bytes
 from sim.simulate import SYSTEMS, Strategy, simulate
 from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError

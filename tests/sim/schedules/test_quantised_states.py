@@ -6,7 +6,7 @@ from sim.hardware.catalog import find_machine
 from sim.memory.need import memory_of
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.quantised_states import EIGHT_BITS, FOUR_BITS
+from sim.schedules.systems.quantised_states import EIGHT_BITS, FOUR_BITS
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
 

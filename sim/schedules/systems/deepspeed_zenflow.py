@@ -16,8 +16,8 @@ from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
 from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
-from sim.schedules.deepspeed_zero_offload import step_rate
 from sim.schedules.schedule import AbstractSchedule, Step, System
+from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
 

@@ -16,8 +16,8 @@ from functools import partial
 from sim.machine import Machine
 from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.models.workload import Workload
-from sim.schedules.on_device import OnDevice
 from sim.schedules.schedule import System
+from sim.schedules.systems.on_device import OnDevice
 from sim.timing.costs import StepCosts
 
 _LEAST_QUANTISED = 4096

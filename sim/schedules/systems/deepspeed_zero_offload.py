@@ -13,7 +13,7 @@ from sim.hardware.profile import Host
 from sim.machine import Machine
 from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System
-from sim.schedules.zero_offload import OffloadTraffic, ZeroOffload
+from sim.schedules.systems.zero_offload import OffloadTraffic, ZeroOffload
 from sim.timing.costs import Segment, StepCosts
 
 RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)

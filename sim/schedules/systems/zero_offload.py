@@ -1,7 +1,7 @@
 """ZeRO-Offload as published, and its one-step delayed update.
 
 By Ren et al. 2021. Gradients leave inside backward, then the CPU updates the whole model, then all
-weights go up. What DeepSpeed makes of it is in `sim.schedules.deepspeed_zero_offload`. The
+weights go up. What DeepSpeed makes of it is in `sim.schedules.systems.deepspeed_zero_offload`. The
 engine's own presets `zero_offload`, which starts its update as the copies arrive, and `delayed`
 are simulated with the engine's schedule.
 """

@@ -1,0 +1,1 @@
+"""Other projects' systems, one file each: schedule and memory."""
