@@ -18,8 +18,11 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -165,7 +168,24 @@ def exported(rank, mesh, folder):
             key: {name: value.full_tensor() for name, value in entry.items() if name != "step"}
             for key, entry in moments.items()
         }
-        return {"full": full, "adamw": whole}
+        weights = get_model_state_dict(model, options=options)
+        again = _sent_on(full, weights, scenario, rank, mesh)
+        take_steps(model, optimizer, scenario, range(SAVED_AT, LAST), rank, mesh.size())
+        with optimizer.true_weights():
+            ends = whole_weights(model), again
+        return {"full": full, "adamw": whole, "ends": ends}
+
+
+def _sent_on(full, weights, scenario, rank, mesh):
+    """Train on from what rank 0 alone has; return the weights."""
+    model = sharded(mesh, seed=7)
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, weights, options=options)
+        set_optimizer_state_dict(model, optimizer, full, options=options)
+        take_steps(model, optimizer, scenario, range(SAVED_AT, LAST), rank, mesh.size())
+        with optimizer.true_weights():
+            return whole_weights(model)
 
 
 def replicated(rank, mesh, folder):

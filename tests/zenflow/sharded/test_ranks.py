@@ -103,6 +103,12 @@ def test_rank_0_gets_a_whole_state(two):
             assert relative_difference(entry.values(), expected) < ROUNDING
 
 
+def test_what_rank_0_alone_has_goes_back_to_all(two):
+    for rank in two:
+        expected, again = rank["export"]["ends"]
+        assert_equal(again, expected)
+
+
 def test_a_rank_has_its_share_of_memory_and_traffic_and_adds_up_one_number_a_column(two):
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
