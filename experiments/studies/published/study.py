@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -241,6 +242,7 @@ def _span(bounds: Sequence[float] | None) -> str:
 
 def _draw(data: Data) -> Figure:
     figure, (axes,) = panels(6.4, 5.4)
+    axes.set_prop_cycle(color=matplotlib.colormaps["tab20"](range(20)))  # of more than ten groups
     for group, (title, _) in GROUPS.items():
         own = [row for row in data["rows"] if row["group"] == group]
         axes.plot([row["measured_seconds"] for row in own],

@@ -71,7 +71,7 @@ def draw(data: Data) -> Figure:
         title = f"{group['regime']}, lr {group['lr']:g}"
         axes.set_title(f"{title}, {group['steps']} steps", fontsize=10)
     figure.suptitle(
-        "Loss above the device's, % (green and orange: better and worse than the default in all "
+        "Loss above the device's, %\n(green and orange: better and worse than the default in all "
         "seeds)",
         fontsize=12,
     )
