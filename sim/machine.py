@@ -214,9 +214,9 @@ class Machine:
         """
         if self.hardware.total_devices == 1 or num_bytes == 0:
             return after
-        return self.fabric.submit(name, step, self.ring(num_bytes), [after])
+        return self.fabric.submit(name, step, self.ring_work(num_bytes), [after])
 
-    def ring(self, num_bytes: float) -> Work:
+    def ring_work(self, num_bytes: float) -> Work:
         """Return a collective of several devices as work, in whatever lane it is to be."""
         hardware = self.hardware
         count = hardware.total_devices

@@ -124,7 +124,7 @@ class AveragedEngineSchedule(EngineSchedule):
             return []
         machine = self.machine
         whole = self._division.host * sum(item.num_bytes for item in landings)
-        work = machine.ring(whole)
+        work = machine.ring_work(whole)
         seconds = work.seconds + _PASSES_OF_GATHERED * whole / machine.unpack_rate
         gathered = machine.h2d.submit("all-gather", step, replace(work, seconds=seconds), uploaded)
         for item in landings:
