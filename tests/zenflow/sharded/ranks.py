@@ -283,6 +283,7 @@ def overflown(rank, mesh, folder):
                 model.weight.grad.to_local()[0] = torch.inf
             scaler.step(optimizer)
             scaler.update()
+            optimizer.zero_grad()  # a step that is skipped leaves them behind
             found.append((scaler.get_scale(), whole_weights(model)[0]))
     return found
 
