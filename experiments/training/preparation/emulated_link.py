@@ -41,7 +41,8 @@ class LinkChoice:
         size = f"{self.model_bytes / 1e6:.1f} MB"
         what = f"the model's {size}" if self.num_ranks == 1 else f"a rank's {size} of the model"
         return (
-            f"emulated link: {self.bytes_per_second / 1e6:.1f} MB/s each way, so that {what} take {self.copy_share:.0%} of the measured "
+            f"emulated link: {self.bytes_per_second / 1e6:.1f} MB/s each way, so that {what} take "
+            f"{self.copy_share:.0%} of the measured "
             f"{self.compute_seconds * 1e3:.0f} ms of forward and backward"
         )
 

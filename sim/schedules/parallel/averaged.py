@@ -1,10 +1,10 @@
 """The engine's schedule under DDP: each rank has all weights, and its host some deferred elements.
 
 Gradients are averaged bucket by bucket behind backward. In release mode a bucket is taken when
-backward hands the next one over, and the last one when backward ends, as by the communication hook
-of `zenflow.surface.data_parallel`: the device measures and moves all of it, and sends its own part.
-In keep mode all of that waits for `step()`. New weights go up in parts, which an all-gather in the
-lane of uploads completes. It has a communicator of its own, so that averages do not wait for it.
+backward hands the next one over, and the last one when backward ends, as the communication hook of
+`zenflow.surface.data_parallel` does it. The device measures and moves all of it, and sends its own
+part. In keep mode all of that waits for `step()`. New weights go up in parts, which an all-gather
+in the lane of uploads completes. It has a communicator of its own: no average waits for it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemP
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
 
-
 BUCKET_BYTES = 25 * 2**20
 """Bytes at which a bucket of DDP is full, by default."""
 FIRST_BUCKET_BYTES = 2**20
