@@ -119,7 +119,7 @@ def run_comparison(
         write_json(folder / "config.json", record)
     if settings.steps is not None:
         reporter.plan(_outlook(ahead, choice))
-    shown = {"reporter": reporter, "stop": stop}
+    shown: dict[str, Any] = {"reporter": reporter, "stop": stop}
     settings, outcome = started(settings, folder / START, ranks=ranks, **shown)
     if outcome is not None and (stop_together(ranks, stop) or outcome.stopped):
         return replace(outcome, stopped=True)
@@ -132,8 +132,10 @@ def run_comparison(
         if outcome.stopped or (is_asked and number < len(names)):
             return replace(outcome, stopped=True)
     reporter.close()
-    summary = ranks.together(lambda: _ended(folder, names, reporter) if ranks.is_first else None)
-    return outcome or Outcome(summary=ranks.of_first(summary), steps=0, stopped=False)
+    told = ranks.together(lambda: _ended(folder, names, reporter) if ranks.is_first else None)
+    summary = ranks.of_first(told)
+    assert summary is not None
+    return outcome or Outcome(summary=summary, steps=0, stopped=False)
 
 
 def _ended(folder: Path, names: Sequence[str], reporter: Reporter) -> RunSummary:

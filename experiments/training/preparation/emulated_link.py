@@ -30,6 +30,7 @@ class LinkChoice:
     copy_share: float
     """Time of one copy of these over the link, as a share of that."""
     num_ranks: int = 1
+    """Number of ranks, each with a link of its own."""
 
     @property
     def bytes_per_second(self) -> float:
