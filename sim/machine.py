@@ -212,17 +212,20 @@ class Machine:
         all-gather, and twice that in an all-reduce (Thakur et al. 2005). It enters and leaves each
         host once, however many devices the host has, so the slowest link on its way sets its pace.
         """
+        if self.hardware.total_devices == 1 or num_bytes == 0:
+            return after
+        return self.fabric.submit(name, step, self.ring_work(num_bytes), [after])
+
+    def ring_work(self, num_bytes: float) -> Work:
+        """Return a collective of several devices as work, in whatever lane it is to be."""
         hardware = self.hardware
         count = hardware.total_devices
-        if count == 1 or num_bytes == 0:
-            return after
         seconds, moved = 0.0, num_bytes * (count - 1) / count
         if hardware.fabric is not None:
             seconds += hardware.fabric.latency.value
         if hardware.network is not None:
             seconds += (hardware.num_hosts - 1) * hardware.network.latency.value
-        work = Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
-        return self.fabric.submit(name, step, work, [after])
+        return Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
 
     def _copy_seconds(self, num_bytes: float, packing: float | None) -> float:
         """Return what a copy takes beside its bytes on the link.

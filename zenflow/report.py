@@ -5,7 +5,7 @@ Both are plain frozen records: the engine makes them, controllers, tuners and lo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class StepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, and ``stall_fraction``: one line of a JSON log."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record = {item.name: getattr(self, item.name) for item in fields(self)}
         record["stalls"] = dict(self.stalls)
         record["learning_rates"] = list(self.learning_rates)
         record["windows"] = [asdict(norms) for norms in self.windows]
@@ -116,7 +116,7 @@ class StepReport:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> StepReport:
         """Return the report that ``to_dict`` gave, through JSON too."""
-        values = {field.name: record[field.name] for field in fields(cls)}
+        values = {item.name: record[item.name] for item in fields(cls)}
         curve = values["energy_curve"]
         values["learning_rates"] = tuple(values["learning_rates"])
         values["windows"] = tuple(WindowNorms(**norms) for norms in values["windows"])
@@ -160,6 +160,15 @@ class MemoryPlan:
     """Bytes that a step takes on the device for a while, beside its gradients: important columns
     of them, float32 gradients of whole tensors, and the update's temporaries."""
 
+    host_threads: int = field(default=0, compare=False)
+    """Number of threads that work on the host's bytes; 0 where nothing runs by the plan."""
+
+    host_cores: tuple[int, ...] = field(default=(), compare=False)
+    """Processors that these threads may run on; none where the system does not say."""
+
+    host_nodes: tuple[int, ...] = field(default=(), compare=False)
+    """NUMA nodes of these processors."""
+
     @property
     def host_bytes_per_param(self) -> float:
         """Host bytes for each trainable parameter; 0 for a model without any."""
@@ -180,19 +189,28 @@ class MemoryPlan:
     def __str__(self) -> str:
         """Return the plan as a table of a few lines."""
         share = self.split_params / self.num_params if self.num_params else 0.0
+        each = self.device_extra_bytes_per_param
         rows = [
             ("model", self.model_bytes, f"{self.num_params:,} parameters, {share:.1%} split"),
             ("host", self.host_bytes, f"{self.host_bytes_per_param:.2f} B per parameter"),
             ("  pinned", self.pinned_bytes, f"part of host, {self.queue_depth} gradients wait"),
-            (
-                "device extra",
-                self.device_extra_bytes,
-                f"{self.device_extra_bytes_per_param:.2f} B per parameter",
-            ),
+            ("device extra", self.device_extra_bytes, f"{each:.2f} B per parameter"),
             ("device rings", self.device_ring_bytes, "bounded"),
             ("device step", self.device_step_bytes, "for a while in every step"),
         ]
-        return "\n".join(f"{name:<13}{_readable(size):>12}   {note}" for name, size, note in rows)
+        table = [(name, _readable(size), note) for name, size, note in rows]
+        if self.host_threads:
+            table.insert(3, ("  threads", str(self.host_threads), self._place_of_threads()))
+        return "\n".join(f"{name:<13}{value:>12}   {note}".rstrip() for name, value, note in table)
+
+    def _place_of_threads(self) -> str:
+        """Return where the host's threads may run, in a few words."""
+        count = len(self.host_cores)
+        if not count:
+            return ""
+        nodes = ", ".join(map(str, self.host_nodes))
+        cores = "core" if count == 1 else "cores"
+        return f"on {count} {cores} of NUMA node{'s'[: len(self.host_nodes) > 1]} {nodes}"
 
 
 def _readable(num_bytes: int) -> str:

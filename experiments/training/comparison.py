@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from experiments.training.preparation.intention import (
     step_cost,
 )
 from experiments.training.preparation.setup import build_setup, choose_device
+from experiments.training.ranks.agreement import stop_together
+from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.saved.runlock import locked
@@ -42,7 +45,12 @@ PICTURE = "compare.png"
 
 
 def started(
-    settings: TrainSettings, folder: Path, *, reporter: Reporter, stop: StopRequest
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    reporter: Reporter,
+    stop: StopRequest,
+    ranks: Ranks = ALONE,
 ) -> tuple[TrainSettings, Outcome | None]:
     """Make the weights that all strategies go on from, if the model comes without.
 
@@ -52,16 +60,30 @@ def started(
     if not needs_start(settings):
         return replace(settings, start_steps=None), None
     found, outcome = find_model(settings.model), None
-    if not (_is_finished(folder, settings.start_steps) and (folder / MODEL).is_dir()):
+    is_there = _is_finished(folder, settings.start_steps) and (folder / MODEL).is_dir()
+    if not ranks.of_first(is_there):
         reporter.detail(f"\nstart: {settings.start_steps} steps on the device, for all strategies")
-        resume = latest_checkpoint(folder / CHECKPOINTS) is not None
-        with locked(folder):
-            outcome = run(
-                settings.for_start(), folder, reporter=reporter, stop=stop, resume=resume
-            )
+        outcome = _carried_out(
+            settings.for_start(), folder, ranks, goes_on=True, reporter=reporter, stop=stop
+        )
     # Absolute: the strategies go on from wherever they are resumed.
     model = f"{'own:' if found.own else ''}{(folder / MODEL).resolve()}"
     return replace(settings, start_steps=None, model=model), outcome
+
+
+def _carried_out(
+    settings: TrainSettings,
+    folder: Path,
+    ranks: Ranks,
+    *,
+    goes_on: bool,
+    reporter: Reporter,
+    stop: StopRequest,
+) -> Outcome:
+    """Carry out one run of a comparison, from its checkpoint if it is to go on and has one."""
+    resume = ranks.of_first(goes_on and latest_checkpoint(folder / CHECKPOINTS) is not None)
+    with locked(folder) if ranks.is_first else nullcontext():
+        return run(settings, folder, reporter=reporter, stop=stop, resume=resume, ranks=ranks)
 
 
 def run_comparison(
@@ -71,6 +93,7 @@ def run_comparison(
     reporter: Reporter,
     stop: StopRequest,
     resume: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Run the strategies one after another and leave compare.json and compare.png beside them.
 
@@ -81,44 +104,49 @@ def run_comparison(
         reporter: Hears of every step, and prints the table.
         stop: A request ends the run in progress after its step, and starts no other.
         resume: Keep what is finished, go on with what has a checkpoint.
+        ranks: Processes that share every run; all of them call this, and the first one writes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = list(compared(settings))
     ahead = _planned(settings, folder if resume else None)
     choice = None
     if settings.link is None and choose_device(settings).type == "cpu":
-        choice = choose_link(build_setup(settings))
+        choice = choose_link(build_setup(settings, ranks=ranks))
         reporter.say(str(choice))
         settings = replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
-    record = {"compare": names, "settings": settings.to_dict(), **provenance()}
-    write_json(folder / "config.json", record)
+    if ranks.is_first:
+        record = {"compare": names, "settings": settings.to_dict(), **provenance()}
+        write_json(folder / "config.json", record)
     if settings.steps is not None:
         reporter.plan(_outlook(ahead, choice))
-    settings, outcome = started(settings, folder / START, reporter=reporter, stop=stop)
-    if outcome is not None and (outcome.stopped or stop.requested):
+    shown: dict[str, Any] = {"reporter": reporter, "stop": stop}
+    settings, outcome = started(settings, folder / START, ranks=ranks, **shown)
+    if outcome is not None and (stop_together(ranks, stop) or outcome.stopped):
         return replace(outcome, stopped=True)
     for number, (strategy, own_settings) in enumerate(compared(settings).items(), start=1):
         own = folder / strategy
-        if resume and _is_finished(own, settings.steps):
+        if ranks.of_first(resume and _is_finished(own, settings.steps)):
             continue
-        with locked(own):
-            outcome = run(
-                own_settings,
-                own,
-                reporter=reporter,
-                stop=stop,
-                resume=resume and latest_checkpoint(own / CHECKPOINTS) is not None,
-            )
-        if outcome.stopped or (stop.requested and number < len(names)):
+        outcome = _carried_out(own_settings, own, ranks, goes_on=resume, **shown)
+        is_asked = stop_together(ranks, stop)
+        if outcome.stopped or (is_asked and number < len(names)):
             return replace(outcome, stopped=True)
     reporter.close()
+    told = ranks.together(lambda: _ended(folder, names, reporter) if ranks.is_first else None)
+    summary = ranks.of_first(told)
+    assert summary is not None
+    return outcome or Outcome(summary=summary, steps=0, stopped=False)
+
+
+def _ended(folder: Path, names: Sequence[str], reporter: Reporter) -> RunSummary:
+    """Write and show what the finished runs come to; return the last one's summary."""
     runs = [read_run(folder / strategy) for strategy in names]
     write_json(folder / COMPARISON, comparison(runs))
     save_figure(draw_comparison(runs), folder / PICTURE)
     reporter.console.print(table(runs))
     reporter.say(verdict(runs))
     reporter.say(_what_to_look_at(folder))
-    return outcome or Outcome(summary=runs[-1].summary, steps=0, stopped=False)
+    return runs[-1].summary
 
 
 def _planned(settings: TrainSettings, folder: Path | None) -> list[PlannedRun]:

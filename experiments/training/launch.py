@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +34,19 @@ def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool
     Of several ranks the first one shows the run, and names the folder.
     """
     with joined(settings.parallel, settings.device) as ranks:
-        if compare:
-            return _launch(run_comparison, settings, folder, ranks, resume=resume)
-        work = partial(run, ranks=ranks)
-        return _launch(work, settings, ranks.of_first(folder), ranks, resume=resume)
+        return _launch(settings, ranks.of_first(folder), ranks, compare=compare, resume=resume)
 
 
 def _launch(
-    work: Callable[..., Outcome],
-    settings: TrainSettings,
-    folder: Path,
-    ranks: Ranks,
-    *,
-    resume: bool,
+    settings: TrainSettings, folder: Path, ranks: Ranks, *, compare: bool, resume: bool
 ) -> int:
+    work: Callable[..., Outcome] = run_comparison if compare else run
     reporter = Reporter(wide_console() if ranks.is_first else Console(quiet=True))
     with StopRequest(_NOTICE if ranks.is_first else "") as stop:
         try:
-            outcome = work(settings, folder, reporter=reporter, stop=stop, resume=resume)
+            outcome = work(
+                settings, folder, reporter=reporter, stop=stop, resume=resume, ranks=ranks
+            )
         except KeyboardInterrupt:
             if not stop.requested:
                 raise
@@ -73,7 +67,7 @@ def _launch(
                 + resume_line(folder)
             )
             return stop.exit_code
-    if work is not run_comparison:
+    if not compare:
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
     return 0

@@ -86,6 +86,15 @@ def gpu_node(pci_address: str, root: Path = Path("/")) -> int | None:
     return node if node >= 0 else None  # -1 is Linux's word for no node
 
 
+def bound_cores() -> tuple[int, ...]:
+    """Return the processors that this thread, and those it starts, may run on.
+
+    None where the system does not say.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    return tuple(sorted(affinity(0))) if affinity else ()
+
+
 def bind_process(cpus: Collection[int]) -> bool:
     """Let all threads of this process, and those to come, run on these processors alone.
 

@@ -157,6 +157,7 @@ class Engine:
         """Start the host's threads, and allocate what their updates are uploaded from."""
         callers = min(POOL_CALLERS, num_threads)
         has_work = bool(self.layout.splits)
+        self.host_threads = num_threads if has_work else 0
         self.pool = HostPool.open(num_threads - callers) if has_work else None
         if self.pool is not None:
             self._ending.callback(self.pool.close)

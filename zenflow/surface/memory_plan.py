@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.device.base import MOST_GATHERED_BYTES
+from zenflow.host.fair_share import bound_cores, numa_nodes
 from zenflow.report import MemoryPlan
 from zenflow.step.host.exact import ExactTasks
 
@@ -49,6 +50,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     tasks = engine.schedule.tasks
     largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
     ring_bytes = 2 * largest if engine.ring is None else engine.ring.num_bytes
+    cores = bound_cores()
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,
@@ -59,6 +61,9 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes + fresh_bytes,
         device_ring_bytes=ring_bytes + _gathered_bytes(engine),
         device_step_bytes=_step_bytes(layout),
+        host_threads=engine.host_threads,
+        host_cores=cores,
+        host_nodes=tuple(numa_nodes(cores)),
     )
 
 

@@ -114,7 +114,7 @@ def _train(
         with locked(folder) if place.rank == 0 else nullcontext():
             if resume is None and place.rank == 0:
                 _clear(folder, overwrite)
-            if compare:
+            if compare and place.rank == 0:
                 click.echo(intention(settings))  # at once: torch takes seconds to load
             from experiments.training.launch import launch  # loads torch, which help must not
 
@@ -159,8 +159,6 @@ def _new_settings(
         if config_file is None:
             raise
         raise ConfigError(f"with the settings of {config_file}, {error}") from error
-    if compare and made.parallel is not None:
-        raise ConfigError("--compare runs in one process: leave out --parallel")
     return made.for_comparison() if compare else made
 
 

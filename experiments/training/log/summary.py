@@ -71,15 +71,21 @@ def summarize(
 
 
 def over_ranks(plans: Sequence[MemoryPlan], parallel: str | None) -> MemoryPlan:
-    """Return the memory of all ranks together; parameters that each has whole count once."""
-    total = {name: sum(getattr(plan, name) for plan in plans) for name in _ADDED}
+    """Return the memory of all ranks together; parameters that each has whole count once.
+
+    Which cores each rank has is told where they are bound (`experiments.training.ranks.cores`).
+    """
+    total: dict[str, Any] = {name: sum(getattr(plan, name) for plan in plans) for name in _ADDED}
     if parallel == "fsdp":
         total |= {name: sum(getattr(plan, name) for plan in plans) for name in _OF_MODEL}
+    if len(plans) > 1:  # on machines that number their processors alike
+        total |= {"host_cores": (), "host_nodes": ()}
     return replace(plans[0], **total)
 
 
 _ADDED = (
     "host_bytes", "pinned_bytes", "device_extra_bytes", "device_ring_bytes", "device_step_bytes",
+    "host_threads",
 )  # fmt: skip
 _OF_MODEL = ("num_params", "split_params", "model_bytes")
 

@@ -26,8 +26,11 @@ class LinkChoice:
     compute_seconds: float
     """Median of forward and backward, all micro-batches of a step."""
     model_bytes: int
+    """Bytes of the model that go over this link: of several ranks' links one rank's part."""
     copy_share: float
-    """Time of one copy of the model over the link, as a share of that."""
+    """Time of one copy of these over the link, as a share of that."""
+    num_ranks: int = 1
+    """Number of ranks, each with a link of its own."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -36,21 +39,27 @@ class LinkChoice:
 
     def __str__(self) -> str:
         """Return the figures in a sentence."""
+        size = f"{self.model_bytes / 1e6:.1f} MB"
+        what = f"the model's {size}" if self.num_ranks == 1 else f"a rank's {size} of the model"
         return (
-            f"emulated link: {self.bytes_per_second / 1e6:.1f} MB/s each way, so that the model's "
-            f"{self.model_bytes / 1e6:.1f} MB take {self.copy_share:.0%} of the measured "
+            f"emulated link: {self.bytes_per_second / 1e6:.1f} MB/s each way, so that {what} take "
+            f"{self.copy_share:.0%} of the measured "
             f"{self.compute_seconds * 1e3:.0f} ms of forward and backward"
         )
 
 
 def choose_link(setup: RunSetup, copy_share: float = COPY_SHARE) -> LinkChoice:
-    """Measure forward and backward without an optimizer and return the link that fits them."""
+    """Measure forward and backward without an optimizer and return the link that fits them.
+
+    Of several ranks all measure, and take the link that fits the first one.
+    """
     seconds = [_compute_seconds(setup) for _ in range(_WARM_STEPS + _TIMED_STEPS)]
-    compute = median(seconds[_WARM_STEPS:])
+    compute = setup.ranks.of_first(median(seconds[_WARM_STEPS:]))
     return LinkChoice(
         compute_seconds=compute,
-        model_bytes=setup.model_bytes,
+        model_bytes=setup.model_bytes // setup.ranks.count,
         copy_share=copy_share,
+        num_ranks=setup.ranks.count,
     )
 
 

@@ -9,6 +9,16 @@ from experiments.training.saved.saving import SavePace
 from experiments.training.stop import StopRequest
 
 
+def stop_together(ranks: Ranks, stop: StopRequest) -> bool:
+    """Tell all ranks of a request that any of them has had, and return whether there is one.
+
+    Waits for all of them: for use between runs. `Agreement` is for use between steps.
+    """
+    signals = ranks.collect(stop.signal)
+    stop.signal = max((number for number in signals if number is not None), default=None)
+    return stop.requested
+
+
 class Agreement:
     """Whether to stop or to save now, asked after every step.
 

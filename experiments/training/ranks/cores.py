@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from experiments.training.ranks.ranks import Ranks
-from zenflow.host.fair_share import bind_process, cpus_of_rank, gpu_node, numa_nodes
+from zenflow.host.fair_share import bind_process, bound_cores, cpus_of_rank, gpu_node, numa_nodes
 from zenflow.host.limits import usable_cores
 
 
@@ -49,7 +48,7 @@ def share_cores(ranks: Ranks, device: torch.device, *, binds: bool) -> Cores:
     """
     local_rank, local_count = ranks.place.local_rank, ranks.place.local_count
     most = usable_cores()
-    allowed = tuple(sorted(getattr(os, "sched_getaffinity", lambda _: range(most))(0)))
+    allowed = bound_cores() or tuple(range(most))
     first = ranks.rank - local_rank
     near = _node_of(device)
     told = ranks.collect((allowed, near))[first : first + local_count]

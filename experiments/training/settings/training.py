@@ -323,11 +323,6 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
         )
     if settings.parallel is None:
         return
-    if settings.dtype == "float16":
-        yield (
-            "the loss scaler of float16 does not know of other ranks' overflows: use "
-            "dtype='bfloat16' with parallel"
-        )
     if ":" in settings.device:
         yield (
             f"device {settings.device!r} is one device, and each rank takes its own: leave the "

@@ -46,9 +46,7 @@ def test_ranks_without_a_launcher_get_the_command(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--parallel", "fsdp", "--dtype", "float16", "--gradients", "keep"], "use dtype='bf"),
         (["--parallel", "fsdp", "--device", "cuda:1"], "each rank takes its own"),
-        (["--parallel", "fsdp", "--compare"], "--compare runs in one process"),
         (["--parallel", "mpi"], "'mpi' is not one of 'fsdp', 'ddp'"),
     ],
 )

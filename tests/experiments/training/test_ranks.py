@@ -26,6 +26,17 @@ ROUNDING = 2e-5
 """Largest difference of weights that comes of adding up in another order, of the largest."""
 
 
+HALF = {
+    "steps": 8,
+    "lr": 1e-3,
+    "warmup": 0.0,
+    "dtype": "float16",
+    "gradients": "keep",
+    "grad_scaler": {"init_scale": 2.0**22, "growth_interval": 100},
+}
+"""Settings of a float16 run whose first steps overflow."""
+
+
 class Ranks:
     """Processes that carry out the same commands together."""
 
@@ -75,6 +86,8 @@ NUM_STEPS = 12
 TUNED = (*FAST, "--batch-size", 4, "--steps", NUM_STEPS, "--lr", 1e-3, "--warmup", 0, "--auto")
 FLAGS = (*TUNED[:-1], "--select-interval", 4)
 STOPPED = ("stopped", "stopped too")
+COMPARED = (*FAST, "--compare", "--batch-size", 4, "--steps", 4, "--start-steps", 3)
+PARALLELS = ("fsdp", "ddp")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +99,10 @@ def runs(tmp_path_factory):
     trained(folder / "alone", *flags, "--timeline-steps", 4, "--eval-every", 6)
     trained(folder / "alone, twice", *flags, "--grad-accum", 2, "--timeline-steps", 2)
     trained(folder / "begun alone", *flags, "--steps", 5)
+    trained(folder / "compared alone", *COMPARED, *data)
+    (folder / "half.json").write_text(json.dumps(HALF))
+    half = ["--config", folder / "half.json", *FAST, "--batch-size", 4, *data]
+    trained(folder / "half alone", *half)
     fsdp, ddp = ["--parallel", "fsdp", *data], ["--parallel", "ddp", *data]
     commands = {
         "fsdp": {"flags": [*FLAGS, *fsdp, "--timeline-steps", 4, "--eval-every", 6]},
@@ -102,6 +119,9 @@ def runs(tmp_path_factory):
         "tuned again": {"flags": ["--replay", folder / "tuned" / "decisions.jsonl"]},
         "tuned, stopped": {"flags": [*TUNED, *ddp], "clock": True, "SIGINT": [0, 4]},
         "tuned, on": {"resume": "tuned, stopped", "flags": [], "clock": True},
+        **{f"half {way}": {"flags": [*half, "--parallel", way]} for way in PARALLELS},
+        "compared": {"flags": [*COMPARED, *ddp], "SIGINT": [1, 3]},
+        "compared, on": {"resume": "compared", "flags": []},
         "full": {"flags": [*FLAGS, *fsdp, "--save-every", 2], "full": [1, 2]},
         "three": {"flags": [*FLAGS, *fsdp, "--batch-size", 3]},
         "killed": {"flags": [*FLAGS, *fsdp, "--save-every", 2], "SIGKILL": [1, 5]},
@@ -145,6 +165,41 @@ def test_ranks_train_as_one_process_with_the_same_batches(runs, shared, whole):
     assert mine["eval_loss"] == pytest.approx(other["eval_loss"], 1e-4)
     assert (mine["ranks"], other["ranks"]) == (2, 1)
     assert mine["num_params"] == other["num_params"]
+
+
+@pytest.mark.parametrize("way", PARALLELS)
+def test_float16_skips_the_same_overflows_on_ranks_as_in_one_process(way, runs):
+    folder, said = runs
+    assert [code for code, _ in said[f"half {way}"]] == [0, 0], said[f"half {way}"]
+    ours, theirs = steps(folder / f"half {way}"), steps(folder / "half alone")
+    skipped = [row["skipped"] for row in theirs]
+    assert [row["skipped"] for row in ours] == skipped
+    assert (skipped[0], skipped[-1]) == (True, False), "a scale that overflows, until it doesn't"
+    # Sums are rounded to 11 bits, in another order.
+    losses = [[row["loss"] for row in rows] for rows in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_ranks_compare_strategies_as_one_process_does(runs):
+    folder, said = runs
+    # The signal came with the start's last step, to one rank, when steps tell nobody any more.
+    assert [code for code, _ in said["compared"]] == [130, 130], said["compared"]
+    assert [code for code, _ in said["compared, on"]] == [0, 0], said["compared, on"]
+    ours, theirs = (
+        json.loads((folder / name / "compare.json").read_text())
+        for name in ("compared", "compared alone")
+    )
+    assert ours["runs"].keys() == theirs["runs"].keys()
+    for name in ours["runs"]:
+        assert difference(folder / "compared" / name, folder / "compared alone" / name) < ROUNDING
+        own, whole = ours["runs"][name], theirs["runs"][name]
+        assert own["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-4)
+        assert own["d2h_bytes_per_step"] == whole["d2h_bytes_per_step"]
+    (_, first), (_, second) = said["compared, on"]
+    assert first.count("Strategies side by side") == 1
+    assert "1/4 on_device" in " ".join(first.split()), "the start is there already"
+    assert "Strategies" not in second
+    assert "To do" not in second
 
 
 def test_a_row_has_figures_of_all_ranks(runs):

@@ -22,7 +22,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.models import TinyStack, closing, weights_of
-from tests.zenflow.data_parallel.runs import DELAYED, SAVED, SCENARIOS, TRAINED
+from tests.zenflow.data_parallel.runs import (
+    DELAYED,
+    SAVED,
+    SCENARIOS,
+    TRAINED,
+    wide_model,
+    work_of_host,
+)
 from tests.zenflow.host_work import host_work
 from tests.zenflow.sharded.ranks import carry_out, guided, told
 from tests.zenflow.sharded.runs import (
@@ -174,8 +181,27 @@ def weighed(rank, mesh, folder):
             parallel(torch.randn(4, 512)).square().mean().backward()
             optimizer.step()
         report = optimizer.report
-        sent = {"d2h_bytes": report.d2h_bytes, "h2d_bytes": report.h2d_bytes}
-        return {"memory": optimizer.memory, **sent}
+        found = {
+            "memory": optimizer.memory,
+            "d2h_bytes": report.d2h_bytes,
+            "h2d_bytes": report.h2d_bytes,
+        }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "CpuDevice", CpuWithRing)
+        optimizer = ZenFlowAdamW(
+            model.parameters(),
+            host_threads=1,
+            offload_gradients="release",
+            process_group=parallel.process_group,
+        )
+        with closing(optimizer):
+            return {**found, "ring": optimizer.memory}
+
+
+def worked(rank, mesh, folder):
+    """Return what the host does on a rank that shares its work."""
+    model = DistributedDataParallel(wide_model())
+    return work_of_host(model, process_group=model.process_group)
 
 
 class Transposed(nn.Module):
@@ -320,6 +346,7 @@ TASKS = {
     "export": exported,
     "save by one": saved_by_one,
     "weigh": weighed,
+    "work": worked,
     "guide": partial(guided, number=1),
     "other order": in_other_order,
     "misuse": misused,

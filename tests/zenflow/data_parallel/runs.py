@@ -1,6 +1,15 @@
-"""Settings of runs whose ranks share the host's work."""
+"""Settings of runs whose ranks share the host's work, and what that work is."""
 
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from tests.models import closing
 from tests.zenflow.sharded import runs as sharded
+from zenflow import ZenFlowAdamW
+from zenflow.host.pool import HostPool
 
 SCENARIOS = {
     f"k = {k:g}, S = {s}, {mode}": {
@@ -37,3 +46,39 @@ DELAYED = ("k = 0.1, S = 4, keep", "k = 0.1, S = 4, release")
 """Those whose copies and host work are made late."""
 SAVED = ("k = 0.1, S = 4, release", "published", "k = 1, S = 4, keep")
 """Those that are saved and resumed."""
+
+
+def wide_model():
+    """Return a model of whose rows ranks have one more or less."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(1001, 1003, bias=False), nn.Linear(1003, 1001, bias=False))
+
+
+def work_of_host(model, **settings):
+    """Train a little; return the host's AdamW steps of an element, and its thread's CPU seconds.
+
+    With one thread all of the host's work is that thread's.
+    """
+    element_steps = 0
+
+    def counted(run):
+        def count_and_run(*arguments):
+            nonlocal element_steps
+            for job in arguments[-1]:
+                element_steps += job.rows * job.cols * job.num_steps
+            return run(*arguments)
+
+        return count_and_run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostPool, "run", counted(HostPool.run))
+        optimizer = ZenFlowAdamW(model.parameters(), host_threads=1, **settings)
+        with closing(optimizer):
+            for seed in range(24):
+                inputs = torch.randn(4, 1001, generator=torch.Generator().manual_seed(seed))
+                model(inputs).square().mean().backward()
+                optimizer.step()
+            optimizer.eval()  # what waits is applied
+            (thread,) = optimizer._engine.worker._threads
+            seconds = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return {"element_steps": element_steps, "seconds": seconds}

@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+from sim.memory.engine import engine_memory
+from sim.timing.division import Division
 from tests.models import assert_equal, closing, relative_difference, weights_of
-from tests.zenflow.data_parallel.runs import DELAYED, SAVED, SCENARIOS, TRAINED
+from tests.zenflow.data_parallel.runs import (
+    DELAYED,
+    SAVED,
+    SCENARIOS,
+    TRAINED,
+    wide_model,
+    work_of_host,
+)
 from tests.zenflow.sharded.conftest import Ranks
 from tests.zenflow.sharded.runs import (
     LAST,
@@ -21,6 +30,7 @@ from tests.zenflow.sharded.runs import (
     take_steps,
 )
 from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.host.kernel import active_kernel
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo"),
@@ -51,7 +61,7 @@ def two(folder_of_two):
     """What two ranks found."""
     tasks = (
         *("train", "share nothing", "ring", "save", "load", "delay", "export", "save by one"),
-        *("weigh", "other order", "misuse", "too many", "drop", "guide"),
+        *("weigh", "work", "other order", "misuse", "too many", "drop", "guide"),
     )
     return Ranks(2, tasks, folder_of_two, module=MODULE).found()
 
@@ -62,7 +72,7 @@ def four(two, folder_of_two, tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
     for name in SAVED:
         (folder / name).symlink_to(folder_of_two / name)
-    return Ranks(4, ("load", "weigh"), folder, module=MODULE).found()
+    return Ranks(4, ("load", "weigh", "work"), folder, module=MODULE).found()
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -158,12 +168,29 @@ def test_a_rank_has_its_share_of_memory_and_traffic(num_ranks, two, four):
             model(torch.randn(4, 512)).square().mean().backward()
             optimizer.step()
         memory, report = optimizer.memory, optimizer.report
+    shapes = [tuple(param.shape) for param in model.parameters()]
+    division = Division.of("ddp", num_ranks)
+    kept = engine_memory(shapes, config, 4).divided(division).plan(has_ring=False)
+    sent = engine_memory(shapes, ZenFlowConfig(), 4).divided(division).plan(has_ring=True)
     for rank in two if num_ranks == 2 else four:
         own = rank["weigh"]
+        assert (own["memory"], own["ring"]) == (kept, sent), "not what the simulator says"
         assert own["memory"].host_bytes == pytest.approx(memory.host_bytes / num_ranks, rel=0.05)
         assert own["memory"].pinned_bytes * num_ranks == memory.pinned_bytes
         assert own["d2h_bytes"] * num_ranks == report.d2h_bytes > 0
         assert own["h2d_bytes"] * num_ranks == report.h2d_bytes > 0
+
+
+@pytest.mark.skipif(active_kernel() != "c", reason="counts the jobs of the C kernel")
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_rank_has_its_share_of_the_hosts_work_and_time(num_ranks, two, four):
+    whole = work_of_host(wide_model())
+    found = [rank["work"] for rank in (two if num_ranks == 2 else four)]
+    counts = [own["element_steps"] for own in found]
+    assert sum(counts) == whole["element_steps"] > 0
+    assert counts == pytest.approx([whole["element_steps"] / num_ranks] * num_ranks, rel=0.05)
+    # The thread's own seconds, whoever else is at work: all ranks share this machine's memory.
+    assert max(own["seconds"] for own in found) < whole["seconds"]
 
 
 @pytest.mark.parametrize(

@@ -74,5 +74,6 @@ def two(folder_of_two):
         "guide",
         "too many",
         "save behind",
+        "overflow",
     )
     return Ranks(2, tasks, folder_of_two).found()

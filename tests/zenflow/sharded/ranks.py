@@ -268,6 +268,26 @@ def one_too_many(rank, mesh, folder):
             return f"GradientError: {error}"
 
 
+def overflown(rank, mesh, folder):
+    """Let only the last rank's rows have a gradient that is not finite, in one step of three."""
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(64, 6, bias=False), mesh=mesh)
+    scaler = torch.amp.GradScaler(mesh.device_type, init_scale=2.0)
+    config = ZenFlowConfig(min_split_elements=16, update_interval=1, overlap_step=False)
+    found = []
+    with closing(ZenFlowAdamW(model.parameters(), lr=1e-2, config=config)) as optimizer:
+        for step in range(3):
+            inputs = torch.ones(2, 64, device=mesh.device_type)
+            scaler.scale(model(inputs).square().sum()).backward()
+            if step == 1 and rank == mesh.size() - 1:
+                model.weight.grad.to_local()[0] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()  # a step that is skipped leaves them behind
+            found.append((scaler.get_scale(), whole_weights(model)[0]))
+    return found
+
+
 def killed(rank, mesh, folder):
     """Train, saving before every third step, until rank 1 is killed in the middle of a step."""
     model = sharded(mesh)
@@ -297,6 +317,7 @@ TASKS = {
     "guide": guided,
     "too many": one_too_many,
     "save behind": saved_behind,
+    "overflow": overflown,
     "kill": killed,
 }
 

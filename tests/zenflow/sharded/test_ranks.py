@@ -59,6 +59,15 @@ def test_all_columns_on_the_device_is_torchs_adamw_under_fsdp2(two):
         assert relative_difference(rank["adamw"]["ours"], rank["adamw"]["torch's"]) < ROUNDING
 
 
+def test_an_overflow_in_one_ranks_rows_is_skipped_by_all(two):
+    for rank in two:
+        (_, first), (scale, second), (_, third) = rank["overflow"]
+        assert scale == 1.0, "the scaler halves it"
+        assert torch.equal(second, first)
+        assert not torch.equal(third, second)
+        assert torch.equal(third, two[0]["overflow"][-1][1])
+
+
 @pytest.mark.parametrize("name", SAVED)
 def test_as_many_ranks_resume_bit_for_bit(name, two):
     for rank in two:

@@ -77,3 +77,13 @@ def test_a_plan_reads_as_a_table():
         "device rings         64 B   bounded",
         "device step         320 B   for a while in every step",
     ]
+
+
+def test_a_plan_that_runs_says_where_its_threads_are():
+    apart = a_plan(host_threads=4, host_cores=(0, 1, 8), host_nodes=(0, 2))
+    assert "  threads               4   on 3 cores of NUMA nodes 0, 2" in str(apart).splitlines()
+    assert "on 1 core of NUMA node 0" in str(
+        a_plan(host_threads=1, host_cores=(3,), host_nodes=(0,))
+    )
+    assert "  threads               2" in str(a_plan(host_threads=2)).splitlines()
+    assert apart == a_plan(), "a prediction is compared by its bytes"
