@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import simpy
 
 from sim.fluid import FlowKind, FluidNetwork, Resource
@@ -39,7 +40,8 @@ class Rates:
     reach: float
     """Factor on links and memory: below 1 where memory may lie on another socket."""
     host: float
-    """Bytes/s that the host threads of one device move at most."""
+    """Bytes/s that the host threads of one device move at most: their own bandwidths added up, or
+    the AdamW kernel's share of the memory."""
     core: float
     """Bytes/s that one of them moves."""
     steps: float
@@ -79,14 +81,19 @@ class Rates:
         is_far = not hardware.binds_cores and host.sockets > 1
         reach = (1.0 + host.numa_hop.value) / 2 if is_far else 1.0
         d2h, h2d = own["d2h"] * copies * reach, own["h2d"] * copies * reach
+        dram = hardware.sockets_reached * own["dram"] * reach
+        threads = own["threads"] * own["core_bandwidth"] * reach
+        if not hardware.device.is_cpu:  # there threads share cores, and no memory is modelled
+            least = np.minimum(threads, host.adam_share.value * dram / hardware.dram_sharers)
+            threads = least if np.ndim(least) else float(least)
         return cls(
             d2h=d2h,
             h2d=h2d,
             duplex=(d2h + h2d) * own["duplex"],
-            dram=hardware.sockets_reached * own["dram"] * reach,
+            dram=dram,
             sharing=hardware.dram_sharers,
             reach=reach,
-            host=own["threads"] * own["core_bandwidth"] * reach,
+            host=threads,
             core=own["core_bandwidth"] * reach,
             steps=own["threads"] * own["core_update"],
             cores=hardware.total_cores * host.core_sharing.value / 2,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.literature.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
+from experiments.literature.host_passes import HOST_PASS_GROUPS, HOST_PASSES
 from experiments.literature.setups import (
     Alternative,
     HostPass,
@@ -52,11 +53,12 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "The host's pass alone",
         "Both are read from pictures or text of an issue, to one or two digits.",
     ),
+    **HOST_PASS_GROUPS,
     **ALTERNATIVE_GROUPS,
     **SHARDED_GROUPS,
 }
 
-UNFITTED = (*ALTERNATIVE_GROUPS, *SHARDED_GROUPS)
+UNFITTED = (*HOST_PASS_GROUPS, *ALTERNATIVE_GROUPS, *SHARDED_GROUPS)
 """Groups with no say in any constant."""
 
 BREAKDOWN = Phases(
@@ -271,8 +273,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         group="host",
         source="PrimeIntellect-ai/prime-rl #3248",
         assumption="30 bytes of DRAM a parameter: master and moments in and out, a float "
-        "gradient, a 16-bit weight; at the table's DRAM bandwidth",
+        "gradient, a 16-bit weight",
     ),
+    *HOST_PASSES,
     *ALTERNATIVES,
     *SHARDED,
 )  # fmt: skip

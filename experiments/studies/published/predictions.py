@@ -1,7 +1,8 @@
 """Predictions of published set-ups, from the table of hardware and the models' configs.
 
 Nothing is fitted to a measurement. The table's share of DRAM's bandwidth that DeepSpeed's CPU step
-reaches is from the phases in the ZenFlow paper.
+reaches is from the phases in the ZenFlow paper, and that of kernels alone from the largest sizes
+in three tables, which are no rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SHARE = "host.deepspeed_share"
 _UNBOUND = 1e6
 """Share with which DRAM and cores alone bound it."""
 _FIGURES = (
-    "host.dram", "host.numa_hop", "link.d2h", "link.h2d", "link.pageable", "device.bandwidth",
+    "host.dram", "host.adam_share", "host.numa_hop", "link.d2h", "link.h2d", "link.pageable", "device.bandwidth",
     "device.matmul_efficiency", "device.launch", "overheads.device_update", "fabric.bandwidth",
     "network.bandwidth", SHARE,
 )  # fmt: skip
@@ -63,10 +64,11 @@ def hardware_of(setup: AnySetup) -> HardwareProfile:
     if isinstance(setup, Phases):
         return _phase_costs(setup).hardware
     if isinstance(setup, HostPass):
-        return find_machine(setup.machine, setup.devices)
-    profile = find_machine(
-        setup.machine, setup.devices, num_hosts=setup.hosts, network=setup.network
-    )
+        profile = find_machine(setup.machine, setup.devices)
+    else:
+        profile = find_machine(
+            setup.machine, setup.devices, num_hosts=setup.hosts, network=setup.network
+        )
     return replace(profile, binds_cores=setup.binds_cores)
 
 
@@ -91,7 +93,7 @@ def regime_of(setup: AnySetup) -> str:
 
 def at_roofline(hardware: HardwareProfile) -> HardwareProfile:
     """Return a machine on which DRAM and cores alone bound DeepSpeed's CPU step."""
-    return hardware.with_values({SHARE: _UNBOUND})
+    return hardware.with_values({SHARE: _UNBOUND, "host.adam_share": 1.0})
 
 
 def predict(setup: AnySetup, quantity: Quantity, hardware: HardwareProfile | None = None) -> float:
