@@ -230,8 +230,8 @@ class Host:
     """Bytes/s that an AdamW kernel on all its threads moves, as a share of ``dram``: its seven
     streams suit memory less than STREAM's three do. 1 where ``dram`` is from the kernel itself."""
     deepspeed_share: Quantity = DEEPSPEED_SHARE
-    """Bytes/s that DeepSpeed's CPU step moves on the whole host, as a share of one socket's
-    ``dram``."""
+    """Bytes/s that DeepSpeed's CPU step moves on one socket, as a share of ``dram``: its AdamW
+    kernel and the slower passes around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

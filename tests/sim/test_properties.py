@@ -151,8 +151,8 @@ class CountingMachine(Machine):
         self.device_seconds = 0.0
         super().__init__(hardware)
 
-    def host_work(self, num_bytes, steps=0.0):
-        work = super().host_work(num_bytes, steps)
+    def host_work(self, num_bytes, steps=0.0, kind=None):
+        work = super().host_work(num_bytes, steps, kind)
         self.host_bytes += num_bytes
         self.host_steps += steps
         self.host_kinds[work.kind] += num_bytes

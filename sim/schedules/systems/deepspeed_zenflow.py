@@ -73,7 +73,8 @@ class DeepSpeedZenFlow(AbstractSchedule):
         self._topk_ratio, self._interval, self._overlap = topk_ratio, update_interval, overlap
         self._clip_bytes, self._snapshot_bytes = clip_bytes, snapshot_bytes
         self._share = costs.num_params / self.devices
-        machine.bound_host(step_rate(machine.hardware.host))
+        # What its kernel reaches by itself is not known, unlike ZeRO-Offload's.
+        machine.host_kind = machine.bounded_host(step_rate(machine.hardware.host))
         self._worker_kind = self._main_kind = machine.host_kind
         self._main = machine.host
         if overlap:
@@ -168,7 +169,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
 
     def _host_work(self, bytes_each: float, kind: FlowKind) -> Work:
         """Return a pass over this device's part of the model."""
-        return replace(self.machine.host_work(self._share * bytes_each), kind=kind)
+        return self.machine.host_work(self._share * bytes_each, kind=kind)
 
     def _idle(self, events: list[simpy.Event], cause: str, step: int) -> Process:
         self._stalled += yield from self.wait(events, cause, step)

@@ -160,8 +160,11 @@ def test_missed_rows_say_what_moves_them_and_met_ones_do_not(rows):
 
 def test_an_elasticity_is_minus_one_for_the_only_figures_that_count():
     setup = BY_LABEL["DeepSpeed's CPU step, 72B on 32 A100 (about 10 s)"].setup
-    expected = {SHARE: pytest.approx(-1.0, abs=0.01), "host.dram": pytest.approx(-1.0, abs=0.01)}
-    assert elasticities(setup, "host") == expected
+    found = elasticities(setup, "host")
+    assert found.pop("host.dram") == pytest.approx(-1.0, abs=0.01)
+    # A kernel that is slower leaves less of the one socket's step to what surrounds it.
+    assert found.pop(SHARE) + found.pop("host.adam_share") == pytest.approx(-1.0, abs=0.02)
+    assert not found
 
 
 def test_an_interval_holds_the_prediction_and_is_the_same_again():
@@ -181,7 +184,8 @@ def test_kernels_alone_are_predicted_without_the_sizes_that_gave_their_share(row
     assert not any(runs_deepspeed_step(item.setup) for item in own)
     for item in own:
         moved = elasticities(item.setup, "host")
-        assert moved["host.adam_share"] == moved["host.dram"] == pytest.approx(-1.0, abs=0.01)
+        for name in ("host.adam_share", "host.dram"):
+            assert moved[name] == pytest.approx(-1.0, abs=0.01)
 
 
 def test_rows_of_sharded_weights_have_no_say_in_what_is_left_out(rows):
