@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import simpy
 
 from sim.fluid import FlowKind, FluidNetwork, Resource
@@ -37,11 +36,13 @@ class Rates:
     """Bytes/s of the memory that the device uses, for all devices that share it."""
     sharing: int
     """Number of devices that share it."""
+    host_sharing: float
+    """The same over the share of it that the AdamW kernel reaches: a byte of the kernel's takes more
+    of the memory's time than one of a copy's."""
     reach: float
     """Factor on links and memory: below 1 where memory may lie on another socket."""
     host: float
-    """Bytes/s that the host threads of one device move at most: their own bandwidths added up, or
-    the AdamW kernel's share of the memory."""
+    """Bytes/s that the host threads of one device move at most."""
     core: float
     """Bytes/s that one of them moves."""
     steps: float
@@ -81,19 +82,15 @@ class Rates:
         is_far = not hardware.binds_cores and host.sockets > 1
         reach = (1.0 + host.numa_hop.value) / 2 if is_far else 1.0
         d2h, h2d = own["d2h"] * copies * reach, own["h2d"] * copies * reach
-        dram = hardware.sockets_reached * own["dram"] * reach
-        threads = own["threads"] * own["core_bandwidth"] * reach
-        if not hardware.device.is_cpu:  # there threads share cores, and no memory is modelled
-            least = np.minimum(threads, host.adam_share.value * dram / hardware.dram_sharers)
-            threads = least if np.ndim(least) else float(least)
         return cls(
             d2h=d2h,
             h2d=h2d,
             duplex=(d2h + h2d) * own["duplex"],
-            dram=dram,
+            dram=hardware.sockets_reached * own["dram"] * reach,
             sharing=hardware.dram_sharers,
+            host_sharing=hardware.dram_sharers / host.adam_share.value,
             reach=reach,
-            host=threads,
+            host=own["threads"] * own["core_bandwidth"] * reach,
             core=own["core_bandwidth"] * reach,
             steps=own["threads"] * own["core_update"],
             cores=hardware.total_cores * host.core_sharing.value / 2,
@@ -164,7 +161,7 @@ class Machine:
             self.nvme_write_kind = FlowKind("nvme write", {writes: count, **dram})
         self.compute_kind: FlowKind | None = None
         if not hardware.device.is_cpu:
-            self.host_kind = FlowKind("host", dram, rates.host)
+            self.host_kind = FlowKind("host", {self.dram: rates.host_sharing}, rates.host)
             self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **dram})
             self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
             return

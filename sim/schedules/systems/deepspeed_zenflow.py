@@ -78,7 +78,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
         self._worker_kind = self._main_kind = machine.host_kind
         self._main = machine.host
         if overlap:
-            cores = machine.hardware.threads_per_device * machine.rates.core
+            cores = machine.rates.host
             self._worker_kind = _at_most(machine.host_kind, (1 - reserved_cores) * cores)
             self._main_kind = _at_most(machine.host_kind, reserved_cores * cores)
             self._main = HostLane("main", machine.network, machine.recording)
