@@ -37,8 +37,8 @@ class Rates:
     sharing: int
     """Number of devices that share it."""
     host_sharing: float
-    """The same over the share of it that the AdamW kernel reaches: a byte of the kernel's takes more
-    of the memory's time than one of a copy's."""
+    """The same over the share of it that the AdamW kernel reaches, as a byte of the kernel's takes
+    more of the memory's time than one of a copy's."""
     reach: float
     """Factor on links and memory: below 1 where memory may lie on another socket."""
     host: float

@@ -227,7 +227,7 @@ class Host:
     """AdamW steps of an element, per second, that one core takes on data in its caches: what
     bounds a pass over many gradients, where the loop's bytes no longer do."""
     adam_share: Quantity = ADAM_SHARE
-    """Bytes/s that an AdamW kernel alone moves on all its threads, as a share of ``dram``: its seven
+    """Bytes/s that an AdamW kernel alone moves on all its threads, as a share of ``dram``: seven
     streams suit memory less than STREAM's three do. 1 where ``dram`` is from the kernel itself."""
     deepspeed_share: Quantity = DEEPSPEED_SHARE
     """Bytes/s that DeepSpeed's CPU step moves on one socket, as a share of ``dram``: its AdamW
