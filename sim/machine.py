@@ -36,6 +36,9 @@ class Rates:
     """Bytes/s of the memory that the device uses, for all devices that share it."""
     sharing: int
     """Number of devices that share it."""
+    host_sharing: float
+    """The same over the share of it that the AdamW kernel reaches, as a byte of the kernel's takes
+    more of the memory's time than one of a copy's."""
     reach: float
     """Factor on links and memory: below 1 where memory may lie on another socket."""
     host: float
@@ -85,6 +88,7 @@ class Rates:
             duplex=(d2h + h2d) * own["duplex"],
             dram=hardware.sockets_reached * own["dram"] * reach,
             sharing=hardware.dram_sharers,
+            host_sharing=hardware.dram_sharers / host.adam_share.value,
             reach=reach,
             host=own["threads"] * own["core_bandwidth"] * reach,
             core=own["core_bandwidth"] * reach,
@@ -157,7 +161,7 @@ class Machine:
             self.nvme_write_kind = FlowKind("nvme write", {writes: count, **dram})
         self.compute_kind: FlowKind | None = None
         if not hardware.device.is_cpu:
-            self.host_kind = FlowKind("host", dram, rates.host)
+            self.host_kind = FlowKind("host", {self.dram: rates.host_sharing}, rates.host)
             self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **dram})
             self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
             return
@@ -237,14 +241,17 @@ class Machine:
             return overhead
         return overhead + num_bytes / packing
 
-    def host_work(self, num_bytes: float, steps: float = 0.0) -> Work:
+    def host_work(
+        self, num_bytes: float, steps: float = 0.0, kind: FlowKind | None = None
+    ) -> Work:
         """Return a host task as work.
 
         Args:
             num_bytes: Bytes of DRAM that it moves.
             steps: Number of AdamW steps of an element that it takes meanwhile.
+            kind: Of its flow; None is that of the AdamW kernel.
         """
-        task, kind = self.hardware.overheads.host_task.value, self.host_kind
+        task, kind = self.hardware.overheads.host_task.value, kind or self.host_kind
         if steps * kind.max_rate > num_bytes * self.rates.steps:
             kind = self._bound_kind(self.rates.steps * num_bytes / steps)
         return Work(seconds=task, kind=kind, num_bytes=num_bytes)
@@ -261,10 +268,14 @@ class Machine:
             self._bound_kinds[rate] = found
         return found
 
-    def bound_host(self, rate: float) -> None:
-        """Hold all devices' host work together down to this rate, bytes/s of DRAM."""
-        step = Resource("cpu step", rate * self.rates.reach / self.hardware.num_devices)
-        self.host_kind = replace(self.host_kind, uses={**self.host_kind.uses, step: 1.0})
+    def bounded_host(self, rate: float) -> FlowKind:
+        """Return the host's kind of flow for work that is slower than AdamW's kernel.
+
+        Args:
+            rate: Bytes/s of DRAM that all devices' such work moves at most.
+        """
+        most = Resource("cpu code", rate * self.rates.reach / self.hardware.num_devices)
+        return replace(self.host_kind, uses={**self.host_kind.uses, most: 1.0})
 
     def stall(self, cause: str, since: float, step: int) -> None:
         """Record that the device has waited from then until now."""

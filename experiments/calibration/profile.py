@@ -10,6 +10,7 @@ from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import HostRates, LinkRates
 from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
+from sim.hardware.file import KERNEL_IS_DRAM
 from sim.hardware.profile import Device, EngineOverheads, Host, Link, Quantity
 from zenflow.host.limits import usable_cores
 
@@ -107,6 +108,7 @@ def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
         ),
         numa_hop=assumed(1.0, "taken as one socket"),
         core_sharing=measured(sharing, "compute beside the host kernel"),
+        adam_share=KERNEL_IS_DRAM,
         core_update=measured(rates.steps, "the host kernel on one thread, many gradients a pass"),
     )
 

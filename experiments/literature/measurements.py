@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.literature.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
+from experiments.literature.host_passes import HOST_PASS_GROUPS, HOST_PASSES
 from experiments.literature.setups import (
     Alternative,
     HostPass,
@@ -52,11 +53,12 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "The host's pass alone",
         "Both are read from pictures or text of an issue, to one or two digits.",
     ),
+    **HOST_PASS_GROUPS,
     **ALTERNATIVE_GROUPS,
     **SHARDED_GROUPS,
 }
 
-UNFITTED = (*ALTERNATIVE_GROUPS, *SHARDED_GROUPS)
+UNFITTED = (*HOST_PASS_GROUPS, *ALTERNATIVE_GROUPS, *SHARDED_GROUPS)
 """Groups with no say in any constant."""
 
 BREAKDOWN = Phases(
@@ -271,8 +273,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         group="host",
         source="PrimeIntellect-ai/prime-rl #3248",
         assumption="30 bytes of DRAM a parameter: master and moments in and out, a float "
-        "gradient, a 16-bit weight; at the table's DRAM bandwidth",
+        "gradient, a 16-bit weight",
     ),
+    *HOST_PASSES,
     *ALTERNATIVES,
     *SHARDED,
 )  # fmt: skip
@@ -282,4 +285,8 @@ NOT_PREDICTED = (
     "model are not published with the figures.",
     "The step behind an update step in the Llama-2-7B log (891 and 1062 ms against 720): the "
     "simulated update slows no later step down but by sharing DRAM.",
+    "DeepSpeed's kernel alone on 0.54 and 0.67 G parameters (DandinPower/numa-cpu-adam-bench, 55 "
+    "and 68 ms): the host is not named.",
+    "Megatron's CPU optimizer for 106B on four hosts (THUDM/slime 1139, 9.6 s): it was timed "
+    "under a profiler, and is no fused kernel.",
 )

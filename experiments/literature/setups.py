@@ -33,7 +33,9 @@ class HostPass:
     num_params: float
     """Number of parameters of one host."""
     bytes_each: float | None = None
-    """Bytes of DRAM for each, at the roofline; None is DeepSpeed's CPU step."""
+    """Bytes of DRAM for each, of a kernel alone; None is DeepSpeed's CPU step."""
+    binds_cores: bool = True
+    """Whether each device's part stays on one socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

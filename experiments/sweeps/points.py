@@ -220,9 +220,9 @@ def _by_events(
             group.points, lambda point: _by_simulation(sweep.case(point), base.facts)
         )
         return
-    sharing = Rates.of(base.case.hardware).sharing
+    own_rates, count = Rates.of(base.case.hardware), len(group.points)
     rates = np.stack(
-        [machines[n] if n in machines else np.full(len(group.points), sharing) for n in RATES],
+        [machines[n] if n in machines else np.full(count, getattr(own_rates, n)) for n in RATES],
         axis=1,
     )
     for places, costs in _by_computing(sweep, base, group):

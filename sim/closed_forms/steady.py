@@ -189,7 +189,7 @@ class ClosedForm:
     def _host_seconds(self, tasks: HostTasks, axes: dict[str, Array]) -> Array:
         """Return what each task takes, (N, L): its bytes' time or its arithmetic's."""
         task = self._costs.hardware.overheads.host_task.value
-        rate = np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
+        rate = np.minimum(axes["host"], axes["dram"] / self._rates.host_sharing)
         moving = tasks.num_bytes / rate[:, None]
         work = np.maximum(moving, tasks.steps / axes["steps"][:, None])
         seconds: Array = np.where(tasks.num_bytes > 0, task + work, 0.0)
@@ -200,8 +200,8 @@ class ClosedForm:
 
         Max-min fairness gives a flow all it can take where that is no more than an equal share.
         """
-        flows = 3 if both_ways else 2
-        share = axes["dram"] / (self._rates.sharing * flows)
+        copies = 2 if both_ways else 1
+        share = axes["dram"] / (self._rates.sharing * copies + self._rates.host_sharing)
         free: NDArray[np.bool_] = np.maximum(axes["d2h"], axes["h2d"]) <= share
         down, up = axes["d2h"], axes["h2d"]
         at_once = down + up if both_ways else np.maximum(down, up)
@@ -245,7 +245,9 @@ class ClosedForm:
         upload = self._copy_seconds(total, axes["h2d"], self._unpack_rate)[:, 0]
         stall = done - stepped + upload
         alone = copied[:, -1] <= stepped
-        room = self._rates.sharing * (axes["host"] + axes["d2h"]) <= axes["dram"]
+        rates = self._rates
+        used = rates.host_sharing * axes["host"] + rates.sharing * axes["d2h"]
+        room = used <= axes["dram"]
         applies = self._copies_are_free(axes, both_ways=False) & (alone | room) & step.is_free
         selection = np.zeros_like(stall)
         if self._interval and (chosen := phase.selected > 0).any():
@@ -357,7 +359,7 @@ class ClosedForm:
         """
         intake = self._host_seconds(phase.intake, axes)
         copies = 2 * (self._grads.sum() + phase.uploads.sum())
-        lost = copies / np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
+        lost = copies / np.minimum(axes["host"], axes["dram"] / self._rates.host_sharing)
         start = np.maximum(copied[:, -1], stepped) + lost
         if is_fused:
             intake = intake + self._host_seconds(phase.update, axes)
@@ -374,7 +376,7 @@ class ClosedForm:
         mean_intake = intake / len(self._phases)
         late = np.maximum(copied[:, -1] - stepped, 0.0)
         copies = self._grads.sum() + max(phase.uploads.sum() for phase in self._phases)
-        rate = np.minimum(axes["host"], axes["dram"] / self._rates.sharing)
+        rate = np.minimum(axes["host"], axes["dram"] / self._rates.host_sharing)
         lost = (lag + 1) * copies / rate
         enough: NDArray[np.bool_] = late + lost + update + (lag + 1) * mean_intake <= lag * stepped
         return enough

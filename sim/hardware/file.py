@@ -16,16 +16,21 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, HardwareProfile
+from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, HardwareProfile, Quantity
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the files that this code writes. It reads those before, too."""
+KERNEL_IS_DRAM = Quantity(
+    value=1.0, kind="measured", source="part of dram, which the engine's kernel has measured"
+)
+"""Share of ``host.dram`` that the engine's kernel reaches, in profiles of `zenflow calibrate`."""
 _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     2: {"host": {"core_update": asdict(CORE_UPDATE)}},
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
     4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": asdict(DEEPSPEED_SHARE)}},
+    5: {"host": {"adam_share": asdict(KERNEL_IS_DRAM)}},
 }
 """Figures that each version has and the one before had not, with what stands for them."""
 _ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}

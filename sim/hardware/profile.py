@@ -33,6 +33,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "device.attention_backward_efficiency": (0.0, 1.0),
     "device.bandwidth_efficiency": (0.0, 1.0),
     "host.core_sharing": (1.0, 2.0),
+    "host.adam_share": (0.0, 1.0),
 }
 """Least and largest value of quantities that are bounded; none may be 0."""
 
@@ -182,15 +183,25 @@ CORE_UPDATE = Quantity(
 )
 """AdamW steps of an element, per second, of a core where none has been measured."""
 
+ADAM_SHARE = Quantity(
+    value=0.715,
+    kind="measured",
+    source="geometric mean of the largest size of four kernels: CPU-Adam on two Xeon 8168 0.78 "
+    "(ZeRO-Offload, arXiv 2101.06840, table 4), GraceAdam 0.76 and CPU-Adam 0.60 on Grace "
+    "(SuperOffload, arXiv 2509.21271), torch's fused Adam on 32 cores of Ice Lake 0.74 "
+    "(zhuhaozhe/Misc)",
+    sigma=0.13,
+)
+"""What AdamW kernels reach on hosts where none has been measured: mean and predictive spread."""
+
 DEEPSPEED_SHARE = Quantity(
     value=0.3256,
-    kind="measured",
-    source="4.6 s for the 6.74 G parameters of a host with one EPYC 7742 (ZenFlow paper, figure "
-    "4), at the 42 bytes that the simulated step moves for each, of STREAM's 189 GB/s",
-    sigma=0.15,
+    kind="estimated",
+    source="as on the EPYC 7742, the only host that it is known for; kernels alone differ by 0.13 "
+    "between hosts",
+    sigma=0.2,
 )
-"""What DeepSpeed's CPU step reaches where it has not been measured. Two sockets reach no more than
-one: 1.8 G parameters/s of a host with two EPYC 7742 (DeepSpeed issue 6834), against 1.46."""
+"""What DeepSpeed's CPU step reaches where it has not been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +226,12 @@ class Host:
     core_update: Quantity = CORE_UPDATE
     """AdamW steps of an element, per second, that one core takes on data in its caches: what
     bounds a pass over many gradients, where the loop's bytes no longer do."""
+    adam_share: Quantity = ADAM_SHARE
+    """Bytes/s that an AdamW kernel alone moves on all its threads, as a share of ``dram``: seven
+    streams suit memory less than STREAM's three do. 1 where ``dram`` is from the kernel itself."""
     deepspeed_share: Quantity = DEEPSPEED_SHARE
-    """Bytes/s that DeepSpeed's CPU step moves on the whole host, as a share of one socket's
-    ``dram``."""
+    """Bytes/s that DeepSpeed's CPU step moves on one socket, as a share of ``dram``: its AdamW
+    kernel and the slower passes around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     before *= 1.0 if config.is_exact else costs.intake_factor
     work = (before + at_end) * (own.deferred / window)
     moved = work.num_bytes
-    host = max(moved / rates.host, rates.sharing * moved / rates.dram, work.steps / rates.steps)
+    kept = rates.host_sharing * moved / rates.dram
+    host = max(moved / rates.host, kept, work.steps / rates.steps)
     division = strategy.division(hardware)
     keeps = not strategy.releases
     device = _device_seconds(costs, config, own, division)
@@ -49,7 +50,7 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     away = costs.accumulation * sum(segment.leaving for segment in costs.segments)
     down, up = down + away, up + away
     link = max(down / rates.d2h, up / rates.h2d, (down + up) / rates.duplex)
-    dram = rates.sharing * (moved + down + up) / rates.dram
+    dram = kept + rates.sharing * (down + up) / rates.dram
     if hardware.device.is_cpu:  # copies are bounded by its cores
         dram = 0.0
     return max(device, link, host, dram, fabric)

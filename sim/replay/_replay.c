@@ -139,7 +139,8 @@ static void move(Run *run) {
 }
 
 static double use(const Run *run, const Flow *flow, int resource) {
-    if (resource == DRAM) return run->rates[RATE_SHARING];
+    if (resource == DRAM)
+        return run->rates[flow->lane == HOST ? RATE_HOST_SHARING : RATE_SHARING];
     if (flow->lane == HOST) return 0;
     return resource == BOTH || resource == (flow->lane == D2H ? DOWN : UP);
 }
@@ -441,7 +442,7 @@ static void summarise(const Run *run, double *ends, double *stalls) {
     }
 }
 
-int32_t sim_replay_interface(void) { return 1; }
+int32_t sim_replay_interface(void) { return 2; }
 
 int32_t sim_replay(const Tape *tape, const double *rates, const double *seconds,
                    const double *sleeps, int64_t are_own, int64_t count, double *ends,

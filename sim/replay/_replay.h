@@ -11,6 +11,7 @@ enum {
     RATE_DUPLEX,
     RATE_DRAM,
     RATE_SHARING,
+    RATE_HOST_SHARING,
     RATE_HOST,
     RATE_STEPS,
     NUM_RATES

@@ -20,7 +20,7 @@ _JOB = (
     ("counted", np.float64), ("step", np.int32), ("deadline", np.int32), ("rank", np.int32),
 )  # fmt: skip
 """Numbers of a `Job` and their types, in order."""
-RATES = ("d2h", "h2d", "duplex", "dram", "sharing", "host", "steps")
+RATES = ("d2h", "h2d", "duplex", "dram", "sharing", "host_sharing", "host", "steps")
 """Fields of `Rates` that a tape is replayed with, in the order of the C code."""
 
 

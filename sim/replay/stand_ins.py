@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sim.fluid import FlowKind
 from sim.lanes import Work
 from sim.machine import Machine
 from sim.replay.tape import LANES, OTHERS, PER_UNIT, TIMES, CannotRecordError, Gap, Job, Seconds
@@ -256,8 +257,16 @@ class TapeMachine(Machine):
         self.pack_rate = figures["pack_bandwidth"].value
         self.unpack_rate = figures["unpack_bandwidth"].value
 
-    def host_work(self, num_bytes: float, steps: float = 0.0) -> Work:
-        """Return a host task with its AdamW steps: how fast it is depends on the machine."""
+    def host_work(
+        self, num_bytes: float, steps: float = 0.0, kind: FlowKind | None = None
+    ) -> Work:
+        """Return a host task with its AdamW steps: how fast it is depends on the machine.
+
+        Raises:
+            CannotRecordError: It is of another kind than the AdamW kernel.
+        """
+        if kind is not None:
+            raise CannotRecordError(f"a host task is {kind.name}, and no kernel of AdamW's")
         seconds = self.hardware.overheads.host_task.value
         return _HostWork(seconds=seconds, kind=self.host_kind, num_bytes=num_bytes, steps=steps)
 

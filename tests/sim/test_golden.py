@@ -180,7 +180,8 @@ LOGS = [
   8.0- 10.0 d2h grads 1
  10.0- 18.4 device stall:host 1
  10.0- 11.6 host accumulate 1
- 11.6- 18.4 host adam 1
+ 11.6- 17.2 host adam 1
+ 17.2- 18.4 host cast 1
  18.4- 20.4 device stall:h2d 1
  18.4- 20.4 h2d params 1
  20.4- 21.4 device forward 2
@@ -193,7 +194,8 @@ LOGS = [
  28.4- 30.4 d2h grads 2
  30.4- 38.8 device stall:host 2
  30.4- 32.0 host accumulate 2
- 32.0- 38.8 host adam 2
+ 32.0- 37.6 host adam 2
+ 37.6- 38.8 host cast 2
  38.8- 40.8 device stall:h2d 2
  38.8- 40.8 h2d params 2
 """,
@@ -1073,7 +1075,8 @@ TWO_MICRO_BATCHES = """
  20.0- 22.0 d2h grads 1
  22.0- 30.4 device stall:host 1
  22.0- 23.6 host accumulate 1
- 23.6- 30.4 host adam 1
+ 23.6- 29.2 host adam 1
+ 29.2- 30.4 host cast 1
  30.4- 32.4 device stall:h2d 1
  30.4- 32.4 h2d params 1
 """

@@ -151,8 +151,8 @@ class CountingMachine(Machine):
         self.device_seconds = 0.0
         super().__init__(hardware)
 
-    def host_work(self, num_bytes, steps=0.0):
-        work = super().host_work(num_bytes, steps)
+    def host_work(self, num_bytes, steps=0.0, kind=None):
+        work = super().host_work(num_bytes, steps, kind)
         self.host_bytes += num_bytes
         self.host_steps += steps
         self.host_kinds[work.kind] += num_bytes
@@ -271,7 +271,7 @@ def test_a_step_in_turn_is_no_shorter_than_its_critical_path(costs, name):
     knobs = {"min_split_elements": 0} if name in PRESETS else {}
     found = run(costs, Strategy.of(name, **knobs), num_steps=1)
     machine, rates = found.machine, found.machine.rates
-    dram = machine.dram.capacity / rates.sharing if machine.compute_kind is None else math.inf
+    dram = machine.dram.capacity / rates.host_sharing if machine.compute_kind is None else math.inf
     update = machine.host_bytes / min(rates.host, dram)
     upload = found.moved("h2d") / min(rates.h2d, rates.duplex)
     least = costs.compute_seconds + update + upload

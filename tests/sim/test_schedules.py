@@ -6,11 +6,12 @@ import pytest
 
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import Fabric, Nvme, Quantity
-from sim.machine import Machine
+from sim.machine import Machine, least_seconds
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.intake import ExactIntake
 from sim.schedules.systems.deep_optimizer_states import DeepOptimizerStates
+from sim.schedules.systems.deepspeed_zero_offload import RELEASED, host_seconds, step_rate
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of
@@ -613,3 +614,18 @@ def test_the_ring_keeps_what_an_upload_still_reads():
         (stepped,) = (s for s in own if s.lane == "device" and s.name == "step")
         assert done.h2d_bytes - (stepped.start - began) * 4e9 <= most
         assert any(s.name == "stall:d2h" for s in own), "backward waits for room"
+
+
+def test_only_the_kernel_of_deepspeeds_step_gains_from_a_second_socket():
+    def update(machine, devices):
+        hardware = replace(find_machine(machine, devices), host_threads=64)
+        made = Machine(hardware)
+        kernel = least_seconds(made, made.host_kind, RELEASED.update * 1e9 / devices)
+        return kernel, host_seconds(made, 1e9 / devices)
+
+    (one, whole), (two, faster) = update("a100-epyc-7742", 2), update("dgx-a100-40", 2)
+    host = find_machine("a100-epyc-7742").host
+    bytes_each = RELEASED.prepare + RELEASED.update + RELEASED.convert
+    assert whole == pytest.approx(1e9 * bytes_each / step_rate(host))
+    assert two == pytest.approx(one / 2)
+    assert faster == pytest.approx(whole - one / 2)

@@ -1,7 +1,8 @@
 """Predictions of published set-ups, from the table of hardware and the models' configs.
 
 Nothing is fitted to a measurement. The table's share of DRAM's bandwidth that DeepSpeed's CPU step
-reaches is from the phases in the ZenFlow paper.
+reaches is from the phases in the ZenFlow paper, and that of kernels alone from the largest sizes
+in three tables, which are no rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine, least_seconds
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.systems.deepspeed_zero_offload import RELEASED, step_rate
+from sim.schedules.systems.deepspeed_zero_offload import RELEASED, host_seconds
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import StepCosts, costs_of
 from sim.timing.phases import costs_of_phases
@@ -29,9 +30,9 @@ SHARE = "host.deepspeed_share"
 _UNBOUND = 1e6
 """Share with which DRAM and cores alone bound it."""
 _FIGURES = (
-    "host.dram", "host.numa_hop", "link.d2h", "link.h2d", "link.pageable", "device.bandwidth",
-    "device.matmul_efficiency", "device.launch", "overheads.device_update", "fabric.bandwidth",
-    "network.bandwidth", SHARE,
+    "host.dram", "host.adam_share", "host.numa_hop", "link.d2h", "link.h2d", "link.pageable",
+    "device.bandwidth", "device.matmul_efficiency", "device.launch", "overheads.device_update",
+    "fabric.bandwidth", "network.bandwidth", SHARE,
 )  # fmt: skip
 _FREE = 1e-12
 """Seconds of a launch that bounds nothing."""
@@ -63,10 +64,11 @@ def hardware_of(setup: AnySetup) -> HardwareProfile:
     if isinstance(setup, Phases):
         return _phase_costs(setup).hardware
     if isinstance(setup, HostPass):
-        return find_machine(setup.machine, setup.devices)
-    profile = find_machine(
-        setup.machine, setup.devices, num_hosts=setup.hosts, network=setup.network
-    )
+        profile = find_machine(setup.machine, setup.devices)
+    else:
+        profile = find_machine(
+            setup.machine, setup.devices, num_hosts=setup.hosts, network=setup.network
+        )
     return replace(profile, binds_cores=setup.binds_cores)
 
 
@@ -91,7 +93,7 @@ def regime_of(setup: AnySetup) -> str:
 
 def at_roofline(hardware: HardwareProfile) -> HardwareProfile:
     """Return a machine on which DRAM and cores alone bound DeepSpeed's CPU step."""
-    return hardware.with_values({SHARE: _UNBOUND})
+    return hardware.with_values({SHARE: _UNBOUND, "host.adam_share": 1.0})
 
 
 def predict(setup: AnySetup, quantity: Quantity, hardware: HardwareProfile | None = None) -> float:
@@ -105,10 +107,10 @@ def predict(setup: AnySetup, quantity: Quantity, hardware: HardwareProfile | Non
     hardware = hardware_of(setup) if hardware is None else hardware
     machine = Machine(hardware, keeps_spans=False)
     if isinstance(setup, HostPass):
-        if runs_deepspeed_step(setup):
-            machine.bound_host(step_rate(hardware.host))
-        share = setup.num_params / setup.devices * (setup.bytes_each or step_bytes())
-        return least_seconds(machine, machine.host_kind, share)
+        share = setup.num_params / setup.devices
+        if setup.bytes_each is None:
+            return host_seconds(machine, share)
+        return least_seconds(machine, machine.host_kind, share * setup.bytes_each)
     if isinstance(setup, Phases):
         costs = replace(_phase_costs(setup), hardware=hardware)
         return _simulated(machine, costs, Strategy.of(setup.strategy), quantity)
@@ -128,7 +130,7 @@ def predict_costs(costs: StepCosts, strategy: Strategy, quantity: Quantity, rate
         rate: Bytes/s that CPU code reaches on the host at most.
     """
     machine = Machine(costs.hardware, keeps_spans=False)
-    machine.bound_host(rate)
+    machine.host_kind = machine.bounded_host(rate)
     return _simulated(machine, costs, strategy, quantity)
 
 

@@ -76,7 +76,7 @@ class DeepOptimizerStates(AbstractSchedule):
             (up + weights) / rates.h2d,
             down / rates.d2h,
             (up + down + weights) / rates.duplex,
-            rates.sharing * (host + up + down + weights) / rates.dram,
+            (rates.host_sharing * host + rates.sharing * (up + down + weights)) / rates.dram,
             self.update_seconds(on_device),
         )
         return max(self.costs.compute_seconds + update, (up + on_host * size) / rates.d2h)

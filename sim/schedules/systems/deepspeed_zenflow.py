@@ -73,18 +73,20 @@ class DeepSpeedZenFlow(AbstractSchedule):
         self._topk_ratio, self._interval, self._overlap = topk_ratio, update_interval, overlap
         self._clip_bytes, self._snapshot_bytes = clip_bytes, snapshot_bytes
         self._share = costs.num_params / self.devices
-        machine.bound_host(step_rate(machine.hardware.host))
+        # What its kernel reaches by itself is not known, unlike ZeRO-Offload's.
+        machine.host_kind = machine.bounded_host(step_rate(machine.hardware.host))
         self._worker_kind = self._main_kind = machine.host_kind
         self._main = machine.host
         if overlap:
-            self._worker_kind = _slower(machine.host_kind, 1 - reserved_cores)
-            self._main_kind = _slower(machine.host_kind, reserved_cores)
+            cores = machine.rates.host
+            self._worker_kind = _at_most(machine.host_kind, (1 - reserved_cores) * cores)
+            self._main_kind = _at_most(machine.host_kind, reserved_cores * cores)
             self._main = HostLane("main", machine.network, machine.recording)
         share = machine.hardware.link.pageable.value
-        self._fetch_kind = _pageable(machine.h2d_kind, share * machine.rates.h2d)
+        self._fetch_kind = _at_most(machine.h2d_kind, share * machine.rates.h2d)
         self._float_kind = machine.d2h_kind
         if overlap:
-            self._float_kind = _pageable(machine.d2h_kind, share * machine.rates.d2h)
+            self._float_kind = _at_most(machine.d2h_kind, share * machine.rates.d2h)
         self._in_flight: list[simpy.Event] = []
         self._stalled = 0.0
 
@@ -167,18 +169,15 @@ class DeepSpeedZenFlow(AbstractSchedule):
 
     def _host_work(self, bytes_each: float, kind: FlowKind) -> Work:
         """Return a pass over this device's part of the model."""
-        return replace(self.machine.host_work(self._share * bytes_each), kind=kind)
+        return self.machine.host_work(self._share * bytes_each, kind=kind)
 
     def _idle(self, events: list[simpy.Event], cause: str, step: int) -> Process:
         self._stalled += yield from self.wait(events, cause, step)
 
 
-def _pageable(kind: FlowKind, rate: float) -> FlowKind:
-    return replace(kind, name=f"pageable {kind.name}", max_rate=min(kind.max_rate, rate))
-
-
-def _slower(kind: FlowKind, share: float) -> FlowKind:
-    return replace(kind, name=f"{share:g} of {kind.name}", max_rate=share * kind.max_rate)
+def _at_most(kind: FlowKind, rate: float) -> FlowKind:
+    """Return the same flow at no more than this rate, bytes/s: pageable copies, or fewer cores."""
+    return replace(kind, name=f"{kind.name} at {rate:g}", max_rate=min(kind.max_rate, rate))
 
 
 def _violations(topk_ratio: float, interval: int, reserved_cores: float) -> Iterator[str]:

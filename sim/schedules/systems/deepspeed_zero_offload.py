@@ -3,6 +3,10 @@
 Written from deepspeed/runtime/zero/stage_1_and_2.py. Gradients of every micro-batch leave: sums
 are kept on the host and added to by way of the device, so the device keeps no whole gradient.
 Copies are queued on the stream that computes, as the stream for them is commented out there.
+
+On the host `step()` runs three passes in turn: `unscale_and_clip_grads`, CPU-Adam, and the copy of
+the master into a 16-bit buffer. Nobody has timed them apart. By the whole step's time and by what
+kernels reach, the first and the last, which are torch operations, are far slower than the kernel.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import simpy
 
 from sim.hardware.profile import Host
-from sim.machine import Machine
+from sim.machine import Machine, least_seconds
 from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System
 from sim.schedules.systems.zero_offload import OffloadTraffic, ZeroOffload
@@ -23,13 +27,35 @@ RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.
 - Unscaling and clipping read and write them (8).
 - AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2).
 """
+_NOTHING = 1e-6
+"""Bytes that stand for none."""
 _MEASURED = 28
 """Bytes of an element on the host, all in all, in DeepSpeed issue 7693."""
 
 
 def step_rate(host: Host) -> float:
-    """Return the bytes/s of DRAM that DeepSpeed's CPU step moves on a host, whatever its ranks."""
+    """Return the bytes/s of DRAM that DeepSpeed's whole CPU step moves on one socket."""
     return host.deepspeed_share.value * host.dram.value
+
+
+def around_rate(host: Host) -> float:
+    """Return the bytes/s of the passes before and after CPU-Adam, whatever a host's ranks.
+
+    They take what the kernel leaves of the whole step's time on one socket. On several sockets the
+    kernel is faster, and they are not. Where it leaves nothing they are bounded as it is.
+    """
+    around = RELEASED.prepare + RELEASED.convert
+    whole = (around + RELEASED.update) / host.deepspeed_share.value
+    left = whole - RELEASED.update / host.adam_share.value
+    return around * host.dram.value / max(_NOTHING, left)
+
+
+def host_seconds(machine: Machine, num_params: float) -> float:
+    """Return how long one device's part of the CPU step takes that nothing competes with."""
+    around = machine.bounded_host(around_rate(machine.hardware.host))
+    return least_seconds(machine, machine.host_kind, RELEASED.update * num_params) + least_seconds(
+        machine, around, (RELEASED.prepare + RELEASED.convert) * num_params
+    )
 
 
 class DeepSpeedZeroOffload(ZeroOffload):
@@ -45,7 +71,7 @@ class DeepSpeedZeroOffload(ZeroOffload):
     def __init__(self, machine: Machine, costs: StepCosts, *, overlap_comm: bool = False) -> None:
         """Take DeepSpeed's option of this name."""
         super().__init__(machine, costs, RELEASED)
-        machine.bound_host(step_rate(machine.hardware.host))
+        self._around = machine.bounded_host(around_rate(machine.hardware.host))
         self._overlap = overlap_comm
         self._queued: list[simpy.Event] = []
 

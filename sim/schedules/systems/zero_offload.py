@@ -51,6 +51,8 @@ class ZeroOffload(AbstractSchedule):
         """Take the traffic of the published design, or of released code."""
         super().__init__(machine, costs)
         self._traffic = traffic
+        self._around = machine.host_kind
+        """Kind of flow of the passes before and after AdamW."""
 
     def _step(self, step: int) -> Step:
         copied = self.send(self.compute(step), step, self._traffic.down)
@@ -63,12 +65,15 @@ class ZeroOffload(AbstractSchedule):
     def _update(self, step: int) -> Process:
         machine, traffic = self.machine, self._traffic
         share = self.costs.num_params / self.devices
-        updated = []
-        if traffic.prepare:
-            work = machine.host_work(share * traffic.prepare)
-            updated.append(machine.host.submit("accumulate", step, work))
-        work = machine.host_work(share * (traffic.update + traffic.convert))
-        updated.append(machine.host.submit("adam", step, work, updated))
+        updated: list[simpy.Event] = []
+        for name, size, kind in (
+            ("accumulate", traffic.prepare, self._around),
+            ("adam", traffic.update, machine.host_kind),
+            ("cast", traffic.convert, self._around),
+        ):
+            if size:
+                work = machine.host_work(share * size, kind=kind)
+                updated.append(machine.host.submit(name, step, work, updated))
         yield from self.wait(updated, "host", step)
         uploaded = machine.h2d.submit("params", step, machine.up(share * traffic.up))
         yield from self.wait([self.gather(step, uploaded)], "h2d", step)

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
-from sim.hardware.file import SCHEMA_VERSION, read_profile, write_profile
+from sim.hardware.file import KERNEL_IS_DRAM, SCHEMA_VERSION, read_profile, write_profile
 from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, KINDS, Quantity
 from zenflow.errors import ConfigError
 
 BASE = find_machine("rtx4090-server", num_hosts=2, network="2x-roce-100")
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-SHARES = ("duplex", "pageable", "numa_hop", "efficiency", "sustained_share")
+SHARES = ("duplex", "pageable", "numa_hop", "efficiency", "sustained_share", "adam_share")
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | FINITE,
@@ -99,14 +99,16 @@ LATER = {
     2: {"host": {"core_update": CORE_UPDATE}},
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
     4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": DEEPSPEED_SHARE}},
+    5: {"host": {"adam_share": KERNEL_IS_DRAM}},
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(version, path):
     later = [parts for number, parts in LATER.items() if number > version]
+    added = [fields for number, fields in LATER_FIELDS.items() if number > version]
 
     def change(content):
         content["schema_version"] = version
@@ -114,12 +116,14 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
             for part, figures in parts.items():
                 for name in figures:
                     del content[part][name]
-        for number, fields in LATER_FIELDS.items():
-            for name in fields if number > version else ():
+        for fields in added:
+            for name in fields:
                 del content[name]
 
     edited(path, change)
-    expected = replace(BASE, num_hosts=1, network=None)
+    expected = BASE
+    for fields in added:
+        expected = replace(expected, **fields)
     for parts in later:
         for part, figures in parts.items():
             changed = replace(getattr(expected, part), **figures)
@@ -130,7 +134,7 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
         read_profile(path)
 
 
-@pytest.mark.parametrize("version", [0, 5, "1", "3", 1.5, True, None])
+@pytest.mark.parametrize("version", [0, 6, "1", "3", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):

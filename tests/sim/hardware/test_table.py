@@ -1,12 +1,17 @@
 """The hardware table: figures in their ranges, peaks dense, rates below what carries them."""
 
+import math
 import re
+from dataclasses import replace
+from statistics import mean, stdev
 
 import pytest
 
 from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
+from sim.hardware.profile import ADAM_SHARE
 from sim.hardware.quantities import quantity_of, read_table
+from sim.machine import Machine, Rates, least_seconds
 
 SHARE = (0.05, 1.0)
 RANGES = {
@@ -24,6 +29,7 @@ RANGES = {
     "device.launch": (1e-6, 50e-6),
     "device.backward_launch": (1e-6, 50e-6),
     "device.compiled_launch": (1e-6, 20e-6),
+    "host.adam_share": (0.5, 1.0),
     "host.deepspeed_share": (0.1, 1.0),
     "device.backward_factor": (0.5, 2),
     "link.d2h": (5e9, 450e9),
@@ -153,3 +159,59 @@ def test_a_socket_of_epyc_7742_does_what_elixirs_cpu_adam_did():
     host = find_host("epyc-7742")
     reached = min(host.dram.value, host.cores * host.core_bandwidth.value) / 28
     assert 5.15e9 < reached < 1.5 * 5.15e9
+
+
+def test_what_adam_kernels_reach_is_the_mean_of_four_measured_ones_and_their_spread():
+    # G parameters, their seconds, bytes each, GB/s of STREAM: the largest size of each table.
+    hop = (1 + find_host("xeon-8168").numa_hop.value) / 2
+    kernels = [
+        (10, 2.57, 30, 2 * 101 * hop),  # CPU-Adam on two Xeon 8168
+        (8, 0.608, 28, 486),  # GraceAdam
+        (8, 0.769, 28, 486),  # CPU-Adam on Grace
+        (32 * 2**22 / 1e9, 31.7812e-3, 28, 160),  # torch on Ice Lake
+    ]
+    shares = [math.log(count * size / seconds / dram) for count, seconds, size, dram in kernels]
+    assert ADAM_SHARE.value == pytest.approx(math.exp(mean(shares)), abs=0.005)
+    another = stdev(shares) * math.sqrt(1 + 1 / len(shares))  # of a kernel that is not among them
+    assert ADAM_SHARE.uncertainty == pytest.approx(another, abs=0.005)
+
+
+# STREAM's triad and a read-only loop on one socket, GB/s by number of threads.
+XEON_8160 = [13.8, 27.6, 40.4, 53.4, 64.2, 75.3, 83.9, 88.4, 91.0, 92.4, 95.2, 97.7, 99.0, 98.2,
+             100.8, 102.3, 100.6, 100.8, 100.0, 101.3, 100.5, 98.4, 99.2, 98.5]  # fmt: skip
+ZEN_2 = {1: 19.9, 2: 33.5, 4: 63.1, 8: 101.6, 16: 109.7, 32: 116.0}
+CURVES = [dict(enumerate(XEON_8160, 1)), ZEN_2]
+
+
+def host_rate(machine):
+    made = Machine(machine)
+    return 1e9 / least_seconds(made, made.host_kind, 1e9)
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=["xeon-8160", "zen-2"])
+def test_threads_that_add_up_until_memory_is_full_are_within_their_spread_of_measured_ones(curve):
+    base = find_machine("a100-epyc-7742", 1)
+    base = base.with_values(
+        {
+            "host.core_bandwidth": curve[1] * 1e9,
+            "host.dram": max(curve.values()) * 1e9,
+            "host.adam_share": 1.0,
+        }
+    )
+    spread = base.host.core_bandwidth.uncertainty
+    off = [
+        host_rate(replace(base, host_threads=threads)) / (measured * 1e9)
+        for threads, measured in curve.items()
+    ]
+    assert max(off) < 1 + 1.1 * spread
+    assert min(off) > 0.95
+    assert all(each < 1.06 for each in off[-2:])  # with twice the threads of the bend and more
+
+
+@pytest.mark.parametrize("name", catalog.names("machine"))
+def test_the_kernel_has_no_more_than_its_share_of_memory_or_what_its_threads_move(name):
+    for machine in (find_machine(name), replace(find_machine(name), host_threads=1)):
+        rates, host = Rates.of(machine), machine.host
+        threads = machine.threads_per_device * host.core_bandwidth.value * rates.reach
+        memory = host.adam_share.value * rates.dram / rates.sharing
+        assert host_rate(machine) == pytest.approx(min(threads, memory))
