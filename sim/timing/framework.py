@@ -7,7 +7,7 @@
   (deepspeed/runtime/zero/stage_1_and_2.py).
 - A kernel that plain code launches, with no module around it, costs what a compiled layer's does.
 
-All of it is of GPUs. Where a CPU plays the device nothing is added: calibration has it.
+All of it is of GPUs and of costs that come from shapes or a trace: see `is_added`.
 """
 
 from __future__ import annotations
@@ -50,15 +50,24 @@ def plain_launch_seconds(device: Device) -> float:
     return (device.compiled_launch or device.backward_launch or device.launch).value
 
 
+def is_added(costs: StepCosts) -> bool:
+    """Return whether a framework's work is added to costs.
+
+    Phases that were given have all that happened in them. Where a CPU plays the device calibration
+    has it.
+    """
+    return costs.workload is not None and not costs.hardware.device.is_cpu
+
+
 def with_hooks(costs: StepCosts, forward: Hooks, backward: Hooks) -> StepCosts:
     """Return the costs with hooks around every layer.
 
     A layer's pass takes its kernels' time and that of what hooks move, but no less than the host
     takes for launches and hooks.
     """
-    device, bandwidth = costs.hardware.device, costs.elementwise_bandwidth
-    if device.is_cpu:
+    if not is_added(costs):
         return costs
+    device, bandwidth = costs.hardware.device, costs.elementwise_bandwidth
     segments = list(costs.segments)
     for layer in layers_of(costs):
         parts = [costs.segments[index] for index in layer]
@@ -200,7 +209,7 @@ def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
     elements = costs.num_params / devices
     fused = elements / costs.hardware.overheads.device_update.value
     seconds = fused * kernels.moved / OPTIMIZERS["fused"].moved
-    if device.is_cpu:
+    if not is_added(costs):
         return seconds
     count = sum(segment.num_parameters for segment in costs.segments)
     launched = float(count)

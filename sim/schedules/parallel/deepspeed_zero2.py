@@ -16,6 +16,7 @@ from sim.timing.costs import StepCosts
 from sim.timing.framework import (
     REDUCE_BUCKET,
     deepspeed_hooks,
+    is_added,
     non_finite_bytes,
     norm_bytes,
     plain_launch_seconds,
@@ -27,7 +28,7 @@ take its norm."""
 
 
 class DeepSpeedZero2(AbstractSchedule):
-    """Forward, backward with a bucket's all-reduce where one is full, passes, AdamW, all-gather."""
+    """Forward, backward with an all-reduce for each full bucket, passes, AdamW, all-gather."""
 
     def __init__(
         self,
@@ -90,15 +91,17 @@ class DeepSpeedZero2(AbstractSchedule):
         Gradients are looked at and their norm is taken. They are flattened, cast to float32 and
         unscaled. Behind AdamW masters are cast to the model's type.
         """
-        size, share = self.costs.dtype_bytes, self.costs.num_params / self.devices
+        costs, share = self.costs, self.costs.num_params / self.devices
+        seconds = self.step_overhead + self.update_seconds(share)
+        if not is_added(costs):
+            return seconds
+        size, device = costs.dtype_bytes, costs.hardware.device
         moved = non_finite_bytes(size) + norm_bytes(size)
         moved += 2.0 * size + (size + FLOAT_BYTES) + 2.0 * FLOAT_BYTES + (FLOAT_BYTES + size)
-        seconds = share * moved / self.costs.elementwise_bandwidth
-        device = self.costs.hardware.device
-        if not device.is_cpu:
-            count = sum(segment.num_parameters for segment in self.costs.segments) / self.devices
-            seconds = max(seconds, count * _STEP_KERNELS * plain_launch_seconds(device))
-        return self.step_overhead + seconds + self.update_seconds(share)
+        launched = _STEP_KERNELS * sum(s.num_parameters for s in costs.segments) / self.devices
+        return seconds + max(
+            share * moved / costs.elementwise_bandwidth, launched * plain_launch_seconds(device)
+        )
 
 
 def _memory(case: SystemCase) -> SystemParts:
