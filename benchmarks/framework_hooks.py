@@ -3,8 +3,8 @@
     python -m benchmarks.framework_hooks [--repeats 25] [--out FILE]
 
 Parameters are tiny and collectives do nothing (torch's fake process group), so that what is left
-is Python and dispatch. Each figure is a line through a few sizes: seconds of a layer or a step, and
-seconds more for each parameter. The simulator takes them from here (`sim.timing.framework`).
+is Python and dispatch. Each figure is a line through a few sizes: seconds of a layer or a step,
+and seconds more for each parameter. The simulator takes them from here (`sim.timing.framework`).
 
 DeepSpeed is measured where it is installed. Its optimizer's step is on the CPU here, kernels and
 all.

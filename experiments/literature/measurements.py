@@ -28,9 +28,9 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "Of ZenFlow's rows the least known figure is the rate of copies through pageable memory: "
         "the float gradients and the new weights of a window take it. What the cores of the "
         "training process and of the update do to one another is not modelled: the same "
-        "prediction stands for each binding with the same placement of memory. Nor is what the "
-        "release does in Python, for each parameter and bucket. The step without offload is short "
-        "enough for that to show, and DeepSpeed's own passes over gradients with it.",
+        "prediction stands for each binding with the same placement of memory. What the release "
+        "does for each parameter, and its own passes over gradients, are counted in its code of "
+        "version 0.19.",
     ),
     "llama": (
         "Llama-2-7B on 2 devices that the log does not name",

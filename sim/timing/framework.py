@@ -1,7 +1,8 @@
 """Framework: what PyTorch's and DeepSpeed's own code takes around layers and optimizer steps.
 
 - Seconds of the host were measured by ``benchmarks/framework_hooks.py``, with tiny parameters on a
-  CPU and collectives that do nothing. None comes from the time of a training step.
+  CPU and collectives that do nothing (record 2026-11-25_framework-hooks_intel-r-xeon-r-processor).
+  None comes from the time of a training step.
 - Kernels and bytes are counted in the code: torch 2.13 (torch/distributed/fsdp/_fully_shard,
   torch/csrc/distributed/c10d/reducer.cpp, torch/optim/adam.py), DeepSpeed 0.19.6
   (deepspeed/runtime/zero/stage_1_and_2.py).
@@ -94,6 +95,8 @@ def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepC
 
     An all-gather is copied into and out of a flat buffer, and so is a reduce-scatter into one: the
     copies out of the first and into the second are of whole layers, on the stream that computes.
+    The seconds of a layer are those around transformers' decoder layer: a module with one input
+    takes a quarter of them.
 
     Args:
         costs: Of one step.
@@ -107,8 +110,8 @@ def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepC
     again = gather if reshards else 0.0
     return with_hooks(
         costs,
-        Hooks(unit=420e-6, parameter=17e-6, unit_kernels=3, moved=gather),
-        Hooks(unit=430e-6, parameter=28e-6, unit_kernels=6, moved=again + size + reduce_bytes),
+        Hooks(unit=919e-6, parameter=11.8e-6, unit_kernels=3, moved=gather),
+        Hooks(unit=1114e-6, parameter=26.5e-6, unit_kernels=6, moved=again + size + reduce_bytes),
     )
 
 
@@ -143,8 +146,8 @@ def deepspeed_hooks(
         moved += 2.0 * size * (1.0 + 1.0 / devices)
     return with_hooks(
         costs,
-        Hooks(parameter=4e-6),
-        Hooks(parameter=25e-6, parameter_kernels=1 + -(-own_kernels // devices), moved=moved),
+        Hooks(),
+        Hooks(parameter=19.6e-6, parameter_kernels=1 + -(-own_kernels // devices), moved=moved),
     )
 
 
@@ -177,12 +180,12 @@ class OptimizerKernels:
 
 OPTIMIZERS: Mapping[str, OptimizerKernels] = {
     # One kernel reads weight, gradient and moments, and writes all but the gradient.
-    "fused": OptimizerKernels(moved=28, parameter=3.1e-6, kernels=1),
+    "fused": OptimizerKernels(moved=28, parameter=2.7e-6, kernels=1),
     # Decay (8), the first moment (12), the second's decay (8) and sum (12), root (8), division
     # (8), epsilon (8), and the step (16).
-    "foreach": OptimizerKernels(moved=80, parameter=10.9e-6, kernels=8),
+    "foreach": OptimizerKernels(moved=80, parameter=10.0e-6, kernels=8),
     # The same, parameter by parameter.
-    "loop": OptimizerKernels(moved=80, parameter=22.8e-6, kernels=8, is_chunked=False),
+    "loop": OptimizerKernels(moved=80, parameter=19.3e-6, kernels=8, is_chunked=False),
 }
 """PyTorch's AdamW by name of the implementation; ``foreach`` is its default on a GPU."""
 
