@@ -87,7 +87,7 @@ def passes(model: nn.Module, inputs: Tensor, repeats: int) -> tuple[float, float
 
     def both() -> None:
         model.zero_grad()
-        forward().backward()  # type: ignore[no-untyped-call]
+        forward().backward()
 
     alone = median_seconds(forward, repeats)
     return alone, median_seconds(both, repeats) - alone
@@ -105,15 +105,16 @@ def sharded(model: nn.Module, layers: Sequence[nn.Module]) -> nn.Module:
 
 def fsdp2(repeats: int) -> dict[str, list[float]]:
     """Return what FSDP2 adds to a layer's passes: seconds, and seconds for each parameter."""
-    inputs, added = torch.zeros(4), ({}, {})  # type: tuple[dict[int, float], dict[int, float]]
+    inputs = torch.zeros(4)
+    added: dict[str, dict[int, float]] = {"forward": {}, "backward": {}}
     for count in COUNTS:
         plain, hooked = (
             _layer_passes(partial(_stack, count=count, is_sharded=is_so), inputs, repeats)
             for is_so in (False, True)
         )
-        for points, before, after in zip(added, plain, hooked, strict=True):
+        for points, before, after in zip(added.values(), plain, hooked, strict=True):
             points[count] = after - before
-    return {name: list(line(p)) for name, p in zip(("forward", "backward"), added, strict=True)}
+    return {name: list(line(points)) for name, points in added.items()}
 
 
 def _stack(num_layers: int, *, count: int, is_sharded: bool) -> nn.Module:
@@ -151,7 +152,11 @@ def _layer_passes(
 
 def adamw(repeats: int) -> dict[str, list[float]]:
     """Return what a step of PyTorch's AdamW takes, and more for each parameter."""
-    kinds = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
+    kinds: dict[str, dict[str, Any]] = {
+        "fused": {"fused": True},
+        "foreach": {"foreach": True},
+        "loop": {"foreach": False},
+    }
     found = {}
     for name, flags in kinds.items():
         points = {}

@@ -26,8 +26,8 @@ SHARDED_GROUPS: Mapping[str, tuple[str, str]] = {
         "The devices have HBM2e and a power limit of 500 W, at which nobody has published their "
         "products' rate. Each layer is recomputed in part: every second product and what lies "
         "between, while the simulator knows all of a layer or nothing. From one host to 16 the "
-        "measured speed of a device falls by 2.7 %. The predicted one does not fall, as nothing of "
-        "what several hosts wait for one another is modelled.",
+        "measured speed of a device falls by 2.7 %. The predicted one does not fall, as nothing "
+        "of what several hosts wait for one another is modelled.",
     ),
     "forge": (
         "Llama-3-8B under FSDP2 on 2 and 4 H200",
