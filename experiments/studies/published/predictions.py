@@ -33,6 +33,8 @@ _FIGURES = (
     "device.matmul_efficiency", "device.launch", "overheads.device_update", "fabric.bandwidth",
     "network.bandwidth", SHARE,
 )  # fmt: skip
+_ON_THE_HOST = ("deepspeed_zero_offload", "deepspeed_zenflow")
+"""Strategies with DeepSpeed's CPU step."""
 _FREE = 1e-12
 """Seconds of a launch that bounds nothing."""
 _LAUNCH_BOUND = 0.8
@@ -55,7 +57,7 @@ def runs_deepspeed_step(setup: AnySetup) -> bool:
     """Return whether DeepSpeed's CPU step is part of a set-up."""
     if isinstance(setup, HostPass):
         return setup.bytes_each is None
-    return isinstance(setup, Setup) and setup.strategy.startswith("deepspeed")
+    return isinstance(setup, Setup) and setup.strategy in _ON_THE_HOST
 
 
 def hardware_of(setup: AnySetup) -> HardwareProfile:
