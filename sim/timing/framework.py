@@ -21,9 +21,6 @@ from sim.timing.costs import StepCosts, layers_of
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
-REDUCE_BUCKET = 500_000_000
-"""DeepSpeed's default `reduce_bucket_size`, in elements."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
@@ -127,7 +124,7 @@ def deepspeed_hooks(
     *,
     own_bytes: float,
     own_kernels: int,
-    bucket_elements: int = REDUCE_BUCKET,
+    bucket_elements: int,
 ) -> StepCosts:
     """Return the costs of layers under DeepSpeed's ZeRO stages 1 and 2.
 

@@ -10,11 +10,17 @@ from __future__ import annotations
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
+from sim.memory.parts import (
+    FLOAT_BYTES,
+    REDUCE_BUCKET,
+    STATE_BYTES,
+    Part,
+    SystemCase,
+    SystemParts,
+)
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
 from sim.timing.framework import (
-    REDUCE_BUCKET,
     deepspeed_hooks,
     is_added,
     non_finite_bytes,

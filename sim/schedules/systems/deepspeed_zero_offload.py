@@ -11,7 +11,7 @@ import simpy
 
 from sim.hardware.profile import Host
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.memory.parts import FLOAT_BYTES, REDUCE_BUCKET, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System
 from sim.schedules.systems.zero_offload import OffloadTraffic, ZeroOffload
 from sim.timing.costs import Segment, StepCosts
@@ -42,7 +42,7 @@ def offload_hooks(costs: StepCosts) -> StepCosts:
     """
     size = costs.dtype_bytes
     own = non_finite_bytes(size) + norm_bytes(size) + size + FLOAT_BYTES
-    return deepspeed_hooks(costs, own_bytes=own, own_kernels=9)
+    return deepspeed_hooks(costs, own_bytes=own, own_kernels=9, bucket_elements=REDUCE_BUCKET)
 
 
 class DeepSpeedZeroOffload(ZeroOffload):
