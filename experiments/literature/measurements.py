@@ -286,8 +286,8 @@ NOT_PREDICTED = (
     "model are not published with the figures.",
     "Steps of 100 and 129 ms of T5-base with a batch of 1 on an RTX 3090 and an A100 "
     "(huggingface/transformers #14608, #15026): encoders with decoders are not in the table.",
-    "Steps of a course's decoders on an RTX 5090 in anenbergb/LLM-from-scratch: they vary by 30 to "
-    "60 % from one to the next.",
+    "Steps of a course's decoders on an RTX 5090 in anenbergb/LLM-from-scratch: most vary by a "
+    "quarter and more from one to the next.",
     "ZeRO-2 beside DDP on 8 A100 (TensorAuto/OpenTau #177, 3.4 s of backward against 0.7 s): the "
     "model is of images, words and actions.",
     "The step behind an update step in the Llama-2-7B log (891 and 1062 ms against 720): the "
