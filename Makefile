@@ -147,6 +147,7 @@ gpu: $(READY_DEV)
 bench: $(READY_RUN)
 	$(PY) -m benchmarks.host_update
 	$(PY) -m benchmarks.step_overhead
+	$(PY) -m benchmarks.framework_hooks
 	$(PY) -m benchmarks.interpreter.load
 	$(PY) -m benchmarks.sim_speed
 

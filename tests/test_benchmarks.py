@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import (
     engine_parts,
+    framework_hooks,
     host_jobs,
     host_update,
     lightning_tests,
@@ -49,6 +50,14 @@ def _report(step, seconds, stalls):
 
 def test_a_spread_of_one_value_is_that_value():
     assert spread([2.0]) == {"median": 2.0, "quartiles": [2.0] * 3, "p95": 2.0, "count": 1}
+
+
+def test_hooks_are_a_start_and_a_slope_in_microseconds():
+    points = {count: 2e-4 + 3e-6 * count for count in framework_hooks.COUNTS}
+    start, each = framework_hooks.line(points)
+    assert (start, each) == (pytest.approx(2e-4), pytest.approx(3e-6))
+    shown = framework_hooks.table({"fsdp2": {"forward": [start, each]}}).splitlines()
+    assert shown[1].split() == ["fsdp2", "forward", "200", "3.0"]
 
 
 def test_step_figures_leave_the_warm_up_out_and_share_stalls_by_all_timed_seconds():

@@ -18,7 +18,7 @@ from sim.models.workload import Workload
 FLOAT_BYTES = 4
 STATE_BYTES = 3 * FLOAT_BYTES
 """Bytes of an element's optimizer state: master and two moments in float32."""
-_REDUCE_BUCKET = 500_000_000
+REDUCE_BUCKET = 500_000_000
 """Elements of DeepSpeed's default ``reduce_bucket_size``, one contiguous buffer without
 ``overlap_comm``."""
 ACTIVATION_BUFFERS = 2
@@ -135,7 +135,7 @@ class SystemCase:
             more: Parts beside the weights.
             buckets: Number of buckets, each of DeepSpeed's default size.
         """
-        bucket = _REDUCE_BUCKET * self.size
+        bucket = REDUCE_BUCKET * self.size
         leaving = min(self.in_flight, bucket) + buckets * bucket
         largest = max(parameter.numel for parameter in self.workload.parameters) * self.size
         adding = Part("gradient to add to", "device", largest, "of the largest parameter")

@@ -21,6 +21,9 @@ ATTENTIONS = ("fused", "eager")
 _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and
 mask, softmax in float32 (twice as wide), its cast, the product with values. Estimated."""
+_SCORE_KERNELS, _SCORE_CASTS = 5, 2
+"""Kernels of eager attention's forward beside the one of fused attention, counted in transformers'
+own modules. Gated families take the softmax in float32, which casts where they have 16 bits."""
 _RESIDENT_LAYERS = 2
 """Number of the last layers whose activations stay on the device: backward needs them first."""
 
@@ -203,7 +206,7 @@ class Workload:
             + logits * self._logit_bytes
             + scores,
             weight_bytes=sum(p.numel * size for p, _ in products),
-            num_kernels=kernels + len(products),
+            num_kernels=kernels + len(products) + (self._score_kernels(layer) if is_eager else 0),
             keeps_scores=is_eager,
         )
 
@@ -229,6 +232,9 @@ class Workload:
         rotated = layer.attention_width * (1.0 + self.num_key_value_heads_share)
         more = (kernels.rotary * rotated + kernels.gate * inner) * size
         return shared + norm * self._normed_width(layer) + more, kernels.launches
+
+    def _score_kernels(self, layer: Layer) -> int:
+        return _SCORE_KERNELS + (_SCORE_CASTS if _is_gated(layer) and self.dtype_bytes < 4 else 0)
 
     @property
     def _logit_bytes(self) -> float:

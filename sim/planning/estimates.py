@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from sim.machine import Machine, Rates, least_seconds
 from sim.memory.engine import EngineMemory
-from sim.schedules.parallel.sharded import layers_of
 from sim.simulate import Strategy
-from sim.timing.costs import StepCosts
+from sim.timing.costs import StepCosts, layers_of
 from sim.timing.division import Division
+from sim.timing.framework import fsdp2_hooks
 from sim.timing.fresh_steps import measured_bytes, moved_bytes
 from sim.timing.host_passes import window_passes
 from zenflow.config import ZenFlowConfig
@@ -39,6 +39,8 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     kept = rates.host_sharing * moved / rates.dram
     host = max(moved / rates.host, kept, work.steps / rates.steps)
     division = strategy.division(hardware)
+    if division.device > 1:
+        costs = fsdp2_hooks(costs, reshards=strategy.reshards, reduce_bytes=size)
     keeps = not strategy.releases
     device = _device_seconds(costs, config, own, division)
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases

@@ -832,6 +832,40 @@ LOGS = [
  10.0- 12.0 device step 1
 """,
     ),
+    # ZeRO-2 as released: a full bucket is reduced before backward goes on, to both devices. Each
+    # updates its half, and all weights are gathered.
+    (
+        "deepspeed_zero2", {"bucket_elements": 10}, 1, 1, 2,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device stall:reduce 1
+  4.0-  6.0 fabric reduce 1
+  6.0-  8.0 device backward 1
+  8.0- 10.0 device stall:reduce 1
+  8.0- 10.0 fabric reduce 1
+ 10.0- 11.0 device step 1
+ 11.0- 13.0 device stall:gather 1
+ 11.0- 13.0 fabric all-gather 1
+""",
+    ),
+    # Behind backward, where the first bucket's hides.
+    (
+        "deepspeed_zero2", {"bucket_elements": 10, "overlap_comm": True}, 1, 1, 2,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  6.0 fabric reduce 1
+  6.0-  8.0 device stall:reduce 1
+  6.0-  8.0 fabric reduce 1
+  8.0-  9.0 device step 1
+  9.0- 11.0 device stall:gather 1
+  9.0- 11.0 fabric all-gather 1
+""",
+    ),
     # Sharded: the first all-gather and the last reduce-scatter show. The last layer stays
     # gathered; the other one's weights come behind its backward. Each device updates its half.
     (

@@ -34,6 +34,8 @@ _FIGURES = (
     "device.bandwidth", "device.matmul_efficiency", "device.launch", "overheads.device_update",
     "fabric.bandwidth", "network.bandwidth", SHARE,
 )  # fmt: skip
+_ON_THE_HOST = ("deepspeed_zero_offload", "deepspeed_zenflow")
+"""Strategies with DeepSpeed's CPU step."""
 _FREE = 1e-12
 """Seconds of a launch that bounds nothing."""
 _LAUNCH_BOUND = 0.8
@@ -56,7 +58,7 @@ def runs_deepspeed_step(setup: AnySetup) -> bool:
     """Return whether DeepSpeed's CPU step is part of a set-up."""
     if isinstance(setup, HostPass):
         return setup.bytes_each is None
-    return isinstance(setup, Setup) and setup.strategy.startswith("deepspeed")
+    return isinstance(setup, Setup) and setup.strategy in _ON_THE_HOST
 
 
 def hardware_of(setup: AnySetup) -> HardwareProfile:
@@ -146,7 +148,9 @@ def _phase_costs(setup: Phases) -> StepCosts:
 
 
 def _workload(setup: Setup) -> Workload:
-    name, config = find_model(setup.model)
+    name, config = setup.model, setup.config
+    if config is None:
+        name, config = find_model(setup.model)
     return Workload.of_config(
         name,
         config,
@@ -156,6 +160,8 @@ def _workload(setup: Setup) -> Workload:
         checkpointing=setup.checkpointing,
         offloads_activations=setup.offloads_activations,
         kernels=setup.kernels,
+        attention=setup.attention,
+        dtype=setup.dtype,
     )
 
 

@@ -90,7 +90,8 @@ def _published(found: Record | None) -> list[str]:
         "what the table's DRAM bandwidth would have said instead.",
         "",
         "What a launch costs the host is from decoding, profiles and counted kernels, not from a "
-        "row. Which kernels ran is as the source says.",
+        "row. Which kernels ran is as the source says. What FSDP2, DDP and DeepSpeed do around a "
+        "layer is from a microbenchmark and from their code.",
         "",
         "*Range* holds 80 % of the predictions when all figures are drawn by their uncertainty, "
         "times what the model leaves out. Times are in milliseconds.",

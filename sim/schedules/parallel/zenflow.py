@@ -14,6 +14,7 @@ from sim.machine import Machine
 from sim.schedules.parallel.sharded import ShardedPasses
 from sim.schedules.zenflow import EngineSchedule
 from sim.timing.costs import StepCosts
+from sim.timing.framework import fsdp2_hooks
 from zenflow.config import ZenFlowConfig
 
 _NORM_BYTES = 4
@@ -40,6 +41,7 @@ class ShardedEngineSchedule(EngineSchedule):
             reshards: Whether layers are dropped behind forward.
             settings: As of `EngineSchedule`.
         """
+        costs = fsdp2_hooks(costs, reshards=reshards, reduce_bytes=costs.dtype_bytes)
         super().__init__(machine, costs, config, **settings)
         self._passes = ShardedPasses(machine, costs, self._waits, reshards=reshards)
 

@@ -81,8 +81,11 @@ def test_fused_kernels_change_no_product_and_no_count_of_parameters():
         assert one.num_kernels > other.num_kernels
 
 
-def test_eager_layers_launch_what_transformers_own_do():
-    """Operations of forward and backward that are no views, one layer's being the difference."""
+def launched(attention):
+    """Return operations of a layer's forward and backward that are no views, in transformers.
+
+    One layer's are the difference of models of one and of two.
+    """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -103,17 +106,31 @@ def test_eager_layers_launch_what_transformers_own_do():
 
     counts = []
     for layers in (1, 2):
-        config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": layers})
+        changes = {"num_hidden_layers": layers, "attn_implementation": attention}
+        config = transformers.LlamaConfig(**{**LLAMA, **changes})
         model, tokens = transformers.LlamaForCausalLM(config).bfloat16(), torch.ones(1, 4).long()
         with Counting() as forward:
             loss = model(input_ids=tokens, labels=tokens).loss
         with Counting() as backward:
             loss.backward()
         counts.append((forward.count, backward.count))
-    forward, backward = (b - a for a, b in zip(*counts, strict=True))
-    counted = Workload.of_config("l", LLAMA, dtype="bfloat16").works()[1].num_kernels
-    assert forward == pytest.approx(counted, rel=0.1)
-    assert backward == pytest.approx(2 * counted, rel=0.15)
+    return [b - a for a, b in zip(*counts, strict=True)]
+
+
+def counted(attention):
+    work = Workload.of_config("l", LLAMA, dtype="bfloat16", attention=attention)
+    return work.works()[1].num_kernels
+
+
+def test_eager_layers_launch_what_transformers_own_do():
+    forward, backward = launched("sdpa")
+    assert forward == pytest.approx(counted("fused"), rel=0.1)
+    assert backward == pytest.approx(2 * counted("fused"), rel=0.15)
+
+
+def test_eager_attention_launches_as_many_more_as_in_transformers():
+    more = launched("eager")[0] - launched("sdpa")[0]
+    assert counted("eager") - counted("fused") == more
 
 
 VIEWS = ("aten::_unsafe_view", "aten::empty", "aten::new_empty", "aten::detach", "aten::view")
