@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.literature.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
+from experiments.literature.communication import COMMUNICATION, COMMUNICATION_GROUPS
 from experiments.literature.setups import (
     Alternative,
     HostPass,
@@ -54,9 +55,10 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     ),
     **ALTERNATIVE_GROUPS,
     **SHARDED_GROUPS,
+    **COMMUNICATION_GROUPS,
 }
 
-UNFITTED = (*ALTERNATIVE_GROUPS, *SHARDED_GROUPS)
+UNFITTED = (*ALTERNATIVE_GROUPS, *SHARDED_GROUPS, *COMMUNICATION_GROUPS)
 """Groups with no say in any constant."""
 
 BREAKDOWN = Phases(
@@ -275,6 +277,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     *ALTERNATIVES,
     *SHARDED,
+    *COMMUNICATION,
 )  # fmt: skip
 
 NOT_PREDICTED = (

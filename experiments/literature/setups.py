@@ -57,6 +57,10 @@ class Setup:
     offloads_activations: bool = False
     kernels: str = "eager"
     """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
+    attention: str = "fused"
+    """Kernels of attention, as `sim.models.workload.ATTENTIONS` names them."""
+    dtype: str = "bfloat16"
+    """Type of parameters, gradients and activations."""
     binds_cores: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,3 +93,20 @@ class Measurement:
     assumption: str
     """What the set-up takes for granted because the source does not say it."""
     alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCase:
+    """One published fit, failure or peak of device memory."""
+
+    label: str
+    setup: Setup
+    fits: bool = True
+    """Whether it ran."""
+    peak: float | None = None
+    """Bytes of one device at its fullest; None where only the fit is published."""
+    scope: Literal["allocated", "reserved", "device"] = "allocated"
+    """Bytes that ``peak`` counts: PyTorch's tensors, its allocator's blocks, or the process's."""
+    source: str
+    assumption: str
+    """What the set-up takes for granted because the source does not say it."""
