@@ -34,6 +34,9 @@ Estimated: "reserved by PyTorch but unallocated" is 0.8 to 5.8 % in messages of 
 COLLECTIVE_BYTES = 0.4e9
 """Bytes of a GPU's buffers for collectives, with several devices. Estimated."""
 
+_RESERVE, _FRAMEWORK, _COLLECTIVES = "allocator's reserve", "framework", "collectives"
+"""Names of the parts that are no tensors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
@@ -95,6 +98,21 @@ class MemoryNeed:
     def device_bytes(self) -> float:
         """Bytes of one device at its fullest."""
         return self.bytes_at("device")
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Bytes of one device's tensors at its fullest."""
+        return self.reserved_bytes - self._bytes_named(_RESERVE)
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Bytes of one device that PyTorch's allocator holds at its fullest."""
+        return self.device_bytes - self._bytes_named(_FRAMEWORK, _COLLECTIVES)
+
+    def _bytes_named(self, *names: str) -> float:
+        return sum(
+            part.num_bytes for part in self.parts if part.place == "device" and part.name in names
+        )
 
     @property
     def host_bytes(self) -> float:
@@ -241,10 +259,10 @@ def memory_of(
     fixed = []
     if not hardware.device.is_cpu:
         reserved = ALLOCATOR_SHARE * sum(part.num_bytes for part in parts)
-        fixed.append(Part("allocator's reserve", "device", reserved, "estimated"))
-        fixed.append(Part("framework", "device", CONTEXT_BYTES, "estimated"))
+        fixed.append(Part(_RESERVE, "device", reserved, "estimated"))
+        fixed.append(Part(_FRAMEWORK, "device", CONTEXT_BYTES, "estimated"))
         if total > 1:
-            fixed.append(Part("collectives", "device", COLLECTIVE_BYTES, "estimated"))
+            fixed.append(Part(_COLLECTIVES, "device", COLLECTIVE_BYTES, "estimated"))
     away = count * sum(workload.leaving_bytes())
     fixed.append(Part("offloaded activations", "pinned", away, "between forward and backward"))
     fixed.append(Part("processes", "pageable", count * PROCESS_BYTES, "estimated"))
