@@ -184,7 +184,6 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     whole = max(0.0, whole - sum(away))
     recomputed, logits = workload.recomputed_bytes(), kept[-1] + workload.loss_bytes()
     share = 1.0 if workload.chunks_logits else device.logits_share
-    early = workload.table_bytes if workload.chunks_logits and device.trains_tables else 0.0
     before, after = device.gradients_before, device.gradients_after
     at_step = after if device.gradients_at_step is None else device.gradients_at_step
     inside = [
@@ -196,7 +195,6 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
             Part("activations", "device", whole),
             buffers,
             Part("logits and loss", "device", share * logits),
-            Part("output layer's gradients", "device", early, "made with the loss"),
             Part("gradients", "device", before),
         ],
         "start of backward": [

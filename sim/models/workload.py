@@ -394,11 +394,6 @@ class Workload:
             len(p.shape) > 1 and p.shape[0] == self._vocabulary for p in self.layers[-1].parameters
         ):
             return 0.0
-        return self.table_bytes
-
-    @property
-    def table_bytes(self) -> float:
-        """Bytes of the embedding's table, which the output layer's has as well."""
         return float(self.layers[0].parameters[0].numel * self.dtype_bytes)
 
     @property
