@@ -27,9 +27,7 @@ def _litgpt(
     method = "qlora" if quantises else "lora"
     return MemoryCase(
         label=f"LitGPT, {method}, Llama-2-{size}, batch {batch}",
-        setup=replace(
-            _LITGPT, model=f"llama-2-{size.lower()}", strategy=method, batch_size=batch
-        ),
+        setup=replace(_LITGPT, model=f"llama-2-{size.lower()}", strategy=method, batch_size=batch),
         fits=gigabytes is not None,
         peak=None if gigabytes is None else gigabytes * _GB,
         source="Lightning-AI/litgpt, tutorials/resource-tables.md",
@@ -106,7 +104,8 @@ def _qwen(label: str, gigabytes: float | None, **changes: Any) -> MemoryCase:
         scope="device",
         source="QwenLM/Qwen, README: profiling of memory and speed",
         assumption="Qwen1.5's shapes, which are Qwen's; layers recomputed, as the scripts do it; "
-        "rank 64 on all matrices of a layer; ZeRO-3 for full training, half of the sum for each",
+        "rank 64 on all matrices of a layer; half of the sum for each device, and ZeRO-3 for full "
+        "training, as the page says (a later script has ZeRO-2), predicted as FSDP2",
     )
 
 

@@ -86,9 +86,7 @@ MEMORY_COLUMNS = (
     Column(head="peak", show=lambda row: _gigabytes(row["peak_bytes"])),
     key("scope", head="of"),
     Column(head="predicted", show=lambda row: _gigabytes(row["predicted_bytes"])),
-    Column(
-        head="error", show=lambda row: "" if row["error"] is None else f"{row['error']:+.1%}"
-    ),
+    Column(head="error", show=lambda row: "" if row["error"] is None else f"{row['error']:+.1%}"),
     Column(head="device", show=lambda row: _gigabytes(row["device_bytes"])),
     Column(head="verdict", show=lambda row: _VERDICTS[row["ran"], row["fits"]]),
 )
