@@ -144,7 +144,7 @@ def _foundry(size: str, model: str, hosts: int, batch: int, accumulation: int = 
             checkpointing=True,
         ),
         source="mosaicml/llm-foundry, scripts/train/benchmarking/README.md",
-        assumption="OPT's shapes; the batch is the largest that ran",
+        assumption="OPT's shapes; the batch of a row of throughputs, which ran",
     )
 
 
