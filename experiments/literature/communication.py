@@ -10,10 +10,10 @@ from experiments.literature.setups import Alternative, Measurement, Setup
 COMMUNICATION_GROUPS: Mapping[str, tuple[str, str]] = {
     "ddp-gpt2": (
         "GPT-2 in float32 under DDP on 2 RTX 3090, copies between them through the host",
-        "The table is taken to be of the devices that the comment before it names. Their board and "
-        "PCIe slots are not named. Most of the time of two devices is an all-reduce that is longer "
-        "than backward. That PyTorch did not reach this device's full speed, says the issue. The "
-        "rows of one device tell compute from collectives.",
+        "The table is taken to be of the devices that the comment before it names. Their board "
+        "and PCIe slots are not named. Most of the time of two devices is an all-reduce that is "
+        "longer than backward. The issue doubts that PyTorch reached this device's full speed. "
+        "The rows of one device tell compute from collectives.",
     ),
     "ddp-bert": (
         "BERT-large in float16 on 1 and 2 GeForce, DDP of apex",
