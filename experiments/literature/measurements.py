@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.literature.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
+from experiments.literature.communication import COMMUNICATION, COMMUNICATION_GROUPS
 from experiments.literature.host_passes import HOST_PASS_GROUPS, HOST_PASSES
 from experiments.literature.launch_bound import LAUNCH_BOUND, LAUNCH_BOUND_GROUPS
 from experiments.literature.setups import (
@@ -58,9 +59,13 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     **ALTERNATIVE_GROUPS,
     **SHARDED_GROUPS,
     **LAUNCH_BOUND_GROUPS,
+    **COMMUNICATION_GROUPS,
 }
 
-UNFITTED = (*HOST_PASS_GROUPS, *ALTERNATIVE_GROUPS, *SHARDED_GROUPS, *LAUNCH_BOUND_GROUPS)
+UNFITTED = (
+    *HOST_PASS_GROUPS, *ALTERNATIVE_GROUPS, *SHARDED_GROUPS, *LAUNCH_BOUND_GROUPS,
+    *COMMUNICATION_GROUPS,
+)  # fmt: skip
 """Groups with no say in any constant."""
 
 BREAKDOWN = Phases(
@@ -282,6 +287,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     *ALTERNATIVES,
     *SHARDED,
     *LAUNCH_BOUND,
+    *COMMUNICATION,
 )  # fmt: skip
 
 NOT_PREDICTED = (

@@ -98,3 +98,20 @@ class Measurement:
     assumption: str
     """What the set-up takes for granted because the source does not say it."""
     alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCase:
+    """One published fit, failure or peak of device memory."""
+
+    label: str
+    setup: Setup
+    fits: bool = True
+    """Whether it ran."""
+    peak: float | None = None
+    """Bytes of one device at its fullest; None where only the fit is published."""
+    scope: Literal["allocated", "reserved", "device"] = "allocated"
+    """Bytes that ``peak`` counts: PyTorch's tensors, its allocator's blocks, or the process's."""
+    source: str
+    assumption: str
+    """What the set-up takes for granted because the source does not say it."""

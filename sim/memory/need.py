@@ -30,9 +30,14 @@ ALLOCATOR_SHARE = 0.03
 
 Estimated: "reserved by PyTorch but unallocated" is 0.8 to 5.8 % in messages of memory running out
 (stanford_alpaca issue 76, vllm issue 10637, compressed-tensors pull request 587, xTuring issue
-140, starcoder issue 15); the middle one is 2.4 %."""
+140, starcoder issue 15); the middle one is 2.4 %. Ones of sharded training have 0.6 to 12 %
+(DeepSeek-Coder issue 78, DeepSpeed issue 2899, LLaMA-Factory issue 7532, s1 issue 106), and where
+sizes vary much it is far more (litgpt issue 303)."""
 COLLECTIVE_BYTES = 0.4e9
 """Bytes of a GPU's buffers for collectives, with several devices. Estimated."""
+
+_RESERVE, _FRAMEWORK, _COLLECTIVES = "allocator's reserve", "framework", "collectives"
+"""Names of the parts that are no tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,21 @@ class MemoryNeed:
     def device_bytes(self) -> float:
         """Bytes of one device at its fullest."""
         return self.bytes_at("device")
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Bytes of one device's tensors at its fullest."""
+        return self.reserved_bytes - self._bytes_named(_RESERVE)
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Bytes of one device that PyTorch's allocator holds at its fullest."""
+        return self.device_bytes - self._bytes_named(_FRAMEWORK, _COLLECTIVES)
+
+    def _bytes_named(self, *names: str) -> float:
+        return sum(
+            part.num_bytes for part in self.parts if part.place == "device" and part.name in names
+        )
 
     @property
     def host_bytes(self) -> float:
@@ -241,10 +261,10 @@ def memory_of(
     fixed = []
     if not hardware.device.is_cpu:
         reserved = ALLOCATOR_SHARE * sum(part.num_bytes for part in parts)
-        fixed.append(Part("allocator's reserve", "device", reserved, "estimated"))
-        fixed.append(Part("framework", "device", CONTEXT_BYTES, "estimated"))
+        fixed.append(Part(_RESERVE, "device", reserved, "estimated"))
+        fixed.append(Part(_FRAMEWORK, "device", CONTEXT_BYTES, "estimated"))
         if total > 1:
-            fixed.append(Part("collectives", "device", COLLECTIVE_BYTES, "estimated"))
+            fixed.append(Part(_COLLECTIVES, "device", COLLECTIVE_BYTES, "estimated"))
     away = count * sum(workload.leaving_bytes())
     fixed.append(Part("offloaded activations", "pinned", away, "between forward and backward"))
     fixed.append(Part("processes", "pageable", count * PROCESS_BYTES, "estimated"))

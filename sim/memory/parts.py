@@ -58,7 +58,8 @@ class DeviceParts:
     trains_tables: bool = True
     """Whether embeddings and output layers get gradients."""
     logits_share: float = 1.0
-    """Share of a micro-batch's tokens whose logits are there at a time."""
+    """Share of a micro-batch's tokens whose logits are there at a time, unless the loss makes
+    them in chunks of its own."""
     layer_activations: float = 0.0
     """Bytes by which what a whole layer keeps differs from what it keeps in full training."""
 
@@ -182,6 +183,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
         whole, layer = whole + count * change, layer + change
     whole = max(0.0, whole - sum(away))
     recomputed, logits = workload.recomputed_bytes(), kept[-1] + workload.loss_bytes()
+    share = 1.0 if workload.chunks_logits else device.logits_share
     before, after = device.gradients_before, device.gradients_after
     at_step = after if device.gradients_at_step is None else device.gradients_at_step
     inside = [
@@ -192,7 +194,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
         "loss": [
             Part("activations", "device", whole),
             buffers,
-            Part("logits and loss", "device", device.logits_share * logits),
+            Part("logits and loss", "device", share * logits),
             Part("gradients", "device", before),
         ],
         "start of backward": [

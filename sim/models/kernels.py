@@ -1,9 +1,10 @@
-"""Elementwise kernels of a layer: what they read and write, and how many are launched."""
+"""Elementwise kernels of a layer: what they read, write and keep, and how many are launched."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +28,29 @@ class Kernels:
     """Units of a logit in tensors of the model's type."""
     launches: int
     """Number of kernels of a layer, products left out."""
+    kept_norm: float | None
+    """Units of a norm's width that wait for backward; None is a copy in float32, and a unit."""
+    kept_gate: float
+    """Units of the feed-forward's inner width that wait for backward."""
+    loss: Literal["float32", "logits", "chunks"]
+    """What the loss keeps of the logits: their float32 log-probabilities, themselves, or nothing
+    but a chunk at a time."""
 
 
 KERNELS: Mapping[str, Kernels] = {
     # Six kernels a norm: cast, square, mean, root, scale, weight. Five for each of queries and
     # keys. The loss casts logits to float32, copies the shifted ones, and takes a softmax.
     "eager": Kernels(norm=None, rotary=9, gate=5, residual=10, logit=20, logit_units=1,
-                     launches=31),
+                     launches=31, kept_norm=None, kept_gate=4, loss="float32"),
     # One kernel each for a norm, for rotary positions and for the gate (Liger-Kernel, ops/). The
-    # fused loss writes a chunk's logits, reads them, and leaves their gradient in place.
-    "liger": Kernels(norm=2, rotary=2, gate=3, residual=10, logit=0, logit_units=3, launches=12),
+    # fused loss writes a chunk's logits, reads them, and leaves their gradient in place. A norm
+    # keeps its input, the gate both of its factors beside the product.
+    "liger": Kernels(norm=2, rotary=2, gate=3, residual=10, logit=0, logit_units=3, launches=12,
+                     kept_norm=1, kept_gate=3, loss="chunks"),
     # A sum into the residual stream goes with the norm that reads it: two units less. The loss
-    # reads logits once for the maximum and the sum, and once for its gradient.
+    # reads logits once for the maximum and the sum, and once for its gradient: it keeps them as
+    # they are, and casts nothing in memory.
     "compiled": Kernels(norm=2, rotary=2, gate=3, residual=4, logit=0, logit_units=3,
-                        launches=6),
+                        launches=6, kept_norm=1, kept_gate=3, loss="logits"),
 }  # fmt: skip
 """Elementwise kernels by name: transformers' own modules, Liger's, and torch.compile's."""

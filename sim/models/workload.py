@@ -6,6 +6,7 @@ where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -249,8 +250,9 @@ class Workload:
           layer in 16 bits (an activation that is a ReLU keeps less).
         - Gated layers are counted likewise: see `_kept_per_token`.
         - A layer that is recomputed keeps its input.
-        - The embedding keeps indices; the head its norm, its product's input and the loss's
-          float32 log-probabilities.
+        - The embedding keeps indices; the head its norm, its product's input and what the loss
+          keeps of its logits.
+        - Fused kernels keep less: see `Kernels`.
         """
         is_gated = any(_is_gated(layer) for layer in self._distinct)
         whole = {id(layer.parameters): self._kept_per_token(layer) for layer in self._distinct}
@@ -258,7 +260,7 @@ class Workload:
         for index, layer in enumerate(self.layers):
             if index == len(self.layers) - 1:
                 each = self.hidden * (self._norm_bytes(is_gated) + self.dtype_bytes)
-                each += 4.0 * self._vocabulary
+                each += self._kept_logit * self._vocabulary
             elif not layer.attention_width:
                 each = 8.0 + (0 if is_gated else self.hidden)
             elif self.checkpointing:
@@ -273,13 +275,14 @@ class Workload:
 
         Inputs of both norms; the common input of queries, keys and values; all three; attention's
         output; the feed-forward's input. Plain: the activation's input and output, and a byte of
-        mask for each of two dropouts. Gated: gate, its activation, the other factor, the product;
-        each routed expert also its own copy of the input, and its output.
+        mask for each of two dropouts. Gated: gate, its activation unless it is fused, the other
+        factor, the product; each routed expert also its own copy of the input, and its output.
         """
         size, width, query = self.dtype_bytes, self.hidden, layer.attention_width
         attention = width + 2.0 * query * (1.0 + self.num_key_value_heads_share)
         is_gated = _is_gated(layer)
-        feed_forward = width + (4.0 if is_gated else 2.0) * self.inner_width(layer)
+        kept_gate = KERNELS[self.kernels].kept_gate if is_gated else 2.0
+        feed_forward = width + kept_gate * self.inner_width(layer)
         gates = [p for p, _ in _gates(layer) if p.name.startswith("experts.")]
         feed_forward += 2.0 * width * sum(p.active for p in gates)
         norms = self._normed_width(layer) * self._norm_bytes(is_gated)
@@ -317,9 +320,11 @@ class Workload:
         """Return what a norm keeps for each token and unit of its width, its output aside.
 
         A layer norm keeps its input. The gated families' RMS norm computes in float32 on a copy of
-        its input, and keeps what it multiplies by its weights in the model's dtype.
+        its input, and keeps what it multiplies by its weights in the model's dtype. Fused ones
+        keep their input.
         """
-        return 4.0 + self.dtype_bytes if is_gated else float(self.dtype_bytes)
+        kept = KERNELS[self.kernels].kept_norm if is_gated else 1.0
+        return 4.0 + self.dtype_bytes if kept is None else kept * self.dtype_bytes
 
     def _normed_width(self, layer: Layer) -> float:
         """Return the width that a layer's norms have together: two, and those of its family."""
@@ -339,12 +344,37 @@ class Workload:
         matrices = sum(p.numel for p in layer.parameters if len(p.shape) > 1)
         return (matrices - 4.0 * self.hidden * layer.attention_width) / (2.0 * self.hidden)
 
-    def loss_bytes(self) -> float:
-        """Return what the loss holds beside the log-probabilities, at its largest.
+    @property
+    def _kept_logit(self) -> float:
+        """Bytes of a logit that wait for the loss's backward."""
+        return {"float32": 4.0, "logits": self.dtype_bytes, "chunks": 0.0}[self._loss]
 
-        Its backward makes their gradient and then the logits' gradient, both in float32.
+    @property
+    def _loss(self) -> str:
+        return KERNELS[self.kernels].loss
+
+    @property
+    def chunks_logits(self) -> bool:
+        """Whether the loss makes logits chunk by chunk, with its gradients at once."""
+        return self._loss == "chunks"
+
+    def loss_bytes(self) -> float:
+        """Return what the loss holds beside what it keeps, at its largest.
+
+        Its backward makes their gradient and then the logits' gradient, both in float32; a
+        compiled one the logits' gradient alone, in the model's type. One in chunks holds a
+        chunk's logits and the gradient of the output layer's input. A chunk has about as many
+        elements as that input, and its tokens are a power of two (Liger-Kernel,
+        ops/fused_linear_cross_entropy.py).
         """
-        return 8.0 * self.tokens * self._vocabulary
+        logits, size = self.tokens * self._vocabulary, self.dtype_bytes
+        if self._loss == "float32":
+            return 8.0 * logits
+        if self._loss == "logits":
+            return float(size * logits)
+        parts = math.ceil(self._vocabulary / self.hidden)
+        chunk = min(self.tokens, 1 << (math.ceil(self.tokens / parts) - 1).bit_length())
+        return float(size * (chunk * self._vocabulary + self.tokens * self.hidden))
 
     def recomputed_bytes(self) -> float:
         """Return what one layer's recomputation holds at a time; 0 without checkpointing."""

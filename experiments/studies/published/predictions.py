@@ -80,10 +80,10 @@ def regime_of(setup: AnySetup) -> str:
         return "phases given"
     if isinstance(setup, HostPass):
         return "the host's pass"
-    costs = costs_of(_workload(setup), hardware_of(setup))
+    costs = costs_of(workload_of(setup), hardware_of(setup))
     figures = costs.hardware.quantities()
     free = {name: _FREE for name in figures if name.startswith("device.") and "launch" in name}
-    unbound = costs_of(_workload(setup), costs.hardware.with_values(free))
+    unbound = costs_of(workload_of(setup), costs.hardware.with_values(free))
     if unbound.compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
         return "launch-bound"
     strategy = Strategy.of(setup.strategy, **setup.options)
@@ -116,7 +116,7 @@ def predict(setup: AnySetup, quantity: Quantity, hardware: HardwareProfile | Non
     if isinstance(setup, Phases):
         costs = replace(_phase_costs(setup), hardware=hardware)
         return _simulated(machine, costs, Strategy.of(setup.strategy), quantity)
-    costs = costs_of(_workload(setup), hardware)
+    costs = costs_of(workload_of(setup), hardware)
     if quantity == "compute":
         return costs.compute_seconds
     return _simulated(machine, costs, Strategy.of(setup.strategy, **setup.options), quantity)
@@ -147,7 +147,8 @@ def _phase_costs(setup: Phases) -> StepCosts:
     )
 
 
-def _workload(setup: Setup) -> Workload:
+def workload_of(setup: Setup) -> Workload:
+    """Return what a set-up computes in a step."""
     name, config = setup.model, setup.config
     if config is None:
         name, config = find_model(setup.model)

@@ -15,6 +15,7 @@ from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature.measurements import GROUPS, MEASUREMENTS, UNFITTED
 from experiments.literature.setups import AnySetup, Measurement, Quantity
+from experiments.studies.published.memory import about, memory_table, predict_memory
 from experiments.studies.published.predictions import (
     at_roofline,
     elasticities,
@@ -103,6 +104,7 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
         "deepspeed_share": DEEPSPEED_SHARE.value,
         "deepspeed_bytes_per_parameter": step_bytes(),
         "left_out": coverage_of(rows) if rows[0]["figures_seconds"] else None,
+        "memory": predict_memory(),
         "rows": rows,
     }
 
@@ -203,7 +205,7 @@ def _about(data: Data) -> str:
         f"{len(data['rows'])} within {AIM:.0%}. Times below are in milliseconds; the range holds "
         "80 % of the predictions with figures drawn by their uncertainty, and with what the model "
         "leaves out; roofline is what the table's DRAM bandwidth would have said of DeepSpeed's "
-        "CPU step."
+        "CPU step. " + about(data["memory"])
     )
 
 
@@ -216,7 +218,7 @@ def _tables(data: Data) -> Sequence[Table]:
     regimes = Table(
         title="Absolute errors by regime", columns=REGIMES, rows=errors_by_regime(data["rows"])
     )
-    return [regimes, *groups]
+    return [regimes, *groups, memory_table(data["memory"])]
 
 
 COLUMNS = (

@@ -20,6 +20,7 @@ from experiments.lab.record import Record, committed, put
 from experiments.literature.measurements import GROUPS, NOT_PREDICTED
 from experiments.output.files import write_text
 from experiments.output.provenance import RESULTS
+from experiments.studies.published.memory import MEMORY_COLUMNS, about
 from experiments.studies.published.study import (
     AIM,
     COLUMNS,
@@ -113,10 +114,26 @@ def _published(found: Record | None) -> list[str]:
         if chosen:
             lines += ["", f"### {title}", "", *_group(chosen, sources), "", unknown]
             lines += _missed([row for row in chosen if abs(row["error"]) > AIM])
+    lines += ["", "### Memory", "", *_memory(record["memory"])] if "memory" in record else []
     lines += ["", "### Sources", ""]
     lines += [f"{number}. {text}" for number, text in enumerate(sources, 1)]
     lines += ["", "Not predicted:", ""]
     return lines + [f"- {text}" for text in NOT_PREDICTED]
+
+
+def _memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the cases of memory, their sources and what they take for granted."""
+    lines = [
+        "Peaks of one device, and what ran or failed, beside what is predicted: in GB, of "
+        f"PyTorch's tensors, of its allocator's blocks, or of the whole device. {about(rows)}",
+        "",
+        *markdown(Table(columns=MEMORY_COLUMNS, rows=rows)),
+    ]
+    taken: dict[str, list[str]] = {}
+    for row in rows:
+        taken.setdefault(row["source"], []).append(row["assumption"])
+    texts = {source: "; ".join(dict.fromkeys(found)) for source, found in taken.items()}
+    return [*lines, "", *(f"- {source}: {text}." for source, text in texts.items())]
 
 
 def _left_out(found: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,9 @@ et al. 2020, section 5.3; Zhao et al. 2023).
   first layer's, which nothing hides.
 - The last layer stays gathered from forward to backward, which needs it at once.
 - Every micro-batch gathers and reduces again.
+- Activations that wait on the host go behind a layer's forward and come back before its backward,
+  through as many buffers as without sharding. Their copies share each device's link with offload's
+  and, where that is the fabric, with collectives.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from collections.abc import Callable, Sequence
 import simpy
 
 from sim.machine import Machine
-from sim.schedules.schedule import Waits
+from sim.memory.parts import ACTIVATION_BUFFERS
+from sim.schedules.schedule import Cause, Waits
 from sim.timing.costs import StepCosts, layers_of
-from zenflow.errors import ConfigError
 
 Backward = tuple[simpy.Event, simpy.Event]
 """Ends of a layer's backward and of its reduce-scatter."""
@@ -57,15 +60,12 @@ class ShardedPasses:
             fetches: Whether each device's part lies on the host, and is copied up first.
         """
         self._machine, self._costs, self._waits = machine, costs, waits
-        if any(segment.leaving for segment in costs.segments):
-            raise ConfigError(
-                "activations on the host are not simulated with sharded weights: leave out "
-                "--offload-activations, or use --checkpointing"
-            )
         self._reshards, self._prefetch, self._fetches = reshards, prefetch, fetches
         self._reduce_bytes = reduce_bytes or costs.dtype_bytes
         self.units = layers_of(costs)
         self._sizes = [sum(costs.segments[index].numel for index in unit) for unit in self.units]
+        self._leaving = [sum(costs.segments[i].leaving for i in unit) for unit in self.units]
+        self._left: dict[int, simpy.Event] = {}  # ends of activations' copies to the host
         started = simpy.Event(machine.env)
         started.succeed()
         # Ends of the layers' works since this pair of passes began, the work before first.
@@ -105,12 +105,17 @@ class ShardedPasses:
         self._ends = [after or self._ends[-1]]
         self._gathered = []
         self._queued = 0
+        self._left = {}
 
     def forward(self, step: int) -> simpy.Event:
         """Queue the forward of one micro-batch; return the event of its end."""
         for visit, unit in enumerate(self.units):
             works = [self._costs.segments[index].forward for index in unit]
-            self._visit(visit, "forward", works, step)
+            room = self._left.get(visit - ACTIVATION_BUFFERS)
+            end = self._visit(visit, "forward", works, step, [("d2h", [room])] if room else [])
+            if self._leaving[visit]:
+                work = self._machine.down(self._leaving[visit])
+                self._left[visit] = self._machine.d2h.submit("activations", step, work, [end])
         return self._ends[-1]
 
     def backward(self, unit: int, seconds: Sequence[float], step: int,
@@ -124,7 +129,8 @@ class ShardedPasses:
             room: What else must have happened: room for gradients on their way to the host.
         """
         visit = 2 * len(self.units) - 1 - unit
-        passed = self._visit(visit, "backward", seconds, step, room)
+        arrived = self._fetch_activations(unit, visit, step)
+        passed = self._visit(visit, "backward", seconds, step, [("h2d", arrived), ("d2h", room)])
         size = self._sizes[unit] * self._reduce_bytes
         return passed, self._machine.collective("reduce", size, step, passed)
 
@@ -145,20 +151,33 @@ class ShardedPasses:
                 behind(unit, ends[1])
         return ends
 
+    def _fetch_activations(self, unit: int, visit: int, step: int) -> list[simpy.Event]:
+        """Queue the copy of a layer's activations back, into a buffer that has been used."""
+        if not self._leaving[unit]:
+            return []
+        used = self._ends[max(len(self.units), visit + 1 - ACTIVATION_BUFFERS)]
+        work = self._machine.up(self._leaving[unit])
+        before = [self._left[unit], used]
+        return [self._machine.h2d.submit("activations", step, work, before)]
+
     def _visit(
-        self,
-        visit: int,
-        name: str,
-        seconds: Sequence[float],
-        step: int,
-        room: Sequence[simpy.Event] = (),
+        self, visit: int, name: str, seconds: Sequence[float], step: int, copies: Sequence[Cause]
     ) -> simpy.Event:
-        """Queue a layer's works behind its all-gather, and the all-gathers that run ahead."""
+        """Queue a layer's works behind its all-gather, and the all-gathers that run ahead.
+
+        Args:
+            visit: Its number in a forward and backward.
+            name: Of the works' spans.
+            seconds: Of each work.
+            step: Its step.
+            copies: What else must have happened, by the stall's cause.
+        """
         self._gather(visit, step)
         before, gathered = self._ends[-1], self._gathered[visit]
-        after = list(room) if gathered is None else [gathered, *room]
-        causes = [("gather", [gathered])] if gathered is not None else []
-        self._waits.watch(before, [*causes, ("d2h", room)], step)
+        causes: list[Cause] = [] if gathered is None else [("gather", [gathered])]
+        causes += copies
+        after = [event for _, events in causes for event in events]
+        self._waits.watch(before, causes, step)
         for each in seconds:
             end = self._machine.compute(name, each, step, after)
             after = []

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.lab.finding import Verdict
 from experiments.lab.record import needed, put
+from experiments.literature.communication import COMMUNICATION
 from experiments.literature.host_passes import HOST_PASS_GROUPS
 from experiments.literature.measurements import (
     BREAKDOWN,
@@ -16,8 +17,10 @@ from experiments.literature.measurements import (
     PAPER,
     UNFITTED,
 )
+from experiments.literature.memory_cases import MEMORY_CASES
 from experiments.literature.setups import HostPass, Measurement, Phases, Setup
 from experiments.literature.sharded_runs import SHARDED_GROUPS
+from experiments.studies.published.memory import counts_of, predict_memory
 from experiments.studies.published.predictions import (
     SHARE,
     at_roofline,
@@ -51,6 +54,11 @@ BY_LABEL = {item.label: item for item in MEASUREMENTS}
 @pytest.fixture(scope="module")
 def rows():
     return predict_all(draws=0)
+
+
+@pytest.fixture(scope="module")
+def memory_rows():
+    return predict_memory()
 
 
 def test_the_papers_phases_give_its_steps_and_its_idle_times_within_a_per_cent(rows):
@@ -225,10 +233,48 @@ def test_published_runs_on_several_hosts_are_predicted_on_as_many():
     assert 0.97 < fast / predict(slow, "step") < 1
 
 
+@pytest.mark.parametrize(
+    "item",
+    [i for i in COMMUNICATION if i.setup.devices == 2 and i.setup.sequence == 128],
+    ids=lambda item: item.label,
+)
+def test_the_rows_of_communication_show_how_long_collectives_take(item):
+    endless = hardware_of(item.setup).with_values({"fabric.bandwidth": 1e18})
+    assert predict(item.setup, "step", endless) < 0.95 * predict(item.setup, "step")
+
+
+def test_memory_knows_what_ran_out_of_it(memory_rows):
+    assert len(memory_rows) >= 30
+    assert counts_of(memory_rows)["failed"] >= 8
+    wrong = {row["label"] for row in memory_rows if row["fits"] and not row["ran"]}
+    assert all("ZeRO" in row["assumption"] or "FSDP" in row["label"]
+               for row in memory_rows if row["label"] in wrong)  # fmt: skip
+    single = [row for row in memory_rows if row["error"] is not None and "LitGPT" in row["label"]]
+    assert all(abs(row["error"]) < 0.25 for row in single)
+
+
+def test_a_predicted_peak_counts_what_the_published_one_counts():
+    case = next(case for case in MEMORY_CASES if case.scope == "device" and case.peak)
+    scopes = ("allocated", "reserved", "device")
+    found = predict_memory([replace(case, scope=scope) for scope in scopes])
+    allocated, reserved, device = (row["predicted_bytes"] for row in found)
+    assert allocated < reserved < device
+    assert len({row["fits"] for row in found}) == 1
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_other_published_verdicts_change_no_predicted_one(ran, memory_rows):
+    again = predict_memory([replace(case, fits=ran, peak=None) for case in MEMORY_CASES])
+    assert [row["fits"] for row in again] == [row["fits"] for row in memory_rows]
+    assert counts_of(again)["ran" if ran else "failed"] == len(again)
+
+
 def test_the_tables_have_every_row_and_the_page_the_count_within_the_aim(rows):
     data = record_of(rows)
-    labels = [texts[0] for table in STUDY.tables(data)[1:] for texts in table.texts]
+    _, *groups, memory = STUDY.tables(data)
+    labels = [texts[0] for table in groups for texts in table.texts]
     assert sorted(labels) == sorted(item.label for item in MEASUREMENTS)
+    assert [texts[0] for texts in memory.texts] == [case.label for case in MEMORY_CASES]
     met = sum(abs(row["error"]) <= AIM for row in rows)
     assert f"{met} of {len(rows)} within 15%" in STUDY.about(data)
     assert sum(f.verdict is Verdict.HOLDS for f in STUDY.findings(data)) == met

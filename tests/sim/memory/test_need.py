@@ -403,6 +403,45 @@ def test_a_gated_layer_keeps_what_its_operations_need():
     assert work.loss_bytes() == 300 * 8 * 32000
 
 
+@pytest.mark.parametrize(("kernels", "kept_logit"), [("liger", 0), ("compiled", 2)])
+def test_fused_kernels_keep_norms_inputs_and_no_activation_of_the_gate(kernels, kept_logit):
+    """By hand as above: a norm's input alone, 2 h; gate, the other factor, product: 3 x 2 f."""
+    work = llama_7b(batch_size=3, sequence=100, kernels=kernels)
+    by_hand = 2 * 2 * 4096 + 6 * 2 * 4096 + 3 * 2 * 11008
+    assert work.activation_bytes()[1] == 300 * by_hand
+    assert work.activation_bytes()[-1] == 300 * (2 * 2 * 4096 + kept_logit * 32000)
+
+
+def test_a_fused_loss_holds_a_chunk_of_logits_and_its_gradients():
+    """Liger: 8 chunks of 300 tokens have 38 each, which a power of two makes 64."""
+    work = llama_7b(batch_size=3, sequence=100, kernels="liger")
+    assert work.loss_bytes() == 2 * (64 * 32000 + 300 * 4096)
+    assert replace(work, kernels="compiled").loss_bytes() == 300 * 2 * 32000
+    for batch in (1, 7, 64, 1000):
+        more = replace(work, batch_size=batch)
+        held = 2 * more.tokens * 4096
+        assert 2 * held <= more.loss_bytes() <= 3.1 * held
+
+
+def test_a_devices_bytes_are_tensors_and_the_allocators_and_the_frameworks():
+    need = memory_of(llama_7b(), "ddp", a100(2))
+    own = parts_of(need, "device")
+    assert need.device_bytes == pytest.approx(sum(own.values()))
+    assert need.reserved_bytes == need.device_bytes - own["framework"] - own["collectives"]
+    assert need.allocated_bytes == pytest.approx(need.reserved_bytes / (1 + ALLOCATOR_SHARE))
+
+
+@pytest.mark.parametrize("name", ["ddp", "lora", "fsdp2", "megatrain"])
+def test_fused_kernels_need_no_more_memory(name):
+    works = [
+        llama_7b(batch_size=4, sequence=2048, kernels=kernels)
+        for kernels in ("liger", "compiled", "eager")
+    ]
+    needs = [memory_of(work, name, a100(2)).device_bytes for work in works]
+    assert needs == sorted(needs)
+    assert needs[0] < needs[2]
+
+
 def test_checkpointing_keeps_a_layers_input_and_recomputes_one_layer():
     work = llama_7b(batch_size=3, sequence=100)
     less = replace(work, checkpointing=True)

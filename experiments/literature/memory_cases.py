@@ -1,0 +1,243 @@
+"""Published fits, failures and peaks of device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from experiments.literature.setups import MemoryCase, Setup
+
+_GB, _GIB = 1e9, 2**30
+
+_LITGPT = Setup(
+    model="llama-2-7b",
+    machine="dgx-a100-40",
+    devices=1,
+    strategy="lora",
+    batch_size=1,
+    sequence=1304,
+    options={"lora_rank": 8, "lora_targets": "attention"},
+)
+
+
+def _litgpt(
+    size: str, gigabytes: float | None, *, batch: int = 1, quantises: bool = False
+) -> MemoryCase:
+    method = "qlora" if quantises else "lora"
+    return MemoryCase(
+        label=f"LitGPT, {method}, Llama-2-{size}, batch {batch}",
+        setup=replace(_LITGPT, model=f"llama-2-{size.lower()}", strategy=method, batch_size=batch),
+        fits=gigabytes is not None,
+        peak=None if gigabytes is None else gigabytes * _GB,
+        source="Lightning-AI/litgpt, tutorials/resource-tables.md",
+        assumption="queries and values alone have adapters there; nothing recomputed",
+    )
+
+
+def _torchtune(label: str, gibibytes: float, **changes: Any) -> MemoryCase:
+    setup = Setup(
+        model="llama-3.1-8b",
+        machine="rtx4090-server",
+        devices=1,
+        strategy="lora",
+        batch_size=2,
+        sequence=2048,
+        checkpointing=True,
+        kernels="compiled",
+        options={"lora_rank": 8},
+    )
+    return MemoryCase(
+        label=f"torchtune, {label}",
+        setup=replace(setup, **changes),
+        peak=gibibytes * _GIB,
+        scope="reserved",
+        source="pytorch/torchtune, README: memory and training speed",
+        assumption="rank 8 on all matrices of a layer, every layer recomputed; the loss in chunks",
+    )
+
+
+def _titan(label: str, gibibytes: float, hosts: int, kernels: str) -> MemoryCase:
+    return MemoryCase(
+        label=f"torchtitan, Llama-3.1-8B on {label}",
+        setup=Setup(
+            model="llama-3.1-8b",
+            machine="hgx-h200",
+            devices=8,
+            hosts=hosts,
+            strategy="fsdp2",
+            batch_size=2,
+            sequence=8192,
+            kernels=kernels,
+            options={"float32_reduce": True},
+        ),
+        peak=gibibytes * _GIB,
+        scope="reserved",
+        source="pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
+        assumption="devices of 96 GB, here with more; nothing recomputed, where theirs recompute "
+        "a part; weights in 16 bits with masters, where theirs are in float32",
+    )
+
+
+_QWEN = Setup(
+    model="qwen1.5-7b",
+    machine="dgx-a100-80",
+    devices=1,
+    strategy="lora",
+    batch_size=1,
+    sequence=1024,
+    accumulation=8,
+    checkpointing=True,
+    options={"lora_rank": 64},
+)
+_WHOLE: Mapping[str, Any] = {
+    "strategy": "fsdp2", "devices": 2, "options": {"float32_reduce": False}
+}  # fmt: skip
+
+
+def _qwen(label: str, gigabytes: float | None, **changes: Any) -> MemoryCase:
+    return MemoryCase(
+        label=f"Qwen's scripts, {label}",
+        setup=replace(_QWEN, **changes),
+        fits=gigabytes is not None,
+        peak=None if gigabytes is None else gigabytes * _GB,
+        scope="device",
+        source="QwenLM/Qwen, README: profiling of memory and speed",
+        assumption="Qwen1.5's shapes, which are Qwen's; layers recomputed, as the scripts do it; "
+        "rank 64 on all matrices of a layer; half of the sum for each device, and ZeRO-3 for full "
+        "training, as the page says (a later script has ZeRO-2), predicted as FSDP2",
+    )
+
+
+def _alpaca(batch: int, *, fits: bool) -> MemoryCase:
+    return MemoryCase(
+        label=f"Stanford Alpaca, Llama-7B on 4 A100 40 GB, FSDP offload, batch {batch}",
+        setup=Setup(
+            model="llama-2-7b",
+            machine="dgx-a100-40",
+            devices=4,
+            strategy="fsdp2_offload",
+            batch_size=batch,
+            sequence=512,
+            attention="eager",
+            dtype="float32",
+        ),
+        fits=fits,
+        source="tatsu-lab/stanford_alpaca #280, comments of June 2023",
+        assumption="parameters in float32 and activations too, where automatic casts make some "
+        "bfloat16; eager attention over padded sequences of 512 tokens",
+    )
+
+
+def _foundry(size: str, model: str, hosts: int, batch: int, accumulation: int = 1) -> MemoryCase:
+    return MemoryCase(
+        label=f"llm-foundry, MPT-{size} on {8 * hosts} A100 40 GB",
+        setup=Setup(
+            model=model,
+            machine="dgx-a100-40",
+            devices=8,
+            hosts=hosts,
+            strategy="fsdp2",
+            batch_size=batch,
+            accumulation=accumulation,
+            sequence=2048,
+            checkpointing=True,
+        ),
+        source="mosaicml/llm-foundry, scripts/train/benchmarking/README.md",
+        assumption="OPT's shapes; the batch of a row of throughputs, which ran",
+    )
+
+
+_TITAN_70B = Setup(
+    model="llama-2-70b",
+    machine="dgx-a100-80",
+    devices=8,
+    hosts=8,
+    strategy="fsdp2",
+    batch_size=2,
+    sequence=4096,
+    options={"float32_reduce": True},
+)
+_TITAN_A100 = "pytorch/torchtitan, docs/performance.md"
+
+MEMORY_CASES: tuple[MemoryCase, ...] = (
+    _litgpt("7B", 21.30),
+    _litgpt("7B", 29.07, batch=2),
+    _litgpt("7B", None, batch=4),
+    _litgpt("7B", 13.84, quantises=True),
+    _litgpt("13B", 38.12),
+    _litgpt("13B", None, batch=2),
+    _litgpt("13B", None, batch=4),
+    _litgpt("13B", 22.55, quantises=True),
+    _torchtune("lora, one RTX 4090", 16.2),
+    _torchtune("qlora, one RTX 4090", 7.4, strategy="qlora"),
+    _torchtune(
+        "70B with offload, 8 A100",
+        13.9,
+        model="llama-3.1-70b",
+        machine="dgx-a100-80",
+        devices=8,
+        strategy="fsdp2_offload",
+        options={},
+    ),
+    _titan("8 H100", 82.4, 1, "eager"),
+    _titan("8 H100, compiled", 77.0, 1, "compiled"),
+    _titan("128 H100", 67.0, 16, "eager"),
+    _titan("128 H100, compiled", 62.0, 16, "compiled"),
+    _qwen("lora, 7B, 1,024 tokens", 21.5),
+    _qwen("lora, 7B, 4,096 tokens", 29.7, sequence=4096),
+    _qwen("lora, 7B, 8,192 tokens", 36.6, sequence=8192),
+    _qwen("lora, 14B, 1,024 tokens", 35.3, model="qwen1.5-14b"),
+    _qwen("lora, 14B, 8,192 tokens", 55.2, model="qwen1.5-14b", sequence=8192),
+    _qwen("all of 7B on 2 devices, 512 tokens", 148.0 / 2, sequence=512, **_WHOLE),
+    _qwen("all of 7B on 2 devices, 1,024 tokens", 162.0 / 2, **_WHOLE),
+    _qwen("all of 7B on 2 devices, 2,048 tokens", None, sequence=2048, **_WHOLE),
+    _qwen("lora, 72B on one device", None, model="qwen2.5-72b", sequence=256),
+    _alpaca(2, fits=True),
+    _alpaca(3, fits=False),
+    _foundry("7B", "opt-6.7b", 1, 12, 4),
+    _foundry("7B", "opt-6.7b", 2, 16),
+    _foundry("7B", "opt-6.7b", 8, 18),
+    _foundry("13B", "opt-13b", 1, 4, 16),
+    _foundry("13B", "opt-13b", 2, 10),
+    _foundry("13B", "opt-13b", 16, 16),
+    _foundry("30B", "opt-30b", 4, 4),
+    _foundry("30B", "opt-30b", 16, 6),
+    MemoryCase(
+        label="torchtitan, Llama-2-70B on 64 A100, all recomputed",
+        setup=replace(_TITAN_70B, checkpointing=True),
+        source=_TITAN_A100,
+        assumption="weights in 16 bits with masters, where theirs are in float32",
+    ),
+    MemoryCase(
+        label="torchtitan, Llama-2-70B on 64 A100, a part recomputed",
+        setup=_TITAN_70B,
+        fits=False,
+        source=_TITAN_A100,
+        assumption="nothing recomputed, where theirs recompute a part",
+    ),
+    MemoryCase(
+        label="LLaMA-Factory, Qwen1.5-7B on 8 A100 40 GB, ZeRO-2",
+        setup=replace(
+            _QWEN,
+            machine="dgx-a100-40",
+            devices=8,
+            strategy="published_on_device",
+            sequence=512,
+            accumulation=1,
+            options={},
+        ),
+        fits=False,
+        source="hiyouga/LLaMA-Factory #4133",
+        assumption="predicted as ZeRO-1, which keeps whole gradients until the step; layers "
+        "recomputed, that project's default",
+    ),
+    MemoryCase(
+        label="llama-recipes, Llama-2-7B on one A100 80 GB",
+        setup=replace(_QWEN, model="llama-2-7b", strategy="published_on_device", options={},
+                      accumulation=1, checkpointing=False),
+        fits=False,
+        source="meta-llama/llama-cookbook #413",
+        assumption="one sequence of 1,024 tokens, in bfloat16",
+    ),
+)  # fmt: skip
