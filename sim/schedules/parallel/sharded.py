@@ -9,6 +9,7 @@ et al. 2020, section 5.3; Zhao et al. 2023).
 - All-gathers run ahead by `prefetch` layers, in forward and in backward. A pass begins with its
   first layer's, which nothing hides.
 - The last layer stays gathered from forward to backward, which needs it at once.
+- A CPU that plays the device waits for each: FSDP2 overlaps by CUDA's streams alone.
 - Every micro-batch gathers and reduces again.
 """
 
@@ -99,7 +100,7 @@ class ShardedPasses:
             if self._fetches:
                 share = size / machine.hardware.total_devices
                 after = machine.h2d.submit("params", step, machine.up(share), [after])
-            self._gathered.append(machine.collective("all-gather", size, step, after))
+            self._gathered.append(machine.collective("all-gather", size, step, after, blocks=True))
 
     def begin(self, after: simpy.Event | None = None) -> None:
         """Start a pair of passes behind an event; None is behind the last work."""
@@ -127,7 +128,9 @@ class ShardedPasses:
         visit = 2 * len(self.units) - 1 - unit
         passed = self._visit(visit, "backward", seconds, step, room)
         size = self._sizes[unit] * self._reduce_bytes
-        return passed, self._machine.collective("reduce", size, step, passed)
+        if self._machine.hardware.device.is_cpu:
+            size *= 2  # gloo reduces everything everywhere, and keeps a part
+        return passed, self._machine.collective("reduce", size, step, passed, blocks=True)
 
     def backward_all(
         self, step: int, behind: Callable[[int, simpy.Event], object] | None = None
