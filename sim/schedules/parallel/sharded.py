@@ -66,6 +66,7 @@ class ShardedPasses:
             )
         self._reshards, self._prefetch, self._fetches = reshards, prefetch, fetches
         self._reduce_bytes = reduce_bytes or costs.dtype_bytes
+        self._blocks = machine.hardware.device.is_cpu
         self.units = layers_of(costs)
         self._sizes = [sum(costs.segments[index].numel for index in unit) for unit in self.units]
         started = simpy.Event(machine.env)
@@ -128,9 +129,10 @@ class ShardedPasses:
         visit = 2 * len(self.units) - 1 - unit
         passed = self._visit(visit, "backward", seconds, step, room)
         size = self._sizes[unit] * self._reduce_bytes
-        if self._machine.hardware.device.is_cpu:
+        if self._blocks:
             size *= 2  # gloo reduces everything everywhere, and keeps a part
-        return passed, self._machine.collective("reduce", size, step, passed, blocks=True)
+        reduced = self._machine.collective("reduce", size, step, passed, blocks=True)
+        return (reduced if self._blocks else passed), reduced
 
     def backward_all(
         self, step: int, behind: Callable[[int, simpy.Event], object] | None = None
@@ -161,7 +163,7 @@ class ShardedPasses:
         self._gather(visit, step)
         before, gathered = self._ends[-1], self._gathered[visit]
         after = list(room) if gathered is None else [gathered, *room]
-        causes = [("gather", [gathered])] if gathered is not None else []
+        causes = [] if gathered is None or self._blocks else [("gather", [gathered])]
         self._waits.watch(before, [*causes, ("d2h", room)], step)
         for each in seconds:
             end = self._machine.compute(name, each, step, after)
