@@ -225,18 +225,21 @@ class Machine:
             blocks: Whether a CPU that plays the device waits for it: only a GPU has a stream for
                 what its training thread calls.
         """
+        if self.hardware.total_devices == 1 or num_bytes == 0:
+            return after
+        lane = self.device if blocks and self.hardware.device.is_cpu else self.fabric
+        return lane.submit(name, step, self.ring_work(num_bytes), [after])
+
+    def ring_work(self, num_bytes: float) -> Work:
+        """Return a collective of several devices as work, in whatever lane it is to be."""
         hardware = self.hardware
         count = hardware.total_devices
-        if count == 1 or num_bytes == 0:
-            return after
         seconds, moved = 0.0, num_bytes * (count - 1) / count
         if hardware.fabric is not None:
             seconds += hardware.fabric.latency.value
         if hardware.network is not None:
             seconds += (hardware.num_hosts - 1) * hardware.network.latency.value
-        work = Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
-        lane = self.device if blocks and hardware.device.is_cpu else self.fabric
-        return lane.submit(name, step, work, [after])
+        return Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
 
     def _copy_seconds(self, num_bytes: float, packing: float | None) -> float:
         """Return what a copy takes beside its bytes on the link.

@@ -9,6 +9,7 @@ from typing import Any
 
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine
+from sim.schedules.parallel.averaged import AveragedEngineSchedule
 from sim.schedules.parallel.ddp import DDP
 from sim.schedules.parallel.fsdp import FSDP2, FSDP2_OFFLOAD, ZERO3_OFFLOAD
 from sim.schedules.parallel.zenflow import ShardedEngineSchedule
@@ -222,6 +223,8 @@ class Strategy:
             if division.device > 1:
                 settings["reshards"] = self.reshards
                 return ShardedEngineSchedule(machine, costs, self.config, **settings)
+            if division.host > 1:
+                return AveragedEngineSchedule(machine, costs, self.config, **settings)
             return EngineSchedule(machine, costs, self.config, **settings)
         return self.system.schedule(machine, costs, **self.system.options(self.options))
 
@@ -269,6 +272,8 @@ def simulate(
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
     selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)
+    # Under DDP what is uploaded is gathered in the same lane.
+    gathered = recording.since(settling, "h2d", "all-gather")[1]
     timeline = recording.timeline(
         {
             "strategy": strategy.name,
@@ -287,8 +292,8 @@ def simulate(
         stall_seconds=sum(schedule.stalls[settling:]) / measured + selection,
         selection_seconds=selection,
         d2h_bytes=recording.since(settling, "d2h")[1] / measured,
-        h2d_bytes=recording.since(settling, "h2d")[1] / measured,
-        fabric_bytes=recording.since(settling, "fabric")[1] / measured,
+        h2d_bytes=(recording.since(settling, "h2d")[1] - gathered) / measured,
+        fabric_bytes=(recording.since(settling, "fabric")[1] + gathered) / measured,
         busy_seconds=busy,
         update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,

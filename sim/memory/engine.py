@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
-from sim.timing.block_plan import blocks_of, ring_of
+from sim.timing.block_plan import blocks_of
 from sim.timing.costs import is_split
 from sim.timing.division import Division
 from sim.timing.host_memory import HostMemory, host_memory, largest
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
+from zenflow.step.gradients.ring_size import ring_bytes
 
 Shape = tuple[int, ...]
 
@@ -31,6 +32,9 @@ _FRESH_COLUMN_BYTES = _INDEX + 6 * _FLOAT
 _FRESH_ROW_BYTES = _INDEX + 7 * _FLOAT
 """Bytes of it, and of a row, that fresh steps need besides: as `zenflow.step.fresh.steps`, which
 loads torch."""
+_GATHERED_COPIES, _MOST_GATHERED = 3, 1 << 26
+"""Number of copies, and bytes of each at most, in which uploads of several hosts become whole
+columns: as `zenflow.surface.memory_plan` and `zenflow.device.base`, which load torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +51,12 @@ class EngineMemory:
     """Bytes of what the device keeps for each column and row of split parameters."""
     packed: int
     """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
-    ring: int
-    """Bytes of the ring through which released gradients leave a GPU."""
+    columns: tuple[tuple[int, int], ...]
+    """Number of deferred columns, and bytes of one on the host, of each split matrix."""
     block: int
     """Number of deferred elements of the largest block."""
+    split: int
+    """Number of elements of split parameters that the device has."""
     important: int
     """Number of elements of important columns."""
     resident: int
@@ -61,6 +67,8 @@ class EngineMemory:
     """Number of elements of the largest bank: important columns that are updated together."""
     dtype_bytes: int
     """Bytes of an element of the model."""
+    gathered: int = 0
+    """Bytes in which uploads of several hosts become whole columns, under DDP."""
 
     @property
     def deferred(self) -> int:
@@ -70,12 +78,17 @@ class EngineMemory:
     @property
     def num_params(self) -> int:
         """Elements of all parameters."""
-        return self.deferred + self.important + self.resident
+        return self.split + self.resident
 
     @property
     def pool(self) -> int:
         """Pinned bytes in which gradients wait on the host, beside staging."""
         return self.host.pool(self.depth)
+
+    @property
+    def ring(self) -> int:
+        """Bytes of the ring through which released gradients leave a GPU."""
+        return ring_bytes(self.columns)
 
     @property
     def uploads(self) -> int:
@@ -97,20 +110,28 @@ class EngineMemory:
 
         What is kept for each column and row is the same on all of them.
         """
-        parts = {
+        parts: dict[str, int] = {
             name: -(-getattr(self, name) // division.device)
             for name in (
                 "device_state",
-                "ring",
-                "block",
+                "split",
                 "important",
                 "resident",
                 "bucket",
                 "bank",
             )
         }
-        packed = -(-self.packed // division.host)
-        return replace(self, host=self.host.divided(division.host), packed=packed, **parts)
+        parts |= {name: -(-getattr(self, name) // division.host) for name in ("packed", "block")}
+        size = self.dtype_bytes
+        columns = tuple(
+            (count, -(-num_bytes // size // division.host) * size)
+            for count, num_bytes in self.columns
+        )
+        host = self.host.divided(division.host)
+        if division.host > division.device:
+            whole = min(_MOST_GATHERED, host.upload_buffer * division.host)
+            parts["gathered"] = _GATHERED_COPIES * whole
+        return replace(self, host=host, columns=columns, **parts)
 
     def on(self, hardware: HardwareProfile, reserve: float = 0.0) -> EngineMemory:
         """Return the same with as many waiting gradients as a machine's host has room for.
@@ -132,13 +153,13 @@ class EngineMemory:
         pinned = host.staging + self.pool + self.uploads
         return MemoryPlan(
             num_params=self.num_params,
-            split_params=self.deferred + self.important,
+            split_params=self.split,
             model_bytes=self.num_params * self.dtype_bytes,
             host_bytes=host.state + host.sums + host.steps + pinned,
             pinned_bytes=pinned,
             queue_depth=self.depth,
             device_extra_bytes=self.device_state + self.column_vectors,
-            device_ring_bytes=self.ring if has_ring else self.packed,
+            device_ring_bytes=(self.ring if has_ring else self.packed) + self.gathered,
             device_step_bytes=self.important * self.dtype_bytes
             + self.float_gradients
             + self.bank_temporaries,
@@ -195,8 +216,11 @@ def _engine_memory(
         + _FLOAT * num_residents,
         column_vectors=vectors,
         packed=2 * max(packed, default=0),
-        ring=ring_of(blocks, dtype_bytes),
+        columns=tuple(
+            (own, rows * dtype_bytes) for (rows, _), own in zip(split, columns, strict=True)
+        ),
         block=max((block.deferred_elements for block in blocks), default=0),
+        split=num_split,
         important=num_split - deferred,
         resident=resident,
         bucket=largest((b.bucket, b.num_columns * b.num_rows) for b in blocks),

@@ -22,7 +22,9 @@ def engine_device_parts(
     size, count = workload.dtype_bytes, hardware.total_devices
     if strategy.division(hardware).device > 1:
         return _sharded_engine_parts(workload, strategy, own, hardware)
-    releases = strategy.releases and count == 1
+    if strategy.releases and count > 1:
+        return _averaged_engine_parts(workload, own, hardware)
+    releases = strategy.releases
     whole = float(workload.num_params * size)
     in_flight, after, ring = 2.0 * own.bucket * size, whole, own.packed
     at_step: float | None = None
@@ -47,6 +49,37 @@ def engine_device_parts(
         gradients_after=after,
         gradients_at_step=at_step,
         step=_engine_step(own, size, releases=releases),
+    )
+
+
+def _averaged_engine_parts(
+    workload: Workload, own: EngineMemory, hardware: HardwareProfile
+) -> DeviceParts:
+    """Return a device's parts of the engine in release mode under DDP.
+
+    DDP's buckets hold all gradients, as `gradient_as_bucket_view` has it: beside them there is one
+    on its way there, and what has been taken of them. Earlier micro-batches, whose gradients are
+    not averaged, add up outside.
+    """
+    size, is_cpu = workload.dtype_bytes, hardware.device.is_cpu
+    whole = float(workload.num_params * size)
+    arriving = float(max(parameter.numel for parameter in workload.parameters) * size)
+    important = float(own.important * size)
+    copies = 0.0
+    if is_cpu:  # which has no ring: what the link has not sent yet was copied out of the buckets
+        share = _share_that_waits(workload, hardware, own.deferred * size)
+        copies = max(own.bucket, share * own.split) * size
+    return DeviceParts(
+        always=[
+            Part("weights", "device", whole),
+            *_engine_state(own, hardware, own.packed if is_cpu else own.ring, size),
+            Part("reduction buckets", "device", whole, "all gradients"),
+        ],
+        in_flight=arriving + copies,
+        gradients_before=whole if workload.accumulation > 1 else 0.0,
+        gradients_after=arriving + important + copies,
+        gradients_at_step=important + copies,
+        step=_engine_step(own, size, releases=True),
     )
 
 
@@ -84,6 +117,7 @@ def _engine_state(
         Part("optimizer state", "device", own.device_state, "important columns, whole tensors"),
         Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
         Part("rings", "device", ring, "packed gradients on their way"),
+        Part("gathered columns", "device", own.gathered, "of all hosts, on their way to weights"),
         Part("updates' temporaries", "device", temporaries, "of the largest block"),
     ]
 

@@ -38,7 +38,7 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     moved = work.num_bytes
     host = max(moved / rates.host, rates.sharing * moved / rates.dram, work.steps / rates.steps)
     division = strategy.division(hardware)
-    keeps = not strategy.releases or division.host > division.device
+    keeps = not strategy.releases
     device = _device_seconds(costs, config, own, division)
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
         device += down / hardware.overheads.pack_bandwidth.value

@@ -6,9 +6,8 @@ are updated, and what lands is uploaded behind the backward of its landing step.
 rule the device moves weights by each gradient itself until its update lands. On a GPU in release
 mode backward itself packs gradients into a ring, and waits where the link leaves no room.
 
-Several devices divide the host's part of the update. Under DDP each has some deferred elements of
-its own, whose new weights are gathered from all; gradients stay until they are averaged. FSDP2's
-ranks are in `sim.schedules.parallel.zenflow`.
+Several devices divide the update: `sim.schedules.parallel.averaged` has DDP's ranks, and
+`sim.schedules.parallel.zenflow` FSDP2's.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from zenflow.config import ZenFlowConfig
 
 
 @dataclass(slots=True)
-class _Landing:
+class Landing:
     """An update in flight: all due blocks of one segment at one boundary."""
 
     segment: int
@@ -86,15 +85,14 @@ class EngineSchedule(AbstractSchedule):
         self._config = config
         self._division = division or Division()
         self._waits = self._waits_type(machine)
-        # Under DDP ranks average their gradients after backward: release mode comes too early.
-        self._releases = releases and self._division.host == self._division.device
+        self._releases = releases
         self.plan = BlockPlan(costs, config, self._division)
         self._calendar = self.plan.calendar()
         self._states = [_SegmentState() for _ in costs.segments]
         self._intake = intake_of(self.plan, costs)
         self._moved: list[float] = []
         self._wants_selection = [False] * len(self.plan.blocks)
-        self._landings: defaultdict[int, list[_Landing]] = defaultdict(list)
+        self._landings: defaultdict[int, list[Landing]] = defaultdict(list)
         self._ring: Ring | None = None
         if self._releases and not machine.hardware.device.is_cpu:  # there gradients just wait
             self._ring = Ring(machine, self.plan.ring)
@@ -165,7 +163,11 @@ class EngineSchedule(AbstractSchedule):
 
     def _backward_seconds(self, index: int) -> float:
         """Return the seconds of a segment's backward in release mode."""
-        seconds = self.costs.segments[index].backward + self._gradient_seconds(index)
+        return self.costs.segments[index].backward + self._taking_seconds(index)
+
+    def _taking_seconds(self, index: int) -> float:
+        """Return the seconds in which backward lets a segment's gradients go."""
+        seconds = self._gradient_seconds(index)
         if self._ring:  # where there is none a copy packs
             seconds += self._gradient_bytes(index) / self.machine.pack_rate
         return seconds
@@ -226,12 +228,12 @@ class EngineSchedule(AbstractSchedule):
         state.copied = [copied]
         return room
 
-    def _landing(self, step: int) -> list[_Landing]:
+    def _landing(self, step: int) -> list[Landing]:
         """Return what lands in a step, in the order of forward."""
         return sorted(self._landings[step], key=lambda item: item.segment)
 
     def _upload(
-        self, landings: list[_Landing], step: int, after: list[simpy.Event]
+        self, landings: list[Landing], step: int, after: list[simpy.Event]
     ) -> list[simpy.Event]:
         """Queue one copy of all these updates: what the engine releases together goes together.
 
@@ -241,26 +243,17 @@ class EngineSchedule(AbstractSchedule):
         if not landings:
             return []
         num_bytes = sum(item.num_bytes for item in landings)
-        # Of what other devices send as well, where each has elements of its own.
-        landed = num_bytes * self._division.host / self._division.device
         work = self.machine.up(num_bytes, packs=True)
         if self._late_bytes and self._calendar.lag(step):  # a gradient came since
-            moved = landed / self.costs.dtype_bytes * self._late_bytes
+            moved = num_bytes / self.costs.dtype_bytes * self._late_bytes
             work = replace(work, seconds=work.seconds + moved / self.costs.elementwise_bandwidth)
         computed = [item.computed for item in landings]
         done = self.machine.h2d.submit("params", step, work, [*after, *computed])
-        if landed > num_bytes:
-            done = self.machine.env.process(self._spread(landed, step, done))
         for item in landings:
             item.uploaded = done
         return [done]
 
-    def _spread(self, num_bytes: float, step: int, uploaded: simpy.Event) -> Process:
-        """Gather new weights from all devices, once they are up: no collective waits for it."""
-        yield uploaded
-        yield self.machine.collective("all-gather", num_bytes, step, uploaded)
-
-    def _wait_landed(self, landings: list[_Landing], step: int) -> Process:
+    def _wait_landed(self, landings: list[Landing], step: int) -> Process:
         """Wait for what must have landed, and call it by its cause."""
         if not landings:
             return
@@ -329,7 +322,7 @@ class EngineSchedule(AbstractSchedule):
         if holds:
             state.staging_free.append(done)
         num_bytes = sum(block.elements for block in due) * self.costs.dtype_bytes
-        self._landings[step + lag].append(_Landing(index, num_bytes, done))
+        self._landings[step + lag].append(Landing(index, num_bytes, done))
 
     def _close(self, due: list[PlannedBlock], step: int) -> None:
         for block in due:

@@ -114,7 +114,7 @@ class BlockPlan:
             )
             for index, segment in enumerate(costs.segments)
         ]
-        self.ring = ring_of(cut, costs.dtype_bytes, division.device)
+        self.ring = ring_of(cut, costs.dtype_bytes, division.host)
         self._matrices = _matrices_of(self.blocks, division.device)
         self._moved = [0.0] * len(costs.segments)
         for matrix in self._matrices:

@@ -17,6 +17,7 @@ import pytest
 
 from sim.hardware.profile import Fabric, Nvme, Quantity
 from sim.machine import Machine
+from sim.schedules.parallel import ddp
 from sim.simulate import STRATEGIES, Strategy
 from sim.timing.phases import costs_of_phases
 
@@ -936,7 +937,41 @@ LOGS = [
 """,
     ),
     # DDP: each rank's host has half of the deferred elements, whose new weights are gathered from
-    # both. The device measures and moves all of them in 1.6 s, once gradients are averaged.
+    # both. The model is one bucket, averaged when backward ends. In keep mode the device then
+    # measures and moves all of it in 1.6 s, and gradients leave.
+    (
+        "zenflow", {"parallel": "ddp", "releases": False, **HALF_DEFERRED}, 3, 4, 2,
+        """
+  0.0-  1.0 device forward 3
+  0.0-  0.8 host adam 2
+  1.0-  2.0 device forward 3
+  2.0-  4.0 device backward 3
+  4.0-  6.0 device backward 3
+  6.0- 10.0 device stall:reduce 3
+  6.0- 10.0 fabric reduce 3
+ 10.0- 12.6 device step 3
+ 12.6- 13.6 device stall:h2d 3
+ 12.6- 12.9 d2h grads 3
+ 12.6- 13.1 h2d params 3
+ 12.8- 13.1 d2h grads 3
+ 12.8- 13.6 host adam 3
+ 13.1- 13.6 h2d all-gather 3
+ 13.6- 14.6 device forward 4
+ 14.6- 15.6 device forward 4
+ 15.6- 17.6 device backward 4
+ 17.6- 19.6 device backward 4
+ 19.6- 23.6 device stall:reduce 4
+ 19.6- 23.6 fabric reduce 4
+ 23.6- 26.2 device step 4
+ 26.2- 27.2 device stall:h2d 4
+ 26.2- 26.4 d2h grads 4
+ 26.2- 26.7 h2d params 4
+ 26.4- 26.7 d2h grads 4
+ 26.6- 27.2 h2d all-gather 4
+ 26.7- 27.4 host adam 4
+""",
+    ),
+    # In release mode a layer leaves when it has been measured and moved, in 0.8 s.
     (
         "zenflow", {"parallel": "ddp", **HALF_DEFERRED}, 3, 4, 2,
         """
@@ -945,30 +980,29 @@ LOGS = [
   1.0-  2.0 device forward 3
   2.0-  4.0 device backward 3
   4.0-  6.0 device backward 3
-  4.0-  6.0 fabric reduce 3
-  6.0-  8.0 device stall:reduce 3
-  6.0-  8.0 fabric reduce 3
-  8.0- 10.6 device step 3
- 10.6- 11.8 device stall:h2d 3
- 10.6- 10.9 d2h grads 3
- 10.6- 11.3 h2d params 3
+  6.0- 10.0 device stall:reduce 3
+  6.0- 10.0 fabric reduce 3
+ 10.0- 10.8 device backward 3
+ 10.8- 11.6 device backward 3
  10.8- 11.1 d2h grads 3
- 10.8- 11.6 host adam 3
- 11.3- 11.8 fabric all-gather 3
- 11.8- 12.8 device forward 4
- 12.8- 13.8 device forward 4
- 13.8- 15.8 device backward 4
- 15.8- 17.8 device backward 4
- 15.8- 17.8 fabric reduce 4
- 17.8- 19.8 device stall:reduce 4
- 17.8- 19.8 fabric reduce 4
- 19.8- 22.4 device step 4
- 22.4- 23.6 device stall:h2d 4
- 22.4- 22.7 d2h grads 4
- 22.4- 23.1 h2d params 4
- 22.6- 22.9 d2h grads 4
- 22.9- 23.7 host adam 4
- 23.1- 23.6 fabric all-gather 4
+ 11.6- 12.6 device step 3
+ 11.6- 11.9 d2h grads 3
+ 11.6- 12.0 h2d params 3
+ 12.0- 12.5 h2d all-gather 3
+ 12.6- 13.6 device forward 4
+ 12.6- 13.4 host adam 3
+ 13.6- 14.6 device forward 4
+ 14.6- 16.6 device backward 4
+ 16.6- 18.6 device backward 4
+ 18.6- 22.6 device stall:reduce 4
+ 18.6- 22.6 fabric reduce 4
+ 22.6- 23.4 device backward 4
+ 23.4- 24.2 device backward 4
+ 23.4- 23.7 d2h grads 4
+ 23.4- 23.8 h2d params 4
+ 23.8- 24.3 h2d all-gather 4
+ 24.2- 25.2 device step 4
+ 24.2- 24.5 d2h grads 4
 """,
     ),
     # FSDP2: half of everything. Norms of 100 columns are added up in 0.04 s.
@@ -1045,6 +1079,40 @@ TWO_MICRO_BATCHES = """
 """
 
 
+A_BUCKET_FOR_EACH_LAYER = """
+  0.0-  1.0 device forward 3
+  0.0-  0.8 host adam 2
+  1.0-  2.0 device forward 3
+  2.0-  4.0 device backward 3
+  4.0-  6.0 device backward 3
+  4.0-  6.0 fabric reduce 3
+  6.0-  6.8 device backward 3
+  6.0-  8.0 fabric reduce 3
+  6.8-  8.0 device stall:reduce 3
+  6.8-  7.1 d2h grads 3
+  8.0-  8.8 device backward 3
+  8.8-  9.8 device step 3
+  8.8-  9.1 d2h grads 3
+  8.8-  9.2 h2d params 3
+  9.2-  9.7 h2d all-gather 3
+  9.8- 10.8 device forward 4
+  9.8- 10.6 host adam 3
+ 10.8- 11.8 device forward 4
+ 11.8- 13.8 device backward 4
+ 13.8- 15.8 device backward 4
+ 13.8- 15.8 fabric reduce 4
+ 15.8- 16.6 device backward 4
+ 15.8- 18.3 fabric reduce 4
+ 16.6- 18.3 device stall:reduce 4
+ 16.6- 16.9 d2h grads 4
+ 16.6- 17.0 h2d params 4
+ 17.0- 18.0 h2d all-gather 4
+ 18.3- 19.1 device backward 4
+ 19.1- 20.1 device step 4
+ 19.1- 19.4 d2h grads 4
+"""
+
+
 @pytest.mark.parametrize(("name", "options", "first", "last", "devices", "expected"), LOGS)
 def test_what_happens_when(name, options, first, last, devices, expected):
     found = log(Strategy.of(name, **options), first, last, devices)
@@ -1054,6 +1122,14 @@ def test_what_happens_when(name, options, first, last, devices, expected):
 def test_deepspeed_adds_gradients_up_on_the_device_and_keeps_the_sum_on_the_host():
     found = log(Strategy.of("deepspeed_zero_offload"), 1, 1, accumulation=2)
     assert found.splitlines() == TWO_MICRO_BATCHES.strip("\n").splitlines()
+
+
+def test_under_ddp_a_bucket_leaves_when_backward_has_handed_the_next_one_over(monkeypatch):
+    # In step 4 what lands is gathered while the last bucket is averaged: each at half its pace.
+    monkeypatch.setattr(ddp, "FIRST_BUCKET_BYTES", 1)
+    monkeypatch.setattr(ddp, "BUCKET_BYTES", 1)
+    found = log(Strategy.of("zenflow", parallel="ddp", **HALF_DEFERRED), 3, 4, devices=2)
+    assert found.splitlines() == A_BUCKET_FOR_EACH_LAYER.strip("\n").splitlines()
 
 
 def test_every_strategy_has_a_log():

@@ -11,6 +11,7 @@ from sim.memory.need import memory_of
 from sim.memory.parts import STATE_BYTES
 from sim.models.table import find_model
 from sim.models.workload import Workload
+from sim.schedules.parallel import ddp
 from sim.schedules.parallel.sharded import layers_of
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
@@ -198,6 +199,71 @@ def test_all_reduces_of_ddp_run_behind_backward_but_for_the_last():
     found = costs(2, gather=2.0, on_device=6.0)
     assert step(found, "ddp", bucket_bytes=1) == near(10 + 20 + 2 * 0.1 + 6)
     assert step(found, "ddp", bucket_bytes=MODEL) == near(10 + 20 + 2 * 1.0 + 6)
+
+
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Let each layer be a bucket of DDP."""
+    monkeypatch.setattr(ddp, "FIRST_BUCKET_BYTES", 1)
+    monkeypatch.setattr(ddp, "BUCKET_BYTES", 1)
+
+
+NETWORKS = [(2, 1), (8, 1), (2, 3), (1, 4)]
+"""Devices of a host, and hosts."""
+
+
+def by_fabric_or_network(seconds, hosts):
+    """Return the costs of passing a model over what a ring's slowest link is."""
+    return {"gather": seconds} if hosts == 1 else {"network": seconds}
+
+
+@pytest.mark.parametrize(("devices", "hosts"), NETWORKS)
+def test_averages_of_released_gradients_show_where_they_are_slower_than_backward(
+    devices, hosts, small_buckets
+):
+    ring = 1 - 1 / (devices * hosts)
+    for seconds in (2.0, 80.0):  # of a layer 0.4 s and 16 s, in two passes, for 2 s of backward
+        found = costs(devices, hosts, **by_fabric_or_network(seconds, hosts))
+        each = 2 * seconds / LAYERS * ring
+        expected = 10 + 20 + each if each < 2 else 10 + 2 + LAYERS * each
+        settings = {"parallel": "ddp", "select_interval": 0}
+        assert step(found, "zenflow", topk_ratio=1.0, **settings) == near(expected)
+        assert stalls(found, "zenflow", **settings)["reduce"] >= expected - 30 - 1e-6
+
+
+@pytest.mark.parametrize(("devices", "hosts"), NETWORKS)
+def test_released_gradients_leave_behind_the_backward_of_the_next_bucket(
+    devices, hosts, small_buckets
+):
+    # Only the last layer's copy shows, of ten. The upload goes in one, and is gathered in a pass.
+    count = devices * hosts
+    found = costs(devices, hosts, **by_fabric_or_network(8.0, hosts), link=2.0)
+    ring, layer = 1 - 1 / count, 2.0 / LAYERS / count
+    average, in_turn = 2 * 8.0 / LAYERS * ring, 2.0 / count + 8.0 * ring
+    knobs = {"parallel": "ddp", "min_split_elements": 0, "select_interval": 0}
+    for releases, copied in ((True, layer), (False, LAYERS * layer)):
+        took = step(found, "zero_offload", releases=releases, **knobs)
+        assert took == near(30 + average + copied + in_turn)
+
+
+def test_the_default_buckets_are_small_at_first_and_then_large():
+    # A layer has 2 MB: the first is a bucket, and the other nine are one, below 25 MiB.
+    assert ddp.buckets_of(costs()) == [[9], [8, 7, 6, 5, 4, 3, 2, 1, 0]]
+    found = costs(2, gather=2.0)
+    assert step(found, "zenflow", parallel="ddp", topk_ratio=1.0) == near(30 + 0.9 * 2.0)
+    assert ddp.buckets_of(costs(), MODEL // 5) == [[9, 8], [7, 6], [5, 4], [3, 2], [1, 0]]
+
+
+@pytest.mark.parametrize("name", ["zenflow", "zenflow_paper", "zero_offload"])
+def test_each_device_does_what_one_device_does_under_ddp(name):
+    # Columns are measured and weights moved as a whole on each; only what is sent is divided.
+    slow = {"device.bandwidth": 20.0 * PARAMS / 5, "overheads.intake_bandwidth": MODEL / 3}
+    busy = []
+    for devices in (1, 2, 8):
+        found = costs(devices, on_device=6.0)
+        found = replace(found, hardware=found.hardware.with_values(slow))
+        busy.append(predict(found, name, parallel="ddp", **ENGINE).busy_seconds["device"])
+    assert busy == [near(busy[0])] * 3
 
 
 def test_a_model_cut_finer_is_gathered_by_layers():

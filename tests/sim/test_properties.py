@@ -174,8 +174,13 @@ class Run:
     def rows(self):
         return self.machine.recording.rows
 
-    def moved(self, lane):
-        return sum(size for (name, *_), (_, size) in self.totals.items() if name == lane)
+    def moved(self, what):
+        """Return the bytes of a kind of flow: an all-gather is one, whatever lane it is in."""
+        return sum(
+            size
+            for (lane, name, _), (_, size) in self.totals.items()
+            if what == ("fabric" if name == "all-gather" else lane)
+        )
 
     def busy(self, lane):
         return sum(seconds for (name, *_), (seconds, _) in self.totals.items() if name == lane)

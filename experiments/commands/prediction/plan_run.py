@@ -84,10 +84,15 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
             f"{work.batch_size} on each:"
         )
         assert config is not None
+        releases, is_whole = chosen.strategy.releases, plan.parallel == "ddp"
+        mode = 'offload_gradients="release", ' if releases else ""
+        group = "process_group=model.process_group, " if is_whole else ""
         yield (
-            "    ZenFlowAdamW(model.parameters(), lr=1e-5, "
+            f"    optimizer = ZenFlowAdamW(model.parameters(), lr=1e-5, {mode}{group}"
             f'config=ZenFlowConfig.preset("{chosen.strategy.name}"{knobs}))'
         )
+        if releases and is_whole:
+            yield "    optimizer.release_from(model)"
     command = train_command(plan, wishes)
     if command is None:
         return

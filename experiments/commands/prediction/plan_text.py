@@ -168,7 +168,7 @@ def _devices(plan: Plan, chosen: Option) -> Iterator[str]:
         return
     by_count = {option.need.num_devices: option for option in plan.per_devices}
     if count not in by_count:
-        why = ": under DDP each holds all weights, and all gradients twice"
+        why = ": under DDP each holds all weights and all gradients"
         yield (
             f"{count} devices do not fit{why if plan.parallel == 'ddp' else ''}. "
             f"{'Use one' if used == 1 else f'{used} do'}."
@@ -236,8 +236,8 @@ def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
     work = plan.workload
     gradient = gib(work.model_bytes)
     if chosen.need.workload.accumulation > 1:
-        if chosen.need.num_devices > 1:
-            return  # gradients stay until all devices' are averaged anyway
+        if chosen.need.num_devices > 1 and plan.parallel == "fsdp":
+            return  # a device adds up its own part of them
         yield (
             f"Its micro-batches cost a whole gradient, {gradient} on the device: autograd adds "
             "each to .grad, so that none leaves before the last one."

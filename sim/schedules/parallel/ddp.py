@@ -10,15 +10,42 @@ from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_
 from sim.timing.costs import StepCosts
 
 
+BUCKET_BYTES = 25 * 2**20
+"""Bytes at which a bucket of DDP is full, by default."""
+FIRST_BUCKET_BYTES = 2**20
+"""Bytes of the first one, by default: the first average begins early."""
+
+
+def buckets_of(costs: StepCosts, bucket_bytes: int | None = None) -> list[list[int]]:
+    """Return the indices of the segments of each of DDP's buckets, in the order of backward.
+
+    A bucket is full when its segments reach its size: a layer is the least that is reduced here,
+    where DDP cuts large ones.
+
+    Args:
+        costs: Of one step of the model.
+        bucket_bytes: Bytes at which each is full; None is DDP's default.
+    """
+    limit = FIRST_BUCKET_BYTES if bucket_bytes is None else bucket_bytes
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for index in reversed(range(len(costs.segments))):
+        if filled >= limit:
+            buckets.append([])
+            filled, limit = 0, BUCKET_BYTES if bucket_bytes is None else bucket_bytes
+        buckets[-1].append(index)
+        filled += costs.segments[index].numel * costs.dtype_bytes
+    return buckets
+
+
 class DistributedDataParallel(AbstractSchedule):
     """Forward, backward with an all-reduce of each bucket behind it, AdamW over the whole model.
 
-    Gradients are reduced in the last micro-batch alone. A bucket is full when its segments reach
-    its size: a layer is the least that is reduced here, where DDP cuts large ones.
+    Gradients are reduced in the last micro-batch alone.
     """
 
     def __init__(
-        self, machine: Machine, costs: StepCosts, *, bucket_bytes: int = 25 * 2**20
+        self, machine: Machine, costs: StepCosts, *, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         """Take DDP's bucket size, its default in bytes.
 
@@ -27,7 +54,7 @@ class DistributedDataParallel(AbstractSchedule):
         """
         super().__init__(machine, costs)
         refuse_below_1("bucket_bytes", bucket_bytes)
-        self._bucket_bytes = bucket_bytes
+        self._buckets = buckets_of(costs, bucket_bytes)
 
     def _step(self, step: int) -> Step:
         machine = self.machine
@@ -46,13 +73,13 @@ class DistributedDataParallel(AbstractSchedule):
 
     def _reduce(self, step: int) -> list[simpy.Event]:
         """Queue the last backward; return the ends of its all-reduces."""
-        reduced, size = [], 0.0
-        for index, segment in reversed(list(enumerate(self.costs.segments))):
-            self.computed = self.backward_of(index, step)
-            size += segment.numel * self.costs.dtype_bytes
-            if size >= self._bucket_bytes or index == 0:
-                reduced.append(self.machine.collective("reduce", 2 * size, step, self.computed))
-                size = 0.0
+        reduced = []
+        for bucket in self._buckets:
+            for index in bucket:
+                self.computed = self.backward_of(index, step)
+            size = sum(self.costs.segments[index].numel for index in bucket)
+            size *= 2 * self.costs.dtype_bytes
+            reduced.append(self.machine.collective("reduce", size, step, self.computed))
         return reduced
 
 

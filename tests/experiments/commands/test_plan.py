@@ -134,6 +134,7 @@ def test_sharded_over_two_hosts_the_same_model_is_planned():
     assert "hgx-h100: 2 hosts, each 8 x h100-sxm" in text
     assert "8x-infiniband-ndr" in text
     assert "with fully_shard" in text
+    assert "process_group" not in text
     one, two = (record(*ran, "--num-hosts", hosts) for hosts in ("1", "2"))
     assert (one["num_devices"], two["num_devices"], two["num_hosts"]) == (8, 16, 2)
     assert one["recommended"]["memory"]["num_devices"] == 8
@@ -141,7 +142,7 @@ def test_sharded_over_two_hosts_the_same_model_is_planned():
 
 
 def test_one_of_eight_devices_is_recommended_where_eight_do_not_fit():
-    ran = run("plan", "--model", "Qwen/Qwen2.5-14B", "--gpu", "h100", "--num-gpus", "8",
+    ran = run("plan", "--model", "Qwen/Qwen2.5-32B", "--gpu", "h100", "--num-gpus", "8",
               "--draws", "0")  # fmt: skip
     assert "8 devices do not fit" in ran.output
     assert "Use one." in ran.output
@@ -152,6 +153,8 @@ def test_several_devices_get_their_own_loop_and_the_command_of_one():
               "--draws", "0")  # fmt: skip
     assert "One device makes" in ran.output
     assert "DistributedDataParallel" in ran.output
+    assert 'offload_gradients="release", process_group=model.process_group' in ran.output
+    assert "optimizer.release_from(model)" in ran.output
     made = re.search(r"ZenFlowConfig\.preset\((.*)\)\)", ran.output)[1]
     name, *knobs = made.split(", ")
     given = {key: ast.literal_eval(value) for key, value in (knob.split("=") for knob in knobs)}

@@ -43,6 +43,7 @@ def plans(simulated_once):
         "1.5b, 3090": ("qwen2.5-1.5b", find_machine("rtx3090-desktop")),
         "70b on eight": ("meta-llama/Llama-3.3-70B-Instruct", h100),
         "14b on eight": ("qwen2.5-14b", h100),
+        "32b on eight": ("qwen2.5-32b", h100),
     }
     return {
         name: plan(
@@ -143,11 +144,12 @@ def test_weights_beyond_a_device_need_sharding(plans):
 
 
 def test_one_device_is_recommended_where_all_do_not_fit(plans):
-    found = plans["14b on eight"]
+    assert plans["14b on eight"].recommended.need.num_devices == 8
+    found = plans["32b on eight"]
     assert found.recommended.need.num_devices == 1
     assert [option.need.num_devices for option in found.per_devices] == [1]
     one = plan(
-        workload("qwen2.5-14b"), find_machine("hgx-h100", 1), strategies=OURS, draws=0
+        workload("qwen2.5-32b"), find_machine("hgx-h100", 1), strategies=OURS, draws=0
     ).recommended
     assert found.recommended.label == one.label
     assert found.recommended.tokens_per_second == pytest.approx(one.tokens_per_second)

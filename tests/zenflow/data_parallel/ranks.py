@@ -174,8 +174,21 @@ def weighed(rank, mesh, folder):
             parallel(torch.randn(4, 512)).square().mean().backward()
             optimizer.step()
         report = optimizer.report
-        sent = {"d2h_bytes": report.d2h_bytes, "h2d_bytes": report.h2d_bytes}
-        return {"memory": optimizer.memory, **sent}
+        found = {
+            "memory": optimizer.memory,
+            "d2h_bytes": report.d2h_bytes,
+            "h2d_bytes": report.h2d_bytes,
+        }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "CpuDevice", CpuWithRing)
+        optimizer = ZenFlowAdamW(
+            model.parameters(),
+            host_threads=1,
+            offload_gradients="release",
+            process_group=parallel.process_group,
+        )
+        with closing(optimizer):
+            return {**found, "ring": optimizer.memory}
 
 
 class Transposed(nn.Module):

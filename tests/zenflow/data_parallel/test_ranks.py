@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from sim.memory.engine import engine_memory
+from sim.timing.division import Division
 from tests.models import assert_equal, closing, relative_difference, weights_of
 from tests.zenflow.data_parallel.runs import DELAYED, SAVED, SCENARIOS, TRAINED
 from tests.zenflow.sharded.conftest import Ranks
@@ -158,8 +160,13 @@ def test_a_rank_has_its_share_of_memory_and_traffic(num_ranks, two, four):
             model(torch.randn(4, 512)).square().mean().backward()
             optimizer.step()
         memory, report = optimizer.memory, optimizer.report
+    shapes = [tuple(param.shape) for param in model.parameters()]
+    division = Division.of("ddp", num_ranks)
+    kept = engine_memory(shapes, config, 4).divided(division).plan(has_ring=False)
+    sent = engine_memory(shapes, ZenFlowConfig(), 4).divided(division).plan(has_ring=True)
     for rank in two if num_ranks == 2 else four:
         own = rank["weigh"]
+        assert (own["memory"], own["ring"]) == (kept, sent), "not what the simulator says"
         assert own["memory"].host_bytes == pytest.approx(memory.host_bytes / num_ranks, rel=0.05)
         assert own["memory"].pinned_bytes * num_ranks == memory.pinned_bytes
         assert own["d2h_bytes"] * num_ranks == report.d2h_bytes > 0
