@@ -11,6 +11,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine
 from sim.schedules.parallel.averaged import AveragedEngineSchedule
 from sim.schedules.parallel.ddp import DDP
+from sim.schedules.parallel.deepspeed_zero2 import DEEPSPEED_ZERO2
 from sim.schedules.parallel.fsdp import FSDP2, FSDP2_OFFLOAD, ZERO3_OFFLOAD
 from sim.schedules.parallel.zenflow import ShardedEngineSchedule
 from sim.schedules.schedule import AbstractSchedule, System
@@ -55,6 +56,7 @@ SYSTEMS: Mapping[str, System] = {
         SLIDEFORMER,
         ROUNDPIPE,
         DDP,
+        DEEPSPEED_ZERO2,
         FSDP2,
         FSDP2_OFFLOAD,
         ZERO3_OFFLOAD,

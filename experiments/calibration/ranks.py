@@ -29,8 +29,15 @@ from sim.fitting.refine import Observation, refine
 from sim.hardware.profile import Fabric, HardwareProfile
 from zenflow.host.limits import usable_cores
 
-CONSTANTS = ("fabric.bandwidth", "fabric.latency", "host.core_sharing")
-"""Constants that runs of several ranks refine; all others are as one process has found them."""
+CONSTANTS = (
+    "fabric.bandwidth",
+    "fabric.latency",
+    "host.core_sharing",
+    "overheads.bucket",
+    "overheads.copy",
+)
+"""Constants that runs of several ranks refine: collectives, shared cores, and hand-overs among
+threads that have fewer cores than one process. All others are as one process has found them."""
 _ELEMENTS = (1 << 14, 1 << 17, 1 << 20, 1 << 22)
 """Elements of float32 in a collective."""
 _PATIENCE = 0.2
@@ -75,7 +82,7 @@ def refined(
         profile: Of one process.
         runs: Runs of as many ranks.
     """
-    names = CONSTANTS if profile.device.is_cpu else CONSTANTS[:2]
+    names = CONSTANTS if profile.device.is_cpu else CONSTANTS[:2]  # a GPU is each rank's own
     found = refine(probed.of(profile), runs, names=names).profile.quantities()
     return replace(probed, values={name: found[name].value for name in names})
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.literature.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
+from experiments.literature.launch_bound import LAUNCH_BOUND, LAUNCH_BOUND_GROUPS
 from experiments.literature.setups import (
     Alternative,
     HostPass,
@@ -54,9 +55,10 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     ),
     **ALTERNATIVE_GROUPS,
     **SHARDED_GROUPS,
+    **LAUNCH_BOUND_GROUPS,
 }
 
-UNFITTED = (*ALTERNATIVE_GROUPS, *SHARDED_GROUPS)
+UNFITTED = (*ALTERNATIVE_GROUPS, *SHARDED_GROUPS, *LAUNCH_BOUND_GROUPS)
 """Groups with no say in any constant."""
 
 BREAKDOWN = Phases(
@@ -241,7 +243,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     _qwen("3B, ZenFlow, bound, overlap, two cores reserved", 1217, "deepspeedai/DeepSpeed #7478",
           _flow(_QWEN, options=_TWO_CORES)),
     _qwen("1.5B, ZeRO-2, no offload", 240, _BLOG,
-          replace(_SMALL, strategy="published_on_device")),
+          replace(_SMALL, strategy="deepspeed_zero2")),
     _qwen("1.5B, ZeRO-Offload, bound", 1365, _BLOG, _SMALL),
     _qwen("1.5B, ZenFlow, both bindings", 569, _BLOG, _flow(_SMALL)),
     _llama("accumulating step (703 to 740)", 720, "accumulating", _LLAMA),
@@ -275,6 +277,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     *ALTERNATIVES,
     *SHARDED,
+    *LAUNCH_BOUND,
 )  # fmt: skip
 
 NOT_PREDICTED = (

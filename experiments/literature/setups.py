@@ -41,6 +41,7 @@ class Setup:
     """A model, a machine from the table and a strategy."""
 
     model: str
+    """Name in the table, or of ``config``."""
     machine: str
     devices: int
     """Number of devices of one host."""
@@ -57,6 +58,12 @@ class Setup:
     offloads_activations: bool = False
     kernels: str = "eager"
     """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
+    attention: str = "fused"
+    """Kernels of attention, one of `sim.models.workload.ATTENTIONS`."""
+    dtype: str = "bfloat16"
+    """Type of weights, gradients and activations."""
+    config: Mapping[str, Any] | None = None
+    """Content of a config.json; None is the table's."""
     binds_cores: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 

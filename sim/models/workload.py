@@ -21,6 +21,9 @@ ATTENTIONS = ("fused", "eager")
 _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and
 mask, softmax in float32 (twice as wide), its cast, the product with values. Estimated."""
+_SCORE_KERNELS = 5
+"""Kernels of eager attention's forward beside the one of fused attention: counted in transformers'
+own modules, as `_SCORE_PASSES` names them."""
 _RESIDENT_LAYERS = 2
 """Number of the last layers whose activations stay on the device: backward needs them first."""
 
@@ -203,7 +206,7 @@ class Workload:
             + logits * self._logit_bytes
             + scores,
             weight_bytes=sum(p.numel * size for p, _ in products),
-            num_kernels=kernels + len(products),
+            num_kernels=kernels + len(products) + (_SCORE_KERNELS if is_eager else 0),
             keeps_scores=is_eager,
         )
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from sim.machine import Machine, Rates, least_seconds
 from sim.memory.engine import EngineMemory
-from sim.schedules.parallel.sharded import layers_of
 from sim.simulate import Strategy
-from sim.timing.costs import StepCosts
+from sim.timing.costs import StepCosts, layers_of
 from sim.timing.division import Division
 from sim.timing.fresh_steps import measured_bytes, moved_bytes
 from sim.timing.host_passes import window_passes

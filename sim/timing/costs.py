@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from sim.hardware.profile import Device, HardwareProfile
 from sim.models.workload import LayerWork, Workload
@@ -41,6 +42,11 @@ class Segment:
     """Shapes (O, I) of parameters with at least two dimensions, in order of registration."""
     vectors: int = 0
     """Number of elements of all other parameters."""
+    num_vectors: int = 0
+    """Number of all other parameters."""
+    launching: tuple[float, float] = (0.0, 0.0)
+    """Seconds in which the host launches forward and backward: no pass is shorter. 0 where it is
+    not known."""
     leaving: float = 0.0
     """Bytes of one micro-batch's activations that wait on the host for its backward."""
     layer: str = ""
@@ -50,6 +56,11 @@ class Segment:
     def numel(self) -> int:
         """Elements of all its parameters."""
         return sum(rows * columns for rows, columns in self.matrices) + self.vectors
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of its parameters."""
+        return len(self.matrices) + self.num_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +137,12 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
     """
     segments = []
     leaving = workload.leaving_bytes()
-    for layer, (forward, backward), away in zip(
-        workload.layers, _layers_seconds(workload, hardware.device), leaving, strict=True
+    for layer, (forward, backward), launching, away in zip(
+        workload.layers,
+        _layers_seconds(workload, hardware.device),
+        _launching(workload, hardware.device),
+        leaving,
+        strict=True,
     ):
         shapes = [p.shape for p in layer.parameters]
         segments.append(
@@ -137,6 +152,8 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
                 backward=backward,
                 matrices=tuple((s[0], math.prod(s[1:])) for s in shapes if len(s) > 1),
                 vectors=sum(s[0] for s in shapes if len(s) == 1),
+                num_vectors=sum(len(s) == 1 for s in shapes),
+                launching=launching,
                 leaving=away,
             )
         )
@@ -161,6 +178,21 @@ def _layers_seconds(workload: Workload, device: Device) -> list[tuple[float, flo
     for layer, work in zip(workload.layers, workload.works(), strict=True):
         forward, backward = layer_seconds(
             work, device, workload.dtype, is_compiled=workload.kernels == "compiled"
+        )
+        if workload.checkpointing and layer.attention_width:
+            backward += forward
+        found.append((forward, backward))
+    return found
+
+
+def _launching(workload: Workload, device: Device) -> list[tuple[float, float]]:
+    """Return the seconds in which the host launches every layer; 0 where a trace has them."""
+    if workload.traced is not None:
+        return [(0.0, 0.0)] * len(workload.layers)
+    found = []
+    for layer, work in zip(workload.layers, workload.works(), strict=True):
+        forward, backward = launch_seconds(
+            work, device, is_compiled=workload.kernels == "compiled"
         )
         if workload.checkpointing and layer.attention_width:
             backward += forward
@@ -209,15 +241,29 @@ def layer_seconds(
     backward *= device.backward_factor.value
     if device.gradient_bandwidth is not None and not is_frozen:
         backward += work.weight_bytes / device.gradient_bandwidth.value
+    launches = launch_seconds(work, device, is_frozen=is_frozen, is_compiled=is_compiled)
+    if device.is_cpu:
+        return forward + launches[0], backward + launches[1]
+    return max(forward, launches[0]), max(backward, launches[1])
+
+
+def launch_seconds(
+    work: LayerWork, device: Device, *, is_frozen: bool = False, is_compiled: bool = False
+) -> tuple[float, float]:
+    """Return the seconds in which a layer's kernels are launched, forward and backward.
+
+    Args:
+        work: Its forward.
+        device: What computes it.
+        is_frozen: Whether its weights get no gradients.
+        is_compiled: Whether its kernels are launched by compiled code.
+    """
     launch = device.launch
     backward_launch = device.backward_launch or launch
     if is_compiled and device.compiled_launch is not None:
         launch = backward_launch = device.compiled_launch
     num_backward = 2.0 * work.num_kernels - (work.num_matmuls if is_frozen else 0)
-    launches = work.num_kernels * launch.value, num_backward * backward_launch.value
-    if device.is_cpu:
-        return forward + launches[0], backward + launches[1]
-    return max(forward, launches[0]), max(backward, launches[1])
+    return work.num_kernels * launch.value, num_backward * backward_launch.value
 
 
 def _seconds(
@@ -273,7 +319,19 @@ def _cut(segment: Segment, enough: int) -> list[Segment]:
             backward=segment.backward * size / sum(elements),
             matrices=tuple(run),
             leaving=segment.leaving * size / sum(elements),
+            launching=_share(segment.launching, size / sum(elements)),
             vectors=segment.vectors if index == len(runs) - 1 else 0,
+            num_vectors=segment.num_vectors if index == len(runs) - 1 else 0,
         )
         for index, (run, size) in enumerate(zip(runs, elements, strict=True))
     ]
+
+
+def _share(launching: tuple[float, float], part: float) -> tuple[float, float]:
+    return launching[0] * part, launching[1] * part
+
+
+def layers_of(costs: StepCosts) -> list[list[int]]:
+    """Return the indices of each layer's segments, in the order of forward."""
+    names = [segment.layer or segment.name for segment in costs.segments]
+    return [list(group) for _, group in groupby(range(len(names)), key=names.__getitem__)]

@@ -12,9 +12,8 @@ from sim.memory.parts import STATE_BYTES
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.parallel import ddp
-from sim.schedules.parallel.sharded import layers_of
 from sim.simulate import Strategy, simulate
-from sim.timing.costs import costs_of
+from sim.timing.costs import costs_of, layers_of
 from sim.timing.host_memory import PROCESS_BYTES
 from sim.timing.phases import costs_of_phases
 from zenflow.config import PRESETS

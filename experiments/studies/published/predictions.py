@@ -144,7 +144,9 @@ def _phase_costs(setup: Phases) -> StepCosts:
 
 
 def _workload(setup: Setup) -> Workload:
-    name, config = find_model(setup.model)
+    name, config = setup.model, setup.config
+    if config is None:
+        name, config = find_model(setup.model)
     return Workload.of_config(
         name,
         config,
@@ -154,6 +156,8 @@ def _workload(setup: Setup) -> Workload:
         checkpointing=setup.checkpointing,
         offloads_activations=setup.offloads_activations,
         kernels=setup.kernels,
+        attention=setup.attention,
+        dtype=setup.dtype,
     )
 
 

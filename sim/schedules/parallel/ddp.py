@@ -8,6 +8,7 @@ from sim.machine import Machine
 from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
+from sim.timing.framework import ddp_hooks, optimizer_seconds
 
 
 BUCKET_BYTES = 25 * 2**20
@@ -45,16 +46,28 @@ class DistributedDataParallel(AbstractSchedule):
     """
 
     def __init__(
-        self, machine: Machine, costs: StepCosts, *, bucket_bytes: int = BUCKET_BYTES
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        optimizer: str = "fused",
     ) -> None:
-        """Take DDP's bucket size, its default in bytes.
+        """Take DDP's bucket size and the optimizer's kernels.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            bucket_bytes: Bytes of gradients that are reduced together; DDP's default.
+            optimizer: Implementation of AdamW, a key of `sim.timing.framework.OPTIMIZERS`.
 
         Raises:
-            ConfigError: It is below 1.
+            ConfigError: The size is below 1, or there is no such implementation.
         """
-        super().__init__(machine, costs)
+        super().__init__(machine, ddp_hooks(costs))
         refuse_below_1("bucket_bytes", bucket_bytes)
         self._buckets = buckets_of(costs, bucket_bytes)
+        self._update_seconds = optimizer_seconds(costs, optimizer, 1)
 
     def _step(self, step: int) -> Step:
         machine = self.machine
@@ -67,7 +80,7 @@ class DistributedDataParallel(AbstractSchedule):
         since = machine.env.now
         yield from self.wait(reduced, "reduce", step)
         began = machine.env.now
-        seconds = self.step_overhead + self.update_seconds(self.costs.num_params)
+        seconds = self.step_overhead + self._update_seconds
         yield machine.compute("step", seconds, step)
         return since + machine.env.now - began  # it works meanwhile
 

@@ -18,6 +18,7 @@ from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, DeviceParts, Part, System
 from sim.schedules.parallel.sharded import ShardedPasses
 from sim.schedules.schedule import AbstractSchedule, Step, System, Waits
 from sim.timing.costs import StepCosts
+from sim.timing.framework import fsdp2_hooks, optimizer_seconds
 from zenflow.config import raise_violations
 
 Offload = Literal["none", "optimizer", "all"]
@@ -41,6 +42,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         prefetch: int = 1,
         offload: Offload = "none",
         float32_reduce: bool = False,
+        optimizer: str = "fused",
     ) -> None:
         """Share every layer out.
 
@@ -52,14 +54,19 @@ class FullyShardedDataParallel(AbstractSchedule):
             prefetch: Number of layers whose all-gathers run ahead; FSDP2 does so by 1.
             offload: What lies on the host.
             float32_reduce: Whether gradients are reduced in float32.
+            optimizer: Implementation of AdamW on the device, a key of
+                `sim.timing.framework.OPTIMIZERS`.
 
         Raises:
             ConfigError: An option is out of its range.
         """
+        reduce_bytes = FLOAT_BYTES if float32_reduce else costs.dtype_bytes
+        costs = fsdp2_hooks(costs, reshards=reshard_after_forward, reduce_bytes=reduce_bytes)
         super().__init__(machine, costs)
         raise_violations("fsdp2", _violations(prefetch, offload))
         self._offload = offload
         self._share = costs.num_params / self.devices
+        self._update_seconds = optimizer_seconds(costs, optimizer, self.devices)
         self._waits = Waits(machine)
         self._passes = ShardedPasses(
             machine,
@@ -67,7 +74,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             self._waits,
             reshards=reshard_after_forward,
             prefetch=prefetch,
-            reduce_bytes=FLOAT_BYTES if float32_reduce else None,
+            reduce_bytes=reduce_bytes,
             fetches=offload == "all",
         )
 
@@ -86,7 +93,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         began = machine.env.now
         seconds = self.step_overhead
         if self._offload == "none":
-            seconds += self.update_seconds(self._share)
+            seconds += self._update_seconds
         yield machine.compute("step", seconds, step)
         since += machine.env.now - began  # it works meanwhile
         if self._offload != "none":

@@ -16,13 +16,12 @@ et al. 2020, section 5.3; Zhao et al. 2023).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 import simpy
 
 from sim.machine import Machine
 from sim.schedules.schedule import Waits
-from sim.timing.costs import StepCosts
+from sim.timing.costs import StepCosts, layers_of
 from zenflow.errors import ConfigError
 
 Backward = tuple[simpy.Event, simpy.Event]
@@ -171,9 +170,3 @@ class ShardedPasses:
         self._ends.append(end)
         self._gather(visit + self._prefetch, step)
         return end
-
-
-def layers_of(costs: StepCosts) -> list[list[int]]:
-    """Return the indices of each layer's segments, in the order of forward."""
-    names = [segment.layer or segment.name for segment in costs.segments]
-    return [list(group) for _, group in groupby(range(len(names)), key=names.__getitem__)]

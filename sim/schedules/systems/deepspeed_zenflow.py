@@ -17,7 +17,7 @@ from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
 from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
-from sim.schedules.systems.deepspeed_zero_offload import step_rate
+from sim.schedules.systems.deepspeed_zero_offload import offload_hooks, step_rate
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
 
@@ -66,7 +66,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
         Raises:
             ConfigError: Options are out of range; the message lists all.
         """
-        super().__init__(machine, costs)
+        super().__init__(machine, offload_hooks(costs))
         raise_violations(
             "deepspeed_zenflow", _violations(topk_ratio, update_interval, reserved_cores)
         )
@@ -107,7 +107,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
         for index, segment in reversed(list(enumerate(self.costs.segments))):
             passed = self.backward_of(index, step)
             important = self._important(segment)
-            reduced = machine.collective("reduce", segment.numel * size, step, passed)
+            reduced = machine.collective("reduce", 2 * segment.numel * size, step, passed)
             spread = machine.collective("broadcast", important * size, step, reduced)
             yield passed
             yield from self._idle([spread], "reduce", step)

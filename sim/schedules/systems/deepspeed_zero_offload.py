@@ -15,6 +15,7 @@ from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System
 from sim.schedules.systems.zero_offload import OffloadTraffic, ZeroOffload
 from sim.timing.costs import Segment, StepCosts
+from sim.timing.framework import deepspeed_hooks, non_finite_bytes, norm_bytes
 
 RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)
 """What the last micro-batch and the step move.
@@ -32,6 +33,18 @@ def step_rate(host: Host) -> float:
     return host.deepspeed_share.value * host.dram.value
 
 
+def offload_hooks(costs: StepCosts) -> StepCosts:
+    """Return the costs of layers whose gradients DeepSpeed sends to the host.
+
+    Of its own part a device looks for infinities and for what is no number, takes the norm in
+    float64, and casts to float32. This is counted for every micro-batch, although all but the last
+    have a sum in its place.
+    """
+    size = costs.dtype_bytes
+    own = non_finite_bytes(size) + norm_bytes(size) + size + FLOAT_BYTES
+    return deepspeed_hooks(costs, own_bytes=own, own_kernels=9)
+
+
 class DeepSpeedZeroOffload(ZeroOffload):
     """Micro-batches whose gradients leave one by one, then the CPU's step and one upload.
 
@@ -44,7 +57,7 @@ class DeepSpeedZeroOffload(ZeroOffload):
 
     def __init__(self, machine: Machine, costs: StepCosts, *, overlap_comm: bool = False) -> None:
         """Take DeepSpeed's option of this name."""
-        super().__init__(machine, costs, RELEASED)
+        super().__init__(machine, offload_hooks(costs), RELEASED)
         machine.bound_host(step_rate(machine.hardware.host))
         self._overlap = overlap_comm
         self._queued: list[simpy.Event] = []
@@ -75,7 +88,8 @@ class DeepSpeedZeroOffload(ZeroOffload):
         machine, share = self.machine, segment.numel / self.devices
         size, last = share * self.costs.dtype_bytes, self.costs.accumulation - 1
         whole = segment.numel * self.costs.dtype_bytes
-        events = [machine.collective("reduce", whole, step, passed), *self._queued]
+        # The bucket is reduced to all devices (`use_multi_rank_bucket_allreduce`).
+        events = [machine.collective("reduce", 2 * whole, step, passed), *self._queued]
         if micro_batch > 0:
             events = [machine.h2d.submit("accumulator", step, machine.up(size), events)]
         if last > 0:

@@ -1,0 +1,218 @@
+"""Framework: what PyTorch's and DeepSpeed's own code takes around layers and optimizer steps.
+
+- Seconds of the host were measured by ``benchmarks/framework_hooks.py``, with tiny parameters on a
+  CPU and collectives that do nothing. None comes from the time of a training step.
+- Kernels and bytes are counted in the code: torch 2.13 (torch/distributed/fsdp/_fully_shard,
+  torch/csrc/distributed/c10d/reducer.cpp, torch/optim/adam.py), DeepSpeed 0.19.6
+  (deepspeed/runtime/zero/stage_1_and_2.py).
+- A kernel that plain code launches, with no module around it, costs what a compiled layer's does.
+
+All of it is of GPUs. Where a CPU plays the device nothing is added: calibration has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sim.hardware.profile import Device
+from sim.timing.costs import StepCosts, layers_of
+from zenflow.config import unknown_name
+from zenflow.errors import ConfigError
+
+REDUCE_BUCKET = 500_000_000
+"""DeepSpeed's default `reduce_bucket_size`, in elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a framework does around one layer in one pass, beside the layer's own kernels."""
+
+    unit: float = 0.0
+    """Seconds of the host, whatever the layer holds."""
+    parameter: float = 0.0
+    """Seconds of the host for each of its parameters."""
+    unit_kernels: int = 0
+    """Kernels, whatever it holds."""
+    parameter_kernels: int = 0
+    """Kernels for each of its parameters."""
+    moved: float = 0.0
+    """Bytes of device memory read and written for each of its elements."""
+
+    def host_seconds(self, num_parameters: int, device: Device) -> float:
+        """Return the seconds of the host for a layer with so many parameters."""
+        seconds = self.unit + num_parameters * self.parameter
+        if device.is_cpu:  # its kernels' own time is that of what they move
+            return seconds
+        kernels = self.unit_kernels + num_parameters * self.parameter_kernels
+        return seconds + kernels * plain_launch_seconds(device)
+
+
+def plain_launch_seconds(device: Device) -> float:
+    """Return the seconds of a kernel that plain code launches."""
+    return (device.compiled_launch or device.backward_launch or device.launch).value
+
+
+def with_hooks(costs: StepCosts, forward: Hooks, backward: Hooks) -> StepCosts:
+    """Return the costs with hooks around every layer.
+
+    A layer's pass takes its kernels' time and that of what hooks move, but no less than the host
+    takes for launches and hooks.
+    """
+    device, bandwidth = costs.hardware.device, costs.elementwise_bandwidth
+    segments = list(costs.segments)
+    for layer in layers_of(costs):
+        parts = [costs.segments[index] for index in layer]
+        numel = sum(part.numel for part in parts)
+        count = sum(part.num_parameters for part in parts)
+        hosts = [hooks.host_seconds(count, device) for hooks in (forward, backward)]
+        for index, part in zip(layer, parts, strict=True):
+            share = part.numel / numel if numel else 1.0 / len(parts)
+            ahead = [
+                launch + share * host for launch, host in zip(part.launching, hosts, strict=True)
+            ]
+            moved = [part.numel * hooks.moved / bandwidth for hooks in (forward, backward)]
+            if device.is_cpu:
+                segments[index] = replace(
+                    part,
+                    forward=part.forward + moved[0] + share * hosts[0],
+                    backward=part.backward + moved[1] + share * hosts[1],
+                )
+                continue
+            segments[index] = replace(
+                part,
+                forward=max(part.forward + moved[0], ahead[0]),
+                backward=max(part.backward + moved[1], ahead[1]),
+                launching=(ahead[0], ahead[1]),
+            )
+    return replace(costs, segments=tuple(segments))
+
+
+def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:
+    """Return the costs of layers under FSDP2, one group of parameters each.
+
+    An all-gather is copied into and out of a flat buffer, and so is a reduce-scatter into one: the
+    copies out of the first and into the second are of whole layers, on the stream that computes.
+
+    Args:
+        costs: Of one step.
+        reshards: Whether backward gathers again.
+        reduce_bytes: Bytes of an element of a reduce-scatter.
+    """
+    devices, size = costs.hardware.total_devices, costs.dtype_bytes
+    if devices == 1:
+        return costs
+    gather = 2.0 * size * (1.0 + 1.0 / devices)
+    again = gather if reshards else 0.0
+    return with_hooks(
+        costs,
+        Hooks(unit=420e-6, parameter=17e-6, unit_kernels=3, moved=gather),
+        Hooks(unit=430e-6, parameter=28e-6, unit_kernels=6, moved=again + size + reduce_bytes),
+    )
+
+
+def ddp_hooks(costs: StepCosts) -> StepCosts:
+    """Return the costs of layers under DDP, whose reducer copies gradients to buckets and back."""
+    if costs.hardware.total_devices == 1:
+        return costs
+    return with_hooks(costs, Hooks(), Hooks(parameter_kernels=2, moved=4.0 * costs.dtype_bytes))
+
+
+def deepspeed_hooks(
+    costs: StepCosts,
+    *,
+    own_bytes: float,
+    own_kernels: int,
+    bucket_elements: int = REDUCE_BUCKET,
+) -> StepCosts:
+    """Return the costs of layers under DeepSpeed's ZeRO stages 1 and 2.
+
+    Each gradient is copied into a bucket, which is divided and reduced to all devices. One that
+    several devices have parts of is copied to a flat tensor first, and each copies its part back.
+
+    Args:
+        costs: Of one step.
+        own_bytes: Bytes that a device moves for each element of its own part in backward.
+        own_kernels: Kernels for each parameter of its own part in backward.
+        bucket_elements: Elements of a bucket.
+    """
+    devices, size = costs.hardware.total_devices, costs.dtype_bytes
+    moved = 4.0 * size + own_bytes / devices
+    if costs.num_params < devices * bucket_elements and devices > 1:
+        moved += 2.0 * size * (1.0 + 1.0 / devices)
+    return with_hooks(
+        costs,
+        Hooks(parameter=4e-6),
+        Hooks(parameter=25e-6, parameter_kernels=1 + -(-own_kernels // devices), moved=moved),
+    )
+
+
+def non_finite_bytes(size: int) -> float:
+    """Return the bytes moved for an element that DeepSpeed looks at for what is not finite.
+
+    `_has_inf_or_nan`: a cast to float32, two tests, their union, a cast, a maximum.
+    """
+    return (size + 4.0) + 2 * (4.0 + 1.0) + 3.0 + (1.0 + 4.0) + 4.0
+
+
+def norm_bytes(size: int) -> float:
+    """Return the bytes moved for an element of a norm that DeepSpeed takes in float64."""
+    return (size + 8.0) + 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerKernels:
+    """How PyTorch's AdamW updates float32 parameters."""
+
+    moved: float
+    """Bytes of device memory for each element."""
+    parameter: float
+    """Seconds of the host for each parameter."""
+    kernels: int
+    """Kernels for each chunk of parameters, or for each parameter."""
+    is_chunked: bool = True
+    """Whether one kernel takes many parameters."""
+
+
+OPTIMIZERS: Mapping[str, OptimizerKernels] = {
+    # One kernel reads weight, gradient and moments, and writes all but the gradient.
+    "fused": OptimizerKernels(moved=28, parameter=3.1e-6, kernels=1),
+    # Decay (8), the first moment (12), the second's decay (8) and sum (12), root (8), division
+    # (8), epsilon (8), and the step (16).
+    "foreach": OptimizerKernels(moved=80, parameter=10.9e-6, kernels=8),
+    # The same, parameter by parameter.
+    "loop": OptimizerKernels(moved=80, parameter=22.8e-6, kernels=8, is_chunked=False),
+}
+"""PyTorch's AdamW by name of the implementation; ``foreach`` is its default on a GPU."""
+
+_CHUNK = 320 * 65536
+"""Elements of one multi-tensor kernel: 320 blocks of 65,536 (ATen, MultiTensorApply.cuh)."""
+_CHUNK_PARAMETERS = 36
+"""Parameters of one, where each has four tensors."""
+
+
+def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
+    """Return the seconds of AdamW over an equal part of the model, or of each of its parameters.
+
+    Args:
+        costs: Of one step.
+        name: Key of `OPTIMIZERS`.
+        devices: Devices that share the elements; every one visits all parameters.
+
+    Raises:
+        ConfigError: There is no such implementation.
+    """
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer {unknown_name(name, OPTIMIZERS)}")
+    kernels, device = OPTIMIZERS[name], costs.hardware.device
+    elements = costs.num_params / devices
+    fused = elements / costs.hardware.overheads.device_update.value
+    seconds = fused * kernels.moved / OPTIMIZERS["fused"].moved
+    if device.is_cpu:
+        return seconds
+    count = sum(segment.num_parameters for segment in costs.segments)
+    launched = float(count)
+    if kernels.is_chunked:
+        launched = count / _CHUNK_PARAMETERS + elements / _CHUNK
+    launched *= kernels.kernels
+    return max(seconds, count * kernels.parameter + launched * plain_launch_seconds(device))
