@@ -252,7 +252,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         engine = self._running
         if self.releases_gradients:
             self._source.take_rest()
-            engine.collector.complete()
+            engine.collector.complete(engine.step + 1)
             grads = resident_grads_of(engine.layout, engine.collector.gradients)
         else:
             engine.measure_in_place()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
@@ -151,10 +151,23 @@ class Shards:
         Returns:
             The tensor.
         """
-        if self.group is not None and values.numel():
-            torch.distributed.all_reduce(values, group=self.group)
-            self.num_bytes += values.nbytes
+        work = self.begin_adding(values)
+        if work is not None:
+            work.wait()
         return values
+
+    def begin_adding(self, values: Tensor) -> Work | None:
+        """Begin to add a contiguous tensor up over the ranks, in place; all of them call it.
+
+        Returns:
+            Handle whose ``wait`` orders the sums before the device's later work; None where there
+            is nothing to add.
+        """
+        if self.group is None or not values.numel():
+            return None
+        self.num_bytes += values.nbytes
+        work: Work = torch.distributed.all_reduce(values, group=self.group, async_op=True)
+        return work
 
 
 def check_same(group: ProcessGroup | None, settings: Any) -> None:

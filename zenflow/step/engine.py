@@ -264,7 +264,7 @@ class Engine:
         """
         number = self.step + 1
         started = self.device.timing_mark()
-        self.collector.complete()
+        self.collector.complete(number)
         gradients = self.collector.gradients
         resident_grads = resident_grads_of(self.layout, gradients)
         measured = measure(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from zenflow.step.gradients.released import matches
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.window_sketch import WindowSketch
 
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
 OWN_USES = 2
 """Number of references to the memory of a gradient that nobody else has: the gradient's, and that
 of whoever counts."""
@@ -43,6 +46,8 @@ class StepGradients:
     """Whole gradients of the parameters that stay on the device."""
     waiting: dict[int, dict[SplitParam, Tensor]] = field(default_factory=dict)
     """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
+    adding: tuple[Bucket, Work] | None = None
+    """Full bucket that waits for the norms which other ranks' rows give its columns."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
     """Copies to the host, by the index of the bucket."""
     is_complete: bool = False
@@ -124,7 +129,19 @@ class GradientCollector:
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
             self._measure(waiting)
-            self.layout.shards.add_up(bucket.columns.energies)
+            self._send_added(step)
+            work = self.layout.shards.begin_adding(bucket.columns.energies)
+            if work is None:
+                self._send(bucket, step)
+            else:
+                # Backward goes on meanwhile: the next full bucket finds the sums there.
+                self.gradients.adding = bucket, work
+
+    def _send_added(self, step: int) -> None:
+        """Send the full bucket that waits for the norms of other ranks' rows, if there is one."""
+        if self.gradients.adding is not None:
+            (bucket, work), self.gradients.adding = self.gradients.adding, None
+            work.wait()
             self._send(bucket, step)
 
     def measure_rest(self) -> None:
@@ -157,7 +174,7 @@ class GradientCollector:
         is_own = torch._C._storage_Use_Count(storage._cdata) <= OWN_USES
         return grad if is_own and storage.nbytes() == grad.nbytes else grad.clone()
 
-    def complete(self) -> None:
+    def complete(self, step: int) -> None:
         """Note that no more gradients come in this step, and all have been measured.
 
         All ranks then know all energies.
@@ -165,6 +182,7 @@ class GradientCollector:
         if self.gradients.is_complete:
             return
         self.gradients.is_complete = True
+        self._send_added(step)
         for split in self.layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
@@ -268,6 +286,8 @@ class GradientCollector:
 
     def discard(self) -> None:
         """Forget this step's gradients; copies under way end in staging, which is overwritten."""
+        if self.gradients.adding is not None:  # the next step's norms are written there
+            self.gradients.adding[1].wait()
         self.gradients = StepGradients()
         if self.ring is not None:
             self.ring.restart()
