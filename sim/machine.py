@@ -48,7 +48,7 @@ class Rates:
     steps: float
     """AdamW steps of an element, per second, that the host threads of one device take at most."""
     cores: float
-    """Number of hardware threads at work at once, where a CPU plays the device."""
+    """Number of hardware threads at work at once for one device, where a CPU plays it."""
 
     @classmethod
     def of(
@@ -93,7 +93,7 @@ class Rates:
             host=own["threads"] * own["core_bandwidth"] * reach,
             core=own["core_bandwidth"] * reach,
             steps=own["threads"] * own["core_update"],
-            cores=hardware.total_cores * host.core_sharing.value / 2,
+            cores=hardware.total_cores * host.core_sharing.value / 2 / hardware.num_devices,
         )
 
 
@@ -166,8 +166,13 @@ class Machine:
             self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
             return
         # A copy is a lane thread's work and then a wait for the link, so it costs cores; a
-        # thread's share of them is in proportion to what it would do alone.
+        # thread's share of them is in proportion to what it would do alone. A collective is all
+        # work: processes copy into and out of the system's buffers.
         cores = Resource("cores", rates.cores)
+        if hardware.fabric is not None:
+            rate = hardware.fabric.bandwidth.value
+            uses = {**self.fabric_kind.uses, cores: 1.0 / rate}
+            self.fabric_kind = FlowKind("fabric", uses, rate, rate)
         self.compute_kind = FlowKind("compute", {cores: 1.0}, 1.0)
         self.host_kind = FlowKind("host", {cores: 1.0 / rates.core}, rates.host, rates.core)
         self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, cores: 1.0 / pack}, pack, pack)
@@ -208,17 +213,26 @@ class Machine:
         return Work(kind=self.nvme_write_kind, num_bytes=num_bytes, counted=num_bytes)
 
     def collective(
-        self, name: str, num_bytes: float, step: int, after: simpy.Event
+        self, name: str, num_bytes: float, step: int, after: simpy.Event, *, blocks: bool = False
     ) -> simpy.Event:
         """Queue a collective over all devices of all hosts; with one there is nothing to do.
 
         A ring passes (n - 1) / n of the bytes through each device in a reduce-scatter or an
         all-gather, and twice that in an all-reduce (Thakur et al. 2005). It enters and leaves each
         host once, however many devices the host has, so the slowest link on its way sets its pace.
+
+        Args:
+            name: Of its span.
+            num_bytes: Of what is gathered or reduced, twice as many for an all-reduce.
+            step: Its step.
+            after: What must have happened before it starts.
+            blocks: Whether a CPU that plays the device waits for it: only a GPU has a stream for
+                what its training thread calls.
         """
         if self.hardware.total_devices == 1 or num_bytes == 0:
             return after
-        return self.fabric.submit(name, step, self.ring_work(num_bytes), [after])
+        lane = self.device if blocks and self.hardware.device.is_cpu else self.fabric
+        return lane.submit(name, step, self.ring_work(num_bytes), [after])
 
     def ring_work(self, num_bytes: float) -> Work:
         """Return a collective of several devices as work, in whatever lane it is to be."""

@@ -48,7 +48,7 @@ _RUNS = "short runs of the engine"
 _REFINING = "refining constants"
 _ROUNDS = 9
 """Number of times that each compute shape is timed."""
-_WINDOWS = 2
+WINDOWS = 2
 """Number of windows in each turn of a run."""
 
 
@@ -166,7 +166,7 @@ def observe_runs(
     return observe(
         settings,
         turns=options.turns,
-        windows=_WINDOWS,
+        windows=WINDOWS,
         on_turn=on_turn,
         together=options.together,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.training.settings.training import TrainSettings
 from sim.hardware.profile import HardwareProfile
@@ -124,6 +124,54 @@ GPU_VALIDATION = (
     RunPlan("zenflow", "1b", 4, 512, settings={"gradients": "keep"}),
 )
 
+
+def _shared(parallel: str, **settings: Any) -> dict[str, Any]:
+    return {"parallel": parallel, **settings}
+
+
+CPU_RANK_RUNS = (
+    RunPlan("on_device", "mini", 8, 64, settings=_shared("ddp")),
+    RunPlan("on_device", "base", 4, 128, settings=_shared("ddp")),
+    RunPlan("on_device", "tiny", 6, 96, settings=_shared("fsdp")),
+    RunPlan("on_device", "small", 8, 64, settings=_shared("fsdp")),
+    RunPlan("zenflow", "small", 8, 64, 0.8, settings=_shared("ddp")),
+    RunPlan("zenflow", "mini", 8, 64, 0.8, settings=_shared("fsdp")),
+)
+"""Runs of two processes that refine what collectives and shared cores cost."""
+
+GPU_RANK_RUNS = (
+    RunPlan("on_device", "large", 16, 512, settings=_shared("ddp")),
+    RunPlan("on_device", "1b", 2, 1024, settings=_shared("fsdp")),
+)
+
+CPU_RANK_VALIDATION = (
+    RunPlan("on_device", "small", 6, 96, settings=_shared("ddp")),
+    RunPlan("zero_offload", "base", 6, 96, 0.9, settings=_shared("ddp")),
+    RunPlan("zenflow", "small", 4, 160, 0.9, settings=_shared("ddp")),
+    RunPlan("zenflow", "base", 4, 96, 0.6, settings=_shared("ddp", gradients="keep")),
+    RunPlan("zenflow", "base", 6, 64, knobs={"topk_ratio": 0.2}, settings=_shared("ddp")),
+    RunPlan("zenflow", "mini", 6, 96, 1.0, settings=_shared("ddp", grad_accum=2)),
+    RunPlan("on_device", "base", 6, 96, settings=_shared("fsdp")),
+    RunPlan("zero_offload", "small", 4, 160, 0.9, settings=_shared("fsdp")),
+    RunPlan("zenflow", "small", 6, 96, 0.9, settings=_shared("fsdp")),
+    RunPlan("zenflow", "base", 4, 96, 0.6, knobs={"update_interval": 8},
+            settings=_shared("fsdp")),
+    RunPlan("zenflow", "base", 4, 64, settings=_shared("fsdp", gradients="keep")),
+    RunPlan("zenflow", "mini", 8, 96, 1.0, settings=_shared("fsdp", grad_accum=2)),
+)  # fmt: skip
+"""Runs of two processes, of which none was used to calibrate."""
+
+GPU_RANK_VALIDATION = (
+    RunPlan("zero_offload", "1b", 4, 1024, settings=_shared("fsdp")),
+    RunPlan("zenflow", "1b", 4, 1024, settings=_shared("fsdp")),
+    RunPlan("zenflow", "1b", 8, 1024, settings=_shared("ddp")),
+    RunPlan("zenflow", "large", 16, 1024, settings=_shared("ddp", gradients="keep")),
+)
+
+SMOKE_RANK_RUNS = (RunPlan("on_device", "tiny", 2, 48, settings=_shared("fsdp")),)
+SMOKE_RANK_VALIDATION = (RunPlan("zenflow", "tiny", 2, 32, settings=_shared("ddp")),)
+"""The same of a smoke test."""
+
 SMOKE_VALIDATION = (
     RunPlan("on_device", "tiny", 1, 48),
     RunPlan("zero_offload", "tiny", 1, 32),
@@ -143,3 +191,19 @@ def of(device: torch.device) -> tuple[Sequence[Shape], Sequence[RunPlan], str]:
     if device.type == "cpu":
         return CPU_SHAPES, CPU_RUNS, CPU_SELECTION
     return GPU_SHAPES, GPU_RUNS, GPU_SELECTION
+
+
+class RankPlans(NamedTuple):
+    """Runs that several ranks share."""
+
+    calibrating: Sequence[RunPlan]
+    validating: Sequence[RunPlan]
+
+
+def of_ranks(device: torch.device, *, smoke: bool) -> RankPlans:
+    """Return the runs of several ranks that calibrate a device, and those that validate it."""
+    if smoke:
+        return RankPlans(SMOKE_RANK_RUNS, SMOKE_RANK_VALIDATION)
+    if device.type == "cpu":
+        return RankPlans(CPU_RANK_RUNS, CPU_RANK_VALIDATION)
+    return RankPlans(GPU_RANK_RUNS, GPU_RANK_VALIDATION)

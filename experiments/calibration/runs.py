@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ from experiments.calibration.short_run import ShortRun, short_run
 from experiments.training.log.step_log import read_steps
 from experiments.training.log.summary import whole_windows
 from experiments.training.preparation.setup import workload_of
+from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from sim.fitting.refine import Observation
 from sim.models.workload import Workload
@@ -48,6 +49,7 @@ def observe(
     windows: int,
     on_turn: Callable[[], None],
     together: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[ObservedRun]:
     """Return the steady state of every run.
 
@@ -60,16 +62,21 @@ def observe(
         windows: Of each turn.
         on_turn: Called after each.
         together: Runs that are in memory at a time; None is all.
+        ranks: Processes that share each run, in the way that its settings say; all of them call.
     """
     size = together or max(1, len(settings))
     found: list[ObservedRun] = []
     for first in range(0, len(settings), size):
-        found += _observe(settings[first : first + size], turns, windows, on_turn)
+        found += _observe(settings[first : first + size], turns, windows, on_turn, ranks)
     return found
 
 
 def _observe(
-    settings: Sequence[TrainSettings], turns: int, windows: int, on_turn: Callable[[], None]
+    settings: Sequence[TrainSettings],
+    turns: int,
+    windows: int,
+    on_turn: Callable[[], None],
+    ranks: Ranks,
 ) -> list[ObservedRun]:
     with ExitStack() as stack:
         runs = []
@@ -78,7 +85,9 @@ def _observe(
             length = max(4, windows * window)
             length += -length % window
             values = item.to_dict() | {"timeline_steps": length}
-            runs.append((stack.enter_context(short_run(TrainSettings.from_dict(values))), length))
+            own = TrainSettings.from_dict(values)
+            shared = replace(ranks, parallel=own.parallel)
+            runs.append((stack.enter_context(short_run(own, ranks=shared)), length))
         for run, length in runs:
             for _ in range(max(4, length)):  # first windows have nothing to land
                 run.step()
@@ -111,6 +120,10 @@ def _observed(run: ShortRun, turns: Sequence[_Turn]) -> ObservedRun:
     step = median(seconds)
     ordered = sorted(seconds)
     quarter = len(ordered) // 4
+    busy_seconds = {lane: median(own.get(lane, 0.0) for own in busy) for lane in lanes}
+    is_alone = run.setup.settings.parallel is None
+    if not is_alone:  # forward and backward wait for collectives, and can't tell how long
+        del busy_seconds["device"]
     return ObservedRun(
         settings=run.setup.settings,
         spread=(ordered[-1 - quarter] - ordered[quarter]) / step,
@@ -118,8 +131,8 @@ def _observed(run: ShortRun, turns: Sequence[_Turn]) -> ObservedRun:
             run.setup.settings,
             workload_of(run.setup),
             step_seconds=step,
-            stall_seconds=median(stalls),
-            busy_seconds={lane: median(own.get(lane, 0.0) for own in busy) for lane in lanes},
+            stall_seconds=median(stalls) if is_alone else None,
+            busy_seconds=busy_seconds,
         ),
     )
 
@@ -170,6 +183,7 @@ def observation(settings: TrainSettings, workload: Workload, **figures: Any) -> 
             name=settings.strategy,
             config=settings.config(None),
             releases=settings.gradients == "release",
+            parallel=settings.parallel or "ddp",
         ),
         link=settings.link,
         **figures,
@@ -188,6 +202,8 @@ def label_of(settings: TrainSettings) -> str:
         parts.append(f"accum={settings.grad_accum}")
     if settings.gradients == "keep":
         parts.append("keep")
+    if settings.parallel is not None:
+        parts.append(settings.parallel)
     if settings.link is not None:
         parts.append(f"{settings.link[0] / 1e6:.0f}/{settings.link[1] / 1e6:.0f} MB/s")
     return " ".join(parts)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.preparation.setup import RunSetup, build_setup, make_optimizer
+from experiments.training.ranks.model import ForwardModel
+from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.settings.training import TrainSettings
 from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW
@@ -22,11 +24,15 @@ class ShortRun:
     """
 
     def __init__(
-        self, settings: TrainSettings, controller: AbstractController | None = None
+        self,
+        settings: TrainSettings,
+        controller: AbstractController | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Build everything; who makes one ends the optimizer's threads."""
-        self.setup: RunSetup = build_setup(settings)
+        self.setup: RunSetup = build_setup(settings, ranks=ranks)
         self.optimizer: ZenFlowAdamW = make_optimizer(self.setup, controller)
+        self._model = ForwardModel(self.setup.model, ranks, self.optimizer)
         self._taken = 0
 
     def step(self) -> None:
@@ -35,11 +41,12 @@ class ShortRun:
         for micro in range(settings.grad_accum):
             batch = self.setup.data.train.batch(self._taken * settings.grad_accum + micro)
             batch = batch.to(self.setup.device)
-            with optimizer.span("forward"):
-                loss = cross_entropy(forward(self.setup.model, batch), batch)
-                loss = loss / settings.grad_accum
-            with optimizer.span("backward"):
-                loss.backward()
+            with self._model.pass_of(is_last=micro == settings.grad_accum - 1):
+                with optimizer.span("forward"):
+                    loss = cross_entropy(forward(self._model.module, batch), batch)
+                    loss = loss / settings.grad_accum
+                with optimizer.span("backward"):
+                    loss.backward()
         if settings.gradients == "keep" and settings.max_grad_norm is not None:
             optimizer.clip_grad_norm_(settings.max_grad_norm)
         optimizer.step()
@@ -59,10 +66,18 @@ class ShortRun:
 
 @contextmanager
 def short_run(
-    settings: TrainSettings, controller: AbstractController | None = None
+    settings: TrainSettings,
+    controller: AbstractController | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[ShortRun]:
-    """Yield a short run and end its threads, whatever happened."""
-    run = ShortRun(settings, controller)
+    """Yield a short run and end its threads, whatever happened.
+
+    Args:
+        settings: What it does.
+        controller: Changes its knobs.
+        ranks: Processes that share it, in the way that the settings say.
+    """
+    run = ShortRun(settings, controller, ranks)
     try:
         yield run
     finally:

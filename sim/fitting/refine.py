@@ -65,8 +65,8 @@ class Observation:
     """Strategy of the run."""
     step_seconds: float
     """Measured seconds of a step."""
-    stall_seconds: float
-    """Measured stall of a step."""
+    stall_seconds: float | None
+    """Measured stall of a step; None where waits for collectives could not be told from work."""
     busy_seconds: Mapping[str, float]
     """Measured seconds of work of each lane, per step."""
     link: tuple[float, float] | None = None
@@ -210,7 +210,8 @@ def _errors(profile: HardwareProfile, observations: Sequence[Observation]) -> Ar
         predicted = predict(profile, observation)
         step = observation.step_seconds
         found.append((4.0, math.log(predicted.step_seconds / step)))
-        found.append((2.0, (predicted.stall_seconds - observation.stall_seconds) / step))
+        if observation.stall_seconds is not None:
+            found.append((2.0, (predicted.stall_seconds - observation.stall_seconds) / step))
         for lane, seconds in observation.busy_seconds.items():
             found.append((1.0, (predicted.busy_seconds.get(lane, 0.0) - seconds) / step))
     total = sum(weight for weight, _ in found)

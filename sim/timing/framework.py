@@ -8,7 +8,8 @@
   (deepspeed/runtime/zero/stage_1_and_2.py).
 - A kernel that plain code launches, with no module around it, costs what a compiled layer's does.
 
-All of it is of GPUs and of costs that come from shapes or a trace: see `is_added`.
+All of it is of costs that come from shapes or a trace: see `is_added`. A CPU that plays the device
+does not run ahead of its kernels, so that it pays for hooks as well as for them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ class Hooks:
 
     def host_seconds(self, num_parameters: int, device: Device) -> float:
         """Return the seconds of the host for a layer with so many parameters."""
+        seconds = self.unit + num_parameters * self.parameter
+        if device.is_cpu:  # its kernels' own time is that of what they move
+            return seconds
         kernels = self.unit_kernels + num_parameters * self.parameter_kernels
-        return self.unit + num_parameters * self.parameter + kernels * plain_launch_seconds(device)
+        return seconds + kernels * plain_launch_seconds(device)
 
 
 def plain_launch_seconds(device: Device) -> float:
@@ -49,7 +53,7 @@ def plain_launch_seconds(device: Device) -> float:
 
 
 def is_added(costs: StepCosts) -> bool:
-    """Return whether a framework's work is added to costs.
+    """Return whether an optimizer's launches are added to costs.
 
     Phases that were given have all that happened in them. Where a CPU plays the device calibration
     has it.
@@ -63,7 +67,7 @@ def with_hooks(costs: StepCosts, forward: Hooks, backward: Hooks) -> StepCosts:
     A layer's pass takes its kernels' time and that of what hooks move, but no less than the host
     takes for launches and hooks.
     """
-    if not is_added(costs):
+    if costs.workload is None:
         return costs
     device, bandwidth = costs.hardware.device, costs.elementwise_bandwidth
     segments = list(costs.segments)
@@ -78,6 +82,13 @@ def with_hooks(costs: StepCosts, forward: Hooks, backward: Hooks) -> StepCosts:
                 launch + share * host for launch, host in zip(part.launching, hosts, strict=True)
             ]
             moved = [part.numel * hooks.moved / bandwidth for hooks in (forward, backward)]
+            if device.is_cpu:
+                segments[index] = replace(
+                    part,
+                    forward=part.forward + moved[0] + share * hosts[0],
+                    backward=part.backward + moved[1] + share * hosts[1],
+                )
+                continue
             segments[index] = replace(
                 part,
                 forward=max(part.forward + moved[0], ahead[0]),

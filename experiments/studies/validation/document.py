@@ -28,7 +28,7 @@ from experiments.studies.published.study import (
     errors_by_regime,
     milliseconds,
 )
-from experiments.studies.validation.study import RUN_COLUMNS, STUDY, newest
+from experiments.studies.validation.study import RANK_COLUMNS, RUN_COLUMNS, STUDY, newest
 from sim.hardware.profile import ADAM_SHARE
 
 DOCUMENT = RESULTS.parent.parent / "docs" / "validation.md"
@@ -36,6 +36,12 @@ _NO_GPU = """\
 No record yet: [limits](limits.md#what-has-been-tried-on-a-gpu) tells what the first calibration \
 missed. Figures for GPUs are the table's, and the first section is all there is to check them \
 with."""
+
+_RANKS = """\
+Each rank has its share of the cores, a link of its own and its share of every batch. Predictions \
+take the profile of one process. Other runs of as many ranks gave three figures: what collectives \
+take by call and by byte, and what cores do that all ranks keep busy. What ranks wait for one \
+another is not told apart from work, so that no stall is compared."""
 
 
 def document(results: Path = RESULTS) -> str:
@@ -199,7 +205,12 @@ def _runs(found: Record | None, before: str, without: str) -> str:
     if not found.is_of(STUDY):
         lines += [FORMER, ""]
     lines += markdown(Table(columns=RUN_COLUMNS, rows=data["runs"]))
-    return "\n".join([*lines, "", data["said"]])
+    lines += ["", data["said"]]
+    if ranks := data["ranks"]:
+        lines += ["", f"### {ranks['count']} ranks of that machine over {ranks['backend']}", ""]
+        lines += [_RANKS, "", *markdown(Table(columns=RANK_COLUMNS, rows=ranks["runs"]))]
+        lines += ["", ranks["said"]]
+    return "\n".join(lines)
 
 
 @click.command()

@@ -1,8 +1,9 @@
 """Validation: predicted against measured, on runs that calibrated nothing.
 
-All runs are one cell, beside the profile's: they are measured in turn, so that a noisy minute
-disturbs all of them and no median of any. A record keeps what was measured, and what its profile
-predicted. When the simulator changes, so do the predictions: `read_validation` makes them anew.
+All runs of one process are one cell, beside the profile's, and all runs of several ranks another:
+they are measured in turn, so that a noisy minute disturbs all of them and no median of any. A
+record keeps what was measured, and what its profile predicted. When the simulator changes, so do
+the predictions: `read_validation` makes them anew.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ import numpy as np
 from rich.console import Console
 
 from experiments.calibration import plans
-from experiments.calibration.calibrate import CalibrationOptions, calibrate, observe_runs
-from experiments.calibration.runs import observation
+from experiments.calibration.calibrate import (
+    WINDOWS,
+    CalibrationOptions,
+    calibrate,
+    observe_runs,
+)
+from experiments.calibration.ranks import RankFigures, num_ranks, observe_ranks, refined
+from experiments.calibration.runs import ObservedRun, observation
 from experiments.lab import record as records
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.record import Record
@@ -62,6 +69,8 @@ def validation(
         if cell == _PROFILE:
             return {"profile": content_of(profile or _calibrated(found, job))}
         sizing = profile_in(job.row_of(_PROFILE))
+        if cell.settings["part"] == "ranks":
+            return _measured_by_ranks(*cell.work, sizing, found, job.progress)
         return {"runs": _measured(cell.work, sizing, found, job.progress)}
 
     def settings(scope: Scope) -> Data:
@@ -79,10 +88,7 @@ def validation(
         summarise=_summarise,
         findings=lambda data: (),
         about=lambda data: f"{data['said']}\n\nTimes in the tables are in milliseconds.",
-        tables=lambda data: [
-            Table(columns=RUN_COLUMNS, rows=data["runs"]),
-            Table(columns=_LANE_COLUMNS, rows=data["runs"], title="Busy time of lanes"),
-        ],
+        tables=_tables,
         draw=draw_validation,
         settings=settings,
         one_at_a_time=True,
@@ -95,7 +101,12 @@ def _cells(options: CalibrationOptions, *, smoke: bool) -> Sequence[Cell]:
     whole = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
     chosen = plans.SMOKE_VALIDATION if smoke else whole
     named = {"part": "runs", "plans": [asdict(plan) for plan in chosen]}
-    return _PROFILE, Cell(settings=named, needs=(_PROFILE,), work=chosen)
+    cells = [_PROFILE, Cell(settings=named, needs=(_PROFILE,), work=chosen)]
+    if num_ranks(options.device) > 1:
+        shared = plans.of_ranks(options.device, smoke=smoke)
+        told = {name: [asdict(plan) for plan in each] for name, each in shared._asdict().items()}
+        cells.append(Cell(settings={"part": "ranks", **told}, needs=(_PROFILE,), work=shared))
+    return cells
 
 
 def _calibrated(options: CalibrationOptions, job: Job) -> HardwareProfile:
@@ -122,6 +133,37 @@ def _measured(
     def show() -> None:
         progress(next(turns) / (len(settings) * options.turns), "runs to predict")
 
+    return _rows(observe_runs(settings, options, show), profile)
+
+
+def _measured_by_ranks(
+    calibrating: Sequence[plans.RunPlan],
+    validating: Sequence[plans.RunPlan],
+    profile: HardwareProfile,
+    options: CalibrationOptions,
+    progress: Progress,
+) -> Row:
+    """Return what several ranks cost, and their runs; those that calibrate are measured along."""
+    base = options.settings
+    settings = [plan.resolve(profile, base) for plan in (*calibrating, *validating)]
+    turns = itertools.count(1)
+
+    def show() -> None:
+        progress(next(turns) / (len(settings) * options.turns), "runs of several ranks")
+
+    probed, runs = observe_ranks(
+        settings,
+        count=num_ranks(options.device),
+        turns=options.turns,
+        windows=WINDOWS,
+        on_turn=show,
+    )
+    first, rest = runs[: len(calibrating)], runs[len(calibrating) :]
+    figures = refined(probed, profile, [run.observation for run in first])
+    return {"figures": asdict(figures), "runs": _rows(rest, figures.of(profile))}
+
+
+def _rows(runs: Sequence[ObservedRun], profile: HardwareProfile) -> list[Row]:
     return [
         {
             "run": run.observation.label,
@@ -130,7 +172,7 @@ def _measured(
             "measured": _figures(run.observation),
             **prediction_of(profile, run.observation),
         }
-        for run in observe_runs(settings, options, show)
+        for run in runs
     ]
 
 
@@ -158,14 +200,26 @@ def read_validation(folder: Path) -> Record:
     records.refuse_others(folder, {"study": found.name}, {"study": STUDY.key})
     if not found.is_of(STUDY):
         return found
-    first, second = found.rows
+    first, *others = found.rows
     profile = profile_in(first)
+    rows = [{**row, "runs": _predicted_again(row, profile)} for row in others]
+    return replace(found, rows=[first, *rows])
+
+
+def _predicted_again(row: Row, profile: HardwareProfile) -> list[Row]:
+    """Return a row's runs as today's simulator predicts them."""
+    count = 1
+    if "figures" in row:
+        figures = RankFigures(**row["figures"])
+        count, profile = figures.count, figures.of(profile)
     runs = []
-    for run in second["runs"]:
+    for run in row["runs"]:
         settings = TrainSettings.from_dict(run["training"])
-        seen = observation(settings, settings.workload(), **run["measured"])
+        whole = settings.workload()
+        workload = replace(whole, batch_size=whole.batch_size // count)
+        seen = observation(settings, workload, **run["measured"])
         runs.append({**run, **prediction_of(profile, seen)})
-    return replace(found, rows=[first, {**second, "runs": runs}])
+    return runs
 
 
 def newest(results: Path = RESULTS, *, is_cpu: bool) -> Record | None:
@@ -177,16 +231,38 @@ def newest(results: Path = RESULTS, *, is_cpu: bool) -> Record | None:
 
 
 def _summarise(rows: Sequence[Row], config: Data) -> Data:
-    profile, runs = rows[0]["profile"], [run for row in rows[1:] for run in row["runs"]]
+    profile, runs = rows[0]["profile"], [run for row in rows[1:2] for run in row["runs"]]
     link, errors = ", emulated links" if profile["device"]["is_cpu"] else "", errors_of(runs)
     lanes = ", ".join(f"{lane} {share:.1%}" for lane, share in errors["lanes"].items())
     said = (
-        f"{len(runs)} runs: step time off by {errors['median']:.1%} (median), "
-        f"{errors['p90']:.1%} (90th percentile), {errors['worst']:.1%} (worst); rank correlation "
-        f"{errors['rank_correlation']:.3f}\n"
+        f"{_told(errors, len(runs))}\n"
         f"of a step: stall off by {errors['stall']:.1%} (median); busy time {lanes}"
     )
-    return {"where": f"{profile['name']}{link}", "runs": runs, "errors": errors, "said": said}
+    where = f"{profile['name']}{link}"
+    found = {"where": where, "runs": runs, "errors": errors, "said": said, "ranks": None}
+    for row in rows[2:]:
+        found["ranks"] = {**row["figures"], "runs": row["runs"], "errors": errors_of(row["runs"])}
+        found["ranks"]["said"] = _told(found["ranks"]["errors"], len(row["runs"]))
+    return found
+
+
+def _told(errors: Data, count: int) -> str:
+    return (
+        f"{count} runs: step time off by {errors['median']:.1%} (median), "
+        f"{errors['p90']:.1%} (90th percentile), {errors['worst']:.1%} (worst); rank correlation "
+        f"{errors['rank_correlation']:.3f}"
+    )
+
+
+def _tables(data: Data) -> list[Table]:
+    found = [
+        Table(columns=RUN_COLUMNS, rows=data["runs"]),
+        Table(columns=_LANE_COLUMNS, rows=data["runs"], title="Busy time of lanes"),
+    ]
+    if ranks := data["ranks"]:
+        title = f"{ranks['count']} ranks over {ranks['backend']}"
+        found.append(Table(columns=RANK_COLUMNS, rows=ranks["runs"], title=title))
+    return found
 
 
 def errors_of(runs: Sequence[Row]) -> Data:
@@ -259,6 +335,8 @@ RUN_COLUMNS = (
     _milliseconds("predicted", "predicted", "stall_seconds"),
 )
 """What a table says of a run, times in milliseconds."""
+RANK_COLUMNS = RUN_COLUMNS[:5]
+"""The same of a run of several ranks, whose stalls are not told apart from collectives."""
 _LANE_COLUMNS = (
     key("run"),
     *(

@@ -126,7 +126,10 @@ class AveragedEngineSchedule(EngineSchedule):
         whole = self._division.host * sum(item.num_bytes for item in landings)
         work = machine.ring_work(whole)
         seconds = work.seconds + _PASSES_OF_GATHERED * whole / machine.unpack_rate
-        gathered = machine.h2d.submit("all-gather", step, replace(work, seconds=seconds), uploaded)
+        work, lane, before = replace(work, seconds=seconds), machine.h2d, uploaded
+        if machine.hardware.device.is_cpu:  # whose lane gathers, and then waits for the link
+            lane, before = machine.fabric, [*after, *(item.computed for item in landings)]
+        gathered = machine.env.all_of([*uploaded, lane.submit("all-gather", step, work, before)])
         for item in landings:
             item.uploaded = gathered
         return [gathered]

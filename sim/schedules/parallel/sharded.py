@@ -9,6 +9,7 @@ et al. 2020, section 5.3; Zhao et al. 2023).
 - All-gathers run ahead by `prefetch` layers, in forward and in backward. A pass begins with its
   first layer's, which nothing hides.
 - The last layer stays gathered from forward to backward, which needs it at once.
+- A CPU that plays the device waits for each: FSDP2 overlaps by CUDA's streams alone.
 - Every micro-batch gathers and reduces again.
 - Activations that wait on the host go behind a layer's forward and come back before its backward,
   through as many buffers as without sharding. Their copies share each device's link with offload's
@@ -62,6 +63,7 @@ class ShardedPasses:
         self._machine, self._costs, self._waits = machine, costs, waits
         self._reshards, self._prefetch, self._fetches = reshards, prefetch, fetches
         self._reduce_bytes = reduce_bytes or costs.dtype_bytes
+        self._blocks = machine.hardware.device.is_cpu
         self.units = layers_of(costs)
         self._sizes = [sum(costs.segments[index].numel for index in unit) for unit in self.units]
         self._leaving = [sum(costs.segments[i].leaving for i in unit) for unit in self.units]
@@ -98,7 +100,7 @@ class ShardedPasses:
             if self._fetches:
                 share = size / machine.hardware.total_devices
                 after = machine.h2d.submit("params", step, machine.up(share), [after])
-            self._gathered.append(machine.collective("all-gather", size, step, after))
+            self._gathered.append(machine.collective("all-gather", size, step, after, blocks=True))
 
     def begin(self, after: simpy.Event | None = None) -> None:
         """Start a pair of passes behind an event; None is behind the last work."""
@@ -132,7 +134,10 @@ class ShardedPasses:
         arrived = self._fetch_activations(unit, visit, step)
         passed = self._visit(visit, "backward", seconds, step, [("h2d", arrived), ("d2h", room)])
         size = self._sizes[unit] * self._reduce_bytes
-        return passed, self._machine.collective("reduce", size, step, passed)
+        if self._blocks:
+            size *= 2  # gloo reduces everything everywhere, and keeps a part
+        reduced = self._machine.collective("reduce", size, step, passed, blocks=True)
+        return (reduced if self._blocks else passed), reduced
 
     def backward_all(
         self, step: int, behind: Callable[[int, simpy.Event], object] | None = None
@@ -174,10 +179,10 @@ class ShardedPasses:
         """
         self._gather(visit, step)
         before, gathered = self._ends[-1], self._gathered[visit]
-        causes: list[Cause] = [] if gathered is None else [("gather", [gathered])]
-        causes += copies
-        after = [event for _, events in causes for event in events]
-        self._waits.watch(before, causes, step)
+        awaited: list[Cause] = [] if gathered is None else [("gather", [gathered])]
+        awaited += copies
+        after = [event for _, events in awaited for event in events]
+        self._waits.watch(before, copies if self._blocks else awaited, step)
         for each in seconds:
             end = self._machine.compute(name, each, step, after)
             after = []

@@ -1,7 +1,7 @@
 """The engine's schedule under FSDP2: each rank has its rows of every matrix, and their update.
 
 Gradients leave as their layer's reduce-scatter ends. Ranks tell each other the norms of columns,
-by a small all-reduce for each layer, or in keep mode for all of them.
+by a small all-reduce for each segment of a layer, or in keep mode for all of them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ShardedEngineSchedule(EngineSchedule):
             seconds = [self._backward_seconds(index) for index in indices]
             passed, reduced = self._passes.backward(unit, seconds, step, room)
             room = [event for i in indices for event in self._send(i, step, reduced, reduced)]
-            measured = self._add_norms(indices, step, reduced)
+            measured = [self._add_norms([index], step, reduced) for index in indices][-1]
         self._waits.watch(passed, [("reduce", [measured]), ("d2h", room)], step)
         return [measured, *room]
 
@@ -82,4 +82,4 @@ class ShardedEngineSchedule(EngineSchedule):
     def _add_norms(self, indices: list[int], step: int, reduced: simpy.Event) -> simpy.Event:
         """Queue the all-reduce of some segments' column norms; return its end."""
         size = _NORM_BYTES * sum(self.plan.shares[index].columns for index in indices)
-        return self.machine.collective("norms", 2.0 * size, step, reduced)
+        return self.machine.collective("norms", 2.0 * size, step, reduced, blocks=True)

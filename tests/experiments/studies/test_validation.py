@@ -1,23 +1,30 @@
 """Errors of predictions, computed from records alone, and the short runs behind them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.multiprocessing import ProcessRaisedException
 
 from experiments.calibration import compute, plans, runs
 from experiments.calibration.compute import fit_compute, measure_compute
 from experiments.calibration.plans import (
+    CPU_RANK_RUNS,
+    CPU_RANK_VALIDATION,
     CPU_RUNS,
     CPU_SHAPES,
     CPU_VALIDATION,
+    GPU_RANK_RUNS,
+    GPU_RANK_VALIDATION,
     GPU_RUNS,
     GPU_SHAPES,
     GPU_VALIDATION,
     SMOKE_VALIDATION,
 )
-from experiments.calibration.runs import observation_of, observe
+from experiments.calibration.ranks import RankFigures, observe_ranks, refined
+from experiments.calibration.runs import observation, observation_of, observe
 from experiments.calibration.short_run import short_run
 from experiments.cli import main
 from experiments.lab import record as records
@@ -25,6 +32,7 @@ from experiments.lab.page import FORMER, page
 from experiments.lab.runner import Runner
 from experiments.lab.study import Scope
 from experiments.output.provenance import RESULTS
+from experiments.studies.validation import study as study_module
 from experiments.studies.validation.study import (
     STUDY,
     errors_of,
@@ -37,6 +45,7 @@ from experiments.studies.validation.study import (
 from experiments.training.preparation.setup import workload_of
 from experiments.training.settings.training import TrainSettings
 from sim.fitting.left_out import CALIBRATED, Outcome, fit_left_out
+from sim.fitting.refine import predict
 from sim.hardware.catalog import find_machine
 from zenflow.errors import ConfigError
 
@@ -95,6 +104,19 @@ def test_no_run_that_is_predicted_was_used_to_calibrate(calibrated, predicted):
     assert not shapes & {*used, *CPU_SHAPES, *GPU_SHAPES}
     assert len({p.model for p in predicted}) >= 3
     assert len({p.strategy for p in predicted}) >= 5
+
+
+@pytest.mark.parametrize(
+    ("calibrated", "predicted"),
+    [(CPU_RANK_RUNS, CPU_RANK_VALIDATION), (GPU_RANK_RUNS, GPU_RANK_VALIDATION)],
+)
+def test_no_run_of_ranks_that_is_predicted_was_used_to_calibrate(calibrated, predicted):
+    def shape(plan):
+        return plan.model, plan.batch, plan.sequence
+
+    assert not {shape(plan) for plan in calibrated} & {shape(plan) for plan in predicted}
+    ways = {plan.settings["parallel"] for plan in predicted}
+    assert ways == {plan.settings["parallel"] for plan in calibrated} == {"ddp", "fsdp"}
 
 
 def test_a_runs_workload_is_known_from_its_settings():
@@ -176,6 +198,7 @@ def test_the_runs_of_a_validation_take_turns(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runs, "_take_turn", take_turn)
     monkeypatch.setattr(plans, "CPU_VALIDATION", SMOKE_VALIDATION)
+    monkeypatch.setattr(study_module, "num_ranks", lambda device: 1)
     study = validation("cpu", turns=2, profile=MACHINE)
     others = {"folder": tmp_path / "record", "kept": tmp_path / "kept"}
     Runner(study=study, scope=study.scope(Scope()), **others).run()
@@ -189,9 +212,13 @@ def validate_again(folder, *others):
 
 
 def test_a_records_runs_are_predicted_again_as_todays_simulator_does(fresh, tmp_path):
-    first, second = fresh.rows
-    old = [{**run, "predicted": run["measured"], "error": 0.0} for run in second["runs"]]
-    records.put(tmp_path / "old", STUDY, fresh.header, [first, {**second, "runs": old}])
+    first, *others = fresh.rows
+
+    def wrong(row):
+        runs = [{**run, "predicted": run["measured"], "error": 0.0} for run in row["runs"]]
+        return {**row, "runs": runs}
+
+    records.put(tmp_path / "old", STUDY, fresh.header, [first, *map(wrong, others)])
     assert read_validation(tmp_path / "old").rows == fresh.rows
     picture = tmp_path / "errors.png"
     shown = validate_again(tmp_path / "old", "--plot", str(picture))
@@ -202,7 +229,7 @@ def test_a_records_runs_are_predicted_again_as_todays_simulator_does(fresh, tmp_
 
 def test_runs_of_the_former_rule_are_shown_as_recorded(fresh, tmp_path):
     header = {**fresh.header, "config": {**fresh.header["config"], "revision": 1}}
-    first, second = fresh.rows
+    first, second, _ = fresh.rows
     settings = {"strategy": "zenflow", "lag": 4}
     gone = [{**run, "training": settings, "error": 0.123} for run in second["runs"]]
     rows = [first, {**second, "runs": gone}]
@@ -230,6 +257,53 @@ def test_the_newest_record_of_a_kind_of_device_is_found(fresh, tmp_path):
     assert newest(tmp_path, is_cpu=True).folder.name == "02_validation_a"
     assert newest(tmp_path, is_cpu=False).folder.name == "03_validation_b"
     assert newest(tmp_path / "none", is_cpu=True) is None
+
+
+def test_runs_of_two_ranks_are_measured_and_predicted(fresh):
+    """Each rank has half of the batch, so that a run is predicted as one of two devices."""
+    _, alone, shared = fresh.rows
+    figures = RankFigures(**shared["figures"])
+    assert (figures.count, figures.backend) == (2, "gloo")
+    (run,) = shared["runs"]
+    assert run["training"]["parallel"] == "ddp"
+    assert run["measured"]["stall_seconds"] is None
+    assert set(run["measured"]["busy_seconds"]) == {"d2h", "h2d", "host"}
+    machine = figures.of(MACHINE)
+    assert machine.total_devices == 2
+    assert machine.fabric.latency.value == figures.values["fabric.latency"] > 0
+    settings = TrainSettings.from_dict(run["training"])
+    workload = replace(settings.workload(), batch_size=1)
+    seen = observation(settings, workload, **run["measured"])
+    assert predict(machine, seen).step_seconds == run["predicted"]["step_seconds"]
+    data = fresh.data(STUDY)
+    assert data["ranks"]["errors"]["median"] == abs(run["error"])
+    assert len(data["runs"]) == len(alone["runs"])
+
+
+def test_figures_of_ranks_are_those_that_their_runs_show():
+    """Runs that a machine with other figures is said to have had bring these back."""
+    profile = profile_in(newest(is_cpu=True).rows[0])
+    truth = {"fabric.bandwidth": 8e8, "fabric.latency": 3e-4, "host.core_sharing": 1.6}
+    seen = []
+    for plan in CPU_RANK_RUNS:
+        settings = plan.resolve(profile, TrainSettings(device="cpu"))
+        whole = settings.workload()
+        workload = replace(whole, batch_size=whole.batch_size // 2)
+        figures = RankFigures(count=2, backend="gloo", values=truth)
+        unknown = observation(
+            settings, workload, step_seconds=1.0, stall_seconds=None, busy_seconds={}
+        )
+        told = predict(figures.of(profile), unknown)
+        seen.append(replace(unknown, step_seconds=told.step_seconds))
+    probed = {"fabric.bandwidth": 1.2e9, "fabric.latency": 1e-4}
+    found = refined(RankFigures(count=2, backend="gloo", values=probed), profile, seen)
+    assert found.values == pytest.approx(truth, rel=0.2)  # pulled towards the probes a little
+
+
+def test_an_error_in_a_rank_is_told(monkeypatch):
+    settings = TrainSettings(model="tiny", batch_size=3, sequence=16, parallel="ddp", device="cpu")
+    with pytest.raises(ProcessRaisedException, match="batch"):
+        observe_ranks([settings], count=2, turns=1, windows=1, on_turn=lambda: None)
 
 
 def test_a_given_profile_is_taken_and_another_one_is_refused(fresh):
