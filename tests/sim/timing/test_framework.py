@@ -63,14 +63,21 @@ def test_a_layer_that_the_device_binds_takes_what_hooks_move():
     assert hooked["backward"] == pytest.approx(plain["backward"] + 4 * each)
 
 
-def test_what_was_given_or_calibrated_has_it_already():
+def test_what_was_given_has_it_already():
     given = costs_of_phases(forward=1.0, backward=2.0, d2h=1.0, update=1.0, h2d=1.0,
                             num_params=10_000)  # fmt: skip
     assert with_hooks(given, FORWARD, BACKWARD) is given
+
+
+def test_a_cpu_pays_for_hooks_as_well_as_for_its_kernels():
     found = costs(8)
     device = replace(found.hardware.device, is_cpu=True)
     on_cpu = replace(found, hardware=replace(found.hardware, device=device))
-    assert with_hooks(on_cpu, FORWARD, BACKWARD) is on_cpu
+    before, after = layer(on_cpu), layer(with_hooks(on_cpu, FORWARD, BACKWARD))
+    each = before["numel"] / on_cpu.elementwise_bandwidth
+    forward = 1e-3 + 1e-4 * before["parameters"] + 8 * each
+    assert after["forward"] - before["forward"] == pytest.approx(forward)
+    assert after["backward"] - before["backward"] == pytest.approx(2e-3 + 4 * each)
 
 
 def test_one_device_shares_nothing():
