@@ -6,6 +6,7 @@ figures of their collectives and one of shared cores are all that predictions of
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
 
 from experiments.calibration.parts import timed
 from experiments.calibration.profile import measured
@@ -112,7 +114,7 @@ def observe_ranks(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = (count, port, list(settings), turns, windows, theirs)
-    processes = multiprocessing.spawn(_rank, arguments, count, join=False)
+    processes = spawn(_rank, arguments, count, join=False)  # type: ignore[no-untyped-call]
     found: Any = None
     ended = False
     while not ended:

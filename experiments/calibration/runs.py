@@ -85,9 +85,9 @@ def _observe(
             length = max(4, windows * window)
             length += -length % window
             values = item.to_dict() | {"timeline_steps": length}
-            own = TrainSettings.from_dict(values)
-            shared = replace(ranks, parallel=own.parallel)
-            runs.append((stack.enter_context(short_run(own, ranks=shared)), length))
+            timed = TrainSettings.from_dict(values)
+            shared = replace(ranks, parallel=timed.parallel)
+            runs.append((stack.enter_context(short_run(timed, ranks=shared)), length))
         for run, length in runs:
             for _ in range(max(4, length)):  # first windows have nothing to land
                 run.step()

@@ -70,7 +70,7 @@ def validation(
             return {"profile": content_of(profile or _calibrated(found, job))}
         sizing = profile_in(job.row_of(_PROFILE))
         if cell.settings["part"] == "ranks":
-            return _measured_by_ranks(*cell.work, sizing, found, job.progress)
+            return _measured_by_ranks(cell.work, sizing, found, job.progress)
         return {"runs": _measured(cell.work, sizing, found, job.progress)}
 
     def settings(scope: Scope) -> Data:
@@ -137,15 +137,14 @@ def _measured(
 
 
 def _measured_by_ranks(
-    calibrating: Sequence[plans.RunPlan],
-    validating: Sequence[plans.RunPlan],
+    shared: plans.RankPlans,
     profile: HardwareProfile,
     options: CalibrationOptions,
     progress: Progress,
 ) -> Row:
     """Return what several ranks cost, and their runs; those that calibrate are measured along."""
     base = options.settings
-    settings = [plan.resolve(profile, base) for plan in (*calibrating, *validating)]
+    settings = [plan.resolve(profile, base) for plan in itertools.chain(*shared)]
     turns = itertools.count(1)
 
     def show() -> None:
@@ -158,7 +157,8 @@ def _measured_by_ranks(
         windows=WINDOWS,
         on_turn=show,
     )
-    first, rest = runs[: len(calibrating)], runs[len(calibrating) :]
+    count = len(shared.calibrating)
+    first, rest = runs[:count], runs[count:]
     figures = refined(probed, profile, [run.observation for run in first])
     return {"figures": asdict(figures), "runs": _rows(rest, figures.of(profile))}
 
@@ -239,11 +239,12 @@ def _summarise(rows: Sequence[Row], config: Data) -> Data:
         f"of a step: stall off by {errors['stall']:.1%} (median); busy time {lanes}"
     )
     where = f"{profile['name']}{link}"
-    found = {"where": where, "runs": runs, "errors": errors, "said": said, "ranks": None}
+    ranks: Data | None = None
     for row in rows[2:]:
-        found["ranks"] = {**row["figures"], "runs": row["runs"], "errors": errors_of(row["runs"])}
-        found["ranks"]["said"] = _told(found["ranks"]["errors"], len(row["runs"]))
-    return found
+        off = errors_of(row["runs"])
+        said_of_ranks = _told(off, len(row["runs"]))
+        ranks = {**row["figures"], "runs": row["runs"], "errors": off, "said": said_of_ranks}
+    return {"where": where, "runs": runs, "errors": errors, "said": said, "ranks": ranks}
 
 
 def _told(errors: Data, count: int) -> str:
