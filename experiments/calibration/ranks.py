@@ -114,7 +114,7 @@ def observe_ranks(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = (count, port, list(settings), turns, windows, theirs)
-    processes = spawn(_rank, arguments, count, join=False)  # type: ignore[no-untyped-call]
+    processes = spawn(_rank, arguments, count, join=False)
     found: Any = None
     ended = False
     while not ended:
