@@ -19,6 +19,7 @@ from experiments.lab import record as records
 from experiments.output import bar as bar_module
 from experiments.output import stages
 from experiments.output.outlook import PlannedRun
+from experiments.studies.validation import study as validation_study
 from experiments.studies.validation.study import profile_in
 from sim.fitting.fit import Fit
 from sim.hardware.file import read_profile
@@ -39,6 +40,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(plans, "CPU_RUNS", TINY_RUNS)
     monkeypatch.setattr(plans, "CPU_VALIDATION", TINY_VALIDATION)
     monkeypatch.setattr(plans, "CPU_SELECTION", "tiny")
+    monkeypatch.setattr(validation_study, "num_ranks", lambda device: 1)
     monkeypatch.setattr(calibration, "measure_sharing", lambda settings: 1.3)
     yield
     torch.set_num_threads(before)

@@ -138,7 +138,7 @@ def test_a_set_up_whose_cores_are_not_bound_pays_the_hop_on_its_host_and_link():
     hop = hardware_of(bound).host.numa_hop.value
     near = predict(bound, "step")
     most = near / ((1 + hop) / 2)
-    assert 0.98 * most < far < most  # all but its compute
+    assert 0.97 * most < far < most  # all but its compute
 
 
 def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
