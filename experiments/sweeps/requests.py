@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -135,7 +136,7 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
     Raises:
         ConfigError: The device is unknown, or no machine holds it and parts are missing.
     """
-    from sim.hardware.catalog import assemble, find_device, find_machine, names
+    from sim.hardware.catalog import assemble, find_device
 
     device, count = find_device(gpu), request.num_gpus or 1
     host, link = request.host, request.link
@@ -145,8 +146,7 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
             nvme=None if request.nvme in (None, "none") else request.nvme,
         )  # fmt: skip
         return made, []
-    usual = [find_machine(name) for name in names("machine")]
-    usual = [machine for machine in usual if machine.device.name == device.name]
+    usual = [machine for machine in _table() if machine.device.name == device.name]
     enough = [machine for machine in usual if machine.num_devices >= count]
     if not enough:
         raise ConfigError(
@@ -159,6 +159,14 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
     lent += ["drives"] if request.nvme is None and chosen.nvme is not None else []
     note = f"assumed as in {chosen.name}: {', '.join(lent)}"
     return replace(chosen, num_devices=count), [note]
+
+
+@functools.cache
+def _table() -> tuple[HardwareProfile, ...]:
+    """Return all machines of the table."""
+    from sim.hardware.catalog import find_machine, names
+
+    return tuple(find_machine(name) for name in names("machine"))
 
 
 def traced_of(request: Request) -> TracedStep | None:

@@ -62,6 +62,12 @@ def find_device(name: str) -> Device:
     Raises:
         ConfigError: There is none; the nearest names are given.
     """
+    found = _device(name)
+    return replace(found, flops=dict(found.flops))  # a caller may change its own
+
+
+@functools.cache
+def _device(name: str) -> Device:
     name, entry = _lookup("device", name)
     return record_of(
         Device,
@@ -73,6 +79,7 @@ def find_device(name: str) -> Device:
     )
 
 
+@functools.cache
 def find_host(name: str) -> Host:
     """Return a host by name; ``2x-NAME`` has two sockets.
 
@@ -94,6 +101,7 @@ def find_host(name: str) -> Host:
     )
 
 
+@functools.cache
 def find_link(name: str) -> Link:
     """Return a link by name.
 
@@ -104,6 +112,7 @@ def find_link(name: str) -> Link:
     return record_of(Link, entry, name, beside=(*_LABELS, "limit"), name=name)
 
 
+@functools.cache
 def find_fabric(name: str) -> Fabric:
     """Return a fabric by name.
 
@@ -114,6 +123,7 @@ def find_fabric(name: str) -> Fabric:
     return record_of(Fabric, entry, name, beside=(*_LABELS, "limit"), name=name)
 
 
+@functools.cache
 def find_network(name: str) -> Network:
     """Return a network between hosts by name; ``8x-NAME`` has eight adapters in each host.
 
@@ -131,6 +141,7 @@ def find_network(name: str) -> Network:
     )
 
 
+@functools.cache
 def find_nvme(name: str) -> Nvme:
     """Return a set of NVMe drives by name.
 
@@ -281,16 +292,21 @@ def _scaled(rule: Quantity, value: float) -> Quantity:
 
 def _lookup(kind: str, name: str) -> tuple[str, Entry]:
     """Return a name as the table has it, and its entry."""
-    entries = _entries(kind)
-    known = {
-        fold(alias): own
-        for own, entry in entries.items()
-        for alias in (own, *entry.get("aliases", ()))
-    }
+    known = _folded(kind)
     found = known.get(fold(str(name)))
     if found is None:
         raise ConfigError(f"there is no {kind} {name!r}: {nearest(str(name), known)}")
-    return found, entries[found]
+    return found, _entries(kind)[found]
+
+
+@functools.cache
+def _folded(kind: str) -> dict[str, str]:
+    """Return the name of each entry by its name and aliases, folded."""
+    return {
+        fold(alias): own
+        for own, entry in _entries(kind).items()
+        for alias in (own, *entry.get("aliases", ()))
+    }
 
 
 @functools.cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +48,25 @@ def record(costs: StepCosts, config: ZenFlowConfig, period: int, num_selecting: 
     Raises:
         CannotRecordError: It does what no tape can hold, or does not repeat.
     """
+    with _no_collection():
+        try:
+            return _recorded(costs, config, period, num_selecting)
+        except TypeError as error:  # of a stand-in, which has no such operation
+            raise CannotRecordError(
+                f"the schedule computes what no tape can hold: {error}"
+            ) from error
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the collector of cycles still: hundreds of thousands of tuples would wake it often."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        return _recorded(costs, config, period, num_selecting)
-    except TypeError as error:  # of a stand-in, which has no such operation
-        raise CannotRecordError(f"the schedule computes what no tape can hold: {error}") from error
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _recorded(
@@ -113,10 +130,7 @@ class _Recorder:
         gap_to = gap_from + len(gaps)
         self._from = job_to, last + 1, gap_to
         return Step(
-            jobs=[
-                job._replace(after=tuple([place - other for other in job.after]))
-                for place, job in enumerate(tape.jobs[job_from:job_to], start=job_from)
-            ],
+            jobs=tape.jobs[job_from:job_to],
             operations=list(_operations(tape, operation_from, last + 1, job_from)),
             gaps=[
                 Gap(gap.passed - job_from, tuple([other - job_from for other in gap.room]))

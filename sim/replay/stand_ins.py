@@ -131,10 +131,9 @@ class Event:
 
 @dataclass(slots=True)
 class Tape:
-    """What is recorded, with jobs by their place on the whole tape."""
+    """What is recorded, with operations and gaps by jobs' places on the whole tape."""
 
     jobs: list[Job] = field(default_factory=list)
-    """Jobs with what they wait for as places."""
     operations: list[tuple[Event, int]] = field(default_factory=list)
     """What is waited for, and the number of jobs submitted before."""
     gaps: list[Gap] = field(default_factory=list)
@@ -199,7 +198,8 @@ class _TapeLane:
         self, step: int, work: Work, after: Iterable[Any], deadline: int, rank: int, *,
         is_awaited: bool,
     ) -> Job:  # fmt: skip
-        behind = tuple(event.job for event in after)
+        place = len(self._tape.jobs)
+        behind = tuple([place - event.job for event in after])
         return Job(
             lane=self._lane,
             is_awaited=is_awaited,
