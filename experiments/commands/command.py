@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,13 +17,16 @@ class Command(click.Command):
     """A command whose errors are told as click tells its own."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Carry it out; a setting that can't be is an error of usage."""
+        """Carry it out; a setting that can't be is an error of usage; Ctrl-C leaves with 130."""
         try:
             return super().invoke(ctx)
         except ConfigError as error:
             raise click.UsageError(str(error), ctx) from error
         except ZenFlowError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:  # click's own way out says 1, as of any error
+            click.echo("\nstopped", err=True)
+            ctx.exit(128 + signal.SIGINT)
 
 
 def with_flags(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:

@@ -15,7 +15,7 @@ from zenflow.errors import ConfigError
 
 ACCEPTED = (
     "accepted are directories of `zenflow train` (a run, or a comparison), of `zenflow sweep` and "
-    "`zenflow tune`, traces (.json, .json.gz) and tables (.csv)"
+    "`zenflow tune`, traces (.json, .json.gz) and tables (.csv, .parquet)"
 )
 _RUN_FILES = ("summary.json", "steps.jsonl", "config.json")
 _TRACE_ENDS = (".json", ".json.gz")
@@ -67,7 +67,7 @@ def _load_folder(folder: Path, contents: Contents) -> None:
 
 
 def _load_file(path: Path, contents: Contents) -> None:
-    if path.suffix == ".csv":
+    if path.suffix in (".csv", ".parquet"):
         _load_table(path, contents)
     elif path.name in _RUN_FILES or path.suffix == ".jsonl":
         raise ConfigError(
@@ -123,7 +123,7 @@ def _load_table(path: Path, contents: Contents) -> None:
     if len(table.rows) < table.num_rows:
         contents.notes.append(
             f"{path}: {len(table.rows):,} of {table.num_rows:,} rows are on this page, taken at "
-            "equal distances; the file has all"
+            "equal distances (of a sweep along its longest axes); the file has all"
         )
     contents.records += [(str(path), session) for session in table.sessions]
 
@@ -143,7 +143,7 @@ def _nothing_in(folder: Path) -> str:
         return f"{folder} holds no results itself, but its directories do: name some of {some}"
     return (
         f"{folder} lacks what a page is made of: it has neither a run (config.json, steps.jsonl, "
-        f"summary.json), nor a trace.json, nor a table.csv; {ACCEPTED}"
+        f"summary.json), nor a trace.json, nor a table; {ACCEPTED}"
     )
 
 

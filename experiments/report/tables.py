@@ -1,4 +1,4 @@
-"""A sweep's table, from CSV to columns that a page can sort and draw as a heat map."""
+"""A sweep's table, from CSV or Parquet to columns that a page can sort and draw as a heat map."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from zenflow.errors import ConfigError
 
-TABLES = ("table.csv", "trials.csv")
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLES = ("table.csv", "table.parquet", "trials.csv")
 """What `zenflow sweep` and `zenflow tune` leave."""
 _RECORDS = ("provenance.json", "summary.json", "sweep.json")
 """Files beside them: axes, what the figures are, and where they were made."""
@@ -109,7 +115,7 @@ def find_table(folder: Path) -> Path | None:
 
 
 def read_table(path: Path, record: Mapping[str, Any]) -> SweepTable:
-    """Return the table of a CSV file.
+    """Return the table of a CSV or Parquet file.
 
     Args:
         path: The file.
@@ -119,31 +125,51 @@ def read_table(path: Path, record: Mapping[str, Any]) -> SweepTable:
     Raises:
         ConfigError: The file can't be read, has no rows, or one of another length.
     """
-    names, rows = _read(path)
-    step = max(1, -(-len(rows) * len(names) // _MOST_CELLS))
+    frame = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     axes, meanings = _axes(record), record.get("columns")
     meanings = meanings if isinstance(meanings, Mapping) else {}
-    columns, constants = [], {}
-    for place, name in enumerate(names):
-        values = _typed([row[place] for row in rows])
-        if len(rows) > 1 and len(set(values)) == 1:
-            constants[name] = values[0]
-            continue
-        columns.append(
-            Column(
-                name=name,
-                values=values[::step],
-                is_axis=name in axes if axes & set(names) else _looks_like_axis(values),
-                meaning=str(meanings.get(name, "")),
-            )
+    same = {n for n in frame if len(frame) > 1 and frame[n].nunique(dropna=False) == 1}
+    kept = frame.iloc[_kept(frame, axes - same if "sweep" in record else set())]
+    cells = {str(name): _cells(kept[name].tolist()) for name in frame}
+    columns = [
+        Column(
+            name=name,
+            values=values,
+            is_axis=name in axes if axes & set(frame) else _looks_like_axis(values),
+            meaning=str(meanings.get(name, "")),
         )
+        for name, values in cells.items()
+        if name not in same
+    ]
     return SweepTable(
         path=str(path),
         columns=columns,
-        constants=constants,
-        num_rows=len(rows),
+        constants={name: cells[name][0] for name in cells if name in same},
+        num_rows=len(frame),
         record=record,
     )
+
+
+def _kept(frame: pd.DataFrame, grid: set[str]) -> NDArray[np.intp]:
+    """Return the places of the rows that a page has room for, at equal distances.
+
+    Of a grid some values of the longest axes are left out, so that it stays one.
+    """
+    import pandas as pd
+
+    most = max(1, _MOST_CELLS // len(frame.columns))
+    codes = {name: pd.factorize(frame[name])[0] for name in frame if name in grid}
+    counts = {name: int(own.max()) + 1 for name, own in codes.items()}
+    every = dict.fromkeys(codes, 1)
+    kept = np.arange(len(frame))
+    while len(kept) > most:
+        longest = max(every, key=lambda name: counts[name] / every[name], default=None)
+        if longest is None or counts[longest] <= 2 * every[longest]:
+            return kept[:: -(-len(kept) // most)]
+        every[longest] += 1
+        chosen = [own % every[name] == 0 for name, own in codes.items()]
+        kept = np.flatnonzero(np.logical_and.reduce(chosen))
+    return kept
 
 
 def record_beside(table: Path) -> Path | None:
@@ -151,7 +177,21 @@ def record_beside(table: Path) -> Path | None:
     return next((table.parent / n for n in _RECORDS if (table.parent / n).is_file()), None)
 
 
-def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+def _read_parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise ConfigError(f"{path} can't be read as Parquet ({error}): check the file") from error
+    if not len(frame):
+        raise ConfigError(f"{path} has no rows: let `zenflow sweep` finish a point")
+    return frame
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
     try:
         with open(path, encoding="utf-8", newline="") as file:
             lines = list(csv.reader(file))
@@ -170,7 +210,9 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
                 f"{path}, row {number}: {len(row)} cells under {len(names)} names: the file was "
                 "cut off or changed; write it anew"
             )
-    return names, rows
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    # As objects: pandas would make a missing text and a missing number the same.
+    return pd.DataFrame({name: pd.Series(_typed(own), dtype=object) for name, own in columns})
 
 
 def _typed(cells: Sequence[str]) -> list[Cell]:
@@ -184,9 +226,20 @@ def _typed(cells: Sequence[str]) -> list[Cell]:
             number = float(cell)
         except ValueError:
             return [cell or None for cell in cells]
-        # JSON has neither infinity nor nan; a page of SI values needs no more digits.
-        numbers.append(float(f"{number:.{_DIGITS}g}") if math.isfinite(number) else None)
+        numbers.append(number)
     return numbers
+
+
+def _cells(values: Sequence[Any]) -> list[Cell]:
+    """Return a column's cells as a page has them."""
+    return [_cell(value) for value in values]
+
+
+def _cell(value: Any) -> Cell:
+    if value is None or isinstance(value, str | bool):
+        return str(value) if value else None
+    # JSON has neither infinity nor nan; a page of SI values needs no more digits.
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
 def _axes(record: Mapping[str, Any]) -> set[str]:

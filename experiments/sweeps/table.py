@@ -95,6 +95,8 @@ def write_frame(frame: pd.DataFrame, folder: Path) -> list[Path]:
     if len(frame) <= MOST_LINES:
         write_text(folder / CSV, frame.to_csv(index=False, lineterminator="\n"))
         files.append(folder / CSV)
+    else:  # one of a part of the points would be taken for the table
+        (folder / CSV).unlink(missing_ok=True)
     with replacing(folder / PARQUET) as draft:
         frame.to_parquet(draft, engine="pyarrow", index=False)
     return [*files, folder / PARQUET]

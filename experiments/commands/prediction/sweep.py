@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,11 +185,14 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
     outcome = run_sweep(sweep, folder, engine)
     files = outcome.files
     if len(outcome.found):
-        frame = table_of(sweep, outcome.found)
-        if prices:
-            frame = add_prices(frame, prices)
-            write_frame(frame, folder)
-        files = [*files, *write_pictures(frame, sweep, flags["value"], folder)]
+        try:
+            frame = table_of(sweep, outcome.found)
+            if prices:
+                frame = add_prices(frame, prices)
+                write_frame(frame, folder)
+            files = [*files, *write_pictures(frame, sweep, flags["value"], folder)]
+        except KeyboardInterrupt:
+            outcome = replace(outcome, exit_code=128 + signal.SIGINT)
     _report(outcome, sweep, folder, files)
     return outcome.exit_code
 

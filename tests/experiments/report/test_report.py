@@ -4,9 +4,11 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import re
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from bokeh.models import HBar, PlainText
 from bokeh.resources import Resources
@@ -331,6 +333,39 @@ def test_a_huge_table_is_thinned_and_says_so(tmp_path):
     contents = load([tmp_path])
     assert len(contents.tables[0].rows) == 45_000
     assert any("45,000 of 90,000 rows" in note for note in contents.notes)
+
+
+def test_a_long_sweeps_table_is_parquet_and_stays_a_grid_where_it_is_thinned(tmp_path):
+    folder = write_sweep(tmp_path / "sweep")
+    (folder / "table.csv").unlink()
+    grid = pd.MultiIndex.from_product(
+        [range(600), range(400), ["a", "b"]], names=["S", "k", "gpu"]
+    )
+    frame = grid.to_frame(index=False).assign(status="ok", reason="", step_seconds=float("nan"))
+    frame.loc[frame["S"] > 0, "step_seconds"] = frame["S"] + frame["k"] / 7
+    frame.to_parquet(folder / "table.parquet", index=False)
+    contents = load([folder])
+    [table] = contents.tables
+    assert any("of 480,000 rows are on this page" in note for note in contents.notes)
+    cells = {column.name: column.values for column in table.columns}
+    levels = [len(set(cells[name])) for name in ("S", "k", "gpu")]
+    assert 120_000 / 6 / 2 < math.prod(levels) == len(table.rows) <= 120_000 / 6
+    assert levels[2] == 2  # the short axis is whole
+    assert table.constants == {"status": "ok", "reason": None}
+    seconds = dict(
+        zip(zip(cells["S"], cells["k"], strict=True), cells["step_seconds"], strict=True)
+    )
+    assert seconds[0.0, 0.0] is None
+    assert all(
+        value == pytest.approx(row + column / 7, rel=1e-5)
+        for (row, column), value in seconds.items()
+        if row
+    )
+    page = tmp_path / "page.html"
+    assert report(page, folder).exit_code == 0
+    (folder / "table.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(ConfigError, match="can't be read as Parquet"):
+        load([folder])
 
 
 def test_names_tell_runs_apart():

@@ -14,6 +14,7 @@ import pandas as pd
 import psutil
 import pytest
 
+from experiments.sweeps import table as tables
 from experiments.sweeps.columns import Batch
 from experiments.sweeps.execution import journal as journals
 from experiments.sweeps.execution import pool
@@ -21,6 +22,7 @@ from experiments.sweeps.execution.journal import HEADER, PARTS, Journal
 from experiments.sweeps.execution.pool import local_batches
 from experiments.sweeps.execution.run import Engine, run_sweep
 from experiments.sweeps.grid import Sweep
+from experiments.sweeps.pictures import outputs
 from experiments.sweeps.table import CSV, PARQUET, read_table, table_of
 from tests.experiments.deadly_sweep import DeadlySweep
 from tests.experiments.swept import (
@@ -226,6 +228,38 @@ def test_ctrl_c_while_workers_load_ends_without_a_word_of_theirs(tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output
+
+
+def test_ctrl_c_while_pictures_are_drawn_leaves_the_table_and_says_so(tmp_path, monkeypatch):
+    words = [*BASE, *CARD, *GRID, "--workers", "1", "--out", str(tmp_path / "out")]
+
+    def interrupted(*unused):
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(outputs, "write_pictures", interrupted)
+        stopped = run(*words)
+    assert stopped.exit_code == 130, stopped.output
+    assert "the same command" in " ".join(stopped.output.split())
+    assert len(read_table(tmp_path / "out")) == 9
+    assert run(*words).exit_code == 0
+    assert (tmp_path / "out" / outputs.PICTURE).exists()
+
+
+def test_ctrl_c_in_any_command_is_told_as_shells_expect_it(monkeypatch):
+    def interrupted(*unused):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Sweep, "check", interrupted)
+    assert run(*BASE, *CARD, *GRID).exit_code == 130
+
+
+def test_a_table_that_has_grown_long_leaves_no_short_one(tmp_path, monkeypatch):
+    short, long = table_of_all(sweep_of("S=1,2")), table_of_all(sweep_of("S=1,2,4"))
+    tables.write_frame(short, tmp_path)
+    monkeypatch.setattr(tables, "MOST_LINES", 2)
+    tables.write_frame(long, tmp_path)
+    assert len(read_table(tmp_path)) == 3
 
 
 def _words_of_children(pid):
