@@ -211,6 +211,7 @@ class Engine:
         Weights that a fresh step has moved become the true ones, which have all gradients of the
         steps that were taken.
         """
+        self.collector.await_norms()  # the next step's are written to the same memory
         moved = self.collector.gradients.sent if self.fresh is not None else []
         self.collector.discard()
         self.schedule.tasks.drop()

@@ -139,10 +139,17 @@ class GradientCollector:
 
     def _send_added(self, step: int) -> None:
         """Send the full bucket that waits for the norms of other ranks' rows, if there is one."""
-        if self.gradients.adding is not None:
-            (bucket, work), self.gradients.adding = self.gradients.adding, None
-            work.wait()
+        bucket = self.await_norms()
+        if bucket is not None:
             self._send(bucket, step)
+
+    def await_norms(self) -> Bucket | None:
+        """Wait for norms that are being added up over the ranks; return their bucket, if any."""
+        if self.gradients.adding is None:
+            return None
+        (bucket, work), self.gradients.adding = self.gradients.adding, None
+        work.wait()
+        return bucket
 
     def measure_rest(self) -> None:
         """Measure all gradients that have been taken."""
@@ -286,8 +293,6 @@ class GradientCollector:
 
     def discard(self) -> None:
         """Forget this step's gradients; copies under way end in staging, which is overwritten."""
-        if self.gradients.adding is not None:  # the next step's norms are written there
-            self.gradients.adding[1].wait()
         self.gradients = StepGradients()
         if self.ring is not None:
             self.ring.restart()
