@@ -99,7 +99,8 @@ def _sharded_engine_parts(
     step = _engine_step(own, size, releases=strategy.releases)
     if not has_ring:
         return replace(device, step=step)
-    kept = float((own.important + own.resident) * size)
+    # The last full bucket waits for its norms.
+    kept = float((own.important + own.resident + own.bucket) * size)
     after = device.in_flight + kept
     return replace(device, gradients_after=after, gradients_at_step=kept, step=step)
 

@@ -12,7 +12,7 @@ from sim.memory.engine import EngineMemory
 from sim.simulate import Strategy
 from sim.timing.costs import StepCosts, layers_of
 from sim.timing.division import Division
-from sim.timing.framework import fsdp2_hooks
+from sim.timing.framework import ddp_hooks, fsdp2_hooks
 from sim.timing.fresh_steps import measured_bytes, moved_bytes
 from sim.timing.host_passes import window_passes
 from zenflow.config import ZenFlowConfig
@@ -41,6 +41,8 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     division = strategy.division(hardware)
     if division.device > 1:
         costs = fsdp2_hooks(costs, reshards=strategy.reshards, reduce_bytes=size)
+    else:
+        costs = ddp_hooks(costs, in_buckets=strategy.releases)
     keeps = not strategy.releases
     device = _device_seconds(costs, config, own, division)
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases

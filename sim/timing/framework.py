@@ -8,8 +8,7 @@
   (deepspeed/runtime/zero/stage_1_and_2.py).
 - A kernel that plain code launches, with no module around it, costs what a compiled layer's does.
 
-All of it is of costs that come from shapes or a trace: see `is_added`. A CPU that plays the device
-does not run ahead of its kernels, so that it pays for hooks as well as for them.
+All of it is of costs that come from shapes or a trace: phases that were given have it in them.
 """
 
 from __future__ import annotations
@@ -40,11 +39,8 @@ class Hooks:
 
     def host_seconds(self, num_parameters: int, device: Device) -> float:
         """Return the seconds of the host for a layer with so many parameters."""
-        seconds = self.unit + num_parameters * self.parameter
-        if device.is_cpu:  # its kernels' own time is that of what they move
-            return seconds
         kernels = self.unit_kernels + num_parameters * self.parameter_kernels
-        return seconds + kernels * plain_launch_seconds(device)
+        return self.unit + num_parameters * self.parameter + kernels * plain_launch_seconds(device)
 
 
 def plain_launch_seconds(device: Device) -> float:
@@ -55,17 +51,17 @@ def plain_launch_seconds(device: Device) -> float:
 def is_added(costs: StepCosts) -> bool:
     """Return whether an optimizer's launches are added to costs.
 
-    Phases that were given have all that happened in them. Where a CPU plays the device calibration
-    has it.
+    Phases that were given have them already, and so has what calibration finds of a CPU.
     """
     return costs.workload is not None and not costs.hardware.device.is_cpu
 
 
-def with_hooks(costs: StepCosts, forward: Hooks, backward: Hooks) -> StepCosts:
+def with_hooks(costs: StepCosts, in_forward: Hooks, in_backward: Hooks) -> StepCosts:
     """Return the costs with hooks around every layer.
 
     A layer's pass takes its kernels' time and that of what hooks move, but no less than the host
-    takes for launches and hooks.
+    takes for launches and hooks. Where a CPU plays the device their seconds are in what its
+    collectives take: short runs of several ranks have them together.
     """
     if costs.workload is None:
         return costs
@@ -75,25 +71,18 @@ def with_hooks(costs: StepCosts, forward: Hooks, backward: Hooks) -> StepCosts:
         parts = [costs.segments[index] for index in layer]
         numel = sum(part.numel for part in parts)
         count = sum(part.num_parameters for part in parts)
-        hosts = [hooks.host_seconds(count, device) for hooks in (forward, backward)]
+        hosts = [hooks.host_seconds(count, device) for hooks in (in_forward, in_backward)]
         for index, part in zip(layer, parts, strict=True):
             share = part.numel / numel if numel else 1.0 / len(parts)
             ahead = [
                 launch + share * host for launch, host in zip(part.launching, hosts, strict=True)
             ]
-            moved = [part.numel * hooks.moved / bandwidth for hooks in (forward, backward)]
-            if device.is_cpu:
-                segments[index] = replace(
-                    part,
-                    forward=part.forward + moved[0] + share * hosts[0],
-                    backward=part.backward + moved[1] + share * hosts[1],
-                )
-                continue
+            moved = [part.numel * hooks.moved / bandwidth for hooks in (in_forward, in_backward)]
+            forward, backward = part.forward + moved[0], part.backward + moved[1]
+            if not device.is_cpu:
+                forward, backward = max(forward, ahead[0]), max(backward, ahead[1])
             segments[index] = replace(
-                part,
-                forward=max(part.forward + moved[0], ahead[0]),
-                backward=max(part.backward + moved[1], ahead[1]),
-                launching=(ahead[0], ahead[1]),
+                part, forward=forward, backward=backward, launching=(ahead[0], ahead[1])
             )
     return replace(costs, segments=tuple(segments))
 
@@ -123,11 +112,18 @@ def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepC
     )
 
 
-def ddp_hooks(costs: StepCosts) -> StepCosts:
-    """Return the costs of layers under DDP, whose reducer copies gradients to buckets and back."""
+def ddp_hooks(costs: StepCosts, *, in_buckets: bool = False) -> StepCosts:
+    """Return the costs of layers under DDP, whose reducer copies gradients to buckets and back.
+
+    Args:
+        costs: Of one step.
+        in_buckets: Whether they stay in the buckets (`gradient_as_bucket_view`).
+    """
     if costs.hardware.total_devices == 1:
         return costs
-    return with_hooks(costs, Hooks(), Hooks(parameter_kernels=2, moved=4.0 * costs.dtype_bytes))
+    copies = 1 if in_buckets else 2
+    moved = 2.0 * copies * costs.dtype_bytes
+    return with_hooks(costs, Hooks(), Hooks(parameter_kernels=copies, moved=moved))
 
 
 def deepspeed_hooks(

@@ -394,7 +394,7 @@ def test_zenflow_hides_under_fsdp_what_offload_shows():
     offload = step(found, "zero3_offload")
     ours = step(found, "zenflow", parallel="fsdp", **{**ENGINE, "topk_ratio": 0.1})
     assert offload > 30 + 30 / 4
-    assert ours < 30.5
+    assert ours < 30.6
 
 
 # ---- memory -------------------------------------------------------------------------------------

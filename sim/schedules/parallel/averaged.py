@@ -18,6 +18,7 @@ from sim.machine import Machine
 from sim.schedules.parallel.ddp import buckets_of
 from sim.schedules.zenflow import EngineSchedule, Landing
 from sim.timing.costs import StepCosts
+from sim.timing.framework import ddp_hooks
 from zenflow.config import ZenFlowConfig
 
 _Averaged = tuple[list[int], simpy.Event]
@@ -36,6 +37,7 @@ class AveragedEngineSchedule(EngineSchedule):
         costs: StepCosts,
         config: ZenFlowConfig,
         *,
+        releases: bool = True,
         bucket_bytes: int | None = None,
         **settings: Any,
     ) -> None:
@@ -45,10 +47,12 @@ class AveragedEngineSchedule(EngineSchedule):
             machine: What it runs on.
             costs: Of one step of the model.
             config: The update rule's settings.
+            releases: Whether gradients leave during backward, or at ``step()``.
             bucket_bytes: Bytes at which a bucket is full; None is DDP's default.
             settings: As of `EngineSchedule`.
         """
-        super().__init__(machine, costs, config, **settings)
+        costs = ddp_hooks(costs, in_buckets=releases)
+        super().__init__(machine, costs, config, releases=releases, **settings)
         self._buckets = buckets_of(costs, bucket_bytes)
 
     def _compute(self, step: int) -> list[simpy.Event]:

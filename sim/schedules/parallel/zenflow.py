@@ -1,7 +1,8 @@
 """The engine's schedule under FSDP2: each rank has its rows of every matrix, and their update.
 
-Gradients leave as their layer's reduce-scatter ends. Ranks tell each other the norms of columns,
-by a small all-reduce for each segment of a layer, or in keep mode for all of them.
+Ranks tell each other the norms of columns, by a small all-reduce for each segment of a layer, or
+for all of them in keep mode. A segment's gradients leave when the next one's reduce-scatter has
+ended: its norms have been added up meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from sim.timing.framework import fsdp2_hooks
 from zenflow.config import ZenFlowConfig
 
 _NORM_BYTES = 4
+
+_Adding = tuple[int, simpy.Event]
+"""Index of a segment, and the end of the all-reduce of its norms."""
 
 
 class ShardedEngineSchedule(EngineSchedule):
@@ -61,14 +65,30 @@ class ShardedEngineSchedule(EngineSchedule):
             self.backward(step)
         self.forward(step)
         room: list[simpy.Event] = []
+        adding: _Adding | None = None
         for unit in reversed(range(len(self._passes.units))):
             indices = self._passes.units[unit][::-1]
             seconds = [self._backward_seconds(index) for index in indices]
             passed, reduced = self._passes.backward(unit, seconds, step, room)
-            room = [event for i in indices for event in self._send(i, step, reduced, reduced)]
-            measured = [self._add_norms([index], step, reduced) for index in indices][-1]
+            room = []
+            for index in indices:
+                room += self._send_added(adding, step, reduced)
+                # A CPU waits for the norms before, and lets the layer's last ones come meanwhile.
+                measured = self._add_norms([index], step, reduced, blocks=index != indices[-1])
+                adding = index, measured
+        room += self._send_added(adding, step, passed)
         self._waits.watch(passed, [("reduce", [measured]), ("d2h", room)], step)
         return [measured, *room]
+
+    def _send_added(
+        self, adding: _Adding | None, step: int, since: simpy.Event
+    ) -> list[simpy.Event]:
+        """Send the segment whose norms are added up, if any; return what gives it room."""
+        if adding is None:
+            return []
+        index, measured = adding
+        ready: simpy.Event = self.machine.env.all_of([since, measured])
+        return self._send(index, step, ready, ready)
 
     def _keep(self, step: int) -> list[simpy.Event]:
         """Queue forward and backward in keep mode; return the end of all reductions."""
@@ -79,7 +99,9 @@ class ShardedEngineSchedule(EngineSchedule):
         self.computed, reduced = self._passes.backward_all(step)
         return [self._add_norms(list(range(len(self.plan.shares))), step, reduced)]
 
-    def _add_norms(self, indices: list[int], step: int, reduced: simpy.Event) -> simpy.Event:
+    def _add_norms(
+        self, indices: list[int], step: int, reduced: simpy.Event, *, blocks: bool = True
+    ) -> simpy.Event:
         """Queue the all-reduce of some segments' column norms; return its end."""
         size = _NORM_BYTES * sum(self.plan.shares[index].columns for index in indices)
-        return self.machine.collective("norms", 2.0 * size, step, reduced, blocks=True)
+        return self.machine.collective("norms", 2.0 * size, step, reduced, blocks=blocks)

@@ -69,15 +69,24 @@ def test_what_was_given_has_it_already():
     assert with_hooks(given, FORWARD, BACKWARD) is given
 
 
-def test_a_cpu_pays_for_hooks_as_well_as_for_its_kernels():
+def test_a_cpus_layers_take_what_hooks_move_and_none_of_their_seconds():
     found = costs(8)
     device = replace(found.hardware.device, is_cpu=True)
     on_cpu = replace(found, hardware=replace(found.hardware, device=device))
     before, after = layer(on_cpu), layer(with_hooks(on_cpu, FORWARD, BACKWARD))
     each = before["numel"] / on_cpu.elementwise_bandwidth
-    forward = 1e-3 + 1e-4 * before["parameters"] + 8 * each
-    assert after["forward"] - before["forward"] == pytest.approx(forward)
-    assert after["backward"] - before["backward"] == pytest.approx(2e-3 + 4 * each)
+    assert after["forward"] - before["forward"] == pytest.approx(8 * each)
+    assert after["backward"] - before["backward"] == pytest.approx(4 * each)
+
+
+def test_gradients_that_stay_in_buckets_are_copied_once():
+    before = costs(8192, batch_size=8)
+    plain, once, twice = (
+        layer(each) for each in (before, ddp_hooks(before, in_buckets=True), ddp_hooks(before))
+    )
+    copied = once["backward"] - plain["backward"]
+    assert copied == pytest.approx(4 * plain["numel"] / before.elementwise_bandwidth)
+    assert twice["backward"] - plain["backward"] == pytest.approx(2 * copied)
 
 
 def test_one_device_shares_nothing():
