@@ -197,7 +197,9 @@ class RankPlans(NamedTuple):
     """Runs that several ranks share."""
 
     calibrating: Sequence[RunPlan]
+    """Runs that give what several ranks cost beside one."""
     validating: Sequence[RunPlan]
+    """Runs that are predicted, none of which calibrates."""
 
 
 def of_ranks(device: torch.device, *, smoke: bool) -> RankPlans:

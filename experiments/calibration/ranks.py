@@ -1,7 +1,7 @@
 """Several processes of this machine: the collectives between them, and short runs that they share.
 
-They are started as torchrun starts ranks, on this machine alone. One process's profile, two
-figures of their collectives and one of shared cores are all that predictions of them rest on.
+They are started as torchrun starts ranks, on this machine alone. Predictions of them rest on one
+process's profile, with a few constants that other runs of as many processes give.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from experiments.training.settings.training import TrainSettings
 from sim.fitting.fit import Sample, fit_constants
 from sim.fitting.refine import Observation, refine
 from sim.hardware.profile import Fabric, HardwareProfile
+from zenflow.columns.host_shares import all_gather
 from zenflow.host.limits import usable_cores
 
 CONSTANTS = (
@@ -158,14 +159,13 @@ def _measure_collectives(settings: TrainSettings, ranks: Ranks) -> RankFigures:
     device = choose_device(settings)
     cores = share_cores(ranks, device, binds=settings.bind_cores)
     use_threads(settings, device, cores.count)
-    gather = getattr(distributed, "all_gather_single", None)  # torch has renamed it in 2.13
     samples = []
     for elements in _ELEMENTS:
         whole = torch.zeros(elements, device=device)
         part = whole[: elements // ranks.count].clone()
         passed = 4.0 * elements * (ranks.count - 1) / ranks.count
         reduces = partial(distributed.all_reduce, whole)
-        gathers = partial(gather or distributed.all_gather_into_tensor, whole, part)
+        gathers = partial(all_gather, whole, part)
         for work, times in ((reduces, 2.0), (gathers, 1.0)):
             samples.append(Sample({"call": 1, "byte": times * passed}, timed(work, device)))
     fit = fit_constants(samples)

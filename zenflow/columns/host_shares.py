@@ -154,7 +154,7 @@ class HostShares:
         for part, room in zip(parts, own.split(sizes), strict=True):
             _matrix(room, part.shape, part.dtype).copy_(part)
         found = own.new_empty(self.group.size(), own.numel())
-        _all_gather(found.view(-1), own, group=self.group)
+        all_gather(found.view(-1), own, group=self.group)
         whole = []
         for part, count, rooms in zip(parts, num_rows, found.split(sizes, dim=1), strict=True):
             pieces = []
@@ -188,8 +188,14 @@ class HostShares:
             raise error
 
 
-def _all_gather(found: Tensor, own: Tensor, group: ProcessGroup) -> None:
-    """Let all ranks have what each has; torch has renamed it in 2.13."""
+def all_gather(found: Tensor, own: Tensor, group: ProcessGroup | None = None) -> None:
+    """Let all ranks have what each has; torch has renamed it in 2.13.
+
+    Args:
+        found: Where all ranks' elements come to be, one rank's after another's, on the device.
+        own: This rank's.
+        group: The ranks; None is all of them.
+    """
     distributed = torch.distributed
     newest = getattr(distributed, "all_gather_single", None)
     (newest or distributed.all_gather_into_tensor)(found, own, group=group)

@@ -39,9 +39,10 @@ with."""
 
 _RANKS = """\
 Each rank has its share of the cores, a link of its own and its share of every batch. Predictions \
-take the profile of one process. Other runs of as many ranks gave three figures: what collectives \
-take by call and by byte, and what cores do that all ranks keep busy. What ranks wait for one \
-another is not told apart from work, so that no stall is compared."""
+take the profile of one process. Other runs of as many ranks gave what differs: what collectives \
+take by call and by byte, what cores do that all ranks keep busy, and what hand-overs among \
+threads take. What ranks wait for one another is not told apart from work, so that no stall is \
+compared."""
 
 
 def document(results: Path = RESULTS) -> str:
