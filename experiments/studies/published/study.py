@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -244,12 +243,11 @@ def _span(bounds: Sequence[float] | None) -> str:
 
 def _draw(data: Data) -> Figure:
     figure, (axes,) = panels(6.4, 5.4)
-    axes.set_prop_cycle(color=matplotlib.colormaps["tab20"](range(20)))  # of more than ten groups
-    for group, (title, _) in GROUPS.items():
-        own = [row for row in data["rows"] if row["group"] == group]
+    for regime in dict.fromkeys(row["regime"] for row in data["rows"]):
+        own = [row for row in data["rows"] if row["regime"] == regime]
         axes.plot([row["measured_seconds"] for row in own],
                   [row["predicted_seconds"] for row in own],
-                  "o", markersize=5, alpha=0.8, label=title)  # fmt: skip
+                  "o", markersize=5, alpha=0.8, label=regime)  # fmt: skip
     measured = [row["measured_seconds"] for row in data["rows"]]
     ends = [min(measured) / 1.5, max(measured) * 1.5]
     axes.plot(ends, ends, color="#555555", linewidth=1)
@@ -260,7 +258,7 @@ def _draw(data: Data) -> Figure:
     axes.set_xlabel("measured by others, s")
     axes.set_ylabel("predicted, s")
     axes.set_title(f"published measurements (band: {AIM:.0%})", fontsize=11)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=8, frameon=False)
     return figure
 
 
