@@ -265,7 +265,7 @@ def memory_of(
         fixed.append(Part(_FRAMEWORK, "device", CONTEXT_BYTES, "estimated"))
         if total > 1:
             fixed.append(Part(_COLLECTIVES, "device", COLLECTIVE_BYTES, "estimated"))
-    away = count * sum(workload.leaving_bytes())
+    away = count * sum(workload.activations.leaving_bytes())
     fixed.append(Part("offloaded activations", "pinned", away, "between forward and backward"))
     fixed.append(Part("processes", "pageable", count * PROCESS_BYTES, "estimated"))
     return MemoryNeed(

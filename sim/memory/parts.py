@@ -173,8 +173,8 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     In backward activations go as gradients come, at about the same rate, so that one of its two
     ends is fullest.
     """
-    kept = workload.activation_bytes()
-    away = workload.leaving_bytes()
+    kept = workload.activations.kept_bytes()
+    away = workload.activations.leaving_bytes()
     whole, layer = sum(kept[:-1]), max(kept[:-1], default=0.0)
     buffers = Part("activation buffers", "device", ACTIVATION_BUFFERS * max(away))
     change = device.layer_activations
@@ -182,13 +182,21 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
         count = sum(layer.attention_width > 0 for layer in workload.layers)
         whole, layer = whole + count * change, layer + change
     whole = max(0.0, whole - sum(away))
-    recomputed, logits = workload.recomputed_bytes(), kept[-1] + workload.loss_bytes()
-    share = 1.0 if workload.chunks_logits else device.logits_share
+    recomputed, logits = (
+        workload.activations.recomputed_bytes(),
+        kept[-1] + workload.activations.loss_bytes(),
+    )
+    share = 1.0 if workload.activations.chunks_logits else device.logits_share
     before, after = device.gradients_before, device.gradients_after
     at_step = after if device.gradients_at_step is None else device.gradients_at_step
     inside = [
         Part("recomputed layer", "device", recomputed + change if recomputed else 0.0),
-        Part("activations' gradients", "device", workload.working_bytes(), "of one layer"),
+        Part(
+            "activations' gradients",
+            "device",
+            workload.activations.gradient_bytes(),
+            "of one layer",
+        ),
     ]
     moments = {
         "loss": [

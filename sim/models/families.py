@@ -48,6 +48,18 @@ class Layer:
         """Number of elements of all its tensors."""
         return sum(parameter.numel for parameter in self.parameters)
 
+    @property
+    def gates(self) -> list[tuple[Parameter, float]]:
+        """Matrices that make gates, and how wide these are."""
+        named = [p for p in self.parameters if p.name.endswith("gate_proj.weight")]
+        both = [p for p in self.parameters if p.name.endswith("gate_up_proj.weight")]
+        return [*((p, float(p.shape[0])) for p in named), *((p, p.shape[0] / 2) for p in both)]
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether its feed-forward has a gate."""
+        return bool(self.gates)
+
 
 def layers_of(config: Config) -> list[Layer]:
     """Return a model's layers, first to last; a tied output layer has no tensor of its own.

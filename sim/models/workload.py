@@ -6,11 +6,11 @@ where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sim.models.activations import Activations
 from sim.models.families import Layer, Parameter, layers_of
 from sim.models.kernels import KERNELS
 from sim.traced.step import TracedStep
@@ -25,8 +25,6 @@ mask, softmax in float32 (twice as wide), its cast, the product with values. Est
 _SCORE_KERNELS, _SCORE_CASTS = 5, 2
 """Kernels of eager attention's forward beside the one of fused attention, counted in transformers'
 own modules. Gated families take the softmax in float32, which casts where they have 16 bits."""
-_RESIDENT_LAYERS = 2
-"""Number of the last layers whose activations stay on the device: backward needs them first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +150,7 @@ class Workload:
     @property
     def num_params(self) -> int:
         """Parameters of the model, tied ones counted once."""
-        sizes = {id(layer.parameters): layer.numel for layer in self._distinct}
+        sizes = {id(layer.parameters): layer.numel for layer in self.distinct_layers}
         return sum(sizes[id(layer.parameters)] for layer in self.layers)
 
     @property
@@ -173,7 +171,7 @@ class Workload:
         return found
 
     @property
-    def _distinct(self) -> list[Layer]:
+    def distinct_layers(self) -> list[Layer]:
         """Layers that don't share their parameters' shapes with one before, in order."""
         return list({id(layer.parameters): layer for layer in reversed(self.layers)}.values())[
             ::-1
@@ -195,7 +193,7 @@ class Workload:
         pairs = self.batch_size * self.sequence**2
         scores = pairs * self.num_heads * _SCORE_PASSES * size if is_eager else 0.0
         computed = pairs * (0.5 if self.is_causal and not is_eager else 1.0)
-        logits = tokens * self._vocabulary if is_last else 0
+        logits = tokens * self.vocabulary if is_last else 0
         passes, kernels = self._elementwise(layer)
         return LayerWork(
             matmul_flop=flop,
@@ -224,7 +222,7 @@ class Workload:
         inner = self.inner_width(layer)
         kernels = KERNELS[self.kernels]
         shared = kernels.residual * size * hidden
-        if not _is_gated(layer):
+        if not layer.is_gated:
             return shared + (4.0 * hidden + 2.0 * inner) * size, min(14, kernels.launches)
         if kernels.norm is None:  # in float32
             norm = 24.0 + 4.0 * size if size < 4 else 28.0
@@ -232,101 +230,17 @@ class Workload:
             norm = kernels.norm * size
         rotated = layer.attention_width * (1.0 + self.num_key_value_heads_share)
         more = (kernels.rotary * rotated + kernels.gate * inner) * size
-        return shared + norm * self._normed_width(layer) + more, kernels.launches
+        return shared + norm * self.normed_width(layer) + more, kernels.launches
 
     def _score_kernels(self, layer: Layer) -> int:
-        return _SCORE_KERNELS + (_SCORE_CASTS if _is_gated(layer) and self.dtype_bytes < 4 else 0)
+        return _SCORE_KERNELS + (_SCORE_CASTS if layer.is_gated and self.dtype_bytes < 4 else 0)
 
     @property
     def _logit_bytes(self) -> float:
         kernels = KERNELS[self.kernels]
         return kernels.logit + kernels.logit_units * self.dtype_bytes
 
-    def activation_bytes(self) -> list[float]:
-        """Return the bytes that each layer keeps from forward to backward, in order.
-
-        - By Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence,
-          which fused attention does not keep: 34 bytes for each token and unit of width of a plain
-          layer in 16 bits (an activation that is a ReLU keeps less).
-        - Gated layers are counted likewise: see `_kept_per_token`.
-        - A layer that is recomputed keeps its input.
-        - The embedding keeps indices; the head its norm, its product's input and what the loss
-          keeps of its logits.
-        - Fused kernels keep less: see `Kernels`.
-        """
-        is_gated = any(_is_gated(layer) for layer in self._distinct)
-        whole = {id(layer.parameters): self._kept_per_token(layer) for layer in self._distinct}
-        kept = []
-        for index, layer in enumerate(self.layers):
-            if index == len(self.layers) - 1:
-                each = self.hidden * (self._norm_bytes(is_gated) + self.dtype_bytes)
-                each += self._kept_logit * self._vocabulary
-            elif not layer.attention_width:
-                each = 8.0 + (0 if is_gated else self.hidden)
-            elif self.checkpointing:
-                each = float(self.hidden * self.dtype_bytes)
-            else:
-                each = whole[id(layer.parameters)]
-            kept.append(self.tokens * each)
-        return kept
-
-    def _kept_per_token(self, layer: Layer) -> float:
-        """Return the bytes that a whole layer keeps for each token.
-
-        Inputs of both norms; the common input of queries, keys and values; all three; attention's
-        output; the feed-forward's input. Plain: the activation's input and output, and a byte of
-        mask for each of two dropouts. Gated: gate, its activation unless it is fused, the other
-        factor, the product; each routed expert also its own copy of the input, and its output.
-        """
-        size, width, query = self.dtype_bytes, self.hidden, layer.attention_width
-        attention = width + 2.0 * query * (1.0 + self.num_key_value_heads_share)
-        is_gated = _is_gated(layer)
-        kept_gate = KERNELS[self.kernels].kept_gate if is_gated else 2.0
-        feed_forward = width + kept_gate * self.inner_width(layer)
-        gates = [p for p, _ in _gates(layer) if p.name.startswith("experts.")]
-        feed_forward += 2.0 * width * sum(p.active for p in gates)
-        norms = self._normed_width(layer) * self._norm_bytes(is_gated)
-        kept = norms + size * (attention + feed_forward) + self._kept_scores(is_gated)
-        return kept if is_gated else kept + 2.0 * width
-
-    def _kept_scores(self, is_gated: bool) -> float:
-        """Return the bytes of scores that eager attention keeps for each token of a layer.
-
-        Plain families keep softmax's output, a mask of dropout and its output: 5 bytes in 16 bits
-        (Korthikanti et al. 2022, section 4.1). The gated ones' softmax is in float32 in
-        transformers' eager modules, and its cast is kept as well.
-        """
-        if self.attention != "eager":
-            return 0.0
-        size = self.dtype_bytes
-        each = 2.0 * size + 1.0
-        if is_gated:
-            each = 4.0 + (size if size < 4 else 0.0)
-        return each * self.num_heads * self.sequence
-
-    def leaving_bytes(self) -> list[float]:
-        """Return the bytes of each layer's activations that wait on the host, in order.
-
-        All that layers with attention keep, but for the last ones'.
-        """
-        if not self.offloads_activations:
-            return [0.0] * len(self.layers)
-        inner = [index for index, layer in enumerate(self.layers) if layer.attention_width]
-        away = set(inner[:-_RESIDENT_LAYERS])
-        kept = self.activation_bytes()
-        return [size if index in away else 0.0 for index, size in enumerate(kept)]
-
-    def _norm_bytes(self, is_gated: bool) -> float:
-        """Return what a norm keeps for each token and unit of its width, its output aside.
-
-        A layer norm keeps its input. The gated families' RMS norm computes in float32 on a copy of
-        its input, and keeps what it multiplies by its weights in the model's dtype. Fused ones
-        keep their input.
-        """
-        kept = KERNELS[self.kernels].kept_norm if is_gated else 1.0
-        return 4.0 + self.dtype_bytes if kept is None else kept * self.dtype_bytes
-
-    def _normed_width(self, layer: Layer) -> float:
+    def normed_width(self, layer: Layer) -> float:
         """Return the width that a layer's norms have together: two, and those of its family."""
         names = [p.name.removesuffix(".weight") for p in layer.parameters]
         more = sum(name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -339,57 +253,15 @@ class Workload:
 
     def inner_width(self, layer: Layer) -> float:
         """Return the width inside the feed-forward, over all experts that a token goes to."""
-        if _is_gated(layer):
-            return sum(gate.active * width for gate, width in _gates(layer))
+        if layer.is_gated:
+            return sum(gate.active * width for gate, width in layer.gates)
         matrices = sum(p.numel for p in layer.parameters if len(p.shape) > 1)
         return (matrices - 4.0 * self.hidden * layer.attention_width) / (2.0 * self.hidden)
 
     @property
-    def _kept_logit(self) -> float:
-        """Bytes of a logit that wait for the loss's backward."""
-        return {"float32": 4.0, "logits": self.dtype_bytes, "chunks": 0.0}[self._loss]
-
-    @property
-    def _loss(self) -> str:
-        return KERNELS[self.kernels].loss
-
-    @property
-    def chunks_logits(self) -> bool:
-        """Whether the loss makes logits chunk by chunk, with its gradients at once."""
-        return self._loss == "chunks"
-
-    def loss_bytes(self) -> float:
-        """Return what the loss holds beside what it keeps, at its largest.
-
-        Its backward makes their gradient and then the logits' gradient, both in float32; a
-        compiled one the logits' gradient alone, in the model's type. One in chunks holds a
-        chunk's logits and the gradient of the output layer's input. A chunk has about as many
-        elements as that input, and its tokens are a power of two (Liger-Kernel,
-        ops/fused_linear_cross_entropy.py).
-        """
-        logits, size = self.tokens * self._vocabulary, self.dtype_bytes
-        if self._loss == "float32":
-            return 8.0 * logits
-        if self._loss == "logits":
-            return float(size * logits)
-        parts = math.ceil(self._vocabulary / self.hidden)
-        chunk = min(self.tokens, 1 << (math.ceil(self.tokens / parts) - 1).bit_length())
-        return float(size * (chunk * self._vocabulary + self.tokens * self.hidden))
-
-    def recomputed_bytes(self) -> float:
-        """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
-        if not self.checkpointing:
-            return 0.0
-        inner = [layer for layer in self._distinct if layer.attention_width]
-        return self.tokens * max((self._kept_per_token(layer) for layer in inner), default=0.0)
-
-    def working_bytes(self) -> float:
-        """Return what backward holds beside what was kept: activations' gradients in one layer.
-
-        Those of the feed-forward's two factors and of the residual stream.
-        """
-        inner = [self.inner_width(layer) for layer in self._distinct if layer.attention_width]
-        return self.tokens * self.dtype_bytes * (2.0 * max(inner, default=0.0) + self.hidden)
+    def activations(self) -> Activations:
+        """Bytes of its activations."""
+        return Activations(self)
 
     def tied_bytes(self) -> float:
         """Return the bytes of an output layer's gradient to which an embedding's is added; or 0.
@@ -397,13 +269,14 @@ class Workload:
         Both are there when backward ends, if the two layers share their table.
         """
         if any(
-            len(p.shape) > 1 and p.shape[0] == self._vocabulary for p in self.layers[-1].parameters
+            len(p.shape) > 1 and p.shape[0] == self.vocabulary for p in self.layers[-1].parameters
         ):
             return 0.0
         return float(self.layers[0].parameters[0].numel * self.dtype_bytes)
 
     @property
-    def _vocabulary(self) -> int:
+    def vocabulary(self) -> int:
+        """Number of rows of the embedding's table."""
         return self.layers[0].parameters[0].shape[0]
 
     @property
@@ -412,16 +285,3 @@ class Workload:
         inner = next((layer for layer in self.layers if layer.attention_width), None)
         norms = [p for p in inner.parameters if len(p.shape) == 1] if inner else []
         return norms[0].shape[0] if norms else self.layers[0].parameters[0].shape[-1]
-
-
-def _is_gated(layer: Layer) -> bool:
-    return bool(_gates(layer))
-
-
-def _gates(layer: Layer) -> list[tuple[Parameter, float]]:
-    """Return the matrices that make gates, and how wide these are."""
-    alone = [
-        (p, float(p.shape[0])) for p in layer.parameters if p.name.endswith("gate_proj.weight")
-    ]
-    both = [p for p in layer.parameters if p.name.endswith("gate_up_proj.weight")]
-    return [*alone, *((p, p.shape[0] / 2) for p in both)]

@@ -136,7 +136,7 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
             trace says nothing of the device.
     """
     segments = []
-    leaving = workload.leaving_bytes()
+    leaving = workload.activations.leaving_bytes()
     for layer, (forward, backward), launching, away in zip(
         workload.layers,
         _layers_seconds(workload, hardware.device),

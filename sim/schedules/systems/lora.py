@@ -129,7 +129,7 @@ def _adapted(
     if workload.traced is not None:
         raise ConfigError("a trace is of the training that it has: leave out --from-trace")
     device, is_compiled = costs.hardware.device, workload.kernels == "compiled"
-    works, leaving = workload.works(), workload.leaving_bytes()
+    works, leaving = workload.works(), workload.activations.leaving_bytes()
     for index, (layer, work, away) in enumerate(zip(workload.layers, works, leaving, strict=True)):
         forward, backward = layer_seconds(
             work, device, workload.dtype, is_frozen=True, is_compiled=is_compiled

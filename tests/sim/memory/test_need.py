@@ -385,7 +385,7 @@ def test_a_plain_layer_keeps_34_bytes_for_each_token_and_unit_of_width():
         "max_position_embeddings": 512,
     }  # fmt: skip
     work = Workload.of_config("bert", config, batch_size=2, sequence=128)
-    layers = work.activation_bytes()[1:-1]
+    layers = work.activations.kept_bytes()[1:-1]
     assert layers == [34 * 2 * 128 * 768] * 12
 
 
@@ -397,10 +397,10 @@ def test_a_gated_layer_keeps_what_its_operations_need():
     """
     work = llama_7b(batch_size=3, sequence=100)
     by_hand = 2 * (4 + 2) * 4096 + 6 * 2 * 4096 + 4 * 2 * 11008
-    assert work.activation_bytes()[1] == 300 * by_hand
+    assert work.activations.kept_bytes()[1] == 300 * by_hand
     head = 300 * ((4 + 2) * 4096 + 2 * 4096 + 4 * 32000)
-    assert work.activation_bytes()[-1] == head
-    assert work.loss_bytes() == 300 * 8 * 32000
+    assert work.activations.kept_bytes()[-1] == head
+    assert work.activations.loss_bytes() == 300 * 8 * 32000
 
 
 @pytest.mark.parametrize(("kernels", "kept_logit"), [("liger", 0), ("compiled", 2)])
@@ -408,19 +408,19 @@ def test_fused_kernels_keep_norms_inputs_and_no_activation_of_the_gate(kernels, 
     """By hand as above: a norm's input alone, 2 h; gate, the other factor, product: 3 x 2 f."""
     work = llama_7b(batch_size=3, sequence=100, kernels=kernels)
     by_hand = 2 * 2 * 4096 + 6 * 2 * 4096 + 3 * 2 * 11008
-    assert work.activation_bytes()[1] == 300 * by_hand
-    assert work.activation_bytes()[-1] == 300 * (2 * 2 * 4096 + kept_logit * 32000)
+    assert work.activations.kept_bytes()[1] == 300 * by_hand
+    assert work.activations.kept_bytes()[-1] == 300 * (2 * 2 * 4096 + kept_logit * 32000)
 
 
 def test_a_fused_loss_holds_a_chunk_of_logits_and_its_gradients():
     """Liger: 8 chunks of 300 tokens have 38 each, which a power of two makes 64."""
     work = llama_7b(batch_size=3, sequence=100, kernels="liger")
-    assert work.loss_bytes() == 2 * (64 * 32000 + 300 * 4096)
-    assert replace(work, kernels="compiled").loss_bytes() == 300 * 2 * 32000
+    assert work.activations.loss_bytes() == 2 * (64 * 32000 + 300 * 4096)
+    assert replace(work, kernels="compiled").activations.loss_bytes() == 300 * 2 * 32000
     for batch in (1, 7, 64, 1000):
         more = replace(work, batch_size=batch)
         held = 2 * more.tokens * 4096
-        assert 2 * held <= more.loss_bytes() <= 3.1 * held
+        assert 2 * held <= more.activations.loss_bytes() <= 3.1 * held
 
 
 def test_a_devices_bytes_are_tensors_and_the_allocators_and_the_frameworks():
@@ -445,9 +445,9 @@ def test_fused_kernels_need_no_more_memory(name):
 def test_checkpointing_keeps_a_layers_input_and_recomputes_one_layer():
     work = llama_7b(batch_size=3, sequence=100)
     less = replace(work, checkpointing=True)
-    assert less.activation_bytes()[1:-1] == [300 * 2 * 4096] * 32
-    assert less.recomputed_bytes() == work.activation_bytes()[1]
-    assert work.recomputed_bytes() == 0
+    assert less.activations.kept_bytes()[1:-1] == [300 * 2 * 4096] * 32
+    assert less.activations.recomputed_bytes() == work.activations.kept_bytes()[1]
+    assert work.activations.recomputed_bytes() == 0
 
 
 def saved_bytes(model, ids, run):
@@ -494,7 +494,7 @@ def test_activations_are_those_that_autograd_keeps_of_our_decoder(dtype, checkpo
         "decoder", LLAMA, batch_size=3, sequence=128, dtype=dtype, checkpointing=checkpointing
     )
     kept = saved_bytes(model, ids, run)
-    assert kept == pytest.approx(sum(work.activation_bytes()), rel=0.015)
+    assert kept == pytest.approx(sum(work.activations.kept_bytes()), rel=0.015)
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_activations_are_those_that_autograd_keeps_of_transformers_models(kind, 
     work = Workload.of_config(
         kind, {"model_type": kind, **config}, batch_size=3, sequence=128, dtype="float32"
     )
-    expected = sum(work.activation_bytes())
+    expected = sum(work.activations.kept_bytes())
     if kind == "bert":
         expected -= 3 * 128 * 64 * (2 * 4 + 1)  # the masks
     assert saved_bytes(model, ids, run) == pytest.approx(expected, rel=within)

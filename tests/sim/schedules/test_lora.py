@@ -115,7 +115,7 @@ def test_memory_of_litgpts_lora():
 
 
 def test_fewer_targets_keep_fewer_activations():
-    full = sum(LLAMA_7B.activation_bytes()[:-1])
+    full = sum(LLAMA_7B.activations.kept_bytes()[:-1])
     every = parts(LLAMA_7B, "lora", lora_rank=8)["activations"]
     some = parts(LLAMA_7B, "lora", lora_rank=8, lora_targets="attention")["activations"]
     tokens = 2 * 2048  # bytes of a value of every token

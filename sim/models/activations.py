@@ -1,0 +1,170 @@
+"""Activations: what forward leaves for backward, and what backward and the loss hold beside it.
+
+Bytes of one micro-batch on one device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.models.families import Layer
+from sim.models.kernels import KERNELS
+
+if TYPE_CHECKING:
+    from sim.models.workload import Workload
+
+_RESIDENT_LAYERS = 2
+"""Number of the last layers whose activations stay on the device: backward needs them first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Bytes of a workload's activations."""
+
+    workload: Workload
+    """Model and batch."""
+
+    def kept_bytes(self) -> list[float]:
+        """Return the bytes that each layer keeps from forward to backward, in order.
+
+        - By Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence,
+          which fused attention does not keep: 34 bytes for each token and unit of width of a plain
+          layer in 16 bits (an activation that is a ReLU keeps less).
+        - Gated layers are counted likewise: see `_kept_per_token`.
+        - A layer that is recomputed keeps its input.
+        - The embedding keeps indices; the head its norm, its product's input and what the loss
+          keeps of its logits.
+        - Fused kernels keep less: see `Kernels`.
+        """
+        work = self.workload
+        is_gated = any(layer.is_gated for layer in work.distinct_layers)
+        whole = {
+            id(layer.parameters): self._kept_per_token(layer) for layer in work.distinct_layers
+        }
+        kept = []
+        for index, layer in enumerate(work.layers):
+            if index == len(work.layers) - 1:
+                each = work.hidden * (self._norm_bytes(is_gated) + work.dtype_bytes)
+                each += self._kept_logit * work.vocabulary
+            elif not layer.attention_width:
+                each = 8.0 + (0 if is_gated else work.hidden)
+            elif work.checkpointing:
+                each = float(work.hidden * work.dtype_bytes)
+            else:
+                each = whole[id(layer.parameters)]
+            kept.append(work.tokens * each)
+        return kept
+
+    def _kept_per_token(self, layer: Layer) -> float:
+        """Return the bytes that a whole layer keeps for each token.
+
+        Inputs of both norms; the common input of queries, keys and values; all three; attention's
+        output; the feed-forward's input. Plain: the activation's input and output, and a byte of
+        mask for each of two dropouts. Gated: gate, its activation unless it is fused, the other
+        factor, the product; each routed expert also its own copy of the input, and its output.
+        """
+        work = self.workload
+        size, width, query = work.dtype_bytes, work.hidden, layer.attention_width
+        attention = width + 2.0 * query * (1.0 + work.num_key_value_heads_share)
+        is_gated = layer.is_gated
+        kept_gate = KERNELS[work.kernels].kept_gate if is_gated else 2.0
+        feed_forward = width + kept_gate * work.inner_width(layer)
+        gates = [p for p, _ in layer.gates if p.name.startswith("experts.")]
+        feed_forward += 2.0 * width * sum(p.active for p in gates)
+        norms = work.normed_width(layer) * self._norm_bytes(is_gated)
+        kept = norms + size * (attention + feed_forward) + self._kept_scores(is_gated)
+        return kept if is_gated else kept + 2.0 * width
+
+    def _kept_scores(self, is_gated: bool) -> float:
+        """Return the bytes of scores that eager attention keeps for each token of a layer.
+
+        Plain families keep softmax's output, a mask of dropout and its output: 5 bytes in 16 bits
+        (Korthikanti et al. 2022, section 4.1). The gated ones' softmax is in float32 in
+        transformers' eager modules, and its cast is kept as well.
+        """
+        work = self.workload
+        if work.attention != "eager":
+            return 0.0
+        size = work.dtype_bytes
+        each = 2.0 * size + 1.0
+        if is_gated:
+            each = 4.0 + (size if size < 4 else 0.0)
+        return each * work.num_heads * work.sequence
+
+    def leaving_bytes(self) -> list[float]:
+        """Return the bytes of each layer's activations that wait on the host, in order.
+
+        All that layers with attention keep, but for the last ones'.
+        """
+        work = self.workload
+        if not work.offloads_activations:
+            return [0.0] * len(work.layers)
+        inner = [index for index, layer in enumerate(work.layers) if layer.attention_width]
+        away = set(inner[:-_RESIDENT_LAYERS])
+        kept = self.kept_bytes()
+        return [size if index in away else 0.0 for index, size in enumerate(kept)]
+
+    def _norm_bytes(self, is_gated: bool) -> float:
+        """Return what a norm keeps for each token and unit of its width, its output aside.
+
+        A layer norm keeps its input. The gated families' RMS norm computes in float32 on a copy of
+        its input, and keeps what it multiplies by its weights in the model's dtype. Fused ones
+        keep their input.
+        """
+        work = self.workload
+        kept = KERNELS[work.kernels].kept_norm if is_gated else 1.0
+        return 4.0 + work.dtype_bytes if kept is None else kept * work.dtype_bytes
+
+    @property
+    def _kept_logit(self) -> float:
+        """Bytes of a logit that wait for the loss's backward."""
+        return {"float32": 4.0, "logits": self.workload.dtype_bytes, "chunks": 0.0}[self._loss]
+
+    @property
+    def _loss(self) -> str:
+        return KERNELS[self.workload.kernels].loss
+
+    @property
+    def chunks_logits(self) -> bool:
+        """Whether the loss makes logits chunk by chunk, with its gradients at once."""
+        return self._loss == "chunks"
+
+    def loss_bytes(self) -> float:
+        """Return what the loss holds beside what it keeps, at its largest.
+
+        Its backward makes their gradient and then the logits' gradient, both in float32; a
+        compiled one the logits' gradient alone, in the model's type. One in chunks holds a
+        chunk's logits and the gradient of the output layer's input. A chunk has about as many
+        elements as that input, and its tokens are a power of two (Liger-Kernel,
+        ops/fused_linear_cross_entropy.py).
+        """
+        work = self.workload
+        logits, size = work.tokens * work.vocabulary, work.dtype_bytes
+        if self._loss == "float32":
+            return 8.0 * logits
+        if self._loss == "logits":
+            return float(size * logits)
+        parts = math.ceil(work.vocabulary / work.hidden)
+        chunk = min(work.tokens, 1 << (math.ceil(work.tokens / parts) - 1).bit_length())
+        return float(size * (chunk * work.vocabulary + work.tokens * work.hidden))
+
+    def recomputed_bytes(self) -> float:
+        """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
+        work = self.workload
+        if not work.checkpointing:
+            return 0.0
+        inner = [layer for layer in work.distinct_layers if layer.attention_width]
+        return work.tokens * max((self._kept_per_token(layer) for layer in inner), default=0.0)
+
+    def gradient_bytes(self) -> float:
+        """Return what backward holds beside what was kept: activations' gradients in one layer.
+
+        Those of the feed-forward's two factors and of the residual stream.
+        """
+        work = self.workload
+        inner = [
+            work.inner_width(layer) for layer in work.distinct_layers if layer.attention_width
+        ]
+        return work.tokens * work.dtype_bytes * (2.0 * max(inner, default=0.0) + work.hidden)
