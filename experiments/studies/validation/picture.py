@@ -15,9 +15,13 @@ _OTHER_COLOUR = "#888888"
 
 
 def draw_validation(data: Mapping[str, Any]) -> Figure:
-    """Return measured against predicted step times, and the error of each run with its spread."""
-    runs = data["runs"]
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    """Return measured against predicted step times, and the error of each run with its spread.
+
+    Runs of several ranks are below those of one process.
+    """
+    ranks = data["ranks"]
+    runs = data["runs"] + (ranks["runs"] if ranks else [])
+    figure = Figure(figsize=(12, 1.6 + 0.2 * max(17, len(runs))), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.4])
     measured = [run["measured"]["step_seconds"] * 1e3 for run in runs]
     predicted = [run["predicted"]["step_seconds"] * 1e3 for run in runs]
@@ -46,5 +50,8 @@ def draw_validation(data: Mapping[str, Any]) -> Figure:
     right.set_yticks(places, [run["run"] for run in runs], fontsize=7)
     right.invert_yaxis()
     right.set_xlabel("error, %; lines: the measurement's quartile range")
-    figure.suptitle(f"{data['where']}: {data['said'].splitlines()[0]}", fontsize=11)
+    told = f"{data['where']}: {data['said'].splitlines()[0]}"
+    if ranks:
+        told += f"\n{ranks['count']} ranks over {ranks['backend']} (ddp, fsdp): {ranks['said']}"
+    figure.suptitle(told, fontsize=11)
     return figure
