@@ -2,9 +2,9 @@
 
     python -m benchmarks.sim_speed [--out DIR] [--smoke]
 
-The floor of the event simulation is SimPy's own queue: what as many empty events take. Points are
-counted from end to end: a whole sweep with its journal and its table. SimPy answers points of the
-same sweep in turn with them.
+The floor of the event simulation is SimPy's own queue: what as many empty events take. That of
+points by formula is the formula alone. Points are counted from end to end: a whole sweep with its
+journal and its table. SimPy answers points of the same sweep in turn with them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,16 @@ SWEPT = Request(
     model="llama-2-7b", gpu="a100-80-pcie", host="epyc-9654", link="pcie4-x16", batch_size=8,
     checkpointing=True,
 )  # fmt: skip
-MACHINES = (
-    "gpu=rtx4090,rtx5090,l40s,a100-80-pcie,h100-pcie", "batch=1,2,4,8", "S=2,4,8",
-    "link=pcie3-x16,pcie4-x16,pcie5-x16", "host=desktop-ddr5,epyc-7742,epyc-9654",
-)  # fmt: skip
+_GPUS = "gpu=rtx4090,rtx5090,l40s,a100-80-pcie,h100-pcie"
+_LINKS = "link=pcie3-x16,pcie4-x16,pcie5-x16"
+_HOSTS = "host=desktop-ddr5,epyc-7742,epyc-9654"
+OTHERS: dict[str, tuple[str, ...]] = {
+    "machines": (_GPUS, "batch=1,2,4,8", "S=2,4,8", _LINKS, _HOSTS),
+    "models": ("model=qwen2.5-0.5b,qwen2.5-1.5b,llama-3.2-1b", _GPUS, _LINKS, "batch=1,4"),
+    "settings": ("topk_ratio=0.02,0.05,0.1,0.2", "S=1,2,4,6,8", "queue_depth=1,2,4,8", _LINKS),
+}
+"""Axes of sweeps of which no two points share their costs, or their schedule."""
+USUAL = {"model": "qwen2.5-0.5b", "gpu": "rtx4090", "host": "epyc-7742", "link": "pcie4-x16"}
 BY_SIMPY = 3  # points
 WIDTH = 12
 
@@ -105,10 +111,12 @@ def rates_sweep(method: str, count: int) -> Sweep:
     return Sweep(axes=axes, request=SWEPT, method=method)
 
 
-def machines_sweep(count: int) -> Sweep:
-    """Return a sweep of machines and settings of which no two share their costs."""
-    axes = parse_axes(MACHINES if count > 1000 else ["gpu=rtx4090,rtx5090", "batch=1,2"])
-    return Sweep(axes=axes, request=Request(model="qwen2.5-0.5b"), method="simulate")
+def others_sweep(name: str, count: int) -> Sweep:
+    """Return a sweep of machines, models or settings; of few points for a smoke test."""
+    axes = parse_axes(OTHERS[name] if count > 1000 else OTHERS[name][:1])
+    varied = {axis.name for axis in axes}
+    fixed: dict[str, Any] = {key: value for key, value in USUAL.items() if key not in varied}
+    return Sweep(axes=axes, request=Request(**fixed), method="simulate")
 
 
 def time_sweep(sweep: Sweep) -> float:
@@ -130,14 +138,13 @@ def time_simpy(sweep: Sweep) -> float:
 
 def time_points(count: int) -> dict[str, float]:
     """Return points a second of each kind of sweep, and of SimPy on the same."""
-    rates, machines = rates_sweep("simulate", max(40, count // 100)), machines_sweep(count)
-    return {
-        "points by formula": time_sweep(rates_sweep("closed-form", count)),
-        "points of rates": time_sweep(rates),
-        "points of rates, SimPy": time_simpy(rates),
-        "points of machines": time_sweep(machines),
-        "points of machines, SimPy": time_simpy(machines),
-    }
+    found = {"points by formula": time_sweep(rates_sweep("closed-form", count))}
+    sweeps = {"rates": rates_sweep("simulate", max(40, count // 100))}
+    sweeps |= {name: others_sweep(name, count) for name in OTHERS}
+    for name, sweep in sweeps.items():
+        found[f"points of {name}"] = time_sweep(sweep)
+        found[f"points of {name}, SimPy"] = time_simpy(sweep)
+    return found
 
 
 def measure(repeats: int, steps: int, count: int, points: int) -> dict[str, Any]:
@@ -154,6 +161,8 @@ def measure(repeats: int, steps: int, count: int, points: int) -> dict[str, Any]
             rows[f"closed form {name}"].append(count / time_form(costs, name, count))
         for name, rate in time_points(points).items():
             rows[name].append(rate)
+        alone = rows["closed form zenflow"][-1]
+        floors["points by formula"].append(alone / rows["points by formula"][-1])
     return {
         "rates": {key: spread(values) for key, values in rows.items()},
         "times_floor": {key: spread(values) for key, values in floors.items()},
@@ -177,8 +186,8 @@ def table(record: dict[str, Any]) -> str:
         )
     lines.append(
         f"events: steps of {MODEL} a second; closed form: machines a second. Floor: as many "
-        "events that do nothing, through SimPy's queue. Points: of a sweep from end to end, all "
-        "with selections that recur"
+        "events that do nothing, through SimPy's queue, or the formula alone. Points: of a sweep from "
+        "end to end, all with selections that recur"
     )
     return "\n".join(lines)
 

@@ -87,7 +87,7 @@ def validation(
         run=run,
         summarise=_summarise,
         findings=lambda data: (),
-        about=lambda data: f"{data['said']}\n\nTimes in the tables are in milliseconds.",
+        about=_about,
         tables=_tables,
         draw=draw_validation,
         settings=settings,
@@ -245,6 +245,13 @@ def _summarise(rows: Sequence[Row], config: Data) -> Data:
         said_of_ranks = _told(off, len(row["runs"]))
         ranks = {**row["figures"], "runs": row["runs"], "errors": off, "said": said_of_ranks}
     return {"where": where, "runs": runs, "errors": errors, "said": said, "ranks": ranks}
+
+
+def _about(data: Data) -> str:
+    parts = [data["said"]]
+    if ranks := data["ranks"]:
+        parts.append(f"{ranks['count']} ranks over {ranks['backend']}: {ranks['said']}")
+    return "\n\n".join([*parts, "Times in the tables are in milliseconds."])
 
 
 def _told(errors: Data, count: int) -> str:
