@@ -186,8 +186,8 @@ def table(record: dict[str, Any]) -> str:
         )
     lines.append(
         f"events: steps of {MODEL} a second; closed form: machines a second. Floor: as many "
-        "events that do nothing, through SimPy's queue, or the formula alone. Points: of a sweep from "
-        "end to end, all with selections that recur"
+        "events that do nothing, through SimPy's queue, or the formula alone. Points: of a sweep "
+        "from end to end, all with selections that recur"
     )
     return "\n".join(lines)
 
