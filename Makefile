@@ -148,6 +148,7 @@ bench: $(READY_RUN)
 	$(PY) -m benchmarks.host_update
 	$(PY) -m benchmarks.step_overhead
 	$(PY) -m benchmarks.framework_hooks
+	$(PY) -m benchmarks.module_launches
 	$(PY) -m benchmarks.interpreter.load
 	$(PY) -m benchmarks.sim_speed
 

@@ -14,6 +14,7 @@ from benchmarks import (
     host_jobs,
     host_update,
     lightning_tests,
+    module_launches,
     sim_speed,
     step_overhead,
 )
@@ -58,6 +59,19 @@ def test_hooks_are_a_start_and_a_slope_in_microseconds():
     assert (start, each) == (pytest.approx(2e-4), pytest.approx(3e-6))
     shown = framework_hooks.table({"fsdp2": {"forward": [start, each]}}).splitlines()
     assert shown[1].split() == ["fsdp2", "forward", "200", "3.0"]
+
+
+def test_launches_of_modules_are_counted_and_compared_with_llamas():
+    found = module_launches.measure(["llama", "opt"], repeats=1)
+    # Norms of six kernels in 16 bits are four in float32; products, rotary positions and sums.
+    assert found["llama sdpa"]["kernels"] == [34, 67]
+    assert found["opt sdpa"]["kernels"] == [13, 27]
+    layers = {name: {"kernels": [10, 20], "seconds": [1e-4, 2e-4]} for name in found}
+    layers["opt sdpa"] = {"kernels": [10, 20], "seconds": [55e-6, 2e-4]}
+    rows = [line.split() for line in module_launches.table(layers).splitlines()]
+    assert next(row for row in rows if row[:2] == ["opt", "sdpa"]) == (
+        ["opt", "sdpa", "10", "+", "20", "55", "+", "200", "0.69", "+", "1.00"]
+    )
 
 
 def test_step_figures_leave_the_warm_up_out_and_share_stalls_by_all_timed_seconds():

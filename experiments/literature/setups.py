@@ -62,11 +62,15 @@ class Setup:
     """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
     attention: str = "fused"
     """Kernels of attention, one of `sim.models.workload.ATTENTIONS`."""
+    loss: str = "tokens"
+    """What follows the last layer, one of `sim.models.workload.LOSSES`."""
     dtype: str = "bfloat16"
     """Type of weights, gradients and activations."""
     config: Mapping[str, Any] | None = None
     """Content of a config.json; None is the table's."""
     binds_cores: bool = True
+    launches: tuple[float, float] = (1.0, 1.0)
+    """Host's time for a layer's forward and backward, over that of transformers' modules."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

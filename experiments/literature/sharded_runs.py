@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from experiments.literature.setups import Alternative, Measurement, Setup
+from sim.models.table import find_model
 
 SHARDED_GROUPS: Mapping[str, tuple[str, str]] = {
     "foundry-a100": (
@@ -42,8 +43,8 @@ collectives take."""
 _FREE = {"device.bandwidth": 1e18}
 _FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking/README.md"
 _SHAPES = (
-    "OPT's shapes, which are MPT's but for biases and the vocabulary; FlashAttention; each host "
-    "as the DGX of its devices"
+    "OPT's shapes, which are MPT's but for biases and the vocabulary; no dropout; FlashAttention; "
+    "each host as the DGX of its devices"
 )
 
 
@@ -72,6 +73,7 @@ def _foundry(
     """
     setup = Setup(
         model=model,
+        config={**find_model(model)[1], "dropout": 0.0},
         machine="hgx-h100" if is_h100 else "dgx-a100-40",
         devices=8,
         hosts=hosts,

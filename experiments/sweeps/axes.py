@@ -15,7 +15,7 @@ from typing import Any, Literal
 from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
 from sim.models.kernels import KERNELS
-from sim.models.workload import ATTENTIONS
+from sim.models.workload import ATTENTIONS, LOSSES
 from sim.names import fold, nearest
 from sim.timing.division import PARALLELS
 from zenflow.config import ZenFlowConfig, unknown_name
@@ -241,6 +241,7 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("kernels", _choice(KERNELS), "of elementwise work: eager, liger, compiled"),
         _flag("checkpointing", _switch, "recomputation: yes, no"),
         _flag("attention", _choice(ATTENTIONS), "kernels"),
+        _flag("loss", _choice(LOSSES), "tokens, sum of logits, classes"),
         _flag("offload_activations", _switch, "activations on the host: yes, no"),
         _axis("strategy", "strategy", _strategy, "strategy"),
         _axis("strategy", "parallel", _choice(PARALLELS), "how devices share a model"),

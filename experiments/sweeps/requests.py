@@ -59,6 +59,8 @@ class Request:
     """Whether backward recomputes activations."""
     attention: str = "fused"
     """Kernels of attention: fused ones keep no scores, eager ones do."""
+    loss: str = "tokens"
+    """What follows the last layer: cross entropy of tokens, a sum of logits, or classes."""
     offload_activations: bool = False
     """Whether activations wait on the host for backward."""
     kernels: str | None = None
@@ -254,6 +256,7 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
         dtype=request.dtype or usable,
         checkpointing=request.checkpointing,
         attention=request.attention,
+        loss=request.loss,
         offloads_activations=request.offload_activations,
         kernels=request.kernels or "eager",
         traced=traced_of(request),

@@ -20,7 +20,7 @@ from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, HardwareProfile, 
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the files that this code writes. It reads those before, too."""
 KERNEL_IS_DRAM = Quantity(
     value=1.0, kind="measured", source="part of dram, which the engine's kernel has measured"
@@ -31,6 +31,7 @@ _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
     4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": asdict(DEEPSPEED_SHARE)}},
     5: {"host": {"adam_share": asdict(KERNEL_IS_DRAM)}},
+    6: {"device": {"float32_efficiency": None}},
 }
 """Figures that each version has and the one before had not, with what stands for them."""
 _ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}

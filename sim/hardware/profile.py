@@ -28,6 +28,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "link.pageable": (0.0, 1.0),
     "host.numa_hop": (0.0, 1.0),
     "device.matmul_efficiency": (0.0, 1.25),
+    "device.float32_efficiency": (0.0, 1.0),
     "device.sustained_share": (0.0, 1.0),
     "device.attention_efficiency": (0.0, 1.0),
     "device.attention_backward_efficiency": (0.0, 1.0),
@@ -93,6 +94,8 @@ class Device:
     """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
     matmul_efficiency: Quantity
     """Share of the peak that the best matrix product reaches: above 1 where the clock boosts."""
+    float32_efficiency: Quantity | None = None
+    """The same of plain float32 products, without tensor cores; None is ``matmul_efficiency``."""
     sustained_share: Quantity | None = None
     """Share of that rate which a model's products sustain: not all have the best shape. None is
     all of it, as of a rate that was fitted to a model's products."""
@@ -120,6 +123,14 @@ class Device:
     """Bytes/s at which gradients' memory is taken and filled; None is no cost.
 
     On a CPU its pages are new in every step."""
+
+    def product_rate(self, dtype: str) -> float:
+        """Return the FLOP/s that a model's matrix products sustain in a dtype."""
+        best = self.matmul_efficiency
+        if dtype == "float32" and self.float32_efficiency is not None:
+            best = self.float32_efficiency
+        share = 1.0 if self.sustained_share is None else self.sustained_share.value
+        return self.flops[dtype].value * best.value * share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,20 +75,20 @@ class Activations:
         feed_forward += 2.0 * width * sum(p.active for p in gates)
         norms = work.normed_width(layer) * self._norm_bytes(is_gated)
         kept = norms + size * (attention + feed_forward) + self._kept_scores(is_gated)
-        return kept if is_gated else kept + 2.0 * width
+        return kept + 2.0 * width * work.dropouts[0]
 
     def _kept_scores(self, is_gated: bool) -> float:
         """Return the bytes of scores that eager attention keeps for each token of a layer.
 
-        Plain families keep softmax's output, a mask of dropout and its output: 5 bytes in 16 bits
-        (Korthikanti et al. 2022, section 4.1). The gated ones' softmax is in float32 in
+        Plain families keep softmax's output, and with dropout its mask and its output: 5 bytes in
+        16 bits (Korthikanti et al. 2022, section 4.1). The gated ones' softmax is in float32 in
         transformers' eager modules, and its cast is kept as well.
         """
         work = self.workload
         if work.attention != "eager":
             return 0.0
         size = work.dtype_bytes
-        each = 2.0 * size + 1.0
+        each = size + work.dropouts[1] * (size + 1.0)
         if is_gated:
             each = 4.0 + (size if size < 4 else 0.0)
         return each * work.num_heads * work.sequence
@@ -120,11 +120,13 @@ class Activations:
     @property
     def _kept_logit(self) -> float:
         """Bytes of a logit that wait for the loss's backward."""
-        return {"float32": 4.0, "logits": self.workload.dtype_bytes, "chunks": 0.0}[self._loss]
+        size = float(self.workload.dtype_bytes)
+        return {"float32": 4.0, "logits": size, "sum": size}.get(self._loss, 0.0)
 
     @property
     def _loss(self) -> str:
-        return KERNELS[self.workload.kernels].loss
+        work = self.workload
+        return KERNELS[work.kernels].loss if work.loss == "tokens" else work.loss
 
     @property
     def chunks_logits(self) -> bool:
@@ -134,8 +136,8 @@ class Activations:
     def loss_bytes(self) -> float:
         """Return what the loss holds beside what it keeps, at its largest.
 
-        Its backward makes their gradient and then the logits' gradient, both in float32; a
-        compiled one the logits' gradient alone, in the model's type. One in chunks holds a
+        Its backward makes their gradient and then the logits' gradient, both in float32; a sum's
+        and a compiled one the logits' gradient alone, in the model's type. One in chunks holds a
         chunk's logits and the gradient of the output layer's input. A chunk has about as many
         elements as that input, and its tokens are a power of two (Liger-Kernel,
         ops/fused_linear_cross_entropy.py).
@@ -144,8 +146,10 @@ class Activations:
         logits, size = work.tokens * work.vocabulary, work.dtype_bytes
         if self._loss == "float32":
             return 8.0 * logits
-        if self._loss == "logits":
+        if self._loss in ("logits", "sum"):
             return float(size * logits)
+        if self._loss == "classes":
+            return 0.0
         parts = math.ceil(work.vocabulary / work.hidden)
         chunk = min(work.tokens, 1 << (math.ceil(work.tokens / parts) - 1).bit_length())
         return float(size * (chunk * work.vocabulary + work.tokens * work.hidden))

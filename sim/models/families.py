@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zenflow.config import unknown_name
@@ -55,6 +55,12 @@ class Layer:
         both = [p for p in self.parameters if p.name.endswith("gate_up_proj.weight")]
         return [*((p, float(p.shape[0])) for p in named), *((p, p.shape[0] / 2) for p in both)]
 
+    def without(self, prefixes: tuple[str, ...]) -> Layer:
+        """Return the layer without the tensors whose names begin so."""
+        return replace(
+            self, parameters=tuple(p for p in self.parameters if not p.name.startswith(prefixes))
+        )
+
     @property
     def is_gated(self) -> bool:
         """Whether its feed-forward has a gate."""
@@ -76,6 +82,18 @@ def layers_of(config: Config) -> list[Layer]:
 def num_params(config: Config) -> int:
     """Return how many parameters the model has, tied ones counted once."""
     return sum(layer.numel for layer in layers_of(config))
+
+
+def dropouts_of(config: Config) -> tuple[bool, bool]:
+    """Return whether a layer's outputs, and attention's scores, go through dropout.
+
+    What a configuration does not say is transformers' default for its family.
+    """
+    names = _DROPOUTS.get(str(config.get("model_type")))
+    if names is None:
+        return False, False
+    outputs, scores = (config.get(name, usual) > 0 for name, usual in names.items())
+    return outputs, scores
 
 
 def _field(config: Config, *names: str) -> Any:
@@ -293,6 +311,13 @@ def _bert(config: Config) -> list[Layer]:
         last += _matrix("decoder", vocabulary, width)
     return _layers(first, "layer", _field(config, "num_hidden_layers"), own, width, last)
 
+
+_DROPOUTS: Mapping[str, Mapping[str, float]] = {
+    "gpt2": {"resid_pdrop": 0.1, "attn_pdrop": 0.1},
+    "opt": {"dropout": 0.1, "attention_dropout": 0.0},
+    "bert": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+}
+"""Fields of a configuration that say how often outputs and scores are dropped, with defaults."""
 
 FAMILIES: Mapping[str, Callable[[Config], list[Layer]]] = {
     "llama": _llama,

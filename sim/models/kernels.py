@@ -37,6 +37,11 @@ class Kernels:
     but a chunk at a time."""
 
 
+PLAIN_LAUNCHES = 18
+"""Launches of a plain layer without its products and dropout. OPT's, GPT-2's and BERT's have fewer
+kernels than Llama's, but take the host 0.65 of its forward's time and 0.58 of its backward's on
+average (record 2026-11-25_module-launches_amd-epyc, by ``benchmarks/module_launches.py``)."""
+
 KERNELS: Mapping[str, Kernels] = {
     # Six kernels a norm: cast, square, mean, root, scale, weight. Five for each of queries and
     # keys. The loss casts logits to float32, copies the shifted ones, and takes a softmax.

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.models.activations import Activations
-from sim.models.families import Layer, Parameter, layers_of
-from sim.models.kernels import KERNELS
+from sim.models.families import Layer, Parameter, dropouts_of, layers_of
+from sim.models.kernels import KERNELS, PLAIN_LAUNCHES
 from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 ATTENTIONS = ("fused", "eager")
+LOSSES = ("tokens", "sum", "classes")
 
 _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and
@@ -79,8 +80,15 @@ class Workload:
     """Number of attention's heads."""
     kernels: str = "eager"
     """Kernels of elementwise work: a key of `KERNELS`."""
+    loss: str = "tokens"
+    """What follows the last layer, one of `LOSSES`.
+
+    Cross entropy of each token's logits; their sum, as benchmarks take it; or a few classes of a
+    sequence, with no output layer over the vocabulary."""
     is_causal: bool = True
     """Whether a token attends to earlier ones alone."""
+    dropouts: tuple[bool, bool] = (False, False)
+    """Whether a layer's two outputs, and attention's scores, go through dropout."""
     num_key_value_heads_share: float = 1.0
     """Width of keys over width of queries."""
     traced: TracedStep | None = None
@@ -101,6 +109,8 @@ class Workload:
             yield f"attention {unknown_name(self.attention, ATTENTIONS)}"
         if self.kernels not in KERNELS:
             yield f"kernels {unknown_name(self.kernels, KERNELS)}"
+        if self.loss not in LOSSES:
+            yield f"loss {unknown_name(self.loss, LOSSES)}"
         if not self.layers:
             yield "a model needs at least one layer"
 
@@ -119,9 +129,13 @@ class Workload:
         heads = config.get("num_attention_heads") or config.get("n_head") or 1
         groups = config.get("num_key_value_heads") or heads
         settings.setdefault("is_causal", config.get("model_type") != "bert")
+        settings.setdefault("dropouts", dropouts_of(config))
+        layers = layers_of(config)
+        if settings.get("loss") == "classes":
+            layers[-1] = layers[-1].without(("lm_head", "decoder"))
         return cls(
             name=name,
-            layers=tuple(layers_of(config)),
+            layers=tuple(layers),
             num_key_value_heads_share=groups / heads,
             num_heads=heads,
             **settings,
@@ -183,17 +197,17 @@ class Workload:
         if is_first:  # tables are looked up, only projections are multiplied by
             matrices = [p for p in layer.parameters if "project" in p.name]
         products = [(p, p.active) for p in matrices]
-        if is_last and not any("head" in p.name or "decoder.weight" in p.name for p in matrices):
-            table = self.layers[0].parameters[0]  # tied: the embedding once more
-            products.append((table, 1.0))
+        if is_last and self.is_tied:  # the embedding once more
+            products.append((self.layers[0].parameters[0], 1.0))
         flop = sum(2.0 * tokens * share * p.numel for p, share in products)
         touched = sum(tokens * share * (p.shape[0] + p.shape[1]) for p, share in products)
         width = layer.attention_width
         is_eager = self.attention == "eager" and width > 0
         pairs = self.batch_size * self.sequence**2
-        scores = pairs * self.num_heads * _SCORE_PASSES * size if is_eager else 0.0
+        score = _SCORE_PASSES * size + self.dropouts[1] * (2.0 * size + 1.0)
+        scores = pairs * self.num_heads * score if is_eager else 0.0
         computed = pairs * (0.5 if self.is_causal and not is_eager else 1.0)
-        logits = tokens * self.vocabulary if is_last else 0
+        logits = tokens * self.vocabulary if is_last and self.loss != "classes" else 0
         passes, kernels = self._elementwise(layer)
         return LayerWork(
             matmul_flop=flop,
@@ -214,7 +228,8 @@ class Workload:
 
         As `KERNELS` counts them. Llama's family: two RMS norms, rotary positions on queries and
         keys, a gated activation; others: two fused norms and an activation. Both: two sums into
-        the residual stream, and copies between layouts.
+        the residual stream, and copies between layouts. A dropout reads and writes, and writes a
+        mask of bytes; compiled ones are part of the sums.
         """
         if not layer.attention_width:
             return 0.0, 4
@@ -223,7 +238,10 @@ class Workload:
         kernels = KERNELS[self.kernels]
         shared = kernels.residual * size * hidden
         if not layer.is_gated:
-            return shared + (4.0 * hidden + 2.0 * inner) * size, min(14, kernels.launches)
+            plain, launches = (4.0 * hidden + 2.0 * inner) * size, PLAIN_LAUNCHES
+            if self.dropouts[0] and self.kernels != "compiled":
+                plain, launches = plain + 2.0 * (2.0 * size + 1.0) * hidden, launches + 2
+            return shared + plain, min(launches, kernels.launches)
         if kernels.norm is None:  # in float32
             norm = 24.0 + 4.0 * size if size < 4 else 28.0
         else:
@@ -233,11 +251,14 @@ class Workload:
         return shared + norm * self.normed_width(layer) + more, kernels.launches
 
     def _score_kernels(self, layer: Layer) -> int:
-        return _SCORE_KERNELS + (_SCORE_CASTS if layer.is_gated and self.dtype_bytes < 4 else 0)
+        casts = _SCORE_CASTS if layer.is_gated and self.dtype_bytes < 4 else 0
+        return _SCORE_KERNELS + casts + self.dropouts[1]
 
     @property
     def _logit_bytes(self) -> float:
         kernels = KERNELS[self.kernels]
+        if self.loss != "tokens":  # a sum reads them once
+            return self.dtype_bytes
         return kernels.logit + kernels.logit_units * self.dtype_bytes
 
     def normed_width(self, layer: Layer) -> float:
@@ -268,11 +289,13 @@ class Workload:
 
         Both are there when backward ends, if the two layers share their table.
         """
-        if any(
-            len(p.shape) > 1 and p.shape[0] == self.vocabulary for p in self.layers[-1].parameters
-        ):
-            return 0.0
-        return float(self.layers[0].parameters[0].numel * self.dtype_bytes)
+        return float(self.is_tied * self.layers[0].parameters[0].numel * self.dtype_bytes)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output layer multiplies by the embedding's table."""
+        names = {p.name for p in self.layers[-1].parameters}
+        return self.loss != "classes" and not names & {"lm_head.weight", "decoder.weight"}
 
     @property
     def vocabulary(self) -> int:

@@ -270,9 +270,7 @@ def _seconds(
     work: LayerWork, device: Device, dtype: str, times: float = 1.0, elementwise: float = 1.0
 ) -> float:
     """Return the seconds of a pass with a layer's products and elementwise work so many times."""
-    rate = device.flops[dtype].value * device.matmul_efficiency.value
-    if device.sustained_share is not None:
-        rate *= device.sustained_share.value
+    rate = device.product_rate(dtype)
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
     products = max(times * work.matmul_flop / rate, times * work.weight_bytes / bandwidth)
     products += times * work.num_matmuls * device.matmul_latency.value

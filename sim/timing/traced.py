@@ -149,15 +149,10 @@ def _device_factors(step: TracedStep, dtype: str, device: Device) -> _Factors:
                 f"{known.name} has no peak for {dtype}: it has {', '.join(known.flops)}"
             )
     return _Factors(
-        _product_rate(old, dtype) / _product_rate(device, dtype),
+        old.product_rate(dtype) / device.product_rate(dtype),
         _attention_rate(old, dtype) / _attention_rate(device, dtype),
         _byte_rate(old) / _byte_rate(device),
     )
-
-
-def _product_rate(device: Device, dtype: str) -> float:
-    share = 1.0 if device.sustained_share is None else device.sustained_share.value
-    return device.flops[dtype].value * device.matmul_efficiency.value * share
 
 
 def _attention_rate(device: Device, dtype: str) -> float:

@@ -12,7 +12,7 @@ from experiments.commands.training.train_flags import given_flags, knob_flags
 from experiments.sweeps.axes import LORA_OPTIONS
 from experiments.training.settings.training import DTYPES
 from sim.models.kernels import KERNELS
-from sim.models.workload import ATTENTIONS
+from sim.models.workload import ATTENTIONS, LOSSES
 from sim.timing.division import PARALLELS
 
 simulation_flags = with_flags(
@@ -108,6 +108,14 @@ run_flags = with_flags(
         default="fused",
         show_default=True,
         help="Kernels: fused ones compute scores once more in backward, eager ones keep them.",
+    ),
+    click.option(
+        "--loss",
+        type=click.Choice(LOSSES),
+        default="tokens",
+        show_default=True,
+        help="Cross entropy of every token's logits, their sum, or a few classes of a sequence "
+        "with no output layer over the vocabulary.",
     ),
     click.option(
         "--offload-activations/--no-offload-activations",

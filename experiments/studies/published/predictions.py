@@ -71,7 +71,18 @@ def hardware_of(setup: AnySetup) -> HardwareProfile:
         profile = find_machine(
             setup.machine, setup.devices, num_hosts=setup.hosts, network=setup.network
         )
+        profile = profile.with_values(_launches(profile, *setup.launches))
     return replace(profile, binds_cores=setup.binds_cores)
+
+
+def _launches(profile: HardwareProfile, forward: float, backward: float) -> dict[str, float]:
+    """Return the seconds of a launch where the host takes so many times longer for a layer."""
+    device = profile.device
+    assert device.backward_launch is not None  # of every device of the table
+    return {
+        "device.launch": forward * device.launch.value,
+        "device.backward_launch": backward * device.backward_launch.value,
+    }
 
 
 def regime_of(setup: AnySetup) -> str:
@@ -162,6 +173,7 @@ def workload_of(setup: Setup) -> Workload:
         offloads_activations=setup.offloads_activations,
         kernels=setup.kernels,
         attention=setup.attention,
+        loss=setup.loss,
         dtype=setup.dtype,
     )
 

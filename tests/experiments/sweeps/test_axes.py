@@ -99,7 +99,7 @@ def test_every_axis_moves_the_machine_or_the_work():
         "update_rule": "published", "select_interval": "7", "min_split_elements": "5000",
         "block_elements": "4096",
         "duplex": "0.5", "attention": "eager", "offload_activations": "yes",
-        "lora_targets": "attention",
+        "lora_targets": "attention", "loss": "classes",
     }  # fmt: skip
     for name in KINDS:
         if name in (

@@ -1,10 +1,11 @@
 """What a step computes, against counts from the literature and rules for its settings."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from sim.models.families import num_params
+from sim.models.families import dropouts_of, num_params
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from zenflow.errors import ConfigError
@@ -49,8 +50,53 @@ def test_elementwise_bytes_of_a_plain_layer_by_hand():
     }  # fmt: skip
     inner = Workload.of_config("g", config, batch_size=1, sequence=2).works()[1]
     # Products read and write (4 + 12) + (4 + 4) + (4 + 16) + (16 + 4); 10 of the width for sums
-    # and layouts, 4 for norms, 2 of the inner width; 2 bytes, 2 tokens.
-    assert inner.elementwise_bytes == 2 * 2 * (64 + 10 * 4 + 4 * 4 + 2 * 16)
+    # and layouts, 4 for norms, 2 of the inner width; 2 bytes, 2 tokens. Two dropouts read, write,
+    # and write a byte.
+    plain = 2 * 2 * (64 + 10 * 4 + 4 * 4 + 2 * 16)
+    assert inner.elementwise_bytes == plain + 2 * 2 * (2 + 2 + 1) * 4
+    undropped = Workload.of_config("g", {**config, "resid_pdrop": 0.0}, batch_size=1, sequence=2)
+    assert undropped.works()[1].elementwise_bytes == plain
+    assert undropped.works()[1].num_kernels == inner.num_kernels - 2
+    fused = replace(undropped, dropouts=(True, False), kernels="compiled").works()[1]
+    assert fused == replace(undropped, kernels="compiled").works()[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "usual"), [("gpt2", (True, True)), ("opt", (True, False)), ("bert", (True, True)),
+                          ("llama", (False, False))],
+)  # fmt: skip
+def test_dropout_is_that_of_the_configuration_or_of_its_family(family, usual):
+    assert dropouts_of({"model_type": family}) == usual
+    none = {name: 0.0 for name in ("resid_pdrop", "attn_pdrop", "dropout", "hidden_dropout_prob",
+                                   "attention_probs_dropout_prob")}  # fmt: skip
+    assert dropouts_of({"model_type": family, **none}) == (False, False)
+
+
+@pytest.mark.parametrize("model", ["opt-350m", "bert-base", "llama-3.1-8b"])
+def test_classes_have_no_output_layer_and_a_sum_no_loss(model):
+    tokens, summed, classes = (
+        Workload.of_config(*find_model(model), loss=loss) for loss in ("tokens", "sum", "classes")
+    )
+    logits = summed.tokens * summed.vocabulary
+    heads = [work.works()[-1] for work in (tokens, summed, classes)]
+    assert heads[0].matmul_flop == heads[1].matmul_flop
+    table = min(p.numel for p in tokens.parameters if tokens.vocabulary in p.shape[:1]
+                and len(p.shape) > 1)  # fmt: skip
+    assert heads[1].matmul_flop - heads[2].matmul_flop == 2 * tokens.tokens * table
+    # Float32 logits read and written five times, and the loss's own pass; a sum reads them once.
+    assert heads[0].elementwise_bytes - heads[1].elementwise_bytes == logits * 20
+    kept = [work.activations.kept_bytes()[-1] for work in (tokens, summed, classes)]
+    assert kept[0] - kept[1] == logits * 2
+    assert kept[1] - kept[2] == logits * 2
+    held = [work.activations.loss_bytes() for work in (tokens, summed, classes)]
+    assert held == [8 * logits, 2 * logits, 0]
+    assert classes.num_params <= summed.num_params
+    assert classes.tied_bytes() == 0
+
+
+def test_an_unknown_loss_is_refused():
+    with pytest.raises(ConfigError, match=r"loss 'token' is unknown; did you mean 'tokens'"):
+        Workload.of_config(*find_model("gpt2"), loss="token")
 
 
 LLAMA = {

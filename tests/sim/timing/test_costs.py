@@ -60,6 +60,18 @@ def test_products_sustain_a_share_of_the_best_ones_rate():
     )
 
 
+def test_plain_float32_products_have_a_share_of_their_own():
+    both = {"bfloat16": figure(100.0), "float32": figure(20.0)}
+    own = device(flops=both, float32_efficiency=figure(0.8), sustained_share=figure(0.9))
+    assert own.product_rate("float32") == pytest.approx(20 * 0.8 * 0.9)
+    assert own.product_rate("bfloat16") == pytest.approx(100 * 0.5 * 0.9)
+    alike = device(flops=both, float32_efficiency=None)
+    assert alike.product_rate("float32") == pytest.approx(20 * 0.5)
+    # 100 FLOP at 16/s, 50 of attention at a quarter of 20/s, 30 bytes at 10/s.
+    forward, _ = layer_seconds(WORK, replace(own, sustained_share=None), "float32")
+    assert forward == pytest.approx(100 / 16 + 50 / 5 + 3)
+
+
 def test_attentions_backward_may_have_a_rate_of_its_own():
     slower = device(attention_backward_efficiency=figure(0.2))
     forward, backward = layer_seconds(WORK, slower, "bfloat16")
