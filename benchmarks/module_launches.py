@@ -1,6 +1,6 @@
 """What a layer's passes take the host, for transformers' modules of several families.
 
-    python -m benchmarks.module_launches [--repeats 100] [--out FILE]
+    python -m benchmarks.module_launches [--rounds 15] [--out FILE]
 
 Sizes are tiny, so that what is left is Python and dispatch. A pass's kernels are counted where
 PyTorch dispatches them. A GPU's driver takes some microseconds more for each, which a CPU does
@@ -13,10 +13,11 @@ Layers through einops and einx are measured where both are installed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
+import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from benchmarks.framework_hooks import passes
-from benchmarks.record import setting
+from benchmarks.record import setting, take_turns
 from experiments.output.files import write_json
 
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
@@ -93,42 +94,56 @@ def kernels_of(model: nn.Module, inputs: Tensor) -> tuple[int, int]:
     return forward.count, backward.count
 
 
-def layer_of(
-    make: Callable[[int], nn.Module], inputs: Tensor, repeats: int
-) -> dict[str, list[float]]:
-    """Return a layer's kernels and seconds, forward and backward.
-
-    They are differences between a model of many layers and one of few.
-    """
-    few, many = (make(count) for count in _LAYERS)
-    found = {}
-    for name, pair in (
-        ("kernels", (kernels_of(few, inputs), kernels_of(many, inputs))),
-        ("seconds", (passes(few, inputs, repeats), passes(many, inputs, repeats))),
-    ):
-        found[name] = [(b - a) / (_LAYERS[1] - _LAYERS[0]) for a, b in zip(*pair, strict=True)]
-    return found
+Layer = dict[str, list[float]]
+"""Kernels and seconds of one layer, forward and backward."""
 
 
-def measure(families: Iterable[str], repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Return layers of families with each kind of attention."""
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A kind of layers to measure."""
+
+    make: Callable[[int], nn.Module]
+    """Returns so many layers."""
+    inputs: Tensor
+    is_cast: bool = False
+    """Whether products are cast to 16 bits (`torch.autocast`)."""
+
+    def measure(self, read: Callable[[nn.Module, Tensor], tuple[float, float]]) -> list[float]:
+        """Return a layer's part of what is read of a model: many layers less a few."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.is_cast):
+            few, many = (read(self.make(count), self.inputs) for count in _LAYERS)
+        return [(b - a) / (_LAYERS[1] - _LAYERS[0]) for a, b in zip(few, many, strict=True)]
+
+
+def cases_of(families: Iterable[str]) -> dict[str, Case]:
+    """Return each family with each kind of attention, and einops where it is installed."""
     tokens = torch.ones(1, 8, dtype=torch.long)
     found = {
-        f"{family} {attention}": layer_of(partial(model_of, family, attention), tokens, repeats)
+        f"{family} {attention}": Case(make=partial(model_of, family, attention), inputs=tokens)
         for family in families
         for attention in ("eager", "sdpa")
     }
     if all(importlib.util.find_spec(name) for name in ("einops", "einx")):
         inputs = torch.ones(1, 8, 32, requires_grad=True)
-        casts = torch.autocast("cpu", torch.bfloat16)
-        for name, context in (
-            ("einops eager", contextlib.nullcontext()),
-            ("autocast eager", casts),
-        ):
-            with context, warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                found[name] = layer_of(einops_of, inputs, repeats)
+        found["einops eager"] = Case(make=einops_of, inputs=inputs)
+        found["autocast eager"] = Case(make=einops_of, inputs=inputs, is_cast=True)
     return found
+
+
+def measure(cases: Mapping[str, Case], repeats: int, rounds: int) -> dict[str, Layer]:
+    """Return layers of all cases; these take turns, so that none has a faster machine."""
+    turns = {
+        name: partial(case.measure, partial(passes, repeats=repeats))
+        for name, case in cases.items()
+    }
+    seconds = take_turns(turns, rounds, warm_rounds=1)
+    return {
+        name: {
+            "kernels": case.measure(kernels_of),
+            "seconds": [statistics.median(own) for own in zip(*seconds[name], strict=True)],
+        }
+        for name, case in cases.items()
+    }
 
 
 def on_gpu(layer: Mapping[str, Sequence[float]]) -> list[float]:
@@ -153,14 +168,18 @@ def table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = measure(FAMILIES, chosen.repeats)
+    warnings.simplefilter("ignore", DeprecationWarning)  # of einx
+    found = measure(cases_of(FAMILIES), chosen.repeats, chosen.rounds)
     print(table(found))
     if chosen.out is not None:
-        write_json(chosen.out, {**setting(repeats=chosen.repeats), "layers": found})
+        write_json(
+            chosen.out, {**setting(repeats=chosen.repeats, rounds=chosen.rounds), "layers": found}
+        )
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_hooks_are_a_start_and_a_slope_in_microseconds():
 
 
 def test_launches_of_modules_are_counted_and_compared_with_llamas():
-    found = module_launches.measure(["llama", "opt"], repeats=1)
+    found = module_launches.measure(module_launches.cases_of(["llama", "opt"]), 1, rounds=1)
     # Norms of six kernels in 16 bits are four in float32; products, rotary positions and sums.
     assert found["llama sdpa"]["kernels"] == [34, 67]
     assert found["opt sdpa"]["kernels"] == [13, 27]

@@ -50,7 +50,7 @@ _OPT = "huggingface/transformers, docs/source/en/model_doc/opt.md of 2024: train
 _A100 = "yyin-dev/cs336-a2, data/e2e_benchmark"
 _RTX5090 = "luke396/assignment2-systems, result/benchmark_results_rtx5090.md"
 _ATTENTIONS = {"sdpa": "fused", "eager": "eager"}
-_LAUNCHED = {"float32": (2.6, 1.4), "bfloat16": (3.5, 2.0)}
+_LAUNCHED = {"float32": (2.6, 1.6), "bfloat16": (3.5, 2.2)}
 """Host's time for layers through einops over Llama's, forward and backward, without and with
 automatic casts (record 2026-11-25_module-launches_amd-epyc)."""
 _WIDTHS = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20)}
