@@ -109,6 +109,9 @@ class Device:
     """Bytes/s of device memory."""
     bandwidth_efficiency: Quantity
     """Share of it that elementwise kernels and the optimizer reach."""
+    cache: Quantity | None = None
+    """Bytes of a last-level cache from which a tensor is read that was just written; None is none
+    that counts."""
     launch: Quantity
     """Seconds from one small kernel's start to the next one's, with an interpreter between."""
     backward_factor: Quantity = Quantity(
@@ -123,6 +126,16 @@ class Device:
     """Bytes/s at which gradients' memory is taken and filled; None is no cost.
 
     On a CPU its pages are new in every step."""
+
+    def cached(self, tensor_bytes: float) -> float:
+        """Return the share of a kernel's reads that the cache serves, by one tensor's bytes.
+
+        All where the cache holds what a kernel reads and what it writes, none where one of the two
+        fills it.
+        """
+        if self.cache is None:
+            return 0.0
+        return min(1.0, max(0.0, 2.0 - 2.0 * tensor_bytes / self.cache.value))
 
     def product_rate(self, dtype: str) -> float:
         """Return the FLOP/s that a model's matrix products sustain in a dtype."""

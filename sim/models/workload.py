@@ -6,6 +6,7 @@ where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,8 @@ class LayerWork:
     """Bytes of activations read and written by everything that is not a product."""
     weight_bytes: float
     """Bytes of weights that are read."""
+    tensor_bytes: float = math.inf
+    """Bytes of one tensor of the residual stream's width."""
     num_kernels: int
     """Number of kernels."""
     keeps_scores: bool = False
@@ -219,6 +222,7 @@ class Workload:
             + logits * self._logit_bytes
             + scores,
             weight_bytes=sum(p.numel * size for p, _ in products),
+            tensor_bytes=float(tokens * self.hidden * size),
             num_kernels=kernels + len(products) + (self._score_kernels(layer) if is_eager else 0),
             keeps_scores=is_eager,
         )

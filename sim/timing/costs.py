@@ -274,7 +274,9 @@ def _seconds(
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
     products = max(times * work.matmul_flop / rate, times * work.weight_bytes / bandwidth)
     products += times * work.num_matmuls * device.matmul_latency.value
-    return products + elementwise * work.elementwise_bytes / bandwidth
+    # Half of what elementwise kernels move is read.
+    moved = work.elementwise_bytes * (1.0 - 0.5 * device.cached(work.tensor_bytes))
+    return products + elementwise * moved / bandwidth
 
 
 def cut(segments: Sequence[Segment]) -> list[Segment]:

@@ -180,11 +180,27 @@ def test_more_layers_ahead_help_where_layers_differ():
 
 def test_offload_does_its_update_in_turn():
     # Shares of a half: 5 s of copies, 15 s of the host's update.
+    found = costs(2, gather=2.0, link=5.0, update=30.0)
+    ends = 0.1 + 0.1  # first gather, last reduction
+    # 28 bytes in 15 s. In the model's type AdamW moves half of that, and in a loop 80 for 28.
+    # Layers come up one by one: 0.25 s before the first; the last one's gradients go down.
+    narrow = {"float32_master": False}
+    fused = step(found, "fsdp2_offload", optimizer="fused", **narrow)
+    assert fused == near(10 + 20 + ends + 0.25 + 0.25 + 15 / 2)
+    assert step(found, "fsdp2_offload", **narrow) == near(fused + (80 - 28) / 28 * 15 / 2)
+    wide = step(found, "fsdp2_offload", optimizer="fused")
+    assert wide == near(10 + 20 + ends + 0.5 + 0.5 + 15)
+
+
+def test_stage_3_does_deepspeeds_step():
     found = costs(2, gather=2.0, link=10.0, update=30.0)
-    ends = 0.1 + 0.1 + 0.5  # first gather, last reduction, its copy
-    assert step(found, "zero3_offload") == near(10 + 20 + ends + 15 + 5)
-    # Layers come up one by one instead: 0.5 s more before the first.
-    assert step(found, "fsdp2_offload") == near(10 + 20 + ends + 15 + 0.5)
+    # The last layer's gradients go down, up, and down in float32. AdamW moves 28 bytes in 15 s,
+    # the passes around it 14 as fast. New weights come up in 5 s.
+    whole = 10 + 20 + 0.1 + 0.1 + (0.5 + 0.5 + 1.0) + 15 + 7.5 + 5
+    assert step(found, "zero3_offload") == near(whole)
+    # With all on the host layers come up instead.
+    offloaded = step(found, "zero3_offload", offload_param=True)
+    assert offloaded == near(whole - 5 + 0.5)
 
 
 def test_reductions_in_float32_move_twice_the_bytes():
@@ -278,7 +294,6 @@ def test_a_model_cut_finer_is_gathered_by_layers():
 ONE = [
     ("fsdp2", {}, "published_on_device", {}),
     ("ddp", {}, "published_on_device", {}),
-    ("zero3_offload", {}, "published_zero_offload", {}),
     *(
         (name, {"parallel": "fsdp", "releases": releases}, name, {"releases": releases})
         for name in PRESETS
@@ -355,16 +370,19 @@ def test_bytes_of_every_collective(devices, hosts, accumulation):
 def test_bytes_of_offload(devices, hosts, accumulation):
     found = costs(devices, hosts, update=28.0, accumulation=accumulation)
     share = 1 / (devices * hosts)
-    up = {
-        "zero3_offload": MODEL,  # new weights, once
-        "fsdp2_offload": accumulation * (2 * MODEL - LAST),  # what is gathered
-    }
-    for name, uploaded in up.items():
-        predicted = predict(found, name)
-        assert predicted.d2h_bytes == near(accumulation * share * MODEL)
-        assert predicted.h2d_bytes == near(share * uploaded)
-        # A second for each byte of an element: 28 in AdamW, 6 in each sum but the first.
-        assert predicted.busy_seconds["host"] == near(share * (28 + 6 * (accumulation - 1)))
+    gathered = accumulation * (2 * MODEL - LAST)
+    for width, options in ((4, {}), (2, {"float32_master": False})):
+        predicted = predict(found, "fsdp2_offload", **options)
+        assert predicted.d2h_bytes == near(accumulation * share * width * PARAMS)
+        assert predicted.h2d_bytes == near(share * width / 2 * gathered)
+        # A second for each byte of an element: 80 in AdamW, 12 in each sum but the first.
+        moved = (80 + 12 * (accumulation - 1)) * width / 4
+        assert predicted.busy_seconds["host"] == near(share * moved)
+    for options, up in (({}, MODEL), ({"offload_param": True}, gathered)):
+        predicted = predict(found, "zero3_offload", **options)
+        # Every micro-batch's go down and up once, and the last one's down in float32.
+        assert predicted.d2h_bytes == near(share * (accumulation + 2) * MODEL)
+        assert predicted.h2d_bytes == near(share * (accumulation * MODEL + up))
 
 
 ENGINE = {"min_split_elements": 0, "topk_ratio": 0.5, "update_interval": 2, "select_interval": 0}
@@ -411,15 +429,17 @@ def test_devices_and_hosts_hold_a_model_and_its_states_once(name, devices, hosts
     need = memory_of(work, name, find_machine("dgx-a100-80", devices, num_hosts=hosts))
     total = devices * hosts
     assert need.num_devices == total
-    states = STATE_BYTES * work.num_params
     device, host = parts(need, "device"), parts(need, "pageable")
-    held = total * device.get("optimizer state", 0.0) + hosts * host.get("optimizer state", 0.0)
-    assert held == near(states)
-    weights = total * device.get("weights", 0.0)
     pinned = parts(need, "pinned")
-    if name == "fsdp2_offload":
-        weights = hosts * pinned["weights to upload"]
-    assert weights == near(2 * work.num_params)
+    if name == "fsdp2":
+        assert total * device["optimizer state"] == near(STATE_BYTES * work.num_params)
+    else:
+        masters = "weights" if name == "fsdp2_offload" else "masters"
+        assert hosts * host["moments"] == near(8 * work.num_params)
+        assert hosts * pinned[masters] == near(4 * work.num_params)
+        assert hosts * pinned["gradients"] == near(4 * work.num_params)
+    on_device = total * device.get("weights", 0.0)
+    assert on_device == (0.0 if name == "fsdp2_offload" else near(2 * work.num_params))
     layer = max(item.numel for item in work.layers)
     last = work.layers[-1].numel
     assert device["layers in use"] == near(2 * (2 * layer + last))
@@ -478,7 +498,7 @@ def test_the_engines_host_state_is_divided_among_ranks():
     ("options", "words"),
     [
         ({"prefetch": -1}, "prefetch is a number of layers >= 0"),
-        ({"offload": "weights"}, "offload must be one of none, optimizer, all"),
+        ({"optimizer": "apex"}, "optimizer 'apex' is unknown"),
     ],
 )
 def test_an_option_out_of_its_range_is_refused(options, words):

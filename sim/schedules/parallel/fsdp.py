@@ -1,36 +1,41 @@
-"""Sharded weights, gradients and states: FSDP2 and ZeRO-3, with and without offload.
+"""Sharded weights, gradients and states: FSDP2, and ZeRO-3 without offload.
 
 Each device holds an equal part of every layer (`sim.schedules.parallel.sharded`). The part's home
-is the device, or the host. FSDP2's `CPUOffloadPolicy` and ZeRO-3 with `offload_param` keep
-weights, gradients and states there, ZeRO-3 with `offload_optimizer` the last two.
+is the device; or the host, where FSDP2's `CPUOffloadPolicy` keeps weights, gradients and states.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Literal, get_args
+from dataclasses import replace
 
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, DeviceParts, Part, SystemCase, SystemParts
+from sim.memory.parts import (
+    FLOAT_BYTES,
+    STATE_BYTES,
+    DeviceParts,
+    Part,
+    SystemCase,
+    SystemParts,
+    rounded,
+)  # fmt: skip
 from sim.schedules.parallel.sharded import ShardedPasses
 from sim.schedules.schedule import AbstractSchedule, Step, System, Waits
 from sim.timing.costs import StepCosts
-from sim.timing.framework import fsdp2_hooks, optimizer_seconds
-from zenflow.config import raise_violations
-
-Offload = Literal["none", "optimizer", "all"]
-"""What lies on the host: nothing; gradients and states; weights, too."""
+from sim.timing.framework import OPTIMIZERS, fsdp2_hooks, optimizer_seconds
+from zenflow.config import raise_violations, unknown_name
 
 
 class FullyShardedDataParallel(AbstractSchedule):
     """Passes with all-gathers and reduce-scatters, then AdamW over each device's own part.
 
     With offload gradients go to the host behind their reduce-scatters, where those of later
-    micro-batches are added, and the CPU's AdamW follows the last. New weights go up at once, or
-    where all is on the host layer by layer in each pass that uses them.
+    micro-batches are added, and the CPU's AdamW follows the last. Weights go up layer by layer in
+    each pass that uses them. Under mixed precision the host has them in float32 and so they go,
+    and gradients too: both are cast on the device.
     """
 
     def __init__(
@@ -40,9 +45,10 @@ class FullyShardedDataParallel(AbstractSchedule):
         *,
         reshard_after_forward: bool = True,
         prefetch: int = 1,
-        offload: Offload = "none",
+        offload: bool = False,
         float32_reduce: bool = False,
-        optimizer: str = "fused",
+        float32_master: bool = True,
+        optimizer: str | None = None,
     ) -> None:
         """Share every layer out.
 
@@ -52,10 +58,12 @@ class FullyShardedDataParallel(AbstractSchedule):
             reshard_after_forward: Whether layers are dropped behind forward: ZeRO-3. Without it
                 all weights stay whole until the end of backward, which is ZeRO-2's traffic.
             prefetch: Number of layers whose all-gathers run ahead; FSDP2 does so by 1.
-            offload: What lies on the host.
+            offload: Whether weights, gradients and states lie on the host.
             float32_reduce: Whether gradients are reduced in float32.
-            optimizer: Implementation of AdamW on the device, a key of
-                `sim.timing.framework.OPTIMIZERS`.
+            float32_master: Whether the host has weights, gradients and moments in float32; without
+                it in the model's type.
+            optimizer: Implementation of AdamW, a key of `sim.timing.framework.OPTIMIZERS`. None is
+                ``fused`` on the device, and on the host PyTorch's default there, ``loop``.
 
         Raises:
             ConfigError: An option is out of its range.
@@ -63,10 +71,13 @@ class FullyShardedDataParallel(AbstractSchedule):
         reduce_bytes = FLOAT_BYTES if float32_reduce else costs.dtype_bytes
         costs = fsdp2_hooks(costs, reshards=reshard_after_forward, reduce_bytes=reduce_bytes)
         super().__init__(machine, costs)
-        raise_violations("fsdp2", _violations(prefetch, offload))
+        optimizer = optimizer or ("loop" if offload else "fused")
+        raise_violations("fsdp2", _violations(prefetch, optimizer))
         self._offload = offload
         self._share = costs.num_params / self.devices
         self._update_seconds = optimizer_seconds(costs, optimizer, self.devices)
+        self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
+        self._moved = OPTIMIZERS[optimizer].moved * self._width / FLOAT_BYTES
         self._waits = Waits(machine)
         self._passes = ShardedPasses(
             machine,
@@ -75,7 +86,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             reshards=reshard_after_forward,
             prefetch=prefetch,
             reduce_bytes=reduce_bytes,
-            fetches=offload == "all",
+            fetch_bytes=self._width if offload else 0,
         )
 
     def _step(self, step: int) -> Step:
@@ -85,18 +96,18 @@ class FullyShardedDataParallel(AbstractSchedule):
         for micro_batch in range(self.costs.accumulation):
             self._passes.begin()
             self._passes.forward(step)
-            behind = functools.partial(self._leave, step=step, is_first=not micro_batch, left=left)
+            behind = functools.partial(self._leave, step=step, micro_batch=micro_batch, left=left)
             passed, reduced = self._passes.backward_all(step, behind)
         yield passed
         since = machine.env.now
         yield from self.wait([reduced], "reduce", step)
         began = machine.env.now
         seconds = self.step_overhead
-        if self._offload == "none":
+        if not self._offload:
             seconds += self._update_seconds
         yield machine.compute("step", seconds, step)
         since += machine.env.now - began  # it works meanwhile
-        if self._offload != "none":
+        if self._offload:
             yield from self.wait(left, "d2h", step)
             yield from self._update(step)
         return since - self._waits.seconds
@@ -107,35 +118,33 @@ class FullyShardedDataParallel(AbstractSchedule):
         reduced: simpy.Event,
         *,
         step: int,
-        is_first: bool,
+        micro_batch: int,
         left: list[simpy.Event],
     ) -> None:
         """Send a layer's reduced gradients to the host, if that is their home."""
-        if self._offload == "none":
+        if not self._offload:
             return
-        machine, size = self.machine, self.costs.dtype_bytes
-        segments = [self.costs.segments[index] for index in self._passes.units[unit]]
-        share = sum(segment.numel for segment in segments) / self.devices
-        copied = machine.d2h.submit("grads", step, machine.down(share * size), [reduced])
-        if not is_first:  # to the sum so far
-            work = machine.host_work(3 * share * size)
+        machine, size = self.machine, self._numel_of(unit) / self.devices * self._width
+        copied = machine.d2h.submit("grads", step, machine.down(size), [reduced])
+        if micro_batch:  # to the sum so far
+            work = machine.host_work(3 * size)
             copied = machine.host.submit("accumulate", step, work, [copied])
         left.append(copied)
 
+    def _numel_of(self, unit: int) -> int:
+        """Return the elements of a whole layer."""
+        return sum(self.costs.segments[index].numel for index in self._passes.units[unit])
+
     def _update(self, step: int) -> Process:
-        machine, size = self.machine, self.costs.dtype_bytes
-        work = machine.host_work(self._share * (2 * STATE_BYTES + 2 * size))
-        yield from self.wait([machine.host.submit("adam", step, work)], "host", step)
-        if self._offload == "optimizer":
-            uploaded = machine.h2d.submit("params", step, machine.up(self._share * size))
-            yield from self.wait([uploaded], "h2d", step)
+        work = self.machine.host_work(self._share * self._moved)
+        yield from self.wait([self.machine.host.submit("adam", step, work)], "host", step)
 
 
-def _violations(prefetch: int, offload: str) -> Iterator[str]:
+def _violations(prefetch: int, optimizer: str) -> Iterator[str]:
     if prefetch < 0:
         yield f"prefetch is a number of layers >= 0, got {prefetch}"
-    if offload not in get_args(Offload):
-        yield f"offload must be one of {', '.join(get_args(Offload))}, got {offload!r}"
+    if optimizer not in OPTIMIZERS:
+        yield f"optimizer {unknown_name(optimizer, OPTIMIZERS)}"
 
 
 def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int = 1,
@@ -185,17 +194,39 @@ def _memory(case: SystemCase) -> SystemParts:
     options = case.options
     offload = options["offload"]
     state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
-    on_device = state * case.params / case.total if offload == "none" else 0.0
+    on_device = 0.0 if offload else state * case.params / case.total
     device = sharded_device(
         case,
         Part("optimizer state", "device", on_device),
         reshards=options["reshard_after_forward"],
         prefetch=options["prefetch"],
         reduce_bytes=FLOAT_BYTES if options["float32_reduce"] else None,
-        keeps_weights=offload != "all",
-        keeps_gradients=offload == "none",
+        keeps_weights=not offload,
+        keeps_gradients=not offload,
     )
-    return device, [] if offload == "none" else case.offloaded()
+    if not offload:
+        return device, []
+    width = FLOAT_BYTES if options["float32_master"] else case.size
+    layer = max(layer.numel for layer in case.workload.layers) / case.total
+    arriving = Part(
+        "weights on their way", "device", 2 * width * layer, "before they are gathered"
+    )
+    device = replace(device, always=[*device.always, arriving])
+    return device, [
+        *_pinned(case, "weights", width),
+        *_pinned(case, "gradients", width),
+        Part("moments", "pageable", 2 * width * case.hosted),
+    ]
+
+
+def _pinned(case: SystemCase, name: str, width: int) -> list[Part]:
+    """Return each device's part of every parameter in pinned memory of its own."""
+    parts = [width * parameter.numel / case.total for parameter in case.workload.parameters]
+    more = sum(rounded(part) - part for part in parts)
+    return [
+        Part(name, "pinned", case.count * sum(parts)),
+        Part(f"rounding of {name}", "pinned", case.count * more, "each to a power of two"),
+    ]
 
 
 FSDP2 = System(
@@ -207,14 +238,7 @@ FSDP2 = System(
 FSDP2_OFFLOAD = System(
     name="fsdp2_offload",
     rule="AdamW exactly",
-    schedule=functools.partial(FullyShardedDataParallel, offload="all"),
+    schedule=functools.partial(FullyShardedDataParallel, offload=True),
     memory=_memory,
 )
-"""FSDP2 with `CPUOffloadPolicy`, or ZeRO-3 with `offload_param` and `offload_optimizer`."""
-ZERO3_OFFLOAD = System(
-    name="zero3_offload",
-    rule="AdamW exactly",
-    schedule=functools.partial(FullyShardedDataParallel, offload="optimizer"),
-    memory=_memory,
-)
-"""ZeRO-3 with `offload_optimizer`."""
+"""FSDP2 with `CPUOffloadPolicy`."""

@@ -36,6 +36,7 @@ class ShardedPasses:
 
     Attributes:
         units: Indices of the segments of each layer, in the order of forward.
+        fetch_bytes: Bytes of an element that come up from the host before a layer is gathered.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ShardedPasses:
         reshards: bool = True,
         prefetch: int = 1,
         reduce_bytes: int | None = None,
-        fetches: bool = False,
+        fetch_bytes: float = 0,
     ) -> None:
         """Find the layers.
 
@@ -58,10 +59,11 @@ class ShardedPasses:
             reshards: Whether layers are dropped behind their forward, to be gathered again.
             prefetch: Number of layers whose all-gathers run ahead.
             reduce_bytes: Bytes of an element in a reduce-scatter; None is the model's own.
-            fetches: Whether each device's part lies on the host, and is copied up first.
+            fetch_bytes: Bytes of an element of each device's part where that lies on the host, and
+                is copied up first; 0 where it lies on the device.
         """
         self._machine, self._costs, self._waits = machine, costs, waits
-        self._reshards, self._prefetch, self._fetches = reshards, prefetch, fetches
+        self._reshards, self._prefetch, self.fetch_bytes = reshards, prefetch, fetch_bytes
         self._reduce_bytes = reduce_bytes or costs.dtype_bytes
         self._blocks = machine.hardware.device.is_cpu
         self.units = layers_of(costs)
@@ -94,12 +96,13 @@ class ShardedPasses:
             if not self._gathers(visit):
                 self._gathered.append(None)
                 continue
-            size = self._sizes[self._visits[visit]] * self._costs.dtype_bytes
+            numel = self._sizes[self._visits[visit]]
+            size = numel * self._costs.dtype_bytes
             # Its memory is that of the layer before those that run ahead.
             after = self._ends[max(0, visit - self._prefetch)]
-            if self._fetches:
-                share = size / machine.hardware.total_devices
-                after = machine.h2d.submit("params", step, machine.up(share), [after])
+            if self.fetch_bytes:
+                part = numel * self.fetch_bytes / machine.hardware.total_devices
+                after = machine.h2d.submit("params", step, machine.up(part), [after])
             self._gathered.append(machine.collective("all-gather", size, step, after, blocks=True))
 
     def begin(self, after: simpy.Event | None = None) -> None:

@@ -100,7 +100,7 @@ LATER = {
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
     4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": DEEPSPEED_SHARE}},
     5: {"host": {"adam_share": KERNEL_IS_DRAM}},
-    6: {"device": {"float32_efficiency": None}},
+    6: {"device": {"float32_efficiency": None, "cache": None}},
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""

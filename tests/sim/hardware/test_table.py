@@ -21,6 +21,7 @@ RANGES = {
     "device.flops.float32": (8e12, 200e12),
     "device.matmul_efficiency": (0.5, 1.25),
     "device.float32_efficiency": (0.4, 1),
+    "device.cache": (50e6, 150e6),
     "device.sustained_share": (0.5, 1),
     "device.matmul_latency": (0.1e-6, 50e-6),
     "device.attention_efficiency": (0.2, 0.75),

@@ -127,8 +127,10 @@ def test_with_sharded_weights_a_fast_link_hides_them(strategy):
     found, plain = (
         simulate(costs_of(work, machine), strategy, keeps_spans=False) for work in (AWAY, WORK)
     )
-    # The engine packs and unpacks its own copies, which activations' wait behind.
-    near_enough = 0.03 if strategy.config is not None else 1e-3
+    # The engine packs and unpacks its own copies, which activations' wait behind. They also wait
+    # behind sums of gradients that stage 3 has asked for.
+    waits = strategy.config is not None or strategy.name == "zero3_offload"
+    near_enough = 0.03 if waits else 1e-3
     assert found.step_seconds == pytest.approx(plain.step_seconds, rel=near_enough)
 
 

@@ -1,5 +1,6 @@
 """A step's costs: hand-made figures, and sums that must come out."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,7 @@ def device(**changes):
         "compiled_launch": None,
         "matmul_latency": figure(1e-12),
         "is_cpu": False,
+        "cache": None,
     }
     return replace(gpu, **{**plain, **changes})
 
@@ -70,6 +72,18 @@ def test_plain_float32_products_have_a_share_of_their_own():
     # 100 FLOP at 16/s, 50 of attention at a quarter of 20/s, 30 bytes at 10/s.
     forward, _ = layer_seconds(WORK, replace(own, sustained_share=None), "float32")
     assert forward == pytest.approx(100 / 16 + 50 / 5 + 3)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "read"), [(1.0, 0.0), (5.0, 0.0), (7.5, 0.5), (10.0, 1.0), (math.inf, 1.0)]
+)
+def test_a_large_cache_serves_reads_of_tensors_that_fit(tensor, read):
+    # 30 bytes at 10/s, half of them reads; a tensor of half the cache still fits beside another.
+    work = replace(WORK, tensor_bytes=tensor)
+    forward, backward = layer_seconds(work, device(cache=figure(10.0)), "bfloat16")
+    assert forward == pytest.approx(2 + 2 + 1.5 + 1.5 * read)
+    assert backward == pytest.approx(4 + 5 + 3 + 3 * read)
+    assert layer_seconds(work, device(), "bfloat16")[0] == pytest.approx(2 + 2 + 3)
 
 
 def test_attentions_backward_may_have_a_rate_of_its_own():
