@@ -1,6 +1,7 @@
 """Published measurements: predicted from set-ups alone, with one constant, and written down."""
 
 import inspect
+from collections import Counter
 from dataclasses import replace
 from statistics import median
 
@@ -9,6 +10,8 @@ import pytest
 from experiments.lab.finding import Verdict
 from experiments.lab.record import needed, put
 from experiments.literature.communication import COMMUNICATION
+from experiments.literature.data_parallel import DATA_PARALLEL, DATA_PARALLEL_GROUPS
+from experiments.literature.fine_tuning import FINE_TUNING, FINE_TUNING_GROUPS
 from experiments.literature.host_passes import HOST_PASS_GROUPS
 from experiments.literature.measurements import (
     BREAKDOWN,
@@ -18,8 +21,10 @@ from experiments.literature.measurements import (
     UNFITTED,
 )
 from experiments.literature.memory_cases import MEMORY_CASES
+from experiments.literature.offload_runs import OFFLOAD_GROUPS, OFFLOAD_RUNS
 from experiments.literature.setups import HostPass, Measurement, Phases, Setup
 from experiments.literature.sharded_runs import SHARDED_GROUPS
+from experiments.literature.zero3_runs import ZERO3_GROUPS, ZERO3_RUNS
 from experiments.studies.published.memory import counts_of, predict_memory
 from experiments.studies.published.predictions import (
     SHARE,
@@ -49,6 +54,9 @@ from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from tests.test_layering import modules_after
 
 BY_LABEL = {item.label: item for item in MEASUREMENTS}
+BLIND = (*OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL)
+"""Rows that were entered before any of them was predicted."""
+BLIND_GROUPS = {*OFFLOAD_GROUPS, *ZERO3_GROUPS, *FINE_TUNING_GROUPS, *DATA_PARALLEL_GROUPS}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +105,8 @@ def test_other_measured_values_change_no_prediction(rows):
 
 def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row():
     ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
-    assert {item.group for item in ours} == {"qwen", "llama", "slideformer", "host"}
+    groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon"}
+    assert {item.group for item in ours} == groups
     shares = {hardware_of(item.setup).host.deepspeed_share for item in ours}
     assert {share.value for share in shares} == {DEEPSPEED_SHARE.value}
     # Only the host that it was measured on has it from measurement, and with less of a spread.
@@ -217,6 +226,53 @@ def test_rows_of_sharded_weights_have_no_say_in_what_is_left_out(rows):
     ]
     assert held[0] > 10
     assert held[1] == 0
+
+
+def test_rows_that_were_entered_blind_are_all_counted_and_none_is_fitted():
+    assert len(BLIND) > 80
+    assert {item.group for item in BLIND} == BLIND_GROUPS
+    assert set(UNFITTED) >= BLIND_GROUPS
+    assert [item for item in MEASUREMENTS if item.group in BLIND_GROUPS] == list(BLIND)
+
+
+def test_no_source_has_more_than_five_of_the_rows_that_were_entered_blind():
+    counts = Counter(item.source for item in BLIND)
+    assert len(counts) > 25
+    assert max(counts.values()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("slower", "faster"),
+    [
+        ("Falcon-7B, ZeRO-3, all offloaded", "Falcon-7B, ZeRO-3"),
+        ("Falcon-7B, ZeRO-2, optimizer offloaded", "Falcon-7B, ZeRO-3"),
+        ("ViT, DeepSpeed's ZeRO-Offload", "ViT, no offload"),
+        ("LLaMA-7B, ZeRO-3, recomputed, all offloaded", "LLaMA-7B, ZeRO-3, recomputed"),
+        ("LLaMA-7B, ZeRO-3, recomputed, optimizer offloaded", "LLaMA-7B, ZeRO-3, recomputed"),
+        ("Llama-2-7B, LoRA, 2 RTX 3090", "Llama-2-7B, LoRA, 2 RTX 4090"),
+    ],
+)
+def test_of_two_rows_of_a_source_the_slower_one_is_predicted_slower(slower, faster):
+    for seconds in (
+        lambda item: item.seconds / tokens_of(item),
+        lambda item: predict(item.setup, "step") / tokens_of(item),
+    ):
+        assert seconds(BY_LABEL[slower]) > seconds(BY_LABEL[faster])
+
+
+def tokens_of(item):
+    setup = item.setup
+    return setup.batch_size * setup.sequence * setup.accumulation
+
+
+@pytest.mark.parametrize("item", BLIND, ids=lambda item: item.label)
+def test_an_alternative_is_another_set_up_and_moves_the_prediction(item):
+    usual = predict(item.setup, item.quantity)
+    for alternative in item.alternatives:
+        setup = alternative.setup or item.setup
+        assert setup != item.setup or alternative.values
+        machine = hardware_of(setup).with_values(dict(alternative.values))
+        assert predict(setup, item.quantity, machine) != usual
 
 
 def test_published_runs_on_several_hosts_are_predicted_on_as_many():
