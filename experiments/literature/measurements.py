@@ -70,12 +70,15 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     **DATA_PARALLEL_GROUPS,
 }
 
+BLIND_GROUPS = (
+    *OFFLOAD_GROUPS, *ZERO3_GROUPS, *FINE_TUNING_GROUPS, *DATA_PARALLEL_GROUPS,
+)  # fmt: skip
+"""Groups whose rows were all entered before any of them was predicted."""
 UNFITTED = (
     *HOST_PASS_GROUPS, *ALTERNATIVE_GROUPS, *SHARDED_GROUPS, *LAUNCH_BOUND_GROUPS,
-    *COMMUNICATION_GROUPS, *OFFLOAD_GROUPS, *ZERO3_GROUPS, *FINE_TUNING_GROUPS,
-    *DATA_PARALLEL_GROUPS,
+    *COMMUNICATION_GROUPS, *BLIND_GROUPS,
 )  # fmt: skip
-"""Groups with no say in any constant."""
+"""Groups with no say in any constant but the term for what the model leaves out."""
 
 BREAKDOWN = Phases(
     strategy="published_zero_offload",

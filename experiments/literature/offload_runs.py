@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from experiments.literature.setups import Alternative, Measurement, Setup
-from experiments.literature.zero3_runs import RELEASED, gpt, with_deepspeed_step
+from experiments.literature.zero3_runs import RELEASED, gpt, offloaded
 
 OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "gpt-neo": (
@@ -21,15 +21,14 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
         "LLaMA-7B on 8 A800, ZeRO-2 and ZeRO-3",
         "The unit of the throughput is not printed. It is sequences per second of all devices: "
         "tokens would be too few and sequences of one device too many for the devices' peak. "
-        "ZeRO-3 is simulated as FSDP2 is, with AdamW's kernel alone on the host.",
+        "ZeRO-3's passes are simulated as FSDP2's are.",
     ),
     "titan-rtx": (
         "GPT-2 XL on 1 and 2 Titan RTX, ZeRO-3 and FSDP with offload",
         "Times are of an epoch, with its evaluation, FSDP's in hours to one or two digits. The "
         "number of sequences of the data is taken from a published log of the same script. FSDP's "
-        "rows are in float32; on the CPU they run transformers' own AdamW, a loop of torch "
-        "operations, where the simulated one is a fused kernel. The host has 60 GB and is not "
-        "named.",
+        "rows are in float32; on the CPU they run transformers' own AdamW. The host has 60 GB "
+        "and is not named.",
     ),
     "desktop-vit": (
         "A ViT of 1.1B on one RTX 4070 Ti SUPER",
@@ -39,8 +38,8 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     ),
     "cpu-master": (
         "FSDP2 with its optimizer on the CPU",
-        "Neither host is named. torchtune's moments and weights on the host have 16 bits, so "
-        "that about half of the counted bytes move. prime-rl does not say what it recomputes, nor "
+        "Neither host is named. torchtune's moments and weights on the host have "
+        "16 bits. prime-rl does not say what it recomputes, nor "
         "on how many threads AdamW runs.",
     ),
     "fsdp-size": (
@@ -71,11 +70,8 @@ _NEO = Setup(
     attention="eager",
     dtype="float16",
 )
-_GPT_J = replace(
-    _NEO,
-    model="gpt-j-6b",
-    config=gpt(4096, 28, 16, words=50_400, tied=False),
-    strategy="fsdp2_offload",
+_GPT_J = offloaded(
+    replace(_NEO, model="gpt-j-6b", config=gpt(4096, 28, 16, words=50_400, tied=False))
 )
 _VIT = Setup(
     model="vit-giant-dinov2",
@@ -204,7 +200,6 @@ def _titan(label: str, epoch: float, setup: Setup, source: str, share: float = 1
         source=f"huggingface/blog, {source}",
         assumption="blocks of 128 tokens, transformers' eager kernels, nothing recomputed; two "
         "Titan RTX without a bridge in a server with two small Xeons",
-        alternatives=(with_deepspeed_step(setup),) if setup.dtype == "float16" else (),
     )
 
 
@@ -212,8 +207,7 @@ _FLOAT = replace(_TITAN, dtype="float32", batch_size=10)
 
 OFFLOAD_RUNS: tuple[Measurement, ...] = (
     _neo("GPT-Neo-2.7B, ZeRO-2 and offload", 8040.93, 2013, _NEO),
-    _neo("GPT-J-6B, ZeRO-3 and all offloaded", 23887.48, 2340, _GPT_J,
-         with_deepspeed_step(_GPT_J)),
+    _neo("GPT-J-6B, ZeRO-3 and all offloaded", 23887.48, 2340, _GPT_J),
     _a800("ZeRO-2", 5.33, _A800),
     _a800("ZeRO-2, recomputed, optimizer offloaded", 1.81,
           replace(_CKPT, strategy="deepspeed_zero_offload"),
@@ -222,12 +216,10 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
     _a800("ZeRO-3, recomputed", 4.73,
           replace(_CKPT, strategy="fsdp2", batch_size=8, accumulation=1)),
     _a800("ZeRO-3, recomputed, optimizer offloaded", 2.05,
-          (_OPTIMIZER := replace(_CKPT, strategy="zero3_offload", batch_size=2, accumulation=4)),
-          with_deepspeed_step(_OPTIMIZER)),
+          replace(_CKPT, strategy="zero3_offload", batch_size=2, accumulation=4)),
     _a800("ZeRO-3, recomputed, all offloaded", 2.06,
-          (_ALL := replace(_CKPT, strategy="fsdp2_offload", batch_size=4, accumulation=2)),
-          with_deepspeed_step(_ALL)),
-    _titan("GPT-2 XL on 1 Titan RTX, ZeRO-3 and offload", 6608.35, _TITAN,
+          offloaded(replace(_CKPT, batch_size=4, accumulation=2))),
+    _titan("GPT-2 XL on 1 Titan RTX, ZeRO-3 and offload", 6608.35, offloaded(_TITAN),
            "accelerate-deepspeed.md"),
     _titan("GPT-2 XL on 1 Titan RTX, FSDP and offload (3 h)", 3 * 3600, _FLOAT,
            "pytorch-fsdp.md", 0.95),
@@ -245,7 +237,8 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
         quantity="step",
         setup=Setup(model="llama-3.1-70b", machine="dgx-a100-80", devices=8,
                     strategy="fsdp2_offload", batch_size=2, sequence=2048, checkpointing=True,
-                    kernels="compiled"),
+                    kernels="compiled",
+                    options={"optimizer": "fused", "float32_master": False}),
         group="cpu-master",
         source="pytorch/torchtune, README: memory and training speed",
         assumption="a DGX A100; tokens per second of all devices; every layer recomputed; "
@@ -256,7 +249,7 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
         seconds=5.629,
         quantity="step",
         setup=Setup(model="qwen3-4b", machine="rtx-pro-6000-server", devices=1,
-                    strategy="zero3_offload", batch_size=1, sequence=2048, accumulation=2,
+                    strategy="published_zero_offload", batch_size=1, sequence=2048, accumulation=2,
                     checkpointing=True),
         group="cpu-master",
         source="PrimeIntellect-ai/prime-rl #3210",

@@ -46,12 +46,9 @@ RELEASED = {"overlap_comm": True}
 """Options of DeepSpeed's ZeRO-Offload at its best."""
 
 
-def with_deepspeed_step(setup: Setup) -> Alternative:
-    """Return the set-up as ZeRO-2 runs it, with DeepSpeed's own CPU step."""
-    return Alternative(
-        text="with the CPU step of DeepSpeed's ZeRO-2",
-        setup=replace(setup, strategy="deepspeed_zero_offload", options=RELEASED),
-    )
+def offloaded(setup: Setup) -> Setup:
+    """Return the set-up under ZeRO-3 with weights and optimizer on the host."""
+    return replace(setup, strategy="zero3_offload", options={"offload_param": True})
 
 
 def gpt(width: int, layers: int, heads: int, *, words: int = 50_257, tied: bool = True) -> Any:
@@ -111,6 +108,8 @@ _GEMINI = Setup(
 
 def _falcon(label: str, seconds: float, strategy: str) -> Measurement:
     setup = replace(_FALCON, strategy=strategy)
+    if strategy == "zero3_offload":
+        setup = offloaded(setup)
     return Measurement(
         label=f"Falcon-7B, {label}",
         seconds=seconds,
@@ -122,7 +121,6 @@ def _falcon(label: str, seconds: float, strategy: str) -> Measurement:
         alternatives=(
             other_recomputation(setup),
             Alternative(text="2 sequences a device", setup=replace(setup, batch_size=2)),
-            *([with_deepspeed_step(setup)] if strategy == "fsdp2_offload" else []),
         ),
     )
 
@@ -172,9 +170,7 @@ def _jean_zay(label: str, seconds: float, setup: Setup) -> Measurement:
         source="bigscience-workshop/bigscience, experiments/gpt2.md",
         assumption="transformers' GPT-2, eager, every layer recomputed, one micro-batch of "
         "sequences of 1,024 tokens; no switch of PCIe",
-        alternatives=(shared,)
-        if setup.strategy == "fsdp2"
-        else (shared, with_deepspeed_step(setup)),
+        alternatives=(shared,),
     )
 
 
@@ -209,6 +205,8 @@ def _open_llama(
         accumulation=12,
         checkpointing=recomputes,
     )
+    if strategy == "zero3_offload":
+        setup = offloaded(setup)
     narrow = replace(setup, network="4x-roce-100")
     return Measurement(
         label=f"LLaMA {label} ({tokens:,.0f} tokens/s)",
@@ -219,10 +217,7 @@ def _open_llama(
         source="s-JoL/Open-Llama, README and #60",
         assumption="six hosts as a DGX A100; xformers' attention, else eager kernels; 12 "
         "micro-batches a step",
-        alternatives=(
-            Alternative(text="400 Gb/s for each host", setup=narrow),
-            *([with_deepspeed_step(setup)] if strategy == "fsdp2_offload" else []),
-        ),
+        alternatives=(Alternative(text="400 Gb/s for each host", setup=narrow),),
     )
 
 
@@ -265,14 +260,12 @@ def _azure(
 ZERO3_RUNS: tuple[Measurement, ...] = (
     _falcon("FSDP", 2.93, "fsdp2"),
     _falcon("ZeRO-3", 2.86, "fsdp2"),
-    _falcon("ZeRO-3, all offloaded", 13.70, "fsdp2_offload"),
+    _falcon("ZeRO-3, all offloaded", 13.70, "zero3_offload"),
     _falcon("ZeRO-2, optimizer offloaded", 9.60, "deepspeed_zero_offload"),
     _gemini(
         "18B on 1 A100, ZeRO-3 and offload",
         39.32,
-        (_18B := replace(_GEMINI, model="gpt2-18b", config=gpt(4096, 90, 16), devices=1,
-                         strategy="fsdp2_offload")),
-        with_deepspeed_step(_18B),
+        offloaded(replace(_GEMINI, model="gpt2-18b", config=gpt(4096, 90, 16), devices=1)),
     ),
     _gemini("12B on 8 A100, ZeRO-3", 9.06, _GEMINI),
     _gemini("1.6B on 4 A100, ZeRO-3", 160 / 18.18,
@@ -284,7 +277,7 @@ ZERO3_RUNS: tuple[Measurement, ...] = (
     _jean_zay("52B on 64 V100, optimizer offloaded", 175,
               replace(_JEAN_ZAY, batch_size=12, strategy="zero3_offload")),
     _jean_zay("52B on 64 V100, all offloaded", 177,
-              replace(_JEAN_ZAY, batch_size=12, strategy="fsdp2_offload")),
+              offloaded(replace(_JEAN_ZAY, batch_size=12))),
     _jean_zay("25B on 16 V100, optimizer offloaded", 58,
               replace(_JEAN_ZAY, model="gpt2-25b", config=gpt(7168, 40, 32), hosts=4,
                       batch_size=4, strategy="zero3_offload")),
@@ -293,7 +286,7 @@ ZERO3_RUNS: tuple[Measurement, ...] = (
     _open_llama("13B on 48 A100, stage 3", 1856, (5120, 13_824, 40, 40), batch=24),
     _open_llama("33B on 48 A100, stage 3", 708, (6656, 17_920, 60, 52)),
     _open_llama("65B on 48 A100, stage 3, all offloaded", 369, (8192, 22_016, 80, 64),
-                strategy="fsdp2_offload"),
+                strategy="zero3_offload"),
     _azure("175B on 256 A100", 204.49, (12_288, 96, 96), batch=32, sequence=512,
            hosts=32),
     _azure("1T on 1,024 A100", 165.36, (25_600, 128, 160), batch=8, sequence=1024,

@@ -12,7 +12,7 @@ from experiments.lab.columns import Column, Table, key
 from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
-from experiments.literature.measurements import GROUPS, MEASUREMENTS, UNFITTED
+from experiments.literature.measurements import BLIND_GROUPS, GROUPS, MEASUREMENTS
 from experiments.literature.setups import AnySetup, Measurement, Quantity
 from experiments.studies.published.memory import about, memory_table, predict_memory
 from experiments.studies.published.predictions import (
@@ -111,11 +111,10 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
 def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the term for what the model leaves out, and how many measurements ranges hold.
 
-    Rows whose phases are given are not counted, and those of `UNFITTED` groups have no say in the
-    term. ``held`` has for each group its measurements, and those in ranges of figures alone, of
+    Rows whose phases are given are not counted. ``held`` has for each group its measurements, and those in ranges of figures alone, of
     the term that all rows but one give, and of the term that the other groups give.
     """
-    counted = [row for row in rows if row["group"] not in ("phases", *UNFITTED)]
+    counted = [row for row in rows if row["group"] != "phases"]
     groups = list(dict.fromkeys(row["group"] for row in counted))
     parts = [[_outcome(row) for row in counted if row["group"] == group] for group in groups]
     single = held_out([[outcome] for part in parts for outcome in part])
@@ -129,15 +128,6 @@ def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         }
         start += len(part)
     sigma = fit_left_out([each for part in parts for each in part])
-    for group in dict.fromkeys(row["group"] for row in rows if row["group"] in UNFITTED):
-        own = [_outcome(row) for row in rows if row["group"] == group]
-        inside = sum(outcome.needed <= sigma for outcome in own)
-        held[group] = {
-            "rows": len(own),
-            "figures": sum(not outcome.needed for outcome in own),
-            "without_the_row": inside,
-            "without_the_group": inside,
-        }
     return {"sigma": sigma, "held": held}
 
 
@@ -147,10 +137,11 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
 
 
 def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the absolute errors of each regime, and of all rows but those with phases given."""
+    """Return absolute errors: of each regime, of all but given phases, and of rows entered blind."""
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
     chosen = {name: [row for row in rows if row["regime"] == name] for name in regimes}
     chosen["all but the first"] = [row for row in rows if row["regime"] != regimes[0]]
+    chosen["of these, entered blind"] = [row for row in rows if row["group"] in BLIND_GROUPS]
     found = []
     for name, own in chosen.items():
         errors = [abs(row["error"]) for row in own]

@@ -160,7 +160,7 @@ def _left_out(found: Mapping[str, Any]) -> list[str]:
     count, alone, single, others = (sum(row[name] for row in rows) for name in names)
     return [
         f"That is a log-normal factor with a spread of {found['sigma']:.2f}: the least with which "
-        "the ranges hold 80 % of the rows of these groups; no other row has a say in it. Ranges "
+        "the ranges hold 80 % of these rows. Ranges "
         f"of figures alone hold {alone} of these {count}. With the factor that all other rows "
         f"give they hold {single}, and {others} with the one that all other groups give:",
         "",
