@@ -111,8 +111,9 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
 def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the term for what the model leaves out, and how many measurements ranges hold.
 
-    Rows whose phases are given are not counted. ``held`` has for each group its measurements, and those in ranges of figures alone, of
-    the term that all rows but one give, and of the term that the other groups give.
+    Rows whose phases are given are not counted. ``held`` has for each group its measurements, and
+    those in ranges of figures alone, of the term that all rows but one give, and of the term that
+    the other groups give.
     """
     counted = [row for row in rows if row["group"] != "phases"]
     groups = list(dict.fromkeys(row["group"] for row in counted))
@@ -137,7 +138,7 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
 
 
 def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return absolute errors: of each regime, of all but given phases, and of rows entered blind."""
+    """Return absolute errors: of each regime, of all but given phases, of rows entered blind."""
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
     chosen = {name: [row for row in rows if row["regime"] == name] for name in regimes}
     chosen["all but the first"] = [row for row in rows if row["regime"] != regimes[0]]
