@@ -34,7 +34,7 @@ _FIGURES = (
     "device.bandwidth", "device.matmul_efficiency", "device.launch", "overheads.device_update",
     "fabric.bandwidth", "network.bandwidth", SHARE,
 )  # fmt: skip
-_ON_THE_HOST = ("deepspeed_zero_offload", "deepspeed_zenflow")
+_ON_THE_HOST = ("deepspeed_zero_offload", "deepspeed_zenflow", "zero3_offload")
 """Strategies with DeepSpeed's CPU step."""
 _FREE = 1e-12
 """Seconds of a launch that bounds nothing."""

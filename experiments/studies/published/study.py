@@ -145,6 +145,8 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     chosen["of these, entered blind"] = [row for row in rows if row["group"] in BLIND_GROUPS]
     found = []
     for name, own in chosen.items():
+        if not own:
+            continue
         errors = [abs(row["error"]) for row in own]
         found.append(
             {

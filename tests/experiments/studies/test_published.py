@@ -105,12 +105,17 @@ def test_other_measured_values_change_no_prediction(rows):
 
 def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row():
     ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
-    groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon"}
+    groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon",
+              "titan-rtx", "gemini", "jean-zay", "open-llama"}  # fmt: skip
     assert {item.group for item in ours} == groups
     shares = {hardware_of(item.setup).host.deepspeed_share for item in ours}
-    assert {share.value for share in shares} == {DEEPSPEED_SHARE.value}
     # Only the host that it was measured on has it from measurement, and with less of a spread.
-    assert {share.kind: share.sigma for share in shares} == {"measured": 0.15, "estimated": 0.2}
+    # Desktops have one node of memory, and a share of their own.
+    assert {(share.value, share.kind, share.sigma) for share in shares} == {
+        (DEEPSPEED_SHARE.value, "measured", 0.15),
+        (DEEPSPEED_SHARE.value, "estimated", 0.2),
+        (0.71, "estimated", 0.15),
+    }
     assert all(item.source != PAPER for item in ours)
     paper = find_machine("a100-epyc-7742", 4).host
     assert step_rate(paper) == pytest.approx(deepspeed_rate(), rel=1e-3)
@@ -119,7 +124,7 @@ def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row():
         less = hardware_of(item.setup)
         less = less.with_values({SHARE: less.host.deepspeed_share.value / 2})
         usual = predict(item.setup, item.quantity)
-        moved = predict(item.setup, item.quantity, less) > 1.01 * usual
+        moved = predict(item.setup, item.quantity, less) > 1.001 * usual
         accumulates = item.quantity == "accumulating"  # the update is no part of these steps
         assert moved == (item in ours and not accumulates), item.label
 
@@ -152,7 +157,10 @@ def test_a_set_up_whose_cores_are_not_bound_pays_the_hop_on_its_host_and_link():
 
 def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     found = {each["regime"]: each for each in errors_by_regime(rows)}
-    assert sum(each["rows"] for each in found.values()) == 2 * len(rows) - 4  # phases count once
+    blind = sum(row["group"] in BLIND_GROUPS for row in rows)
+    assert found["of these, entered blind"]["rows"] == blind > 0
+    # Phases count once, and what was entered blind three times.
+    assert sum(each["rows"] for each in found.values()) == 2 * len(rows) - 4 + blind
     alone = [abs(row["error"]) for row in rows if row["regime"] == "device alone"]
     assert found["device alone"]["median"] == pytest.approx(median(alone))
     assert len(alone) > 2
