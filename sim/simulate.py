@@ -12,9 +12,9 @@ from sim.machine import Machine
 from sim.schedules.parallel.averaged import AveragedEngineSchedule
 from sim.schedules.parallel.ddp import DDP
 from sim.schedules.parallel.deepspeed_zero2 import DEEPSPEED_ZERO2
+from sim.schedules.parallel.deepspeed_zero3 import DEEPSPEED_ZERO3, ZERO3_OFFLOAD
 from sim.schedules.parallel.fsdp import FSDP2, FSDP2_OFFLOAD
 from sim.schedules.parallel.zenflow import ShardedEngineSchedule
-from sim.schedules.parallel.zero3 import ZERO3_OFFLOAD
 from sim.schedules.schedule import AbstractSchedule, System
 from sim.schedules.systems.deep_optimizer_states import DEEP_OPTIMIZER_STATES
 from sim.schedules.systems.deepspeed_zenflow import DEEPSPEED_ZENFLOW
@@ -58,6 +58,7 @@ SYSTEMS: Mapping[str, System] = {
         ROUNDPIPE,
         DDP,
         DEEPSPEED_ZERO2,
+        DEEPSPEED_ZERO3,
         FSDP2,
         FSDP2_OFFLOAD,
         ZERO3_OFFLOAD,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from experiments.literature.memory_failures import MEMORY_FAILURES
 from experiments.literature.setups import MemoryCase, Setup
 
 _GB, _GIB = 1e9, 2**30
@@ -91,7 +92,7 @@ _QWEN = Setup(
     options={"lora_rank": 64},
 )
 _WHOLE: Mapping[str, Any] = {
-    "strategy": "fsdp2", "devices": 2, "options": {"float32_reduce": False}
+    "strategy": "deepspeed_zero3", "devices": 2, "options": {"bucket_elements": 4096**2}
 }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def _qwen(label: str, gigabytes: float | None, **changes: Any) -> MemoryCase:
         source="QwenLM/Qwen, README: profiling of memory and speed",
         assumption="Qwen1.5's shapes, which are Qwen's; layers recomputed, as the scripts do it; "
         "rank 64 on all matrices of a layer; half of the sum for each device, and ZeRO-3 for full "
-        "training, as the page says (a later script has ZeRO-2), predicted as FSDP2",
+        "training, as the page says (a later script has ZeRO-2)",
     )
 
 
@@ -120,12 +121,13 @@ def _alpaca(batch: int, *, fits: bool) -> MemoryCase:
             batch_size=batch,
             sequence=512,
             attention="eager",
-            dtype="float32",
+            accumulation=8,
+            options={"sync_each_batch": False},
         ),
         fits=fits,
         source="tatsu-lab/stanford_alpaca #280, comments of June 2023",
-        assumption="parameters in float32 and activations too, where automatic casts make some "
-        "bfloat16; eager attention over padded sequences of 512 tokens",
+        assumption="predicted as FSDP2; gradients whole between micro-batches, as the Trainer "
+        "keeps them; eager attention over padded sequences of 512 tokens",
     )
 
 
@@ -222,15 +224,14 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
             _QWEN,
             machine="dgx-a100-40",
             devices=8,
-            strategy="published_on_device",
+            strategy="deepspeed_zero2",
             sequence=512,
             accumulation=1,
-            options={},
+            options={"optimizer": "foreach"},
         ),
         fits=False,
         source="hiyouga/LLaMA-Factory #4133",
-        assumption="predicted as ZeRO-1, which keeps whole gradients until the step; layers "
-        "recomputed, that project's default",
+        assumption="layers recomputed, that project's default; PyTorch's AdamW",
     ),
     MemoryCase(
         label="llama-recipes, Llama-2-7B on one A100 80 GB",
@@ -240,4 +241,5 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
         source="meta-llama/llama-cookbook #413",
         assumption="one sequence of 1,024 tokens, in bfloat16",
     ),
+    *MEMORY_FAILURES,
 )  # fmt: skip

@@ -48,7 +48,7 @@ RELEASED = {"overlap_comm": True}
 
 def offloaded(setup: Setup) -> Setup:
     """Return the set-up under ZeRO-3 with weights and optimizer on the host."""
-    return replace(setup, strategy="zero3_offload", options={"offload_param": True})
+    return replace(setup, strategy="zero3_offload", options={"offload": "all"})
 
 
 def gpt(width: int, layers: int, heads: int, *, words: int = 50_257, tied: bool = True) -> Any:

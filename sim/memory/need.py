@@ -30,9 +30,9 @@ ALLOCATOR_SHARE = 0.03
 
 Estimated: "reserved by PyTorch but unallocated" is 0.8 to 5.8 % in messages of memory running out
 (stanford_alpaca issue 76, vllm issue 10637, compressed-tensors pull request 587, xTuring issue
-140, starcoder issue 15); the middle one is 2.4 %. Ones of sharded training have 0.6 to 12 %
-(DeepSeek-Coder issue 78, DeepSpeed issue 2899, LLaMA-Factory issue 7532, s1 issue 106), and where
-sizes vary much it is far more (litgpt issue 303)."""
+140, starcoder issue 15); the middle one is 2.4 %. Of 15 of sharded training the middle one is
+1.4 %, and the largest are 8 to 12 % (ParlAI issue 4452, s1 issue 106, LLaMA-Factory issue 7532)
+and 23 % (LLaMA-Factory issue 5590). Where sizes vary much it is far more (litgpt issue 303)."""
 COLLECTIVE_BYTES = 0.4e9
 """Bytes of a GPU's buffers for collectives, with several devices. Estimated."""
 

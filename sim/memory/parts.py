@@ -45,6 +45,8 @@ class DeviceParts:
 
     always: Sequence[Part]
     """Parts that it holds throughout a step."""
+    passes: Sequence[Part] = ()
+    """Parts that it holds in forward and backward alone."""
     step: Sequence[Part] = ()
     """Parts that it holds only while it takes the optimizer's step."""
     gradients_before: float = 0.0
@@ -208,7 +210,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
         "start of backward": [
             Part("activations", "device", whole),
             buffers,
-            Part("gradients", "device", max(before, min(after, device.in_flight))),
+            Part("gradients", "device", min(before + device.in_flight, max(before, after))),
             *inside,
         ],
         "end of backward": [
@@ -224,9 +226,13 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
         ],
         "step": [Part("gradients", "device", at_step), *device.step],
     }
-    totals = {name: sum(part.num_bytes for part in parts) for name, parts in moments.items()}
+    held = {
+        name: parts if name == "step" else [*device.passes, *parts]
+        for name, parts in moments.items()
+    }
+    totals = {name: sum(part.num_bytes for part in parts) for name, parts in held.items()}
     moment = max(totals, key=totals.__getitem__)
-    return moment, [*device.always, *moments[moment]]
+    return moment, [*device.always, *held[moment]]
 
 
 def rounded(num_bytes: float) -> int:

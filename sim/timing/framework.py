@@ -180,6 +180,8 @@ class OptimizerKernels:
     """Kernels for each chunk of parameters, or for each parameter."""
     is_chunked: bool = True
     """Whether one kernel takes many parameters."""
+    temporaries: int = 0
+    """Number of float32 tensors that it makes as large as those it updates at a time."""
 
 
 OPTIMIZERS: Mapping[str, OptimizerKernels] = {
@@ -187,16 +189,47 @@ OPTIMIZERS: Mapping[str, OptimizerKernels] = {
     "fused": OptimizerKernels(moved=28, parameter=2.7e-6, kernels=1),
     # Decay (8), the first moment (12), the second's decay (8) and sum (12), root (8), division
     # (8), epsilon (8), and the step (16).
-    "foreach": OptimizerKernels(moved=80, parameter=10.0e-6, kernels=8),
-    # The same, parameter by parameter.
-    "loop": OptimizerKernels(moved=80, parameter=19.3e-6, kernels=8, is_chunked=False),
+    # The root is a list of its own.
+    "foreach": OptimizerKernels(moved=80, parameter=10.0e-6, kernels=8, temporaries=1),
+    # The same, parameter by parameter: the root and its quotient.
+    "loop": OptimizerKernels(
+        moved=80, parameter=19.3e-6, kernels=8, is_chunked=False, temporaries=2
+    ),
 }
-"""PyTorch's AdamW by name of the implementation; ``foreach`` is its default on a GPU."""
+"""PyTorch's AdamW by name of the implementation; ``foreach`` is its default on a GPU.
+
+DeepSpeed's own Adam is a fused one, but it takes PyTorch's from a training loop that makes it."""
 
 _CHUNK = 320 * 65536
 """Elements of one multi-tensor kernel: 320 blocks of 65,536 (ATen, MultiTensorApply.cuh)."""
 _CHUNK_PARAMETERS = 36
 """Parameters of one, where each has four tensors."""
+
+
+def optimizer_kernels(name: str) -> OptimizerKernels:
+    """Return an implementation of AdamW.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer {unknown_name(name, OPTIMIZERS)}")
+    return OPTIMIZERS[name]
+
+
+def optimizer_temporaries(name: str, elements: float, largest: float) -> float:
+    """Return the bytes of device memory that AdamW takes for a while.
+
+    Args:
+        name: Key of `OPTIMIZERS`.
+        elements: Number of elements that a device updates.
+        largest: Number of elements of the largest tensor of them.
+
+    Raises:
+        ConfigError: There is no such implementation.
+    """
+    kernels = optimizer_kernels(name)
+    return 4.0 * kernels.temporaries * (elements if kernels.is_chunked else largest)
 
 
 def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
@@ -210,9 +243,7 @@ def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
     Raises:
         ConfigError: There is no such implementation.
     """
-    if name not in OPTIMIZERS:
-        raise ConfigError(f"optimizer {unknown_name(name, OPTIMIZERS)}")
-    kernels, device = OPTIMIZERS[name], costs.hardware.device
+    kernels, device = optimizer_kernels(name), costs.hardware.device
     elements = costs.num_params / devices
     fused = elements / costs.hardware.overheads.device_update.value
     seconds = fused * kernels.moved / OPTIMIZERS["fused"].moved

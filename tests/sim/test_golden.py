@@ -885,6 +885,24 @@ LOGS = [
   8.0-  9.0 device step 1
 """,
     ),
+    # The same passes as released by DeepSpeed.
+    (
+        "deepspeed_zero3", {}, 1, 1, 2,
+        """
+  0.0-  1.0 device stall:gather 1
+  0.0-  1.0 fabric all-gather 1
+  1.0-  2.0 device forward 1
+  1.0-  2.0 fabric all-gather 1
+  2.0-  3.0 device forward 1
+  3.0-  5.0 device backward 1
+  3.0-  4.0 fabric all-gather 1
+  5.0-  7.0 device backward 1
+  5.0-  6.0 fabric reduce 1
+  7.0-  8.0 device stall:reduce 1
+  7.0-  8.0 fabric reduce 1
+  8.0-  9.0 device step 1
+""",
+    ),
     # Nothing is gathered for backward.
     (
         "fsdp2", {"reshard_after_forward": False}, 1, 1, 2,

@@ -199,7 +199,7 @@ def test_stage_3_does_deepspeeds_step():
     whole = 10 + 20 + 0.1 + 0.1 + (0.5 + 0.5 + 1.0) + 15 + 7.5 + 5
     assert step(found, "zero3_offload") == near(whole)
     # With all on the host layers come up instead.
-    offloaded = step(found, "zero3_offload", offload_param=True)
+    offloaded = step(found, "zero3_offload", offload="all")
     assert offloaded == near(whole - 5 + 0.5)
 
 
@@ -365,6 +365,28 @@ def test_bytes_of_every_collective(devices, hosts, accumulation):
     assert predict(found, "ddp").fabric_bytes == near(ring * 2 * MODEL)
 
 
+@pytest.mark.parametrize(("devices", "hosts"), [(2, 1), (2, 4)])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_gradients_are_reduced_and_leave_once_if_they_wait_for_the_last(
+    devices, hosts, accumulation
+):
+    found = costs(devices, hosts, update=28.0, accumulation=accumulation)
+    share = 1 / (devices * hosts)
+    for name in SHARDED:
+        waiting = predict(found, name, sync_each_batch=False)
+        gathered = accumulation * (2 * MODEL - LAST)
+        assert waiting.fabric_bytes == near((1 - share) * (gathered + MODEL)), name
+        if name != "fsdp2":
+            assert waiting.d2h_bytes == near(2 * share * MODEL)  # in float32
+            assert waiting.busy_seconds["host"] == near(share * 28)
+
+
+def test_sizes_of_deepspeeds_stage_3_are_numbers_of_elements():
+    for option in ("bucket_elements", "sub_group_elements"):
+        with pytest.raises(ConfigError, match=f"{option} must be at least 1"):
+            predict(costs(2), "deepspeed_zero3", **{option: 0})
+
+
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize(("devices", "hosts"), [(2, 1), (2, 2)])
 def test_bytes_of_offload(devices, hosts, accumulation):
@@ -378,7 +400,7 @@ def test_bytes_of_offload(devices, hosts, accumulation):
         # A second for each byte of an element: 80 in AdamW, 12 in each sum but the first.
         moved = (80 + 12 * (accumulation - 1)) * width / 4
         assert predicted.busy_seconds["host"] == near(share * moved)
-    for options, up in (({}, MODEL), ({"offload_param": True}, gathered)):
+    for options, up in (({}, MODEL), ({"offload": "all"}, gathered)):
         predicted = predict(found, "zero3_offload", **options)
         # Every micro-batch's go down and up once, and the last one's down in float32.
         assert predicted.d2h_bytes == near(share * (accumulation + 2) * MODEL)
@@ -431,18 +453,20 @@ def test_devices_and_hosts_hold_a_model_and_its_states_once(name, devices, hosts
     assert need.num_devices == total
     device, host = parts(need, "device"), parts(need, "pageable")
     pinned = parts(need, "pinned")
-    if name == "fsdp2":
-        assert total * device["optimizer state"] == near(STATE_BYTES * work.num_params)
-    else:
-        masters = "weights" if name == "fsdp2_offload" else "masters"
-        assert hosts * host["moments"] == near(8 * work.num_params)
-        assert hosts * pinned[masters] == near(4 * work.num_params)
+    if name == "fsdp2":  # its weights are the masters
+        held = total * (device["weights"] + device["moments"])
+    elif name == "fsdp2_offload":
+        held = hosts * (pinned["weights"] + host["moments"])
         assert hosts * pinned["gradients"] == near(4 * work.num_params)
-    on_device = total * device.get("weights", 0.0)
-    assert on_device == (0.0 if name == "fsdp2_offload" else near(2 * work.num_params))
+    else:
+        held = hosts * host["optimizer state"]
+        assert hosts * host["float gradients"] == near(4 * work.num_params)
+        assert total * device["weights"] == near(2 * work.num_params)
+    assert held == near(STATE_BYTES * work.num_params)
     layer = max(item.numel for item in work.layers)
     last = work.layers[-1].numel
-    assert device["layers in use"] == near(2 * (2 * layer + last))
+    if name != "zero3_offload":  # it keeps what backward uses again soon
+        assert device["layers in use"] == near(2 * (2 * layer + last))
     assert host["processes"] == near(devices * PROCESS_BYTES)
 
 

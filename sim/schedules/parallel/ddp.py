@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
+from sim.memory.parts import (
+    FLOAT_BYTES,
+    STATE_BYTES,
+    Part,
+    SystemCase,
+    SystemParts,
+)
+from sim.schedules.parallel.optimizer_memory import optimizer_part
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
 from sim.timing.framework import ddp_hooks, optimizer_seconds
@@ -96,12 +105,13 @@ class DistributedDataParallel(AbstractSchedule):
 
 
 def _memory(case: SystemCase) -> SystemParts:
-    """Return whole states, and gradients a second time in DDP's buckets."""
+    """Return whole states, gradients a second time in DDP's buckets, and what AdamW takes."""
     state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
     own = Part("optimizer state", "device", state * case.params)
     whole = case.size * case.params
     buckets = Part("reduction buckets", "device", whole if case.total > 1 else 0.0)
-    return case.device(own, buckets, after=whole), []
+    device = case.device(own, buckets, after=whole)
+    return replace(device, step=[optimizer_part(case, case.params)]), []
 
 
 DDP = System(name="ddp", rule="AdamW exactly", schedule=DistributedDataParallel, memory=_memory)

@@ -7,6 +7,8 @@ has passes of its own over each device's gradients before AdamW's.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import simpy
 
 from sim.machine import Machine
@@ -18,6 +20,7 @@ from sim.memory.parts import (
     SystemCase,
     SystemParts,
 )
+from sim.schedules.parallel.optimizer_memory import optimizer_part
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
 from sim.timing.framework import (
@@ -25,6 +28,7 @@ from sim.timing.framework import (
     is_added,
     non_finite_bytes,
     norm_bytes,
+    optimizer_kernels,
     plain_launch_seconds,
 )
 
@@ -43,6 +47,7 @@ class DeepSpeedZero2(AbstractSchedule):
         *,
         overlap_comm: bool = False,
         bucket_elements: int = REDUCE_BUCKET,
+        optimizer: str = "fused",
     ) -> None:
         """Take DeepSpeed's options.
 
@@ -51,9 +56,10 @@ class DeepSpeedZero2(AbstractSchedule):
             costs: Of one step of the model.
             overlap_comm: Whether reductions run behind backward.
             bucket_elements: Elements of gradients that are reduced together, `reduce_bucket_size`.
+            optimizer: Implementation of AdamW, a key of `sim.timing.framework.OPTIMIZERS`.
 
         Raises:
-            ConfigError: The size is below 1.
+            ConfigError: The size is below 1, or there is no such implementation.
         """
         # Each device's part is copied out of the bucket once more.
         own = 2.0 * costs.dtype_bytes
@@ -63,6 +69,7 @@ class DeepSpeedZero2(AbstractSchedule):
         super().__init__(machine, costs)
         refuse_below_1("bucket_elements", bucket_elements)
         self._overlaps, self._bucket = overlap_comm, bucket_elements
+        self._update = optimizer_kernels(optimizer).moved / optimizer_kernels("fused").moved
 
     def _step(self, step: int) -> Step:
         machine, waited = self.machine, 0.0
@@ -98,7 +105,7 @@ class DeepSpeedZero2(AbstractSchedule):
         unscaled. Behind AdamW masters are cast to the model's type.
         """
         costs, share = self.costs, self.costs.num_params / self.devices
-        seconds = self.step_overhead + self.update_seconds(share)
+        seconds = self.step_overhead + self._update * self.update_seconds(share)
         if not is_added(costs):
             return seconds
         size, device = costs.dtype_bytes, costs.hardware.device
@@ -113,17 +120,40 @@ class DeepSpeedZero2(AbstractSchedule):
 def _memory(case: SystemCase) -> SystemParts:
     """Return whole weights, each device's part of gradients and states, and the buckets.
 
-    A step holds the part's gradients in float32 beside those in the model's type.
+    Buckets are dropped when backward ends.
     """
-    state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
-    share = case.params / case.total
-    device = case.deepspeed_device(
-        Part("optimizer state", "device", state * share),
-        Part("gradients", "device", case.size * share, "this device's part of them"),
-        Part("float gradients", "device", FLOAT_BYTES * share, "of the step"),
-        buckets=2 if case.options["overlap_comm"] else 1,
+    share, bucket = case.params / case.total, case.options["bucket_elements"] * case.size
+    leaving = min(case.in_flight, bucket) + (2 if case.options["overlap_comm"] else 1) * bucket
+    own = case.size * share
+    device = case.device(
+        Part("optimizer state", "device", STATE_BYTES * share),
+        in_flight=leaving,
+        after=own + leaving,
     )
-    return device, []
+    return replace(
+        device,
+        gradients_before=own if case.workload.accumulation > 1 else 0.0,
+        gradients_at_step=0.0,
+        step=step_parts(case, share, kept=own),
+    ), []
+
+
+def step_parts(case: SystemCase, share: float, kept: float) -> list[Part]:
+    """Return what a step holds for a tensor that it updates, which is a flat one.
+
+    Gradients are flattened, a copy, and cast to float32. What they were in is dropped before
+    AdamW starts.
+
+    Args:
+        case: Workload, machine and options.
+        share: Elements of the tensor.
+        kept: Bytes of its gradients beside the flat ones.
+    """
+    flat = case.size * share if case.size < FLOAT_BYTES else 0.0
+    casts = Part("temporaries", "device", kept + flat, "of casts")
+    update = optimizer_part(case, share, share)
+    floats = Part("float gradients", "device", FLOAT_BYTES * share)
+    return [floats, max(casts, update, key=lambda part: part.num_bytes)]
 
 
 DEEPSPEED_ZERO2 = System(

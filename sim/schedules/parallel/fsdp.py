@@ -15,13 +15,13 @@ import simpy
 from sim.machine import Machine, Process
 from sim.memory.parts import (
     FLOAT_BYTES,
-    STATE_BYTES,
     DeviceParts,
     Part,
     SystemCase,
     SystemParts,
     rounded,
-)  # fmt: skip
+)
+from sim.schedules.parallel.optimizer_memory import optimizer_part
 from sim.schedules.parallel.sharded import ShardedPasses
 from sim.schedules.schedule import AbstractSchedule, Step, System, Waits
 from sim.timing.costs import StepCosts
@@ -49,6 +49,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         float32_reduce: bool = False,
         float32_master: bool = True,
         optimizer: str | None = None,
+        sync_each_batch: bool = True,
     ) -> None:
         """Share every layer out.
 
@@ -64,6 +65,9 @@ class FullyShardedDataParallel(AbstractSchedule):
                 it in the model's type.
             optimizer: Implementation of AdamW, a key of `sim.timing.framework.OPTIMIZERS`. None is
                 ``fused`` on the device, and on the host PyTorch's default there, ``loop``.
+            sync_each_batch: Whether every micro-batch's gradients are reduced. Accelerate and
+                transformers' Trainer reduce the last one's alone, unless told so by this name:
+                then whole gradients wait on every device.
 
         Raises:
             ConfigError: An option is out of its range.
@@ -73,7 +77,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         super().__init__(machine, costs)
         optimizer = optimizer or ("loop" if offload else "fused")
         raise_violations("fsdp2", _violations(prefetch, optimizer))
-        self._offload = offload
+        self._offload, self._syncs_each = offload, sync_each_batch
         self._share = costs.num_params / self.devices
         self._update_seconds = optimizer_seconds(costs, optimizer, self.devices)
         self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
@@ -93,11 +97,15 @@ class FullyShardedDataParallel(AbstractSchedule):
         machine = self.machine
         self._waits.seconds = 0.0
         left: list[simpy.Event] = []
+        last = self.costs.accumulation - 1
         for micro_batch in range(self.costs.accumulation):
             self._passes.begin()
             self._passes.forward(step)
+            reduces = self._syncs_each or micro_batch == last
             behind = functools.partial(self._leave, step=step, micro_batch=micro_batch, left=left)
-            passed, reduced = self._passes.backward_all(step, behind)
+            passed, reduced = self._passes.backward_all(
+                step, behind if reduces else None, reduces=reduces
+            )
         yield passed
         since = machine.env.now
         yield from self.wait([reduced], "reduce", step)
@@ -126,7 +134,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             return
         machine, size = self.machine, self._numel_of(unit) / self.devices * self._width
         copied = machine.d2h.submit("grads", step, machine.down(size), [reduced])
-        if micro_batch:  # to the sum so far
+        if micro_batch and self._syncs_each:  # to the sum so far
             work = machine.host_work(3 * size)
             copied = machine.host.submit("accumulate", step, work, [copied])
         left.append(copied)
@@ -148,8 +156,8 @@ def _violations(prefetch: int, optimizer: str) -> Iterator[str]:
 
 
 def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int = 1,
-                   reduce_bytes: int | None = None, keeps_weights: bool = True,
-                   keeps_gradients: bool = True) -> DeviceParts:  # fmt: skip
+                   weight_bytes: int | None = None,
+                   gradient_bytes: int | None = None) -> DeviceParts:  # fmt: skip
     """Return the parts of a device that holds an equal part of every layer.
 
     Layers in use are whole: this one, those that run ahead, and the last one, which stays from
@@ -161,27 +169,21 @@ def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int 
         more: Parts beside weights and gradients.
         reshards: Whether layers are dropped behind forward.
         prefetch: Number of layers whose all-gathers run ahead.
-        reduce_bytes: Bytes of an element of reduced gradients; None is the model's own.
-        keeps_weights: Whether the device's part of the weights lies on the device.
-        keeps_gradients: The same of gradients.
+        weight_bytes: Bytes of an element of the device's part of the weights; None is the model's
+            own, 0 a part that lies elsewhere.
+        gradient_bytes: The same of gradients.
     """
     sizes = [float(layer.numel) for layer in case.workload.layers]
     gathered = (1 + prefetch) * max(sizes) + sizes[-1] if reshards else case.params
-    own = case.size * case.params / case.total if keeps_weights else 0.0
+    part = case.params / case.total
+    own = case.size if weight_bytes is None else weight_bytes
+    kept = (case.size if gradient_bytes is None else gradient_bytes) * part
     leaving = case.in_flight
-    kept = (reduce_bytes or case.size) * case.params / case.total if keeps_gradients else 0.0
-    is_whole = case.total == 1 and keeps_weights  # then a part is the layer itself
+    is_whole = case.total == 1 and own == case.size  # then a part is the layer itself
+    in_use = 0.0 if is_whole else case.size * min(case.params, gathered)
     return DeviceParts(
-        always=[
-            Part("weights", "device", own, "this device's part of them"),
-            Part(
-                "layers in use",
-                "device",
-                0.0 if is_whole else case.size * min(case.params, gathered),
-                "gathered from all devices",
-            ),
-            *more,
-        ],
+        always=[Part("weights", "device", own * part, "this device's part of them"), *more],
+        passes=[Part("layers in use", "device", in_use, "gathered from all devices")],
         in_flight=leaving,
         gradients_before=kept if case.workload.accumulation > 1 else 0.0,
         gradients_after=max(leaving, kept) if case.total == 1 else leaving + kept,
@@ -190,23 +192,28 @@ def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int 
 
 
 def _memory(case: SystemCase) -> SystemParts:
-    """Return equal parts of weights, gradients and states, in their homes, and layers in use."""
-    options = case.options
-    offload = options["offload"]
-    state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
-    on_device = 0.0 if offload else state * case.params / case.total
+    """Return equal parts of weights, gradients and states, in their homes, and layers in use.
+
+    FSDP2's parameters are the masters: float32, as their gradients are, and layers are cast as
+    they are gathered.
+    """
+    options, part = case.options, case.params / case.total
+    offload, width = options["offload"], FLOAT_BYTES if options["float32_master"] else case.size
     device = sharded_device(
         case,
-        Part("optimizer state", "device", on_device),
+        Part("moments", "device", 0.0 if offload else 2.0 * width * part),
         reshards=options["reshard_after_forward"],
         prefetch=options["prefetch"],
-        reduce_bytes=FLOAT_BYTES if options["float32_reduce"] else None,
-        keeps_weights=not offload,
-        keeps_gradients=not offload,
+        weight_bytes=0 if offload else width,
+        gradient_bytes=0 if offload else width,
     )
+    if not options["sync_each_batch"] and case.workload.accumulation > 1:
+        each = FLOAT_BYTES if options["float32_reduce"] else case.size
+        added = max(layer.numel for layer in case.workload.layers)
+        device = replace(device, gradients_before=each * (case.params + added))
     if not offload:
-        return device, []
-    width = FLOAT_BYTES if options["float32_master"] else case.size
+        fused = {**options, "optimizer": options["optimizer"] or "fused"}
+        return replace(device, step=[optimizer_part(replace(case, options=fused), part)]), []
     layer = max(layer.numel for layer in case.workload.layers) / case.total
     arriving = Part(
         "weights on their way", "device", 2 * width * layer, "before they are gathered"

@@ -10,7 +10,7 @@ et al. 2020, section 5.3; Zhao et al. 2023).
   first layer's, which nothing hides.
 - The last layer stays gathered from forward to backward, which needs it at once.
 - A CPU that plays the device waits for each: FSDP2 overlaps by CUDA's streams alone.
-- Every micro-batch gathers and reduces again.
+- Every micro-batch gathers again. It reduces again unless gradients are synchronised once a step.
 - Activations that wait on the host go behind a layer's forward and come back before its backward,
   through as many buffers as without sharding. Their copies share each device's link with offload's
   and, where that is the fabric, with collectives.
@@ -123,8 +123,15 @@ class ShardedPasses:
                 self._left[visit] = self._machine.d2h.submit("activations", step, work, [end])
         return self._ends[-1]
 
-    def backward(self, unit: int, seconds: Sequence[float], step: int,
-                 room: Sequence[simpy.Event] = ()) -> Backward:  # fmt: skip
+    def backward(
+        self,
+        unit: int,
+        seconds: Sequence[float],
+        step: int,
+        room: Sequence[simpy.Event] = (),
+        *,
+        reduces: bool = True,
+    ) -> Backward:
         """Queue a layer's backward and its reduce-scatter; layers go from the last to the first.
 
         Args:
@@ -132,10 +139,13 @@ class ShardedPasses:
             seconds: Of each of its segments, in the order of backward.
             step: Its step.
             room: What else must have happened: room for gradients on their way to the host.
+            reduces: Whether its gradients are reduced; else both ends are the same.
         """
         visit = 2 * len(self.units) - 1 - unit
         arrived = self._fetch_activations(unit, visit, step)
         passed = self._visit(visit, "backward", seconds, step, [("h2d", arrived), ("d2h", room)])
+        if not reduces:
+            return passed, passed
         size = self._sizes[unit] * self._reduce_bytes
         if self._blocks:
             size *= 2  # gloo reduces everything everywhere, and keeps a part
@@ -143,18 +153,23 @@ class ShardedPasses:
         return (reduced if self._blocks else passed), reduced
 
     def backward_all(
-        self, step: int, behind: Callable[[int, simpy.Event], object] | None = None
+        self,
+        step: int,
+        behind: Callable[[int, simpy.Event], object] | None = None,
+        *,
+        reduces: bool = True,
     ) -> Backward:
         """Queue a micro-batch's backward, layer by layer; return the ends of the first layer's.
 
         Args:
             step: Its step.
             behind: Function that is given each layer's number and the end of its reduce-scatter.
+            reduces: Whether gradients are reduced.
         """
         segments = self._costs.segments
         for unit in reversed(range(len(self.units))):
             seconds = [segments[index].backward for index in reversed(self.units[unit])]
-            ends = self.backward(unit, seconds, step)
+            ends = self.backward(unit, seconds, step, reduces=reduces)
             if behind is not None:
                 behind(unit, ends[1])
         return ends

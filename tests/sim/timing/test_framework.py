@@ -145,3 +145,13 @@ def test_deepspeeds_step_is_longer_than_the_papers_by_its_passes():
     passes = found.num_params / 2 * (28 + 18 + 4 + 6 + 8 + 6) / found.elementwise_bandwidth
     assert released.update_seconds - paper.update_seconds == pytest.approx(passes)
     assert released.stall_seconds > paper.stall_seconds  # buckets are reduced in turn
+
+
+def test_deepspeeds_step_with_pytorchs_adamw_moves_more():
+    found = costs(4096)
+    fused, loop = (
+        simulate(found, Strategy.of("deepspeed_zero2", optimizer=name)).update_seconds
+        for name in ("fused", "loop")
+    )
+    update = found.num_params / 2 / found.hardware.overheads.device_update.value
+    assert loop - fused == pytest.approx((80 / 28 - 1) * update)

@@ -1,0 +1,192 @@
+"""ZeRO stage 3 as released: DeepSpeed 0.19, stage3.py, partitioned_param_coordinator.py.
+
+Its passes are simulated as FSDP2's, with FSDP2's hooks. Copies, step and memory are its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Literal, get_args
+
+import simpy
+
+from sim.machine import Machine, Process
+from sim.memory.parts import (
+    FLOAT_BYTES,
+    REDUCE_BUCKET,
+    STATE_BYTES,
+    DeviceParts,
+    Part,
+    SystemCase,
+    SystemParts,
+)
+from sim.schedules.parallel.deepspeed_zero2 import step_parts
+from sim.schedules.parallel.fsdp import FullyShardedDataParallel
+from sim.schedules.schedule import System, refuse_below_1
+from sim.schedules.systems.deepspeed_zero_offload import RELEASED, around_rate
+from sim.timing.costs import StepCosts
+from zenflow.errors import ConfigError
+
+Offload = Literal["none", "optimizer", "all"]
+"""What lies on the host: nothing; gradients and states; weights, too."""
+SUB_GROUP = 1_000_000_000
+"""Elements of DeepSpeed's default ``sub_group_size``, which are updated together."""
+_REUSE_DISTANCE = 1_000_000_000
+"""Elements of its default ``stage3_max_reuse_distance``: what is used again sooner stays whole."""
+_PREFETCHED = 50_000_000
+"""Elements of its default ``stage3_prefetch_bucket_size``."""
+
+
+class DeepSpeedZero3(FullyShardedDataParallel):
+    """Passes with all-gathers and reduce-scatters, then AdamW over each device's own part.
+
+    With offload:
+
+    - Sums of gradients lie on the host in the model's type (`partition_grads`). Every micro-batch
+      copies its own down, and then up again; from the second on the sum comes up, and goes down.
+      So each moves both ways once. The last one's also go down in float32. Backward waits for none
+      of it (`overlap_comm` is on by default in stage 3).
+    - `step()` is ZeRO-Offload's on the host. New weights go up in one piece, or with
+      `offload_param` in each pass.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        *,
+        offload: Offload = "none",
+        reshard_after_forward: bool = True,
+        bucket_elements: int = REDUCE_BUCKET,
+        sub_group_elements: int = SUB_GROUP,
+        optimizer: str = "fused",
+    ) -> None:
+        """Take DeepSpeed's options.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the model.
+            offload: What lies on the host.
+            reshard_after_forward: Whether layers are gathered again in backward, in time.
+            bucket_elements: Elements of gradients that are reduced together, `reduce_bucket_size`,
+                in memory. Transformers' ``auto`` has the square of the hidden width.
+            sub_group_elements: Elements that are updated together, `sub_group_size`, in memory.
+            optimizer: Implementation of AdamW on the device, a key of
+                `sim.timing.framework.OPTIMIZERS`.
+
+        Raises:
+            ConfigError: An option is out of its range.
+        """
+        if offload not in get_args(Offload):
+            known = ", ".join(get_args(Offload))
+            raise ConfigError(f"deepspeed_zero3: offload must be one of {known}, got {offload!r}")
+        super().__init__(
+            machine, costs, offload=offload != "none", float32_master=False, optimizer=optimizer,
+            reshard_after_forward=reshard_after_forward,
+        )  # fmt: skip
+        refuse_below_1("bucket_elements", bucket_elements)
+        refuse_below_1("sub_group_elements", sub_group_elements)
+        self._uploads = offload == "optimizer"
+        if self._uploads:
+            self._passes.fetch_bytes = 0
+        self._around = machine.bounded_host(around_rate(machine.hardware.host))
+
+    def _leave(
+        self,
+        unit: int,
+        reduced: simpy.Event,
+        *,
+        step: int,
+        micro_batch: int,
+        left: list[simpy.Event],
+    ) -> None:
+        if not self._offload:
+            return
+        machine, part = self.machine, self._numel_of(unit) / self.devices
+        size = part * self.costs.dtype_bytes
+        down = functools.partial(machine.d2h.submit, "grads", step)
+        up = functools.partial(machine.h2d.submit, "accumulator", step)
+        if micro_batch:
+            done = down(machine.down(size), [up(machine.up(size), [reduced])])
+        else:
+            done = up(machine.up(size), [down(machine.down(size), [reduced])])
+        if micro_batch == self.costs.accumulation - 1:
+            done = down(machine.down(part * RELEASED.down), [done])
+        left.append(done)
+
+    def _update(self, step: int) -> Process:
+        machine = self.machine
+        for name, bytes_each, kind in (
+            ("accumulate", RELEASED.prepare, self._around),
+            ("adam", RELEASED.update, None),
+            ("cast", RELEASED.convert, self._around),
+        ):
+            work = machine.host_work(self._share * bytes_each, kind=kind)
+            yield from self.wait([machine.host.submit(name, step, work)], "host", step)
+        if self._uploads:
+            size = self._share * self.costs.dtype_bytes
+            uploaded = machine.h2d.submit("params", step, machine.up(size))
+            yield from self.wait([uploaded], "h2d", step)
+
+
+def _memory(case: SystemCase) -> SystemParts:
+    """Return a device's part of everything, weights that are whole, and the bucket.
+
+    - The bucket and a flat buffer of all gradients stay. A bucket is copied to be reduced.
+    - Weights that are used again soon stay whole at the end of forward: the last half of the
+      distance, which backward goes back over. Beside them there are a layer and what runs ahead.
+    """
+    options, size = case.options, case.size
+    on_device, share = options["offload"] == "none", case.params / case.total
+    largest = max(layer.numel for layer in case.workload.layers)
+    whole = min(case.params, _REUSE_DISTANCE / 2 + largest + _PREFETCHED)
+    bucket = float(options["bucket_elements"] * size)
+    leaving = size * min(case.params, largest) + min(case.in_flight, bucket)
+    state = STATE_BYTES if size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
+    own = 0.0 if options["offload"] == "all" else size * share
+    device = DeviceParts(
+        always=[
+            Part("weights", "device", own, "this device's part of them"),
+            Part("reduction buckets", "device", bucket),
+        ],
+        passes=[Part("layers in use", "device", size * whole, "gathered from all devices")],
+        in_flight=leaving,
+        gradients_after=leaving,
+        gradients_at_step=0.0,
+    )
+    if not on_device:
+        return device, _host(case)
+    states = [
+        Part("optimizer state", "device", state * share),
+        Part("gradient buffer", "device", size * share, "this device's part of them"),
+    ]
+    step = step_parts(case, min(share, options["sub_group_elements"]), kept=0.0)
+    return replace(device, always=[*device.always, *states], step=step), []
+
+
+def _host(case: SystemCase) -> list[Part]:
+    """Return the host's parts: masters, moments, gradients in float32 and in the model's type."""
+    parts = [
+        Part("optimizer state", "pageable", STATE_BYTES * case.hosted, "masters, moments"),
+        Part("float gradients", "pageable", FLOAT_BYTES * case.hosted),
+        *case.pinned("gradients", case.size),
+    ]
+    if case.options["offload"] == "all":
+        parts += case.pinned("weights to upload", case.size)
+    return parts
+
+
+DEEPSPEED_ZERO3 = System(
+    name="deepspeed_zero3",
+    rule="AdamW exactly",
+    schedule=DeepSpeedZero3,
+    memory=_memory,
+)
+ZERO3_OFFLOAD = System(
+    name="zero3_offload",
+    rule="AdamW exactly",
+    schedule=functools.partial(DeepSpeedZero3, offload="optimizer"),
+    memory=_memory,
+)
+"""The same with `offload_optimizer`."""
