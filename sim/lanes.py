@@ -71,7 +71,7 @@ class Recording:
         return Timeline(tuple(spans), {"source": "simulated", **metadata})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # many are made, and frozen ones take twice as long
 class Work:
     """What a job takes: seconds by itself, then bytes of a flow."""
 

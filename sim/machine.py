@@ -138,6 +138,7 @@ class Machine:
         overheads = hardware.overheads
         self.pack_rate = overheads.pack_bandwidth.value
         self.unpack_rate = (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
+        self.copy_seconds = overheads.copy.value + hardware.link.latency.value
         self.dram = Resource("dram", rates.dram)
         self._bound_kinds: dict[float, FlowKind] = {}
         self._make_kinds()
@@ -199,9 +200,15 @@ class Machine:
         seconds = self._copy_seconds(num_bytes, self.pack_rate if packs else None)
         return Work(seconds=seconds, kind=self.d2h_kind, num_bytes=num_bytes, counted=num_bytes)
 
-    def up(self, num_bytes: float, *, packs: bool = False) -> Work:
-        """Return a copy to the device as work; ``packs`` where it is written into columns."""
-        seconds = self._copy_seconds(num_bytes, self.unpack_rate if packs else None)
+    def up(self, num_bytes: float, *, packs: bool = False, late: float = 0.0) -> Work:
+        """Return a copy to the device as work.
+
+        Args:
+            num_bytes: Its size.
+            packs: Whether it is written into columns.
+            late: Seconds that the device's stream of copies works on it besides.
+        """
+        seconds = self._copy_seconds(num_bytes, self.unpack_rate if packs else None) + late
         return Work(seconds=seconds, kind=self.h2d_kind, num_bytes=num_bytes, counted=num_bytes)
 
     def from_drives(self, num_bytes: float) -> Work:
@@ -250,10 +257,9 @@ class Machine:
 
         A GPU's stream packs them first; a CPU's lane thread does so while the bytes move.
         """
-        overhead = self.hardware.overheads.copy.value + self.hardware.link.latency.value
         if packing is None or self.hardware.device.is_cpu:
-            return overhead
-        return overhead + num_bytes / packing
+            return self.copy_seconds
+        return self.copy_seconds + num_bytes / packing
 
     def host_work(
         self, num_bytes: float, steps: float = 0.0, kind: FlowKind | None = None

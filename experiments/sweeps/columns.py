@@ -75,7 +75,7 @@ class Batch:
                 columns[name] = np.full(len(points), value or "", dtype=object)
             else:
                 number = np.nan if value is None else value
-                columns[name] = np.array(np.broadcast_to(number, len(points)), dtype=np.float64)
+                columns[name] = np.full(len(points), number, dtype=np.float64)
         return cls(points=np.asarray(points, dtype=np.int64), columns=columns)
 
     @classmethod

@@ -27,13 +27,14 @@ from experiments.sweeps.columns import (
 )
 from experiments.sweeps.grid import Case, Sweep
 from experiments.sweeps.rates import COMPUTE, Group, groups_of, machines_of
+from experiments.sweeps.shared import Shared
 from sim.closed_forms.steady import ClosedForm, has_closed_form
 from sim.machine import Rates
-from sim.memory.need import memory_of
+from sim.memory.need import MemoryNeed
 from sim.replay.arrays import RATES
 from sim.replay.steady import SteadyStates, recording_of
 from sim.replay.tape import CannotRecordError, times_of
-from sim.simulate import Prediction, simulate
+from sim.simulate import Prediction, selects_every, simulate
 from sim.timing.costs import StepCosts, costs_of
 from zenflow.errors import ConfigError
 
@@ -54,8 +55,9 @@ def rows_of(sweep: Sweep, points: Sequence[int]) -> Iterator[tuple[int, Row]]:
 
 def batches_of(sweep: Sweep, points: Sequence[int]) -> Iterator[Batch]:
     """Yield the results of every point as they are found: in each group formulas come first."""
+    shared = Shared(sweep)
     for group in groups_of(sweep, np.asarray(points, dtype=np.int64)):
-        yield from _answered(sweep, group)
+        yield from _answered(sweep, group, shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +70,23 @@ class _Base:
     """Results that rates don't change: memory, names, and why it does not fit if it doesn't."""
 
 
-def _base(sweep: Sweep, point: int) -> _Base:
+def _base(sweep: Sweep, point: int, shared: Shared) -> _Base:
     """Return what a point shares with its group.
 
     Raises:
         ConfigError: Its values don't go together.
     """
     case = sweep.case(point)
-    costs = costs_of(case.workload, case.hardware)
-    return _Base(case=case, costs=costs, facts=_facts(case))
+    costs = shared.costs(point, case)
+    return _Base(case=case, costs=costs, facts=_facts(case, shared.memory(point, case)))
 
 
-def _answered(sweep: Sweep, group: Group) -> Iterator[Batch]:
+def _answered(sweep: Sweep, group: Group, shared: Shared) -> Iterator[Batch]:
     """Yield the results of a group."""
     base: _Base | None = None
     for place, point in enumerate(group.points.tolist()):
         try:
-            base = _base(sweep, point)
+            base = _base(sweep, point, shared)
         except ConfigError as error:  # perhaps of its rates: those of others may do
             yield Batch.of([point], {"status": INVALID, "reason": _in_one_line(error)})
             continue
@@ -93,7 +95,7 @@ def _answered(sweep: Sweep, group: Group) -> Iterator[Batch]:
     if base is None:
         return
     if not _shares(base):
-        yield from _one_by_one(group.points, lambda point: _by_itself(sweep, point))
+        yield from _one_by_one(group.points, lambda point: _by_itself(sweep, point, shared))
         return
     machines, known = machines_of(sweep, base.case, group)
     if base.facts["status"] == NO_ROOM:
@@ -112,7 +114,7 @@ def _answered(sweep: Sweep, group: Group) -> Iterator[Batch]:
         else:
             own = {name: values[left] for name, values in machines.items()}
             yield from _by_events(sweep, base, group.of(left), own)
-    yield from _one_by_one(group.points[~known], lambda point: _by_itself(sweep, point))
+    yield from _one_by_one(group.points[~known], lambda point: _by_itself(sweep, point, shared))
 
 
 def _shares(base: _Base) -> bool:
@@ -145,13 +147,13 @@ def _in_one_line(error: ConfigError) -> str:
     return " ".join(str(error).split())
 
 
-def _by_itself(sweep: Sweep, point: int) -> Row:
+def _by_itself(sweep: Sweep, point: int, shared: Shared) -> Row:
     """Return the row of a point that shares nothing.
 
     Raises:
         ConfigError: Its values don't go together.
     """
-    base = _base(sweep, point)
+    base = _base(sweep, point, shared)
     if base.facts["status"] == NO_ROOM:
         return base.facts
     if sweep.method == "closed-form":
@@ -159,17 +161,15 @@ def _by_itself(sweep: Sweep, point: int) -> Row:
     return _by_simulation(base.case, base.facts)
 
 
-def _facts(case: Case) -> Row:
+def _facts(case: Case, need: MemoryNeed) -> Row:
     """Return what is known of a point without simulating it."""
     config, hardware = case.strategy.config, case.hardware
     lands = None
     if config is not None:
         lands = 0 if config.topk_ratio == 1 else config.effective_lag() + config.update_interval
-    need = memory_of(case.workload, case.strategy, hardware)
     short = "; ".join(
-        f"{short.place} memory: needs {short.needed / 2**30:.1f} GiB, has "
-        f"{short.available / 2**30:.1f} GiB"
-        for short in need.fits(hardware)
+        f"{place} memory: needs {needed / 2**30:.1f} GiB, has {available / 2**30:.1f} GiB"
+        for place, (needed, available) in need.short_of(hardware).items()
     )
     return {
         "status": NO_ROOM if short else OK,
@@ -220,6 +220,8 @@ def _by_events(
             group.points, lambda point: _by_simulation(sweep.case(point), base.facts)
         )
         return
+    config = base.case.strategy.config
+    every = 0 if config is None else selects_every(config)
     own_rates, count = Rates.of(base.case.hardware), len(group.points)
     rates = np.stack(
         [machines[n] if n in machines else np.full(count, getattr(own_rates, n)) for n in RATES],
@@ -228,7 +230,7 @@ def _by_events(
     for places, costs in _by_computing(sweep, base, group):
         for at in range(0, len(places), _REPLAYED):
             own = places[at : at + _REPLAYED]
-            found = recording.steady(rates[own], np.array([times_of(costs)]))
+            found = recording.steady(rates[own], np.array([times_of(costs)]), every)
             columns = {**base.facts, "method": EVENTS, **_simulated(base.case, found)}
             yield Batch.of(group.points[own], columns)
 

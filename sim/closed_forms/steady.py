@@ -13,7 +13,7 @@ what its copy takes: a lane that serves them in turn ends segment l at max over 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ class ClosedForm:
         if strategy.config is not None:
             self._interval = selects_every(strategy.config)
             self._adds = not strategy.config.is_exact
-            config = replace(strategy.config, select_strategy="step", select_interval=0)
+            config = strategy.config
             windows = windows_of(structure_of(costs, config))
             self._plan, self._phases, self._moved = windows.plan, windows.phases, windows.moved
             shares = self._plan.shares[::-1]
@@ -130,8 +130,10 @@ class ClosedForm:
         if not self._strategy.config.overlap_step:
             return self._in_turn(axes)
         # Bounds: nothing disturbs what is under way, and everything that may does.
-        least = self._overlapped(axes, is_least=True)
         most = self._overlapped(_crowded(axes) if tolerance else axes, is_least=False)
+        if not most.applies.any():  # so that nobody asks for the times
+            return most
+        least = self._overlapped(axes, is_least=True)
         close = most.step_seconds <= least.step_seconds * max(1 + tolerance, _EXACT)
         middle = (most.step_seconds - least.step_seconds) / 2
         selection = (most.selection_seconds + least.selection_seconds) / 2

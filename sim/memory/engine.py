@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
-from sim.timing.block_plan import blocks_of
+from sim.timing.block_plan import blocks_of, host_memory_of, laid_out
 from sim.timing.costs import is_split
 from sim.timing.division import Division
-from sim.timing.host_memory import HostMemory, host_memory, largest
+from sim.timing.host_memory import HostMemory, largest
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
 from zenflow.step.gradients.ring_size import ring_bytes
@@ -110,6 +110,8 @@ class EngineMemory:
 
         What is kept for each column and row is the same on all of them.
         """
+        if division.host == division.device == 1:
+            return self
         parts: dict[str, int] = {
             name: -(-getattr(self, name) // division.device)
             for name in (
@@ -179,7 +181,9 @@ def engine_memory(
         config: The update rule's settings; the window length is fixed.
         dtype_bytes: Bytes of an element of the model.
     """
-    return _engine_memory(tuple(shapes), config, dtype_bytes)
+    found = _engine_memory(tuple(shapes), laid_out(config), dtype_bytes)
+    host = replace(found.host, config=config)
+    return replace(found, host=host, depth=host.depth(math.inf))
 
 
 @functools.lru_cache(maxsize=256)  # a search asks for the same one again and again
@@ -197,7 +201,7 @@ def _engine_memory(
     for block in blocks:
         columns[block.matrix] += block.num_deferred
     packed = [rows * own * dtype_bytes for (rows, _), own in zip(split, columns, strict=True)]
-    host = host_memory(blocks, config, dtype_bytes)
+    host = host_memory_of(tuple(split), config, dtype_bytes)
     deferred = host.deferred
     num_split = sum(rows * width for rows, width in split)
     resident = sum(sizes) - num_split

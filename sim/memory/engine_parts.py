@@ -33,7 +33,9 @@ def engine_device_parts(
         waiting = leaving * _share_that_waits(workload, hardware, leaving)
         after = (own.important + own.resident) * size + min(leaving, in_flight + waiting)
     elif releases:  # a bucket's gradients are packed into the ring and freed before the next's
-        in_flight = float(max(own.bucket, *(layer.numel for layer in workload.layers)) * size)
+        in_flight = float(
+            max(own.bucket, *(layer.numel for layer in workload.distinct_layers)) * size
+        )
         at_step = float((own.important + own.resident) * size)
         after = min(whole, at_step + in_flight)
         ring = own.ring

@@ -107,7 +107,7 @@ class SystemCase:
     @property
     def in_flight(self) -> float:
         """Bytes of gradients while they leave: one layer's, and the next one's behind it."""
-        largest = max(layer.numel for layer in self.workload.layers)
+        largest = max(layer.numel for layer in self.workload.distinct_layers)
         return min(self.params, 2.0 * largest) * self.size
 
     def device(

@@ -1,138 +1,93 @@
-"""Arrays: the steps of a tape one after another, as the C code reads them."""
+"""Arrays: the steps of a tape, and a choice of them one after another as the C code reads it."""
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.replay.library import CTape, replay_library
-from sim.replay.tape import LANES, Job, Seconds, Step
+from sim.replay.library import TAPE_ARRAYS, CTape, replay_library
+from sim.replay.tape import GAP, JOB, LANES, OPERATION, STEP, Tape
 from zenflow.errors import ZenFlowError
 
 Array = NDArray[np.float64]
-_JOB = (
-    ("lane", np.int8), ("is_awaited", np.int8), ("num_bytes", np.float64), ("steps", np.float64),
-    ("counted", np.float64), ("step", np.int32), ("deadline", np.int32), ("rank", np.int32),
-)  # fmt: skip
-"""Numbers of a `Job` and their types, in order."""
+Places = NDArray[np.int64]
 RATES = ("d2h", "h2d", "duplex", "dram", "sharing", "host_sharing", "host", "steps")
 """Fields of `Rates` that a tape is replayed with, in the order of the C code."""
 
 
-@dataclass(slots=True, eq=False)
-class Sums:
-    """Sums of a machine's times, one for each of M jobs or sleeps."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of different lengths in an array, one behind another."""
 
-    counts: NDArray[np.int64]
-    """Number of each one's terms, (M,)."""
-    places: NDArray[np.int64]
-    """Places of all terms in `times_of`."""
-    factors: Array
-    """How often each of them is taken."""
+    begins: Places
+    """Where each row begins, and where the last one ends, (R + 1,)."""
 
     @classmethod
-    def of(cls, seconds: Sequence[Seconds]) -> Sums:
-        """Return recorded seconds as arrays."""
-        return cls(
-            np.array([len(own) for own in seconds], np.int64),
-            np.array([place for own in seconds for place, _ in own], np.int64),
-            np.array([factor for own in seconds for _, factor in own], np.float64),
-        )
+    def of(cls, counts: Sequence[int] | Places) -> Rows:
+        """Return rows of these lengths."""
+        return cls(np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
-    @classmethod
-    def joined(cls, sums: Sequence[Sums]) -> Sums:
-        """Return all of these, one after another."""
-        return cls(
-            np.concatenate([own.counts for own in sums]),
-            np.concatenate([own.places for own in sums]),
-            np.concatenate([own.factors for own in sums]),
-        )
+    @property
+    def counts(self) -> Places:
+        """Length of each row, (R,)."""
+        return np.diff(self.begins)
 
-    def first(self, count: int) -> Sums:
-        """Return the first ones."""
-        terms = self.counts[:count].sum()
-        return Sums(self.counts[:count], self.places[:terms], self.factors[:terms])
+    def picked(self, rows: Places) -> tuple[Places, Rows]:
+        """Return the places of all that some rows have, in their order, and the rows there."""
+        counts = self.counts[rows]
+        found = Rows.of(counts)
+        moved = found.spread(self.begins[rows] - found.begins[:-1])
+        return np.arange(found.begins[-1]) + moved, found
 
-    def at(self, times: Array) -> Array:
-        """Return the seconds on N machines, (N, M), by their times, (N, P)."""
-        found = np.zeros((len(times), len(self.counts)))
-        owner = np.repeat(np.arange(len(self.counts)), self.counts)
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return each row's value for everything in it."""
+        return np.repeat(values, self.counts)
+
+
+class StepArrays:
+    """All steps of a tape as arrays, with its relative references.
+
+    Attributes:
+        count: Number of steps.
+        jobs: Numbers of all jobs by name.
+        job_rows: Those of each step.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        """Take a tape whose last step has ended."""
+        steps = _columns(tape.steps, STEP)
+        self.count, self.stall_begin = len(steps["num_jobs"]), steps["stall_begin"]
+        self.job_rows = Rows.of(steps["num_jobs"])
+        self.operation_rows = Rows.of(steps["num_operations"])
+        self.gap_rows = Rows.of(steps["num_gaps"])
+        self.jobs = _columns(tape.jobs, JOB)
+        self.after, self.after_rows = np.array(tape.after), Rows.of(self.jobs["num_after"])
+        self.operations, self.gaps = _columns(tape.operations, OPERATION), _columns(tape.gaps, GAP)
+        self.room, self.room_rows = np.array(tape.rooms), Rows.of(self.gaps["num_room"])
+        self._counts = np.array([len(own) for own in tape.seconds], int)
+        self._places = np.array([*chain.from_iterable(tape.seconds)], int)
+        self._factors = np.array([factor for own in tape.seconds for factor in own.values()])
+
+    def seconds(self, times: Array) -> Array:
+        """Return each of S sums of times on N machines, (N, S), by their times, (N, P)."""
+        found = np.zeros((len(times), len(self._counts)))
+        owner = np.repeat(np.arange(len(self._counts)), self._counts)
         for index, machine in enumerate(times):
-            weights = machine[self.places] * self.factors
-            found[index] = np.bincount(owner, weights=weights, minlength=len(self.counts))
+            weights = machine[self._places] * self._factors
+            found[index] = np.bincount(owner, weights=weights, minlength=len(self._counts))
         return found
 
 
-@dataclass(slots=True, eq=False)
-class StepArrays:
-    """One step as arrays, with relative references."""
-
-    jobs: dict[str, NDArray[Any]]
-    seconds: Sums
-    after: NDArray[np.int64]
-    after_counts: NDArray[np.int64]
-    awaited: NDArray[np.int64]
-    """Number of jobs since the awaited one; 0 for a sleep."""
-    sleep: Sums
-    submitted: NDArray[np.int64]
-    stall_begin: int
-    passed: NDArray[np.int64]
-    room: NDArray[np.int64]
-    room_counts: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, step: Step) -> StepArrays:
-        """Return a recorded step's arrays."""
-        columns = dict(zip(Job._fields, zip(*step.jobs, strict=True), strict=True))
-        after = columns["after"]
-        return cls(
-            jobs={name: np.array(columns[name], dtype) for name, dtype in _JOB},
-            seconds=Sums.of(columns["seconds"]),
-            after=np.array([place for own in after for place in own], np.int64),
-            after_counts=np.array([len(own) for own in after], np.int64),
-            awaited=np.array([own.awaited or 0 for own in step.operations], np.int64),
-            sleep=Sums.of([own.sleep for own in step.operations]),
-            submitted=np.array([own.submitted for own in step.operations], np.int64),
-            stall_begin=step.stall_begin,
-            passed=np.array([gap.passed for gap in step.gaps], np.int64),
-            room=np.array([place for gap in step.gaps for place in gap.room], np.int64),
-            room_counts=np.array([len(gap.room) for gap in step.gaps], np.int64),
-        )
-
-    def moved(self, steps: int) -> StepArrays:
-        """Return the same, so many steps later."""
-        jobs = {
-            **self.jobs,
-            "step": self.jobs["step"] + steps,
-            "deadline": self.jobs["deadline"] + steps,
-        }
-        others = (
-            self.seconds, self.after, self.after_counts, self.awaited, self.sleep, self.submitted,
-            self.stall_begin, self.passed, self.room, self.room_counts,
-        )  # fmt: skip
-        return StepArrays(jobs, *others)
-
-    def begun(self) -> StepArrays:
-        """Return what the step before leaves to it: jobs of that step, and no waits."""
-        count = int(np.argmax(self.jobs["step"] == self.jobs["step"].max()))
-        none = np.empty(0, np.int64)
-        return StepArrays(
-            jobs={name: column[:count] for name, column in self.jobs.items()},
-            seconds=self.seconds.first(count),
-            after=self.after[: self.after_counts[:count].sum()],
-            after_counts=self.after_counts[:count],
-            awaited=none, sleep=Sums.of([]), submitted=none, stall_begin=0, passed=none, room=none,
-            room_counts=none,
-        )  # fmt: skip
-
-    def counted(self, lane: int) -> float:
-        """Return the bytes that a lane of copies moves for the step's jobs."""
-        return float(self.jobs["counted"][self.jobs["lane"] == lane].sum())
+def _columns(rows: array[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return rows of numbers as a column for each name."""
+    return dict(zip(names, np.array(rows).reshape(-1, len(names)).T, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,68 +105,61 @@ class Replayed:
 class TapeArrays:
     """Steps in a row, ready to be replayed."""
 
-    def __init__(
-        self, steps: Sequence[StepArrays], settling: int, rest: StepArrays | None = None
-    ) -> None:
-        """Join the steps.
+    def __init__(self, recorded: StepArrays, order: Sequence[int], settling: int) -> None:
+        """Put recorded steps in a row.
 
         Args:
-            steps: All of them from the first.
-            settling: Number of them whose work is not counted.
-            rest: Step behind the last one: what is left to it is done as well.
+            recorded: The steps.
+            order: Place of each of T steps among them.
+            settling: Number of the first steps whose work is not counted.
         """
-        num_steps = len(steps)
-        steps = [*steps, *([rest.begun()] if rest else [])]
-        counts = np.array([len(step.jobs["lane"]) for step in steps])
-        begins = np.concatenate([[0], np.cumsum(counts)])
-        operations = np.array([len(step.awaited) for step in steps])
-        firsts = np.concatenate([[0], np.cumsum(operations)])
-        gaps = np.array([len(step.passed) for step in steps])
-        jobs = {name: np.concatenate([s.jobs[name] for s in steps]) for name, _ in _JOB}
-        after_counts = np.concatenate([step.after_counts for step in steps])
-        behind = np.repeat(np.arange(begins[-1]), after_counts)
-        submitted = np.concatenate([s.submitted for s in steps]) + np.repeat(
-            begins[:-1], operations
-        )
-        awaited = np.concatenate([step.awaited for step in steps])
-        room_counts = np.concatenate([step.room_counts for step in steps])
-        rooms = [len(step.room) for step in steps]
+        picks = np.array(order)
+        jobs, job_rows = recorded.job_rows.picked(picks)
+        after, after_rows = recorded.after_rows.picked(jobs)
+        operations, operation_rows = recorded.operation_rows.picked(picks)
+        gaps, gap_rows = recorded.gap_rows.picked(picks)
+        rooms, room_rows = recorded.room_rows.picked(gaps)
+        columns = {name: column[jobs] for name, column in recorded.jobs.items()}
+        numbers, firsts = job_rows.spread(np.arange(1, len(picks) + 1)), job_rows.begins[:-1]
+        awaited = recorded.operations["awaited"][operations]
+        submitted = recorded.operations["submitted"][operations] + operation_rows.spread(firsts)
+        behind = after_rows.spread(np.arange(len(jobs))) - recorded.after[after]
+        waits = np.where(awaited > 0, submitted - awaited, -1)
+        is_awaited = np.zeros(len(jobs), bool)  # an end that nobody waits for is no event
+        is_awaited[behind] = is_awaited[waits[waits >= 0]] = True
         arrays: dict[str, NDArray[Any]] = {
-            **jobs,
-            "after_at": np.concatenate([[0], np.cumsum(after_counts)]).astype(np.int64),
-            "after": (behind - np.concatenate([s.after for s in steps])).astype(np.int32),
-            "awaited": np.where(awaited > 0, submitted - awaited, -1).astype(np.int32),
-            "submitted": submitted.astype(np.int32),
-            "step_end": (firsts[1:] - 1).astype(np.int32),
-            "stall_begin": (firsts[:-1] + [s.stall_begin for s in steps]).astype(np.int32),
-            "gap_at": np.concatenate([[0], np.cumsum(gaps)]).astype(np.int32),
-            "passed": (np.concatenate([s.passed for s in steps]) + np.repeat(begins[:-1], gaps))
-            .astype(np.int32),
-            "room_at": np.concatenate([[0], np.cumsum(room_counts)]).astype(np.int64),
-            "room": (np.concatenate([s.room for s in steps]) + np.repeat(begins[:-1], rooms))
-            .astype(np.int32),
-        }  # fmt: skip
-        self._num_steps = num_steps
-        self._seconds = Sums.joined([step.seconds for step in steps])
-        self._sleep = Sums.joined([step.sleep for step in steps])
-        self._arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            **columns,
+            "is_awaited": is_awaited,
+            "step": columns["step"] + numbers,
+            "deadline": columns["deadline"] + numbers,
+            "after_at": after_rows.begins,
+            "after": behind,
+            "awaited": waits,
+            "submitted": submitted,
+            "step_end": operation_rows.begins[1:] - 1,
+            "stall_begin": operation_rows.begins[:-1] + recorded.stall_begin[picks],
+            "gap_at": gap_rows.begins,
+            "passed": recorded.gaps["passed"][gaps] + gap_rows.spread(firsts),
+            "room_at": room_rows.begins,
+            "room": recorded.room[rooms] + room_rows.spread(gap_rows.spread(firsts)),
+        }
+        self._recorded = recorded
+        self._seconds = columns["seconds"].astype(int)
+        self._sleep = recorded.operations["sleep"][operations]
+        self._num_steps = len(picks)
+        self._arrays = {
+            name: np.ascontiguousarray(arrays[name], dtype) for name, dtype in TAPE_ARRAYS.items()
+        }
         self._tape = CTape(
-            num_jobs=int(begins[-1]),
-            num_operations=int(firsts[-1]),
-            num_steps=num_steps,
-            settling=settling,
-            **{
-                name: array.ctypes.data
-                for name, array in self._arrays.items()
-                if name != "counted"
-            },
-        )
+            num_jobs=len(jobs), num_operations=len(operations), num_steps=len(picks),
+            settling=settling, **{name: own.ctypes.data for name, own in self._arrays.items()},
+        )  # fmt: skip
 
     def replay(self, rates: Array, times: Array) -> Replayed:
         """Replay the steps on N machines.
 
         Args:
-            rates: `RATES` of each machine, (N, 7).
+            rates: `RATES` of each machine, (N, 8).
             times: `times_of` each, (N, P), or of all of them, (1, P).
 
         Raises:
@@ -221,7 +169,8 @@ class TapeArrays:
         if library is None:
             raise ZenFlowError("the replay is not built: simulate with sim.simulate")
         rates = np.ascontiguousarray(rates, np.float64)
-        seconds, sleeps = self._seconds.at(times), self._sleep.at(times)
+        sums = self._recorded.seconds(times)
+        seconds, sleeps = sums.take(self._seconds, axis=1), sums.take(self._sleep, axis=1)
         count = len(rates)
         ends, stalls = np.empty((2, count, self._num_steps))
         busy = np.empty((count, len(LANES)))

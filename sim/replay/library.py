@@ -6,10 +6,21 @@ import ctypes
 import functools
 from pathlib import Path
 
+import numpy as np
+
 _FILE = Path(__file__).with_name("_replay.so")
 _INTERFACE = 2  # the one the C file declares; raised with every change of a signature
 
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+
+TAPE_ARRAYS = {
+    "lane": np.int8, "is_awaited": np.int8, "num_bytes": np.float64, "steps": np.float64,
+    "step": np.int32, "deadline": np.int32, "rank": np.int32, "after_at": np.int64,
+    "after": np.int32, "awaited": np.int32, "submitted": np.int32, "step_end": np.int32,
+    "stall_begin": np.int32, "gap_at": np.int32, "passed": np.int32, "room_at": np.int64,
+    "room": np.int32,
+}  # fmt: skip
+"""Arrays of `Tape` of _replay.h and their types, in order."""
 
 
 class CTape(ctypes.Structure):
@@ -17,15 +28,8 @@ class CTape(ctypes.Structure):
 
     _fields_ = (
         *((name, _INT) for name in ("num_jobs", "num_operations", "num_steps", "settling")),
-        *(
-            (name, _POINTER)
-            for name in (
-                "lane", "is_awaited", "num_bytes", "steps", "step", "deadline", "rank",
-                "after_at", "after", "awaited", "submitted", "step_end", "stall_begin",
-                "gap_at", "passed", "room_at", "room",
-            )
-        ),
-    )  # fmt: skip
+        *((name, _POINTER) for name in TAPE_ARRAYS),
+    )
 
 
 @functools.cache

@@ -1,56 +1,78 @@
-"""Record: a schedule as steps of a tape, until they repeat."""
+"""Record: a schedule as steps of a tape, until its state repeats."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
-from sim.replay.stand_ins import (
-    Sum,
-    Tape,
-    TapeCosts,
-    TapedSchedule,
-    TapeMachine,
-    seconds_of,
-)
-from sim.replay.tape import CannotRecordError, Gap, Operation, Step
-from sim.schedules.zenflow import EngineSchedule
+from sim.replay.arrays import StepArrays
+from sim.replay.stand_ins import Sum, TapeCosts, TapeMachine
+from sim.replay.tape import CannotRecordError, Event
+from sim.schedules.ring import Ring
+from sim.schedules.schedule import Waits
+from sim.schedules.zenflow import EngineSchedule, Landing
+from sim.timing.block_plan import PlannedBlock
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
 _MOST_WINDOWS = 12
-"""Windows after which a schedule that has not repeated is given up."""
-_ENDLESS = 1 << 40
+"""Windows after which a schedule that does not repeat is given up."""
+_AWAITED = ("copied", "staging_free", "last_update", "earlier")
+"""What a segment's state has events of."""
+_GAPS = "gaps"
+"""Term of a stall: all waits of backward in its step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """The steps of a schedule until they repeat, and some that follow a selection."""
 
-    steady: list[Step]
-    """Steps from the first on; the last window is as the one before it."""
-    selecting: list[Step]
-    """Steps right behind those, the first of which asks for a selection."""
+    steps: StepArrays
+    """All of them."""
+    num_steady: int
+    """Number of those without a selection, from the first on."""
+    period: int
+    """Number of the last of these that come again and again."""
+
+    @property
+    def selecting(self) -> range:
+        """Places of steps that may follow the others, the first of which asks for a selection.
+
+        Those behind them are as if there had been none.
+        """
+        return range(self.num_steady, self.steps.count)
+
+    def place(self, step: int) -> int:
+        """Return the place of the step that is taken behind so many others without a selection."""
+        more = step - self.num_steady
+        return step if more < 0 else self.num_steady - self.period + more % self.period
+
+    def moved_bytes(self, lane: int) -> float:
+        """Return the bytes that a lane of copies moves in a step, on average over a period."""
+        first, end = self.steps.job_rows.begins[[self.num_steady - self.period, self.num_steady]]
+        jobs = self.steps.jobs
+        is_own = jobs["lane"][first:end] == lane
+        return float(jobs["counted"][first:end][is_own].sum()) / self.period
 
 
-def record(costs: StepCosts, config: ZenFlowConfig, period: int, num_selecting: int) -> Recorded:
+def record(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
     """Return the engine's schedule in release mode on one GPU.
 
     Args:
         costs: Of one step of the model.
         config: The update rule's settings, without selections that recur.
-        period: Steps after which a steady state repeats.
-        num_selecting: Number of steps to record behind the steady ones, with a selection.
+        phase: Steps, modulo a window, behind which a selection is recorded.
 
     Raises:
         CannotRecordError: It does what no tape can hold, or does not repeat.
     """
     with _no_collection():
         try:
-            return _recorded(costs, config, period, num_selecting)
+            return _recorded(costs, config, phase)
         except TypeError as error:  # of a stand-in, which has no such operation
             raise CannotRecordError(
                 f"the schedule computes what no tape can hold: {error}"
@@ -69,98 +91,139 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _recorded(
-    costs: StepCosts, config: ZenFlowConfig, period: int, num_selecting: int
-) -> Recorded:
-    machine = TapeMachine(costs)
+def _recorded(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
+    machine, period = TapeMachine(costs), config.update_interval
     schedule = TapedSchedule(machine, costs, config)
     schedule.costs = TapeCosts(costs)  # type: ignore[assignment]
-    recorder = _Recorder(machine.tape, schedule)
-    window: list[Step] = []
-    recorder.take(config.full_warm_up_rounds)
-    for _ in range(_MOST_WINDOWS):
-        before, window = window, recorder.take(period)
-        if [step.moved(period) for step in before] == window:
-            break
-    else:
-        raise CannotRecordError("the schedule does not repeat")
-    steady = list(recorder.steps)
-    schedule.selects_in = len(steady) + 1
-    return Recorded(steady, recorder.take(num_selecting))
+    first = config.full_warm_up_rounds + period
+    most = first + _MOST_WINDOWS * period
+    states: list[_State] = []
+    while len(states) <= first or states[-1] != states[-1 - period]:
+        if len(states) == most:
+            raise CannotRecordError("the schedule does not repeat")
+        states.append(schedule.next_state())
+    num_steady = len(states)
+    if 0 < config.topk_ratio < 1:
+        back = (num_steady - phase) % period
+        schedule.go_back_to(states[num_steady - back - 1])
+        schedule.selects_next = True
+        usual = islice(cycle(states[-period:]), period - back, None)
+        while schedule.next_state() != next(usual):
+            if machine.tape.number > 2 * most:
+                raise CannotRecordError("the schedule does not repeat behind a selection")
+    return Recorded(StepArrays(machine.tape), num_steady, period)
 
 
-class _Recorder:
-    """Takes steps, and cuts the tape into them."""
+class _TapeWaits(Waits):
+    """Stalls that are gaps."""
 
-    def __init__(self, tape: Tape, schedule: EngineSchedule) -> None:
-        self.steps: list[Step] = []
-        self._tape = tape
-        self._schedule = schedule
-        self._process = schedule.run(_ENDLESS)
-        self._from = (0, 0, 0)
-        """Jobs, operations and gaps of the steps so far."""
-        self._event = next(self._process)
+    seconds: Any
 
-    def take(self, count: int) -> list[Step]:
-        """Return so many further steps."""
-        done = len(self.steps)
-        while len(self.steps) < done + count:
-            # The first event of the next step comes with what this one submits in the end.
-            self._tape.wait(self._event)
-            ended = len(self._schedule.step_ends)
-            self._event = next(self._process)
-            if len(self._schedule.step_ends) > ended:
-                self.steps.append(
-                    self._cut(self._schedule.step_ends[-1], self._schedule.stalls[-1])
-                )
-        return self.steps[done:]
+    def watch(self, passed: Any, causes: Sequence[Any], step: int) -> None:
+        del step
+        tape = self._machine.tape  # type: ignore[attr-defined]
+        for _, events in causes:
+            if events:
+                tape.watch(passed, events)
+                self.seconds = Sum({_GAPS: 1.0})
 
-    def _cut(self, end: Any, stall: Any) -> Step:
-        """Return the step that has ended.
 
-        Raises:
-            CannotRecordError: Its end or its stall is no plain difference of moments.
-        """
-        tape = self._tape
-        job_from, operation_from, gap_from = self._from
-        last, begin, gaps = _moments(end, stall)
-        job_to = tape.operations[last][1]
-        if gaps != list(range(gap_from, gap_from + len(gaps))):
-            raise CannotRecordError("a step's stall has another step's waits in it")
-        gap_to = gap_from + len(gaps)
-        self._from = job_to, last + 1, gap_to
-        return Step(
-            jobs=tape.jobs[job_from:job_to],
-            operations=list(_operations(tape, operation_from, last + 1, job_from)),
-            gaps=[
-                Gap(gap.passed - job_from, tuple([other - job_from for other in gap.room]))
-                for gap in tape.gaps[gap_from:gap_to]
+@dataclass(frozen=True, slots=True)
+class _State:
+    """All that the steps to come follow from.
+
+    Jobs are told by how many were submitted since, and steps from the last one on. So equal states
+    are followed by equal steps.
+    """
+
+    segments: list[list[list[int]]]
+    landings: list[tuple[int, int, float, list[int]]]
+    ring: list[tuple[float, list[int]]]
+    intake: dict[str, Any]
+    due: list[int]
+    wants_selection: list[bool]
+
+
+class TapedSchedule(EngineSchedule):
+    """The engine's schedule, on such a machine.
+
+    Attributes:
+        selects_next: Whether the next step asks for a selection, whatever the configuration says.
+    """
+
+    machine: TapeMachine
+    selects_next = False
+    _waits_type = _TapeWaits
+    _ring: Ring
+
+    def next_state(self) -> _State:
+        """Take a step, and return the state behind it."""
+        tape = self.machine.tape
+        step = tape.number
+        for event in self.take(step):
+            tape.wait(event)
+        tape.end(*_moments(self.step_ends[-1], self.stalls[-1]))
+        return self._state(step, tape.num_jobs)
+
+    def _state(self, step: int, now: int) -> _State:
+        def ago(events: Iterable[Any]) -> list[int]:
+            return [now - event.job for event in events if not event.processed]
+
+        return _State(
+            segments=[[ago(getattr(own, name)) for name in _AWAITED] for own in self._states],
+            landings=[
+                (later - step, item.segment, item.num_bytes, ago([item.computed]))
+                for later, items in sorted(self._landings.items())
+                for item in items
             ],
-            stall_begin=begin - operation_from,
+            ring=[(size, ago(events)) for size, events in self._ring.waiting],
+            intake=_kept(vars(self._intake)),
+            due=[own - step for own in self._calendar.next_due],
+            wants_selection=list(self._wants_selection),
         )
 
+    def go_back_to(self, state: _State) -> None:
+        """Let the next step be as the one behind a former state."""
+        tape = self.machine.tape
+        step, now = tape.number - 1, tape.num_jobs
+        known: dict[int, Event] = {}  # an event that is waited for is over wherever it is awaited
 
-def _operations(tape: Tape, first: int, end: int, job_from: int) -> Iterator[Operation]:
-    for event, submitted in tape.operations[first:end]:
-        awaited = None if event.job is None else submitted - event.job
-        yield Operation(awaited, seconds_of(event.sleep), submitted - job_from)
+        def events(ago: Iterable[int]) -> list[Any]:
+            return [known.setdefault(since, Event(now - since)) for since in ago]
+
+        for own, awaited in zip(self._states, state.segments, strict=True):
+            for name, since in zip(_AWAITED, awaited, strict=True):
+                setattr(own, name, events(since))
+        self._landings.clear()
+        for later, segment, num_bytes, computed in state.landings:
+            self._landings[step + later].append(Landing(segment, num_bytes, *events(computed)))
+        self._ring.waiting = [(size, events(since)) for size, since in state.ring]
+        vars(self._intake).update(_kept(state.intake))
+        self._calendar.next_due = [step + own for own in state.due]
+        self._wants_selection = list(state.wants_selection)
+
+    def _begin(self, step: int) -> list[PlannedBlock]:
+        if self.selects_next:
+            self.selects_next = False
+            self._wants_selection = [True] * len(self._wants_selection)
+        return super()._begin(step)
 
 
-def _moments(end: Any, stall: Any) -> tuple[int, int, list[int]]:
-    """Return the operations of a step's end and of its stall's begin, and the gaps in its stall.
+def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes as they are now: lists change in place, and others don't."""
+    return {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
+
+
+def _moments(end: Any, stall: Any) -> tuple[int, int, bool]:
+    """Return the operations of a step's end and of its stall's begin, and whether it has gaps.
 
     Raises:
         CannotRecordError: They are made of something else.
     """
     (last,) = end.terms
     terms = dict(stall.terms) if isinstance(stall, Sum) else {}
-    gaps = [key[1] for key in terms if isinstance(key, tuple)]
-    moments = {key: factor for key, factor in terms.items() if not isinstance(key, tuple)}
-    if any(terms["gap", gap] != 1.0 for gap in gaps):
-        raise CannotRecordError("a wait within backward counts more than once")
-    if not moments:
-        return last, last, gaps
-    begin = next((key for key, factor in moments.items() if factor == -1.0), None)
-    if begin is None or moments != {last: 1.0, begin: -1.0}:
-        raise CannotRecordError("a stall is more than one wait")
-    return last, begin, gaps
+    gaps = terms.pop(_GAPS, 0.0)
+    begin = next((key for key, factor in terms.items() if factor < 0.0), last)
+    if gaps not in (0.0, 1.0) or terms != ({} if begin == last else {last: 1.0, begin: -1.0}):
+        raise CannotRecordError("a stall is more than one wait, and those of backward once")
+    return last, begin, bool(gaps)

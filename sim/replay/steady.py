@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.replay.arrays import StepArrays, TapeArrays
+from sim.replay.arrays import TapeArrays
 from sim.replay.library import replay_library
-from sim.replay.record import record
+from sim.replay.record import Recorded, record
 from sim.replay.tape import LANES, CannotRecordError
 from sim.simulate import (
     LONGEST_SETTLING,
@@ -18,8 +18,6 @@ from sim.simulate import (
     Strategy,
     is_steady,
     measured_steps,
-    selecting_every,
-    selects_every,
 )
 from sim.timing.block_plan import Structure, structure_of
 from sim.timing.costs import StepCosts
@@ -43,19 +41,6 @@ class SteadyStates:
     """Bytes to the device, per step, (N,)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tapes:
-    """What is replayed behind so many steps that settle."""
-
-    plain: TapeArrays
-    measured: int
-    """Number of its steps whose work is counted."""
-    selecting: TapeArrays | None
-    """The same steps with a selection; None where none recurs."""
-    after: int
-    """Number of steps of the plain one that end when those with a selection do."""
-
-
 def recording_of(costs: StepCosts, strategy: Strategy) -> Recording:
     """Return a recording of the strategy's schedule, which costs of one structure share.
 
@@ -66,7 +51,7 @@ def recording_of(costs: StepCosts, strategy: Strategy) -> Recording:
     hardware = costs.hardware
     if strategy.config is None or not strategy.releases:
         raise CannotRecordError("only the engine's schedules in release mode are recorded")
-    if hardware.device.is_cpu or hardware.num_devices > 1:
+    if hardware.device.is_cpu or hardware.total_devices > 1:
         raise CannotRecordError("a tape has the lanes of one GPU")
     if any(segment.leaving for segment in costs.segments):
         raise CannotRecordError("activations on the host are no part of a structure")
@@ -89,93 +74,74 @@ class Recording:
         Raises:
             CannotRecordError: It does what no tape can hold, or does not repeat.
         """
-        strategy = Strategy(name="", config=structure.config)
-        self._period = period = strategy.period
-        self._measured = measured_steps(period)
-        self._settling = strategy.warm_up + SETTLING_WINDOWS * period
-        self._every = selects_every(structure.config)
-        config = selecting_every(strategy, 0).config
-        assert config is not None
-        after = min(self._measured, self._settling) if self._every else 0
-        recorded = record(structure.costs, config, period, after)
-        self._steps = [StepArrays.of(step) for step in recorded.steady]
-        self._selecting = [StepArrays.of(step) for step in recorded.selecting]
-        self._tapes: dict[int, _Tapes] = {}
+        self._structure = structure
+        self._period = structure.config.update_interval
+        self._settling = structure.config.full_warm_up_rounds + SETTLING_WINDOWS * self._period
+        self._measured = measured_steps(self._period)
+        self._recorded: dict[int, Recorded] = {}
+        self._tapes: dict[int, tuple[TapeArrays, TapeArrays]] = {}
+        steady = self._recorded_at(self._settling).num_steady
+        if steady - self._period > self._settling:
+            raise CannotRecordError("the schedule repeats later than it is measured")
 
-    def steady(self, rates: Array, times: Array) -> SteadyStates:
+    def steady(self, rates: Array, times: Array, select_every: int) -> SteadyStates:
         """Return the steady states of N machines.
 
         Args:
-            rates: `RATES` of each, (N, 7).
+            rates: `RATES` of each, (N, 8).
             times: `times_of` each, (N, P), or of all of them, (1, P).
+            select_every: Number of steps between selections of columns; 0 where none recur.
         """
-        found = np.empty((5, len(rates)))
+        found = np.zeros((3, len(rates)))
         left = np.arange(len(rates))
         settling = self._settling
         while len(left):
             own = times if len(times) == 1 else times[left]
-            values, is_over = self._settled(rates[left], own, settling)
-            if settling > LONGEST_SETTLING * self._period:
-                is_over[:] = True
-            found[:, left[is_over]] = values[:, is_over]
+            plain, selecting = self._tapes_behind(settling)
+            done = plain.replay(rates[left], own)
+            lengths = np.diff(done.ends[:, settling - 1 :], axis=1)
+            is_over = np.array(
+                [
+                    settling > LONGEST_SETTLING * self._period
+                    or is_steady(steps.tolist(), self._period, dict(zip(LANES, busy, strict=True)))
+                    for steps, busy in zip(lengths, done.busy / self._measured, strict=True)
+                ]
+            )
+            over, own = left[is_over], own if len(own) == 1 else own[is_over]
+            found[0, over] = lengths[is_over].sum(axis=1) / self._measured
+            found[1, over] = done.stalls[is_over, settling:].sum(axis=1) / self._measured
+            if select_every and len(over):
+                ends = selecting.replay(rates[over], own).ends
+                late = ends[:, -1] - done.ends[is_over, ends.shape[1] - 1]
+                found[2, over] = np.maximum(0.0, late) / select_every
             left = left[~is_over]
             settling *= 2
-        return SteadyStates(*found)
+        step, stall, selection = found
+        recorded = self._recorded_at(self._settling)
+        sizes = [recorded.moved_bytes(LANES.index(name)) for name in ("d2h", "h2d")]
+        moved = [np.full(len(rates), size) for size in sizes]
+        return SteadyStates(step + selection, stall + selection, selection, *moved)
 
-    def _settled(
-        self, rates: Array, times: Array, settling: int
-    ) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the figures behind so many steps, (5, N), and where they are steady."""
-        measured, end = self._measured, settling + self._measured
+    def _tapes_behind(self, settling: int) -> tuple[TapeArrays, TapeArrays]:
+        """Return what is measured behind so many steps: no selection, and one.
+
+        As in `sim.simulate` the selection is asked for in the step right behind those that settle,
+        and its tape ends before another one would fall due.
+        """
         if settling not in self._tapes:
-            self._tapes[settling] = self._tapes_of(settling)
-        tapes = self._tapes[settling]
-        done = tapes.plain.replay(rates, times)
-        lengths = np.diff(done.ends[:, settling - 1 : end], axis=1)
-        is_over = np.array(
-            [
-                is_steady(own.tolist(), self._period, dict(zip(LANES, busy, strict=True)))
-                for own, busy in zip(lengths, done.busy / tapes.measured, strict=True)
-            ]
-        )
-        selection = np.zeros(len(rates))
-        if tapes.selecting is not None:
-            late = tapes.selecting.replay(rates, times).ends[:, -1] - done.ends[:, tapes.after - 1]
-            selection = np.maximum(0.0, late) / self._every
-        values = np.array(
-            [
-                lengths.sum(axis=1) / measured + selection,
-                done.stalls[:, settling:end].sum(axis=1) / measured + selection,
-                selection,
-                *(np.full(len(rates), self._moved_bytes(name)) for name in ("d2h", "h2d")),
-            ]
-        )
-        return values, is_over
+            recorded, total = self._recorded_at(settling), settling + self._measured
+            plain = [recorded.place(step) for step in range(total)]
+            chosen = [*plain[:settling], *recorded.selecting]
+            chosen += plain[len(chosen) :]
+            self._tapes[settling] = (
+                TapeArrays(recorded.steps, plain, settling),
+                TapeArrays(recorded.steps, chosen[: min(total, 2 * settling)], settling),
+            )
+        return self._tapes[settling]
 
-    def _tapes_of(self, settling: int) -> _Tapes:
-        # The selection falls on the phase that it was recorded in.
-        windows = max(0, -(-(settling - len(self._steps)) // self._period))
-        at = len(self._steps) + windows * self._period
-        after = at + len(self._selecting)
-        steps = self._repeated(max(settling + self._measured, after) + 1)
-        again = [step.moved(windows * self._period) for step in self._selecting]
-        return _Tapes(
-            plain=TapeArrays(steps[:-1], settling, rest=steps[-1]),
-            measured=len(steps) - 1 - settling,
-            selecting=TapeArrays([*steps[:at], *again], settling) if self._every else None,
-            after=after,
-        )
-
-    def _moved_bytes(self, lane: str) -> float:
-        """Return the bytes that a lane moves in a step, on average over a window."""
-        window = self._steps[-self._period :]
-        return sum(step.counted(LANES.index(lane)) for step in window) / self._period
-
-    def _repeated(self, count: int) -> list[StepArrays]:
-        """Return so many steps without a selection, of which the last window goes on for ever."""
-        steps = self._steps[:count]
-        window = self._steps[-self._period :]
-        while len(steps) < count:
-            moved = len(steps) - len(self._steps) + self._period
-            steps = [*steps, *(step.moved(moved) for step in window)]
-        return steps[:count]
+    def _recorded_at(self, settling: int) -> Recorded:
+        """Return a recording with a selection that is in phase behind so many steps."""
+        phase = settling % self._period
+        if phase not in self._recorded:
+            self._recorded[phase] = record(self._structure.costs, self._structure.config, phase)
+        return self._recorded[phase]

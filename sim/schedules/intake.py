@@ -68,7 +68,11 @@ class ExactIntake(AbstractIntake):
         self._depth = plan.depth
         self._free = float(plan.pool)
         self._waiting = [0] * len(plan.blocks)
-        self._costs = [replayed(count, self._size) for count in range(plan.depth + 1)]
+        counts = range(plan.depth + 1)
+        self._costs = [replayed(count, self._size) for count in counts]
+        self._ends = [
+            ended(plan.config, self._size, waiting=count, is_direct=False) for count in counts
+        ]
         self._members: defaultdict[int, list[PlannedBlock]] = defaultdict(list)
         for block in self._blocks:
             self._members[block.segment].append(block)
@@ -108,8 +112,7 @@ class ExactIntake(AbstractIntake):
         del lag
         waiting = self._waiting[block.index]
         self._clear(block)
-        cost = ended(self._config, self._size, waiting=waiting, is_direct=False)
-        return cost * block.elements
+        return self._ends[waiting] * block.elements
 
     def _clear(self, block: PlannedBlock) -> None:
         self._free += (self._waiting[block.index] - 1) * block.elements * self._size

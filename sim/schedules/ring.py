@@ -17,13 +17,15 @@ class Ring:
 
     Attributes:
         capacity: Bytes.
+        waiting: Bytes of each copy that may not be over yet, and the events of its end and of
+            those who read them.
     """
 
     def __init__(self, machine: Machine, capacity: float) -> None:
         """Start empty."""
         self._machine = machine
         self.capacity = capacity
-        self._waiting: list[tuple[float, list[simpy.Event]]] = []
+        self.waiting: list[tuple[float, list[simpy.Event]]] = []
 
     def send(
         self,
@@ -50,21 +52,20 @@ class Ring:
         if num_bytes > last:
             self._copy(num_bytes - last, step, [begun, *after])
         copied = self._copy(last, step, [passed, *after])
-        self._waiting[-1][1].extend(readers)
+        self.waiting[-1][1].extend(readers)
         return copied, self._room()
 
     def _copy(self, num_bytes: float, step: int, after: list[simpy.Event]) -> simpy.Event:
         copied = self._machine.d2h.submit("grads", step, self._machine.down(num_bytes), after)
-        self._waiting.append((num_bytes, [copied]))
+        self.waiting.append((num_bytes, [copied]))
         return copied
 
     def _room(self) -> list[simpy.Event]:
         """Return what must be over, if anything, for the ring to hold what came after it."""
-        filled = 0.0
-        for place in reversed(range(len(self._waiting))):
-            filled += self._waiting[place][0]
-            if filled > self.capacity:
-                readers = [event for _, own in self._waiting[: place + 1] for event in own]
-                del self._waiting[: place + 1]
-                return [event for event in readers if event.callbacks is not None]
-        return []
+        filled, place = sum([size for size, _ in self.waiting]), 0
+        while filled > self.capacity:
+            filled -= self.waiting[place][0]
+            place += 1
+        readers = [event for _, own in self.waiting[:place] for event in own]
+        del self.waiting[:place]
+        return [event for event in readers if event.callbacks is not None]

@@ -50,11 +50,15 @@ class AbstractSchedule(ABC):
     def run(self, num_steps: int) -> Process:
         """Take steps 1 to ``num_steps``."""
         for step in range(1, num_steps + 1):
-            self._held_up = 0.0
-            since = yield from self._step(step)
-            now = self.machine.env.now
-            self.step_ends.append(now)
-            self.stalls.append(now - since + self._held_up)
+            yield from self.take(step)
+
+    def take(self, step: int) -> Process:
+        """Take one step, behind the one before it."""
+        self._held_up = 0.0
+        since = yield from self._step(step)
+        now = self.machine.env.now
+        self.step_ends.append(now)
+        self.stalls.append(now - since + self._held_up)
 
     @abstractmethod
     def _step(self, step: int) -> Step:

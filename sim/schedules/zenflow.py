@@ -13,7 +13,7 @@ Several devices divide the update: `sim.schedules.parallel.averaged` has DDP's r
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import simpy
@@ -90,7 +90,9 @@ class EngineSchedule(AbstractSchedule):
         self._calendar = self.plan.calendar()
         self._states = [_SegmentState() for _ in costs.segments]
         self._intake = intake_of(self.plan, costs)
+        self._sizes = [float(share.deferred * costs.dtype_bytes) for share in self.plan.shares]
         self._moved: list[float] = []
+        self._taken: list[float] = []
         self._wants_selection = [False] * len(self.plan.blocks)
         self._landings: defaultdict[int, list[Landing]] = defaultdict(list)
         self._ring: Ring | None = None
@@ -105,7 +107,10 @@ class EngineSchedule(AbstractSchedule):
 
     def _step(self, step: int) -> Step:
         machine, reducing = self.machine, 0.0
-        self._moved = self.plan.moved(self._calendar, step)
+        moved = self.plan.moved(self._calendar, step)
+        if moved != self._moved:  # most steps move what the one before has moved
+            self._moved = moved
+            self._taken = [self._taking_seconds(index) for index in range(len(moved))]
         self._waits.seconds = 0.0
         if self._releases:
             before = self._compute(step)
@@ -163,13 +168,13 @@ class EngineSchedule(AbstractSchedule):
 
     def _backward_seconds(self, index: int) -> float:
         """Return the seconds of a segment's backward in release mode."""
-        return self.costs.segments[index].backward + self._taking_seconds(index)
+        return self.costs.segments[index].backward + self._taken[index]
 
     def _taking_seconds(self, index: int) -> float:
         """Return the seconds in which backward lets a segment's gradients go."""
         seconds = self._gradient_seconds(index)
         if self._ring:  # where there is none a copy packs
-            seconds += self._gradient_bytes(index) / self.machine.pack_rate
+            seconds += self._sizes[index] / self.machine.pack_rate
         return seconds
 
     def _gradient_seconds(self, index: int) -> float:
@@ -185,9 +190,6 @@ class EngineSchedule(AbstractSchedule):
         if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
             seconds += share.matrices * overheads.bucket.value
         return seconds
-
-    def _gradient_bytes(self, index: int) -> float:
-        return float(self.plan.shares[index].deferred * self.costs.dtype_bytes)
 
     def _step_seconds(self) -> float:
         seconds = self.step_overhead + self.update_seconds(self.plan.on_device)
@@ -214,7 +216,7 @@ class EngineSchedule(AbstractSchedule):
         """
         landings = [item for item in self._landings[step] if item.segment == index]
         uploads = self._upload(landings, step, after=[passed])
-        state, num_bytes = self._states[index], self._gradient_bytes(index)
+        state, num_bytes = self._states[index], self._sizes[index]
         if not num_bytes:
             return []
         self._make_room(index, step)
@@ -243,10 +245,11 @@ class EngineSchedule(AbstractSchedule):
         if not landings:
             return []
         num_bytes = sum(item.num_bytes for item in landings)
-        work = self.machine.up(num_bytes, packs=True)
+        late = 0.0
         if self._late_bytes and self._calendar.lag(step):  # a gradient came since
             moved = num_bytes / self.costs.dtype_bytes * self._late_bytes
-            work = replace(work, seconds=work.seconds + moved / self.costs.elementwise_bandwidth)
+            late = moved / self.costs.elementwise_bandwidth
+        work = self.machine.up(num_bytes, packs=True, late=late)
         computed = [item.computed for item in landings]
         done = self.machine.h2d.submit("params", step, work, [*after, *computed])
         for item in landings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sim.timing.costs import StepCosts, is_split
 from sim.timing.division import Division
@@ -119,7 +119,7 @@ class BlockPlan:
         self._moved = [0.0] * len(costs.segments)
         for matrix in self._matrices:
             self._moved[matrix.segment] += matrix.elements
-        memory = host_memory(cut, config, costs.dtype_bytes)
+        memory = host_memory_of(tuple(shapes), config, costs.dtype_bytes)
         elements = costs.num_params, costs.num_params - memory.deferred
         memory = memory.divided(division.host)
         self.depth = memory.depth_on(costs.hardware, *elements)
@@ -160,11 +160,11 @@ class Structure:
     segments: tuple[tuple[tuple[tuple[int, int], ...], int], ...]
     """Shapes of each segment's matrices, and the number of its other elements."""
     config: ZenFlowConfig
+    """Settings without selections that recur, and with as many gradients in queues as there is
+    room for: what differs in these alone has the same schedule."""
     dtype_bytes: int
     accumulation: int
     intake_factor: float
-    depth: int
-    """Largest number of a column's gradients that wait on the host, for which there is room."""
     costs: StepCosts = field(compare=False)
     """Costs of one of the machines."""
 
@@ -172,27 +172,38 @@ class Structure:
 def structure_of(costs: StepCosts, config: ZenFlowConfig) -> Structure:
     """Return the structure of a step's schedule under a configuration."""
     segments = tuple((segment.matrices, segment.vectors) for segment in costs.segments)
-    memory = _host_memory(segments, config, costs.dtype_bytes)
+    shapes = [m for matrices, _ in segments for m in matrices if is_split(m[0] * m[1], config)]
+    memory = host_memory_of(tuple(shapes), config, costs.dtype_bytes)
     elements = costs.num_params, costs.num_params - memory.deferred
+    depth = memory.depth_on(costs.hardware, *elements)
     return Structure(
         segments=segments,
-        config=config,
+        config=replace(laid_out(config), queue_depth=depth),
         dtype_bytes=costs.dtype_bytes,
         accumulation=costs.accumulation,
         intake_factor=costs.intake_factor,
-        depth=memory.depth_on(costs.hardware, *elements),
         costs=costs,
     )
 
 
 @functools.lru_cache(maxsize=256)
-def _host_memory(
-    segments: tuple[tuple[tuple[tuple[int, int], ...], int], ...],
-    config: ZenFlowConfig,
-    dtype_bytes: int,
+def laid_out(config: ZenFlowConfig) -> ZenFlowConfig:
+    """Return the settings that blocks and windows follow from, and the rest as by default."""
+    return replace(config, select_strategy="step", select_interval=0, queue_depth=None)
+
+
+def host_memory_of(
+    shapes: tuple[tuple[int, int], ...], config: ZenFlowConfig, dtype_bytes: int
 ) -> HostMemory:
-    shapes = [m for matrices, _ in segments for m in matrices if is_split(m[0] * m[1], config)]
-    return host_memory(blocks_of(tuple(shapes), config), config, dtype_bytes)
+    """Return what an engine keeps on the host for split matrices of these shapes."""
+    return replace(_host_memory(shapes, laid_out(config), dtype_bytes), config=config)
+
+
+@functools.lru_cache(maxsize=256)
+def _host_memory(
+    shapes: tuple[tuple[int, int], ...], config: ZenFlowConfig, dtype_bytes: int
+) -> HostMemory:
+    return host_memory(blocks_of(shapes, config), config, dtype_bytes)
 
 
 def blocks_of(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 from sim.hardware.profile import Device, HardwareProfile
+from sim.models.families import Layer
 from sim.models.workload import LayerWork, Workload
 from sim.timing.traced import traced_overheads, traced_seconds
 from zenflow.config import ZenFlowConfig
@@ -21,6 +23,9 @@ SEGMENT_FLOOR = 1 << 14
 """Least number of parameters of a segment: smaller buckets of the engine travel together."""
 SEGMENTS_AT_LEAST = 32
 """Number of segments that a model with fewer layers is cut into, where it is large enough."""
+
+_BothWays = tuple[float, float]
+"""Seconds of forward and of backward."""
 
 _ATTENTION_BACKWARD = 2.5
 """Attention's backward over its forward: five products for two, scores being recomputed
@@ -51,11 +56,13 @@ class Segment:
     """Bytes of one micro-batch's activations that wait on the host for its backward."""
     layer: str = ""
     """Name of the layer that it is a piece of; empty where it is a whole one."""
+    numel: int = field(init=False, repr=False, compare=False)
+    """Number of elements of all its parameters."""
 
-    @property
-    def numel(self) -> int:
-        """Elements of all its parameters."""
-        return sum(rows * columns for rows, columns in self.matrices) + self.vectors
+    def __post_init__(self) -> None:
+        """Count once what is asked for often."""
+        matrices = sum([rows * columns for rows, columns in self.matrices])
+        object.__setattr__(self, "numel", matrices + self.vectors)
 
     @property
     def num_parameters(self) -> int:
@@ -135,28 +142,21 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
         ConfigError: The device's peak for the workload's dtype is not known, or the workload's
             trace says nothing of the device.
     """
-    segments = []
+    shapes = {id(own.parameters): _shapes(own) for own in workload.distinct_layers}
     leaving = workload.activations.leaving_bytes()
-    for layer, (forward, backward), launching, away in zip(
-        workload.layers,
-        _layers_seconds(workload, hardware.device),
-        _launching(workload, hardware.device),
-        leaving,
-        strict=True,
-    ):
-        shapes = [p.shape for p in layer.parameters]
-        segments.append(
-            Segment(
-                name=layer.name,
-                forward=forward,
-                backward=backward,
-                matrices=tuple((s[0], math.prod(s[1:])) for s in shapes if len(s) > 1),
-                vectors=sum(s[0] for s in shapes if len(s) == 1),
-                num_vectors=sum(len(s) == 1 for s in shapes),
-                launching=launching,
-                leaving=away,
-            )
+    segments = [
+        Segment(
+            name=layer.name,
+            forward=forward,
+            backward=backward,
+            launching=launching,
+            leaving=away,
+            **shapes[id(layer.parameters)],
         )
+        for layer, ((forward, backward), launching), away in zip(
+            workload.layers, _layers_seconds(workload, hardware.device), leaving, strict=True
+        )
+    ]
     traced = workload.traced
     if traced is not None:
         overheads = traced_overheads(traced, workload.num_params, workload.dtype, hardware)
@@ -170,33 +170,37 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
     )
 
 
-def _layers_seconds(workload: Workload, device: Device) -> list[tuple[float, float]]:
-    """Return the seconds of every layer's forward and backward, with what is recomputed."""
-    if workload.traced is not None:
-        return traced_seconds(workload.traced, workload, device)
-    found = []
-    for layer, work in zip(workload.layers, workload.works(), strict=True):
-        forward, backward = layer_seconds(
-            work, device, workload.dtype, is_compiled=workload.kernels == "compiled"
-        )
-        if workload.checkpointing and layer.attention_width:
-            backward += forward
-        found.append((forward, backward))
-    return found
+def _shapes(layer: Layer) -> dict[str, Any]:
+    """Return what a segment has of a layer's parameters."""
+    shapes = [parameter.shape for parameter in layer.parameters]
+    vectors = [shape[0] for shape in shapes if len(shape) == 1]
+    return {
+        "matrices": tuple((own[0], math.prod(own[1:])) for own in shapes if len(own) > 1),
+        "vectors": sum(vectors),
+        "num_vectors": len(vectors),
+    }
 
 
-def _launching(workload: Workload, device: Device) -> list[tuple[float, float]]:
-    """Return the seconds in which the host launches every layer; 0 where a trace has them."""
+def _layers_seconds(workload: Workload, device: Device) -> list[tuple[_BothWays, _BothWays]]:
+    """Return every layer's seconds, and those in which the host launches it.
+
+    With what is recomputed. Launching is 0 where a trace has it.
+    """
     if workload.traced is not None:
-        return [(0.0, 0.0)] * len(workload.layers)
+        traced = traced_seconds(workload.traced, workload, device)
+        return [(seconds, (0.0, 0.0)) for seconds in traced]
+    is_compiled = workload.kernels == "compiled"
+    known: dict[int, tuple[_BothWays, _BothWays]] = {}
     found = []
     for layer, work in zip(workload.layers, workload.works(), strict=True):
-        forward, backward = launch_seconds(
-            work, device, is_compiled=workload.kernels == "compiled"
-        )
+        if id(work) not in known:  # layers that are alike have the same one
+            seconds = layer_seconds(work, device, workload.dtype, is_compiled=is_compiled)
+            known[id(work)] = seconds, launch_seconds(work, device, is_compiled=is_compiled)
+        seconds, launching = known[id(work)]
         if workload.checkpointing and layer.attention_width:
-            backward += forward
-        found.append((forward, backward))
+            seconds = seconds[0], seconds[1] + seconds[0]
+            launching = launching[0], launching[1] + launching[0]
+        found.append((seconds, launching))
     return found
 
 

@@ -113,7 +113,7 @@ class AveragedEngineSchedule(EngineSchedule):
         begun: simpy.Event = self.machine.env.all_of([ended, average])
         for index in bucket:
             self._waits.watch(ended, [("d2h", room), ("reduce", [average])], step)
-            seconds = self._taking_seconds(index)
+            seconds = self._taken[index]
             ended = self.machine.compute("backward", seconds, step, [average, *room])
             room = self._send(index, step, ended, begun)
             begun = ended

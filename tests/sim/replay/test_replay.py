@@ -11,13 +11,15 @@ from sim.hardware.catalog import find_machine
 from sim.machine import Machine, Rates
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.replay.arrays import RATES
+from sim.replay.arrays import RATES, StepArrays, TapeArrays
 from sim.replay.library import replay_library
-from sim.replay.record import record
-from sim.replay.steady import recording_of
+from sim.replay.record import TapedSchedule, record
+from sim.replay.stand_ins import TapeCosts, TapeMachine
+from sim.replay.steady import Recording, recording_of
 from sim.replay.tape import CannotRecordError, times_of
 from sim.schedules.zenflow import EngineSchedule
-from sim.simulate import Strategy, simulate
+from sim.simulate import Strategy, selects_every, simulate
+from sim.timing.block_plan import structure_of
 from sim.timing.costs import costs_of
 
 FIGURES = ("step_seconds", "stall_seconds", "selection_seconds", "d2h_bytes", "h2d_bytes")
@@ -64,6 +66,10 @@ def rates(*given):
     return np.array([[getattr(Rates.of(own.hardware), name) for name in RATES] for own in given])
 
 
+def every(strategy):
+    return selects_every(strategy.config)
+
+
 def assert_same(found, index, predicted):
     for name in FIGURES:
         scale = predicted.step_seconds if name.endswith("seconds") else 1.0
@@ -82,7 +88,8 @@ def test_a_replay_is_what_simpy_says(strategy, first, second, duplex, accumulati
     # Two machines at once, on a recording of the first alone.
     both = [costs(machine(own, duplex), batch, accumulation) for own in (first, second)]
     recording = recording_of(both[0], strategy)
-    found = recording.steady(rates(*both), np.array([times_of(own) for own in both]))
+    times = np.array([times_of(own) for own in both])
+    found = recording.steady(rates(*both), times, every(strategy))
     for index, own in enumerate(both):
         assert_same(found, index, simulate(own, strategy, keeps_spans=False))
 
@@ -95,8 +102,8 @@ def test_every_step_ends_when_it_does_by_simpy():
     schedule = EngineSchedule(simulated, own, strategy.config)
     simulated.run(schedule.run(30))
     recording = recording_of(own, strategy)
-    tapes = recording._tapes_of(18)
-    done = tapes.plain.replay(rates(own), np.array([times_of(own)]))
+    plain, _ = recording._tapes_behind(18)
+    done = plain.replay(rates(own), np.array([times_of(own)]))
     count = done.ends.shape[1]
     assert count >= 24
     np.testing.assert_allclose(done.ends[0], schedule.step_ends[:count], rtol=1e-12)
@@ -106,9 +113,14 @@ def test_every_step_ends_when_it_does_by_simpy():
 @needs_c
 def test_a_queue_that_grows_is_waited_for():
     slow = costs(machine({"link.d2h": 0.02}, 1.0))
-    strategy = Strategy.of("zenflow_paper", update_interval=8)
-    found = recording_of(slow, strategy).steady(rates(slow), np.array([times_of(slow)]))
-    assert_same(found, 0, simulate(slow, strategy, keeps_spans=False))
+    for strategy in (
+        Strategy.of("zenflow_paper", update_interval=8),
+        # Selections come in another phase of a window where it settles twice as long.
+        Strategy.of("zenflow_paper", update_interval=8, full_warm_up_rounds=3),
+    ):
+        times = np.array([times_of(slow)])
+        found = recording_of(slow, strategy).steady(rates(slow), times, every(strategy))
+        assert_same(found, 0, simulate(slow, strategy, keeps_spans=False))
 
 
 @needs_c
@@ -121,6 +133,12 @@ def test_costs_of_one_structure_share_a_recording():
     scarce = fast.hardware.with_values({"host.dram_bytes": 9e9})
     less = replace(fast, hardware=scarce)
     assert recording_of(less, plain) is not recording_of(fast, plain)
+    # Settings that change no step, or only how often one is taken, share it as well.
+    for changes in ({"select_interval": 7}, {"queue_depth": 4}, {"queue_depth": 9}):
+        assert recording_of(fast, Strategy.of("zenflow", **changes)) is recording_of(fast, plain)
+    assert recording_of(fast, Strategy.of("zenflow", queue_depth=2)) is not recording_of(
+        fast, plain
+    )
 
 
 def test_what_no_tape_can_hold_is_left_to_simpy():
@@ -129,6 +147,7 @@ def test_what_no_tape_can_hold_is_left_to_simpy():
         (own, Strategy.of("superoffload")),
         (own, Strategy.of("zenflow", releases=False)),
         (costs(find_machine("hgx-h200", 2)), Strategy.of("zenflow")),
+        (costs(find_machine("hgx-h200", 1, num_hosts=2)), Strategy.of("zenflow")),
     ):
         with pytest.raises(CannotRecordError):
             recording_of(given_costs, strategy)
@@ -137,7 +156,33 @@ def test_what_no_tape_can_hold_is_left_to_simpy():
 def test_a_recording_ends_where_it_repeats():
     own = costs(find_machine("hgx-h200", 1))
     config = Strategy.of("zenflow", update_interval=4, select_interval=0).config
-    recorded = record(own, config, 4, 3)
-    assert [step.moved(4) for step in recorded.steady[-8:-4]] == recorded.steady[-4:]
-    assert recorded.selecting[0] != recorded.steady[-4].moved(4)
-    assert len(recorded.selecting) == 3
+    recorded = record(own, config, 0)
+    assert recorded.num_steady == 9
+    assert len(recorded.selecting) == 5
+
+
+@needs_c
+@given(strategies, st.sampled_from([3, 6]))
+@settings(max_examples=25, deadline=None)
+def test_steps_that_come_again_are_as_they_would_be_recorded(strategy, windows):
+    own = costs(find_machine("hgx-h200", 1), model="gpt2")
+    structure = structure_of(own, strategy.config)
+    # Twice a warm-up is another phase of a window than once.
+    settling = windows // 3 * strategy.warm_up + windows * strategy.period
+    tapes = Recording(structure)._tapes_behind(settling)
+    for found, selects in zip(tapes, (False, True), strict=True):
+        machine = TapeMachine(own)
+        schedule = TapedSchedule(machine, own, structure.config)
+        schedule.costs = TapeCosts(own)
+        for step in range(found._num_steps):
+            schedule.selects_next = selects and step == settling
+            schedule.next_state()
+        whole = TapeArrays(StepArrays(machine.tape), range(found._num_steps), settling)
+        for name, array in whole._arrays.items():
+            np.testing.assert_array_equal(found._arrays[name], array, err_msg=name)
+        times = np.array([times_of(own)])
+        for places in ("_seconds", "_sleep"):
+            sums = [
+                tape._recorded.seconds(times)[0, getattr(tape, places)] for tape in (found, whole)
+            ]
+            np.testing.assert_array_equal(*sums)
