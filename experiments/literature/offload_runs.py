@@ -186,7 +186,7 @@ _TITAN = Setup(
     dtype="float16",
 )
 _SEQUENCES = 18_666
-"""Of wikitext-2's training part in blocks of 128 tokens."""
+"""Sequences in wikitext-2's training part, cut in blocks of 128 tokens."""
 
 
 def _titan(label: str, epoch: float, setup: Setup, source: str, share: float = 1) -> Measurement:
