@@ -68,6 +68,9 @@ SYSTEMS: Mapping[str, System] = {
 
 STRATEGIES: tuple[str, ...] = (*PRESETS, *SYSTEMS)
 
+PASSES = ("forward", "backward")
+"""Names of the device's passes."""
+
 SETTLING_WINDOWS = 3
 """Windows before a run counts as steady, at least."""
 _MEASURED_WINDOWS = 2
@@ -100,6 +103,8 @@ class Prediction:
     """Bytes that collectives pass through the device, per step."""
     busy_seconds: Mapping[str, float]
     """Seconds of work of each lane, per step."""
+    passes: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the device's forward and backward, per step."""
     update_seconds: float = 0.0
     """Seconds of the device's work that are the optimizer's own step, per step."""
     timeline: Timeline
@@ -299,6 +304,7 @@ def simulate(
         h2d_bytes=(recording.since(settling, "h2d")[1] - gathered) / measured,
         fabric_bytes=(recording.since(settling, "fabric")[1] + gathered) / measured,
         busy_seconds=busy,
+        passes={name: recording.since(settling, "device", name)[0] / measured for name in PASSES},
         update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,
     )

@@ -91,7 +91,7 @@ LESS = {
     "01-quickstart": {"range(28))[4:]": "range(9))[4:]"},
     "02-anatomy-of-a-stall": {'"qwen2.5-3b"': '"qwen2.5-0.5b"', '"own:mini"': '"own:tiny"'},
     "03-calibrate-and-validate": {
-        "    rounds=4": "    rounds=2", "turns=2": "turns=1", "windows=2": "windows=1",
+        "range(4)": "range(2)", "turns=2": "turns=1", "windows=2": "windows=1",
     },
     "04-what-if-for-your-machine": {
         '"qwen2.5-3b", 4, 1024': '"qwen2.5-0.5b", 1, 512', "count=20": "count=3",

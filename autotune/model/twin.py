@@ -23,7 +23,7 @@ PARTS = ("device", "step", "d2h", "h2d", "host")
 Each has one constant: a factor on the seconds that its work takes."""
 
 _SLOWED: Mapping[str, tuple[str, ...]] = {
-    "step": ("overheads.device_update",),
+    "step": ("overheads.device_update", "overheads.column_update"),
     "d2h": ("link.d2h", "overheads.pack_bandwidth"),
     "h2d": ("link.h2d", "overheads.unpack_bandwidth"),
     "host": ("host.core_bandwidth", "host.core_update", "host.dram"),

@@ -14,19 +14,14 @@ import torch
 
 from experiments.calibration import plans, selection
 from experiments.calibration.compute import (
-    WARM_ROUNDS,
     ComputeFit,
+    ComputeShapes,
     ComputeTimes,
     fit_compute,
-    measure_compute,
     measure_sharing,
 )
-from experiments.calibration.parts import (
-    measure_host,
-    measure_launch,
-    measure_link,
-    measure_parts,
-)
+from experiments.calibration.link import measure_launch, measure_link
+from experiments.calibration.parts import measure_host, measure_parts
 from experiments.calibration.profile import device_of, host_of, link_of, overheads_of
 from experiments.calibration.runs import ObservedRun, observe
 from experiments.calibration.selection import measure_selection
@@ -46,8 +41,10 @@ _NUM_PARTS = 4
 _SELECTIONS = "selections"
 _RUNS = "short runs of the engine"
 _REFINING = "refining constants"
-_ROUNDS = 9
-"""Number of times that each compute shape is timed."""
+_FIRST_ROUNDS = 3
+"""Number of times that each compute shape is timed before anything else, to size emulated links.
+
+The fit goes by one time in each turn of the runs."""
 WINDOWS = 2
 """Number of windows in each turn of a run."""
 
@@ -114,28 +111,28 @@ def _plan(options: CalibrationOptions) -> list[PlannedRun]:
     """Return the stages, with the seconds of each one's parts on two cores of an AMD EPYC."""
     _, runs, _ = plans.of(options.device)
     return [
-        PlannedRun(_COMPUTE, _ROUNDS + WARM_ROUNDS, 1.6),
+        PlannedRun(_COMPUTE, _FIRST_ROUNDS, 3.5),
         PlannedRun(_PARTS, _NUM_PARTS, 2.5),
         PlannedRun(_SELECTIONS, selection.RUNS * options.turns, 0.7),
-        PlannedRun(_RUNS, len(runs) * options.turns, 1.6),
-        PlannedRun(_REFINING, SWEEPS, 4.5),
+        PlannedRun(_RUNS, len(runs) * options.turns, 1.1),
+        PlannedRun(_REFINING, SWEEPS, 2.5),
     ]
 
 
 def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     base = options.settings
     shapes, run_plans, selection_model = plans.of(options.device)
-    with stages.stage(_COMPUTE, _ROUNDS + WARM_ROUNDS) as advance:
-        times = measure_compute(
+    with stages.stage(_COMPUTE, _FIRST_ROUNDS) as advance:
+        compute = ComputeShapes(
             [
                 replace(base, strategy="on_device", model=m, batch_size=b, sequence=s)
                 for m, b, s in shapes
-            ],
-            rounds=_ROUNDS,
-            on_round=advance,
+            ]
         )
-        compute_fit = fit_compute(times)
-    probed, facts = _probe(options, compute_fit, stages)
+        for _ in range(_FIRST_ROUNDS):
+            compute.round()
+            advance()
+    probed, facts = _probe(options, fit_compute(compute.times()), stages)
     with stages.stage(_SELECTIONS, selection.RUNS * options.turns) as advance:
         seconds = measure_selection(
             base, selection_model, probed, turns=options.turns, on_turn=advance
@@ -144,8 +141,13 @@ def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
     settings = [plan.resolve(probed, base) for plan in run_plans]
     if options.link is not None:
         settings = [replace(own, link=options.link) for own in settings]
+    compute.forget()  # a machine's speed drifts: compute and runs are to have the same
     with stages.stage(_RUNS, len(settings) * options.turns) as advance:
-        runs = observe_runs(settings, options, advance)
+        runs = observe_runs(settings, options, advance, between=compute.round)
+    times = compute.times()
+    compute_fit = fit_compute(times, [run.observation for run in runs])
+    played = device_of(options.device, compute_fit, options.dtype, facts["launch_seconds"])
+    probed = replace(probed, device=played)
     with stages.stage(_REFINING, SWEEPS) as advance:
         refinement = refine(
             probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
@@ -160,14 +162,26 @@ def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
 
 
 def observe_runs(
-    settings: Sequence[TrainSettings], options: CalibrationOptions, on_turn: Callable[[], None]
+    settings: Sequence[TrainSettings],
+    options: CalibrationOptions,
+    on_turn: Callable[[], None],
+    *,
+    between: Callable[[], None] = lambda: None,
 ) -> list[ObservedRun]:
-    """Return the steady state of every run, measured in turn, as thoroughly as options say."""
+    """Return the steady state of every run, measured in turn, as thoroughly as options say.
+
+    Args:
+        settings: Of the runs.
+        options: How many turns each takes, and on what.
+        on_turn: Called after each.
+        between: Called before all runs take their next turn.
+    """
     return observe(
         settings,
         turns=options.turns,
         windows=WINDOWS,
         on_turn=on_turn,
+        between=between,
         together=options.together,
     )
 
@@ -208,6 +222,7 @@ def _probe(
         "host_bytes_per_second_by_threads": {str(n): r for n, r in host_rates.by_threads.items()},
         "host_bytes_per_second_beside_copies": host_rates.beside_copies,
         "host_steps_per_second": host_rates.steps,
+        "launch_seconds": launch,
         "part_median_errors": {name: fit.median_error for name, fit in parts.items()},
     }
 

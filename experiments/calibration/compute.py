@@ -18,11 +18,12 @@ from experiments.training.evaluation import cross_entropy, forward
 from experiments.training.preparation.setup import RunSetup, build_setup, workload_of
 from experiments.training.settings.training import TrainSettings
 from sim.fitting.fit import Fit, Sample, fit_constants
+from sim.fitting.refine import Observation
 from sim.models.workload import Workload
 from zenflow.host import kernel
 from zenflow.host.jobs import SumJob
 
-WARM_ROUNDS = 2
+_WARM_ROUNDS = 2
 _BACKWARD_FACTORS = np.linspace(0.6, 1.6, 41)
 _SHARING_ROUNDS = 5
 _SHARING_SECONDS = 0.5
@@ -48,27 +49,43 @@ class ComputeFit:
     backward_factor: float
 
 
-def measure_compute(
-    shapes: Sequence[TrainSettings], *, rounds: int, on_round: Callable[[], None]
-) -> list[ComputeTimes]:
-    """Return every shape's times; shapes take turns, so that a noisy minute disturbs all."""
-    setups = _build(shapes)
-    found: list[list[tuple[float, float]]] = [[] for _ in setups]
-    for index in range(WARM_ROUNDS + rounds):
-        for setup, times in zip(setups, found, strict=True):
-            pair = _time_one(setup, index)
-            if index >= WARM_ROUNDS:
-                times.append(pair)
-        on_round()
-    return [
-        ComputeTimes(
-            label=workload_of(setup).name,
-            workload=workload_of(setup),
-            forward=median(pair[0] for pair in times),
-            backward=median(pair[1] for pair in times),
-        )
-        for setup, times in zip(setups, found, strict=True)
-    ]
+class ComputeShapes:
+    """Models of several shapes, whose forward and backward are timed in rounds.
+
+    Shapes take turns in a round, so that a noisy minute disturbs all of them.
+    """
+
+    def __init__(self, shapes: Sequence[TrainSettings]) -> None:
+        """Build the models, and let each of them compute before anything is timed."""
+        self._setups = _build(shapes)
+        self._num_rounds = 0
+        self.forget()
+        for _ in range(_WARM_ROUNDS):
+            self.round()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the times so far."""
+        self._found: list[list[tuple[float, float]]] = [[] for _ in self._setups]
+
+    def round(self) -> None:
+        """Time each shape once, behind a pass of its own, as the steps of a run follow another."""
+        self._num_rounds += 1
+        for setup, times in zip(self._setups, self._found, strict=True):
+            _time_one(setup, self._num_rounds)
+            times.append(_time_one(setup, self._num_rounds))
+
+    def times(self) -> list[ComputeTimes]:
+        """Return every shape's times."""
+        return [
+            ComputeTimes(
+                label=workload_of(setup).name,
+                workload=workload_of(setup),
+                forward=median(pair[0] for pair in times),
+                backward=median(pair[1] for pair in times),
+            )
+            for setup, times in zip(self._setups, self._found, strict=True)
+        ]
 
 
 def _build(shapes: Sequence[TrainSettings]) -> list[RunSetup]:
@@ -101,42 +118,57 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def fit_compute(times: Sequence[ComputeTimes]) -> ComputeFit:
+def fit_compute(times: Sequence[ComputeTimes], runs: Sequence[Observation] = ()) -> ComputeFit:
     """Return the constants that tell all times best, one factor on backward included.
 
-    The factor makes the fit nonlinear, so a grid of factors is tried.
+    The factor makes the fit nonlinear, so a grid of factors is tried. Launches in a run may take
+    longer than those of a model by itself, where no other thread wants the interpreter.
+
+    Args:
+        times: Of models by themselves.
+        runs: Runs whose forward was measured.
     """
     found = []
+    in_runs = [_sample_of(run) for run in runs if "forward" in run.passes]
     for factor in map(float, _BACKWARD_FACTORS):
-        fit = fit_constants([sample for item in times for sample in _samples(item, factor)])
+        own = [sample for item in times for sample in _samples(item, factor)]
+        fit = fit_constants([*own, *in_runs])
         found.append(ComputeFit(fit, factor))
     return min(found, key=lambda tried: sum(e**2 for e in tried.fit.residuals.values()))
 
 
 def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
     """Return forward and backward as the counts that `sim.timing.costs.layer_seconds` charges."""
-    works = times.workload.works()
-    flop = sum(work.matmul_flop for work in works)
-    attention = sum(work.attention_flop for work in works)
-    elementwise = sum(work.elementwise_bytes for work in works)
-    kernels = sum(work.num_kernels for work in works)
-    forward_counts = {
-        "matmul": flop,
-        "attention": attention,
-        "elementwise": elementwise,
-        "launch": kernels,
-    }
+    forward_counts = _forward_counts(times.workload)
     backward_counts = {
-        "matmul": 2 * factor * flop,
-        "attention": 2.5 * factor * attention,
-        "elementwise": 2 * factor * elementwise,
-        "backward launch": 2 * kernels,
-        "gradient": sum(work.weight_bytes for work in works),
+        "matmul": 2 * factor * forward_counts["matmul"],
+        "attention": 2.5 * factor * forward_counts["attention"],
+        "elementwise": 2 * factor * forward_counts["elementwise"],
+        "backward launch": 2 * forward_counts["launch"],
+        "gradient": sum(work.weight_bytes for work in times.workload.works()),
     }
     return [
         Sample(forward_counts, times.forward, f"{times.label} forward"),
         Sample(backward_counts, times.backward, f"{times.label} backward"),
     ]
+
+
+def _sample_of(run: Observation) -> Sample:
+    """Return a run's forward as such counts."""
+    counts = _forward_counts(run.workload)
+    counts |= {"launch in a run": counts["launch"]}
+    micro_batch = run.passes["forward"] / run.workload.accumulation
+    return Sample(counts, micro_batch, f"{run.label} forward")
+
+
+def _forward_counts(workload: Workload) -> dict[str, float]:
+    works = workload.works()
+    return {
+        "matmul": sum(work.matmul_flop for work in works),
+        "attention": sum(work.attention_flop for work in works),
+        "elementwise": sum(work.elementwise_bytes for work in works),
+        "launch": sum(work.num_kernels for work in works),
+    }
 
 
 def measure_sharing(settings: TrainSettings) -> float:

@@ -36,10 +36,10 @@ def findings(done: Calibration) -> str:
     off = [abs(error) for error in refined.residuals.values()]
     fit = done.compute_fit.fit
     lines.append(
-        f"These tell compute of {len(done.compute)} layer shapes to {fit.median_error:.1%} "
-        f"(median; worst {fit.worst_error:.1%}), and the step of {len(off)} short runs to "
-        f"{median(off):.1%} (median; worst {max(off):.1%}). How far off other runs are: zenflow "
-        "validate"
+        f"These tell compute of {len(done.compute)} layer shapes, alone and in runs, to "
+        f"{fit.median_error:.1%} (median; worst {fit.worst_error:.1%}), and the step of "
+        f"{len(off)} short runs to {median(off):.1%} (median; worst {max(off):.1%}). How far off "
+        "other runs are: zenflow validate"
     )
     return "\n".join(lines)
 
@@ -69,6 +69,9 @@ def _rows(profile: HardwareProfile) -> Iterator[tuple[str, str, str]]:
         if rate is not None:
             yield words, _rate(rate, "B/s"), f"overheads.{name}"
     yield "AdamW on the device", _rate(parts.device_update, "param/s"), "overheads.device_update"
+    if parts.column_update is not None:
+        updated = _rate(parts.column_update, "param/s")
+        yield "AdamW on important columns", updated, "overheads.column_update"
     for name, words in _OVERHEADS.items():
         yield words, _time(getattr(parts, name).value), f"overheads.{name}"
 

@@ -1,4 +1,4 @@
-"""The engine's parts by themselves: host passes by threads, packing, gathering, the link."""
+"""The engine's parts by themselves: host passes by threads, packing, gathering, AdamW."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -16,11 +15,13 @@ import torch
 from torch import Tensor
 
 from sim.fitting.fit import Fit, Sample, fit_constants
+from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.host import kernel
 from zenflow.host.jobs import AdamStep, ReplayJob
 from zenflow.host.memory import zeroed
 from zenflow.host.pool import HostPool
+from zenflow.rule.adamw import Hyper
 from zenflow.surface.assembly import bind
 
 _REPEATS = 7
@@ -28,8 +29,9 @@ _WAIT_TIMEOUT = 600.0
 """Seconds after which a wait for the device is an error."""
 _HOST_PARAMS = 1 << 24
 """Number of parameters of a host pass. Their state exceeds the caches of all cores together."""
-_FLUSHED = 1 << 24
-"""Elements of float32 that are walked over to empty a CPU's caches."""
+_FLUSHED = 1 << 21
+"""Elements of float32 that are walked over to empty a CPU core's own caches. The one that cores
+share keeps most of a small model's step."""
 _COLUMNS = 1024
 _CACHED_PARAMS = 1 << 15
 """The same of a pass over state in a core's own cache, which arithmetic bounds."""
@@ -38,19 +40,29 @@ _PASS_BYTES = 28
 _CACHED_GRADIENTS, _CACHED_PASSES = 8, 20
 """Number of gradients of a pass in cache, and of such passes in what is timed."""
 _MATRICES = ((256, 256), (512, 512), (512, 1024), (1024, 1024), (1024, 2048))
+_CPU_MATRICES = ((128, 128), (352, 128), (256, 256), (704, 256), (1024, 512))
+"""Shapes of the matrices that are timed on a GPU, and on a CPU, whose models are smaller."""
 _DEFERRED_SHARE = 0.9
 
 
-def timed(run: Callable[[], Any], device: torch.device, repeats: int = _REPEATS) -> float:
+def timed(
+    run: Callable[[], Any],
+    device: torch.device,
+    repeats: int = _REPEATS,
+    *,
+    before: Callable[[], Any] = lambda: None,
+) -> float:
     """Return the median seconds of a call, behind a synchronisation on a GPU.
 
-    On a CPU its data are not in the caches, as in a step, where something else ran before.
+    On a CPU its data are not in a core's own caches, as in a step, where something else ran
+    before, but for what `before` brings there.
     """
     run()
     found = []
     elsewhere = torch.zeros(_FLUSHED if device.type == "cpu" else 0)
     for _ in range(repeats):
         elsewhere.add_(1.0)
+        before()
         synchronize(device)
         started = time.perf_counter()
         run()
@@ -148,8 +160,8 @@ def _beside_copies(run: Callable[[], Any], device: torch.device) -> float:
 
     def both() -> None:
         for _ in range(4):  # outlasts the pass
-            _copy(streams[0], there[0], host[0])
-            _copy(streams[1], host[1], there[1])
+            copy_on(streams[0], there[0], host[0])
+            copy_on(streams[1], host[1], there[1])
 
     found = []
     for _ in range(_REPEATS):
@@ -162,12 +174,13 @@ def _beside_copies(run: Callable[[], Any], device: torch.device) -> float:
     return median(found)
 
 
-def _copy(stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> None:
+def copy_on(stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> None:
+    """Queue a copy."""
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
 
 
-PARTS = ("pack", "unpack", "intake", "update")
+PARTS = ("pack", "unpack", "intake", "columns", "whole")
 """What the device's side of the engine does beside compute."""
 
 
@@ -178,106 +191,84 @@ def measure_parts(device: torch.device, dtype: torch.dtype) -> dict[str, Fit]:
     """
     engine = bind(device, _WAIT_TIMEOUT)
     try:
-        samples = [_matrix_samples(engine, rows, columns, dtype) for rows, columns in _MATRICES]
+        samples = [
+            (*_copy_samples(engine, *shape, dtype), *_step_samples(engine, *shape, dtype))
+            for shape in (_CPU_MATRICES if device.type == "cpu" else _MATRICES)
+        ]
     finally:
         engine.close()
     by_part = zip(PARTS, zip(*samples, strict=True), strict=True)
     return {name: fit_constants(own) for name, own in by_part}
 
 
-def _matrix_samples(
+def _owners(columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return a matrix's deferred columns and its important ones, ascending."""
+    count = int(_DEFERRED_SHARE * columns)
+    order = torch.randperm(columns, generator=torch.Generator().manual_seed(0)).to(device)
+    return order[:count].sort().values, order[count:].sort().values
+
+
+def _copy_samples(
     engine: AbstractDevice, rows: int, columns: int, dtype: torch.dtype
 ) -> tuple[Sample, ...]:
-    """Return a measurement of each of ``PARTS`` on one matrix."""
+    """Return measurements of what lanes do to one matrix: packing, and writing back."""
     device = engine.torch_device
     grad = torch.randn(rows, columns, device=device).to(dtype)
     weight = grad.clone()
-    count = int(_DEFERRED_SHARE * columns)
-    order = torch.randperm(columns, generator=torch.Generator().manual_seed(0)).to(device)
-    deferred, important = order[:count].sort().values, order[count:].sort().values
-    host = engine.pinned_slab(count * rows, dtype).view(count, rows)
-    energies, no_rows = torch.zeros(columns, device=device), torch.zeros(0, device=device)
-
-    def intake() -> None:
-        engine.energies([(grad, energies, no_rows)])
-        grad.index_select(1, important)
-
-    state = [torch.zeros(columns - count, rows, device=device) for _ in range(3)]
-
-    def update() -> None:
-        fresh = grad.index_select(1, important).t().float()
-        state[0].lerp_(fresh, 0.1)
-        state[1].mul_(0.999).addcmul_(fresh, fresh, value=0.001)
-        state[2].addcdiv_(state[0], state[1].sqrt().add_(1e-8), value=-1e-4)
-        weight.index_copy_(1, important, state[2].t().to(dtype))
-
-    moved = count * rows * dtype.itemsize
+    deferred, _ = _owners(columns, device)
+    moved = len(deferred) * rows
+    host = engine.pinned_slab(moved, dtype).view(-1, rows)
     down = timed(lambda: engine.pack([(grad, deferred, host)], engine.mark()), device)
     up = timed(lambda: engine.unpack([Arrival(host, deferred, weight)], engine.mark()), device)
+    size = moved * dtype.itemsize
+    return Sample({"call": 1, "byte": size}, down), Sample({"call": 1, "byte": size}, up)
+
+
+def _step_samples(
+    engine: AbstractDevice, rows: int, columns: int, dtype: torch.dtype
+) -> tuple[Sample, ...]:
+    """Return measurements of what compute does to one matrix.
+
+    Its gradient is measured and gathered when backward has just written it; then important
+    columns, or the whole matrix, are updated.
+    """
+    device = engine.torch_device
+    computed = torch.randn(rows, columns, device=device).to(dtype)
+    grad, weight = computed.clone(), computed.clone()
+    _, important = _owners(columns, device)
+    energies, no_rows = (torch.ones(count, device=device) for count in (columns, 0))
+
+    def intake() -> None:
+        engine.energies([(grad, energies, no_rows)])  # rows are counted with fresh steps
+        grad.index_select(1, important)
+
+    bank = Bank(group=0, num_rows=rows, num_columns=len(important))
+    bank.allocate(device)
+    hyper = Hyper(lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
+
+    gathered = grad.index_select(1, important)
+
+    def update() -> None:
+        bank.update(0, len(important), gathered.t().to(torch.float32, copy=True), hyper)
+        weight.index_copy_(1, important, bank.master.t().to(dtype))
+
+    whole = Resident.of(torch.zeros(rows, columns, device=device), "whole", group=0)
+    whole_grad = torch.ones(rows, columns, device=device)
+
+    def update_whole() -> None:  # its norm is known first, and clips it
+        whole_grad.mul_(whole_grad.norm().clamp(min=1.0, max=1.0))
+        update_residents([whole], [whole_grad], hyper)
+
+    def behind_backward() -> None:
+        grad.copy_(computed)
+        weight.mul_(1.0)
+
+    def seconds(run: Callable[[], Any]) -> float:
+        return timed(run, device, before=behind_backward)
+
+    size = rows * columns
     return (
-        Sample({"call": 1, "byte": moved}, down),
-        Sample({"call": 1, "byte": moved}, up),
-        Sample({"call": 1, "byte": rows * columns * dtype.itemsize}, timed(intake, device)),
-        Sample({"call": 1, "parameter": (columns - count) * rows}, timed(update, device)),
+        Sample({"call": 1, "byte": size * dtype.itemsize}, seconds(intake)),
+        Sample({"call": 1, "parameter": len(important) * rows}, seconds(update)),
+        Sample({"call": 1, "parameter": size}, timed(update_whole, device)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRates:
-    """A GPU's link: bytes/s and seconds of a copy, each way, pinned or not, alone or together."""
-
-    d2h: Fit
-    h2d: Fit
-    pageable: float
-    """Bytes/s of pageable copies over pinned ones, both ways."""
-    duplex: float
-    """Both ways together over the sum of each alone."""
-
-
-_COPY_BYTES = (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
-
-
-def measure_link(device: torch.device) -> LinkRates:
-    """Return what the link of a CUDA device carries."""
-    there = torch.empty(max(_COPY_BYTES), dtype=torch.uint8, device=device)
-    back = torch.empty_like(there)
-    pinned = [torch.empty(max(_COPY_BYTES), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    pageable = torch.zeros(max(_COPY_BYTES), dtype=torch.uint8)
-
-    def samples(down: bool, host: Tensor) -> list[Sample]:
-        found = []
-        for size in _COPY_BYTES:
-            source, target = (there, host) if down else (host, there)
-            copy = partial(target[:size].copy_, source[:size], non_blocking=True)
-            seconds = timed(copy, device)
-            found.append(Sample({"call": 1, "byte": size}, seconds))
-        return found
-
-    d2h, h2d = (fit_constants(samples(down, pinned[0])) for down in (True, False))
-    plain = [fit_constants(samples(down, pageable)).constants["byte"] for down in (True, False)]
-    streams = [torch.cuda.Stream(device) for _ in range(2)]
-
-    def both() -> None:
-        _copy(streams[0], there, pinned[0])
-        _copy(streams[1], pinned[1], back)
-
-    alone = d2h.constants["byte"], h2d.constants["byte"]
-    together = 2 * max(_COPY_BYTES) / timed(both, device)
-    return LinkRates(
-        d2h=d2h,
-        h2d=h2d,
-        pageable=min(1.0, sum(alone) / sum(plain)),
-        duplex=min(1.0, together / (1 / alone[0] + 1 / alone[1])),
-    )
-
-
-def measure_launch(device: torch.device) -> float:
-    """Return the seconds from one small kernel's start to the next one's."""
-    small = torch.zeros(16, device=device)
-    count = 200
-
-    def run() -> None:
-        for _ in range(count):
-            small.add_(1.0)
-
-    return timed(run, device) / count

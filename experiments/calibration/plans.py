@@ -132,10 +132,10 @@ def _shared(parallel: str, **settings: Any) -> dict[str, Any]:
 CPU_RANK_RUNS = (
     RunPlan("on_device", "mini", 8, 64, settings=_shared("ddp")),
     RunPlan("on_device", "base", 4, 128, settings=_shared("ddp")),
-    RunPlan("on_device", "tiny", 6, 96, settings=_shared("fsdp")),
-    RunPlan("on_device", "small", 8, 64, settings=_shared("fsdp")),
+    RunPlan("on_device", "mini", 8, 64, settings=_shared("fsdp")),
+    RunPlan("on_device", "base", 4, 128, settings=_shared("fsdp")),
     RunPlan("zenflow", "small", 8, 64, 0.8, settings=_shared("ddp")),
-    RunPlan("zenflow", "mini", 8, 64, 0.8, settings=_shared("fsdp")),
+    RunPlan("zenflow", "small", 8, 64, 0.8, settings=_shared("fsdp")),
 )
 """Runs of two processes that refine what collectives and shared cores cost."""
 

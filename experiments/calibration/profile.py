@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from experiments.calibration.compute import ComputeFit
-from experiments.calibration.parts import HostRates, LinkRates
+from experiments.calibration.link import LinkRates
+from experiments.calibration.parts import HostRates
 from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
 from sim.hardware.file import KERNEL_IS_DRAM
@@ -51,8 +52,8 @@ def device_of(
     if not is_cpu:
         memory = float(torch.cuda.get_device_properties(device).total_memory)
 
-    def launches(name: str) -> Quantity:
-        fitted = max(_LEAST_SECONDS, constants.constants[name])
+    def launches(*names: str) -> Quantity:
+        fitted = max(_LEAST_SECONDS, sum(constants.constants.get(name, 0.0) for name in names))
         return measured(fitted if launch is None else launch, source)
 
     return Device(
@@ -65,7 +66,7 @@ def device_of(
         attention_efficiency=measured(min(1.0, constants.rate("attention", rate) / rate), source),
         bandwidth=measured(constants.rate("elementwise", _ENDLESS * 100), source),
         bandwidth_efficiency=assumed(1.0, "part of the fitted rate"),
-        launch=launches("launch"),
+        launch=launches("launch", "launch in a run"),
         backward_factor=measured(compute.backward_factor, source),
         backward_launch=launches("backward launch"),
         gradient_bandwidth=measured(constants.rate("gradient", _ENDLESS * 100), source),
@@ -126,5 +127,6 @@ def overheads_of(parts: Mapping[str, Fit], *, is_cpu: bool) -> EngineOverheads:
         intake_bandwidth=rate("intake", "byte", "energies and gathering, by matrix size"),
         pack_bandwidth=rate("pack", "byte", "packing nine columns in ten, by matrix size"),
         unpack_bandwidth=rate("unpack", "byte", "writing nine columns in ten back"),
-        device_update=rate("update", "parameter", "AdamW on one column in ten"),
+        device_update=rate("whole", "parameter", "AdamW on whole matrices, by matrix size"),
+        column_update=rate("columns", "parameter", "AdamW on one column in ten, by matrix size"),
     )

@@ -18,7 +18,7 @@ from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from sim.fitting.refine import Observation
 from sim.models.workload import Workload
-from sim.simulate import Strategy
+from sim.simulate import PASSES, Strategy
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
 
@@ -28,8 +28,8 @@ WARM_STEPS = 2
 What another run has left in the caches is gone by then.
 """
 
-_Turn: TypeAlias = tuple[float, float, Mapping[str, float]]
-"""Seconds and stalled seconds of a turn's mean step, and each lane's busy ones."""
+_Turn: TypeAlias = tuple[float, float, Mapping[str, float], Mapping[str, float]]
+"""Seconds and stalled seconds of a turn's mean step, busy ones of lanes, and those of passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ def observe(
     turns: int,
     windows: int,
     on_turn: Callable[[], None],
+    between: Callable[[], None] = lambda: None,
     together: int | None = None,
     ranks: Ranks = ALONE,
 ) -> list[ObservedRun]:
@@ -61,13 +62,15 @@ def observe(
         turns: Of each run.
         windows: Of each turn.
         on_turn: Called after each.
+        between: Called before all runs take their next turn.
         together: Runs that are in memory at a time; None is all.
         ranks: Processes that share each run, in the way that its settings say; all of them call.
     """
     size = together or max(1, len(settings))
     found: list[ObservedRun] = []
     for first in range(0, len(settings), size):
-        found += _observe(settings[first : first + size], turns, windows, on_turn, ranks)
+        own = settings[first : first + size]
+        found += _observe(own, turns, windows, on_turn, between, ranks)
     return found
 
 
@@ -76,6 +79,7 @@ def _observe(
     turns: int,
     windows: int,
     on_turn: Callable[[], None],
+    between: Callable[[], None],
     ranks: Ranks,
 ) -> list[ObservedRun]:
     with ExitStack() as stack:
@@ -93,6 +97,7 @@ def _observe(
                 run.step()
         taken: list[list[_Turn]] = [[] for _ in runs]
         for _ in range(turns):
+            between()
             for (run, length), own in zip(runs, taken, strict=True):
                 own.append(_take_turn(run, length))
                 on_turn()
@@ -107,15 +112,17 @@ def _take_turn(run: ShortRun, length: int) -> _Turn:
     reports = run.reports(length)
     run.optimizer.synchronize()
     timeline = run.optimizer.timeline
+    by_name = timeline.by_name()
     return (
         fmean(report.seconds for report in reports),
         fmean(report.stall_seconds for report in reports),
         {lane: timeline.busy(lane) / length for lane in timeline.lanes},
+        {name: by_name["device", name] / length for name in PASSES},
     )
 
 
 def _observed(run: ShortRun, turns: Sequence[_Turn]) -> ObservedRun:
-    seconds, stalls, busy = zip(*turns, strict=True)
+    seconds, stalls, busy, passes = zip(*turns, strict=True)
     lanes = {lane for own in busy for lane in own}
     step = median(seconds)
     ordered = sorted(seconds)
@@ -133,6 +140,7 @@ def _observed(run: ShortRun, turns: Sequence[_Turn]) -> ObservedRun:
             step_seconds=step,
             stall_seconds=median(stalls) if is_alone else None,
             busy_seconds=busy_seconds,
+            passes={name: median(own[name] for own in passes) for name in PASSES if is_alone},
         ),
     )
 

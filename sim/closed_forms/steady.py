@@ -403,7 +403,9 @@ class ClosedForm:
         ended = self._ring.ended(begun, passed, axes["d2h"])
         waits = np.where(self._ring.room >= 0, ended[:, self._ring.room], -np.inf)
         pressed = np.maximum(0.0, waits[:, -1] - passed[:, -1])
-        seconds = overheads.step.value + self._plan.on_device / overheads.device_update.value
+        rate = overheads.column_update or overheads.device_update
+        seconds = overheads.step.value + self._plan.important / rate.value
+        seconds += self._plan.resident / overheads.device_update.value
         return Released(
             begun=begun,
             passed=passed,

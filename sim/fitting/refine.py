@@ -34,6 +34,7 @@ ENGINE_CONSTANTS = (
     "overheads.pack_bandwidth",
     "overheads.unpack_bandwidth",
     "overheads.device_update",
+    "overheads.column_update",
 )
 """Constants that runs refine, and no others."""
 
@@ -71,6 +72,9 @@ class Observation:
     """Measured seconds of work of each lane, per step."""
     link: tuple[float, float] | None = None
     """Bytes/s to the host and back, where a link was emulated."""
+    passes: Mapping[str, float] = field(default_factory=dict)
+    """Measured seconds of the device's forward and backward, per step; none where they hold waits
+    for collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +183,30 @@ def _slopes(errors: Callable[[Array], Array], at: Array, off: Array, difference:
 def _better(
     errors: Callable[[Array], Array], at: Array, off: Array, slopes: Array, low: Array, high: Array
 ) -> tuple[Array, Array]:
-    """Return constants and errors after a move that lessens these, or both as they are."""
-    square = slopes.T @ slopes
-    scale = np.diag(np.diag(square) + 1e-6 * square.max())
+    """Return constants and errors after a move that lessens these, or both as they are.
+
+    What is at a bound and would pass it stays: the others' move would count on its own.
+    """
+    downhill = -slopes.T @ off
+    free = ~((at <= low) & (downhill < 0) | (at >= high) & (downhill > 0))
+    square = slopes[:, free].T @ slopes[:, free]
+    scale = np.diag(np.diag(square) + 1e-6 * square.max(initial=0.0))
     for damping in _DAMPINGS:
-        move = np.linalg.solve(square + damping * scale, -slopes.T @ off)
+        move = np.zeros(len(at))
+        move[free] = np.linalg.solve(square + damping * scale, downhill[free])
         tried = np.clip(at + np.clip(move, -_LONGEST_MOVE, _LONGEST_MOVE), low, high)
         found = errors(tried)
         if _size(found) < _size(off):
             return tried, found
     return at, off
+
+
+def _parts_off(predicted: Prediction, observation: Observation) -> list[float]:
+    """Return by how many seconds forward, backward and the rest of the device's step are off."""
+    passes = [predicted.passes[name] - own for name, own in observation.passes.items()]
+    stall = predicted.stall_seconds - (observation.stall_seconds or 0.0)
+    whole = predicted.step_seconds - observation.step_seconds
+    return [*passes, whole - stall - sum(passes)]
 
 
 def _size(errors: Array) -> float:
@@ -200,10 +218,11 @@ def _exponent(factor: float) -> float:
 
 
 def _errors(profile: HardwareProfile, observations: Sequence[Observation]) -> Array:
-    """Return errors of steps (logarithms), stalls and lanes (of a step), weighted.
+    """Return errors of steps (logarithms), stalls, passes and lanes (of a step), weighted.
 
     The sum of their squares is a mean. A lane counts by its share of the step: one that hardly
-    works says little.
+    works says little. Passes tell what a constant costs where: without them one that is too low
+    is made up for by another.
     """
     found: list[tuple[float, float]] = []
     for observation in observations:
@@ -212,7 +231,11 @@ def _errors(profile: HardwareProfile, observations: Sequence[Observation]) -> Ar
         found.append((4.0, math.log(predicted.step_seconds / step)))
         if observation.stall_seconds is not None:
             found.append((2.0, (predicted.stall_seconds - observation.stall_seconds) / step))
+        if observation.passes:
+            found += [(2.0, off / step) for off in _parts_off(predicted, observation)]
         for lane, seconds in observation.busy_seconds.items():
+            if lane == "device" and observation.passes:
+                continue
             found.append((1.0, (predicted.busy_seconds.get(lane, 0.0) - seconds) / step))
     total = sum(weight for weight, _ in found)
     return np.array([math.sqrt(weight / total) * error for weight, error in found])

@@ -31,7 +31,10 @@ _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
     4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": asdict(DEEPSPEED_SHARE)}},
     5: {"host": {"adam_share": asdict(KERNEL_IS_DRAM)}},
-    6: {"device": {"float32_efficiency": None, "cache": None}},
+    6: {
+        "device": {"float32_efficiency": None, "cache": None},
+        "overheads": {"column_update": None},
+    },
 }
 """Figures that each version has and the one before had not, with what stands for them."""
 _ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}

@@ -279,7 +279,10 @@ class EngineOverheads:
     unpack_bandwidth: Quantity | None = None
     """Bytes/s of weights that the other lane writes into their columns; None is as packing."""
     device_update: Quantity
-    """Parameters/s that AdamW on the device updates."""
+    """Parameters/s that AdamW on the device updates where they are whole."""
+    column_update: Quantity | None = None
+    """Parameters/s of important columns: AdamW on them, and writing them into the weights. None is
+    as ``device_update``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

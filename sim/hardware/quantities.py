@@ -57,7 +57,7 @@ _FIELDS = {
     "seconds": "launch latency time host_task copy bucket step select",
     "ratio": "efficiency factor share duplex pageable numa_hop core_sharing",
     "bytes/parameter": "update_bytes",
-    "parameters/s": "device_update core_update",
+    "parameters/s": "device_update column_update core_update",
 }
 _DIMENSIONS = {name: dimension for dimension, names in _FIELDS.items() for name in names.split()}
 

@@ -65,7 +65,8 @@ def _device_seconds(
 ) -> float:
     overheads = costs.hardware.overheads
     seconds = costs.compute_seconds + overheads.step.value
-    seconds += (own.important + own.resident) / overheads.device_update.value
+    seconds += own.important / (overheads.column_update or overheads.device_update).value
+    seconds += own.resident / overheads.device_update.value
     size = costs.dtype_bytes
     # Under DDP a device has its part of deferred elements, and measures and moves all of them.
     split = own.deferred * division.host / division.device + own.important

@@ -62,7 +62,9 @@ class Event:
         """Its number on the tape; -1 for a sleep."""
 
 
-PER_UNIT = ("pack_bandwidth", "unpack_bandwidth", "intake_bandwidth", "device_update")
+PER_UNIT = (
+    "pack_bandwidth", "unpack_bandwidth", "intake_bandwidth", "device_update", "column_update",
+)  # fmt: skip
 """Rates of the engine's parts, of which one over each is a time."""
 TIMES = ("copy", "step", "host_task", "select", "bucket")
 """Seconds of the engine's parts."""
@@ -78,6 +80,7 @@ def times_of(costs: StepCosts) -> list[float]:
     hardware = costs.hardware
     rates = {name: getattr(hardware.overheads, name) for name in PER_UNIT}
     rates["unpack_bandwidth"] = rates["unpack_bandwidth"] or rates["pack_bandwidth"]
+    rates["column_update"] = rates["column_update"] or rates["device_update"]
     others = {
         **{name: 1.0 / figure.value for name, figure in rates.items()},
         **{name: getattr(hardware.overheads, name).value for name in TIMES},

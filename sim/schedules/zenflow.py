@@ -119,9 +119,8 @@ class EngineSchedule(AbstractSchedule):
             reduced = self._keep(step)
             yield self.computed
             reducing = yield from self.wait(reduced, "reduce", step)
+            self._send_kept(step)
             stepped = machine.compute("step", self._step_seconds(), step)
-            for index in reversed(range(len(self.costs.segments))):
-                self._send(index, step, stepped, stepped)
         yield stepped
         waited = machine.env.now - reducing - self._waits.seconds
         landing = self._landing(step)
@@ -172,31 +171,47 @@ class EngineSchedule(AbstractSchedule):
 
     def _taking_seconds(self, index: int) -> float:
         """Return the seconds in which backward lets a segment's gradients go."""
-        seconds = self._gradient_seconds(index)
+        seconds = self._measuring_seconds(index) + self._moving_seconds(index)
         if self._ring:  # where there is none a copy packs
             seconds += self._sizes[index] / self.machine.pack_rate
         return seconds
 
-    def _gradient_seconds(self, index: int) -> float:
-        """Return the seconds in which a segment's gradients are measured, gathered and applied."""
+    def _measuring_seconds(self, index: int) -> float:
+        """Return the seconds in which a segment's gradients are measured and gathered."""
         share, overheads = self.plan.shares[index], self.machine.hardware.overheads
         if not share.matrices:
             return 0.0
         size = self.costs.dtype_bytes
         seconds = share.split * size / overheads.intake_bandwidth.value
-        moved = self._moved[index] * moved_bytes(size)
-        moved += share.split * measured_bytes(self._config, size)
-        seconds += moved / self.costs.elementwise_bandwidth
+        measured = share.split * measured_bytes(self._config, size)
+        seconds += measured / self.costs.elementwise_bandwidth
         if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
             seconds += share.matrices * overheads.bucket.value
         return seconds
 
+    def _moving_seconds(self, index: int) -> float:
+        """Return the seconds of a segment's fresh steps."""
+        moved = self._moved[index] * moved_bytes(self.costs.dtype_bytes)
+        return moved / self.costs.elementwise_bandwidth
+
     def _step_seconds(self) -> float:
-        seconds = self.step_overhead + self.update_seconds(self.plan.on_device)
-        if not self._releases:
-            count = len(self.costs.segments)
-            seconds += sum(self._gradient_seconds(index) for index in range(count))
-        return seconds
+        """Return the seconds of AdamW on all that the device owns."""
+        overheads = self.machine.hardware.overheads
+        rate = overheads.column_update or overheads.device_update
+        important = self.plan.important / rate.value
+        return self.step_overhead + important + self.update_seconds(self.plan.resident)
+
+    def _send_kept(self, step: int) -> None:
+        """Queue what becomes of gradients that stayed until the step.
+
+        All are measured, then each leaves behind its fresh step, and updates land, before the
+        device updates what it owns.
+        """
+        indices = range(len(self.costs.segments))
+        self.machine.compute("step", sum(map(self._measuring_seconds, indices)), step)
+        for index in reversed(indices):
+            moved = self.machine.compute("step", self._moving_seconds(index), step)
+            self._send(index, step, moved, moved)
 
     # ---- copies -------------------------------------------------------------------------------
 

@@ -126,9 +126,14 @@ class BlockPlan:
         self.pool = memory.pool(self.depth)
 
     @property
-    def on_device(self) -> float:
-        """Elements that the device updates at every step."""
-        return sum(share.important + share.resident for share in self.shares)
+    def important(self) -> float:
+        """Elements of important columns."""
+        return sum(share.important for share in self.shares)
+
+    @property
+    def resident(self) -> float:
+        """Elements of parameters that the device updates whole."""
+        return sum(share.resident for share in self.shares)
 
     def calendar(self) -> WindowCalendar:
         """Return the engine's calendar over these blocks."""

@@ -60,8 +60,7 @@ def with_hooks(costs: StepCosts, in_forward: Hooks, in_backward: Hooks) -> StepC
     """Return the costs with hooks around every layer.
 
     A layer's pass takes its kernels' time and that of what hooks move, but no less than the host
-    takes for launches and hooks. Where a CPU plays the device their seconds are in what its
-    collectives take: short runs of several ranks have them together.
+    takes for launches and hooks. A CPU that plays the device takes both in turn.
     """
     if costs.workload is None:
         return costs
@@ -79,7 +78,9 @@ def with_hooks(costs: StepCosts, in_forward: Hooks, in_backward: Hooks) -> StepC
             ]
             moved = [part.numel * hooks.moved / bandwidth for hooks in (in_forward, in_backward)]
             forward, backward = part.forward + moved[0], part.backward + moved[1]
-            if not device.is_cpu:
+            if device.is_cpu:
+                forward, backward = forward + share * hosts[0], backward + share * hosts[1]
+            else:
                 forward, backward = max(forward, ahead[0]), max(backward, ahead[1])
             segments[index] = replace(
                 part, forward=forward, backward=backward, launching=(ahead[0], ahead[1])

@@ -92,7 +92,7 @@ def validation(
         draw=draw_validation,
         settings=settings,
         one_at_a_time=True,
-        minutes=8,
+        minutes=11,
     )
 
 

@@ -62,14 +62,16 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     facts = profile.metadata["calibration"]
     assert facts["emulated_link"] is True
     assert len(facts["compute"]) == len(TINY_SHAPES)
-    assert len(facts["compute_residuals"]) == 2 * len(TINY_SHAPES)
+    assert len(facts["compute_residuals"]) == 2 * len(TINY_SHAPES) + len(TINY_RUNS)
     assert len(facts["runs"]) == len(TINY_RUNS)
     assert set(facts["constant_residuals"]) == set(facts["refined_over_probed"])
     assert facts["error_after"] <= facts["error_before"]
     assert facts["host_bytes_per_second_by_threads"]["1"] > 0
     assert profile.host.core_update.kind == "measured"
     assert facts["host_steps_per_second"] > 0
-    assert set(facts["part_median_errors"]) == {"pack", "unpack", "intake", "update"}
+    assert set(facts["part_median_errors"]) == set(parts.PARTS)
+    fitted = [name for name in facts["compute_residuals"] if name.startswith(("on_", "zen"))]
+    assert len(fitted) == len(TINY_RUNS)  # forward of each run
     assert {"hardware", "versions", "commit"} <= profile.metadata.keys()
     assert "gradients packed for the host" in shown
     assert re.search(r"AdamW on the device +[0-9.]+ [GM]param/s", shown)
@@ -120,9 +122,13 @@ def test_parts_take_longer_the_more_they_move():
     assert 1e8 < rates.by_threads[1] < 1e12
     assert 1e7 < rates.steps < 1e11
     overheads = overheads_of(measure_parts(torch.device("cpu"), torch.float32), is_cpu=True)
-    for rate in (overheads.pack_bandwidth, overheads.unpack_bandwidth, overheads.intake_bandwidth):
-        assert 1e7 < rate.value <= 1e12
+    rates = ("pack_bandwidth", "unpack_bandwidth", "intake_bandwidth", "device_update",
+             "column_update")  # fmt: skip
+    for name in rates:
+        rate = getattr(overheads, name)
+        assert 1e6 < rate.value <= 1e12
         assert rate.kind == "measured"
+    assert overheads.column_update.value < overheads.device_update.value
 
 
 @pytest.mark.parametrize("has_pool", [True, False])
@@ -155,6 +161,19 @@ def test_a_call_is_timed_by_its_median(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: now)
     monkeypatch.setattr("experiments.calibration.parts.time", clock)
     assert timed(wait, torch.device("cpu"), repeats=5) == 2.0
+
+
+def test_what_comes_before_a_call_is_not_timed(monkeypatch):
+    now = 0.0
+
+    def wait(seconds):
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("experiments.calibration.parts.time", clock)
+    device = torch.device("cpu")
+    assert timed(lambda: wait(1.0), device, before=lambda: wait(5.0)) == 1.0
 
 
 def test_a_constant_too_small_to_see_becomes_a_bound():

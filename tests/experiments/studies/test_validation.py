@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from torch.multiprocessing import ProcessRaisedException
 
 from experiments.calibration import compute, plans, runs
-from experiments.calibration.compute import fit_compute, measure_compute
+from experiments.calibration.compute import ComputeShapes, ComputeTimes, fit_compute
 from experiments.calibration.plans import (
     CPU_RANK_RUNS,
     CPU_RANK_VALIDATION,
@@ -133,14 +133,23 @@ def test_short_runs_are_observed_in_a_steady_state(tmp_path):
         for strategy, link in (("zero_offload", (20e6, 20e6)), ("zenflow", None))
     ]
     turns = []
-    found = observe(runs, turns=2, windows=1, on_turn=lambda: turns.append(1), together=1)
-    assert len(turns) == 4
+    found = observe(
+        runs,
+        turns=2,
+        windows=1,
+        on_turn=lambda: turns.append("turn"),
+        between=lambda: turns.append("between"),
+        together=1,
+    )
+    assert turns == ["between", "turn"] * 4
     slow, fast = (run.observation for run in found)
     # Two ways of all split parameters over the emulated link bound the step from below.
     assert slow.step_seconds > 2 * 4 * 0.9e5 / 20e6
     assert slow.stall_seconds > 0.3 * slow.step_seconds
     assert fast.step_seconds < slow.step_seconds
     assert set(slow.busy_seconds) == {"device", "d2h", "h2d", "host"}
+    assert set(slow.passes) == {"forward", "backward"}
+    assert 0 < sum(slow.passes.values()) < slow.step_seconds - slow.stall_seconds
 
 
 def test_compute_of_two_shapes_is_measured_and_fitted():
@@ -148,11 +157,56 @@ def test_compute_of_two_shapes_is_measured_and_fitted():
         TrainSettings(model="tiny", batch_size=b, sequence=64, strategy="on_device")
         for b in (1, 16)  # so far apart that no busy machine takes longer for the smaller one
     ]
-    times = measure_compute(shapes, rounds=3, on_round=lambda: None)
+    compute_shapes = ComputeShapes(shapes)
+    for _ in range(3):
+        compute_shapes.round()
+    times = compute_shapes.times()
     assert times[0].forward < times[1].forward
     fit = fit_compute(times)
     assert fit.fit.median_error < 0.3
     assert min(fit.fit.constants.values()) >= 0
+    assert [len(own) for own in compute_shapes._found] == [3, 3]  # those that warm up are dropped
+    compute_shapes.forget()
+    compute_shapes.round()
+    assert [len(own) for own in compute_shapes._found] == [1, 1]
+
+
+def test_launches_in_a_run_may_take_longer_than_those_of_a_model_by_itself():
+    """Constants are chosen, and found again from times that follow from them."""
+    launch, more, rate, factor = 2e-5, 5e-6, 1e11, 1.0
+
+    def workload(batch, sequence):
+        settings = TrainSettings(model="mini", batch_size=batch, sequence=sequence)
+        return settings.workload()
+
+    def kernels(work):
+        return sum(own.num_kernels for own in work.works())
+
+    def products(work):
+        return sum(own.matmul_flop for own in work.works()) / rate
+
+    shapes = [workload(batch, sequence) for batch, sequence in ((1, 32), (2, 64), (4, 128))]
+    times = [
+        ComputeTimes(
+            label=f"{work.tokens} tokens",
+            workload=work,
+            forward=products(work) + launch * kernels(work),
+            backward=2 * factor * (products(work) + launch * kernels(work)),
+        )
+        for work in shapes
+    ]
+    settings = TrainSettings(model="mini", batch_size=3, sequence=64, grad_accum=2)
+    work = settings.workload()
+    forward = products(work) + (launch + more) * kernels(work)
+    run = observation(
+        settings, work, step_seconds=1.0, stall_seconds=0.0, busy_seconds={},
+        passes={"forward": 2 * forward, "backward": 1.0},
+    )  # fmt: skip
+    constants = fit_compute(times, [run]).fit.constants
+    assert constants["launch"] == pytest.approx(launch, rel=1e-3)
+    assert constants["launch in a run"] == pytest.approx(more, rel=1e-2)
+    unknown = replace(run, passes={})
+    assert "launch in a run" not in fit_compute(times, [unknown]).fit.constants
 
 
 def test_shapes_of_one_model_share_it():

@@ -3,9 +3,10 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from sim.fitting.refine import Observation, on_link, predict, refine
+from sim.fitting.refine import Observation, _better, on_link, predict, refine
 from sim.hardware.catalog import find_machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
@@ -54,6 +55,42 @@ def test_hidden_constants_are_found_again():
     assert found.after < 0.02
     assert all(abs(error) < 0.03 for error in found.residuals.values())
     assert found.factors["overheads.device_update"] == pytest.approx(1 / 1.8, rel=0.1)
+
+
+def test_what_is_at_its_bound_holds_up_nothing_else():
+    """Together the first would go to -1 and the second to 2; alone the second is best at 1.5."""
+    slopes = np.array([[1.0, 1.0], [0.0, 1.0]])
+
+    def errors(at):
+        return np.array([-1.0, -2.0]) + slopes @ at
+
+    start, low, high = np.zeros(2), np.array([0.0, -9.0]), np.array([9.0, 9.0])
+    moved, off = _better(errors, start, errors(start), slopes, low, high)
+    assert moved == pytest.approx([0.0, 1.5], abs=0.01)
+    assert off == pytest.approx(errors(moved))
+
+
+def test_passes_tell_what_a_constant_costs_where():
+    """A step too short by one constant is as long again with another; its passes are not."""
+    cpu = replace(TRUTH, device=replace(TRUTH.device, is_cpu=True))
+    truth = cpu.with_values({"overheads.bucket": 2e-4, "overheads.step": 2e-3})
+    names = ("overheads.bucket", "overheads.step")
+    seen = predict(truth, RUNS[3])
+    run = replace(
+        RUNS[3],
+        step_seconds=seen.step_seconds,
+        stall_seconds=seen.stall_seconds,
+        busy_seconds={},
+        passes=seen.passes,
+    )
+    wrong = truth.with_values({"overheads.bucket": 1e-4, "overheads.step": 3e-3})
+    blind, told = (
+        refine(wrong, [replace(run, passes=passes)], names=names).profile.overheads
+        for passes in ({}, run.passes)
+    )
+    assert told.bucket.value == pytest.approx(2e-4, rel=0.1)
+    assert told.step.value == pytest.approx(2e-3, rel=0.2)
+    assert abs(blind.bucket.value - 2e-4) > 2 * abs(told.bucket.value - 2e-4)
 
 
 def test_runs_that_are_told_already_move_nothing():

@@ -12,7 +12,11 @@ from sim.hardware.file import KERNEL_IS_DRAM, SCHEMA_VERSION, read_profile, writ
 from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, KINDS, Quantity
 from zenflow.errors import ConfigError
 
-BASE = find_machine("rtx4090-server", num_hosts=2, network="2x-roce-100")
+TABLE = find_machine("rtx4090-server", num_hosts=2, network="2x-roce-100")
+BASE = replace(
+    TABLE, overheads=replace(TABLE.overheads, column_update=TABLE.overheads.device_update)
+)
+"""A machine with what calibration alone finds, too."""
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 SHARES = ("duplex", "pageable", "numa_hop", "efficiency", "sustained_share", "adam_share")
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -100,7 +104,10 @@ LATER = {
     3: {"device": {"sustained_share": None, "attention_backward_efficiency": None}},
     4: {"device": {"compiled_launch": None}, "host": {"deepspeed_share": DEEPSPEED_SHARE}},
     5: {"host": {"adam_share": KERNEL_IS_DRAM}},
-    6: {"device": {"float32_efficiency": None, "cache": None}},
+    6: {
+        "device": {"float32_efficiency": None, "cache": None},
+        "overheads": {"column_update": None},
+    },
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""

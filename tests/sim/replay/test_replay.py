@@ -50,6 +50,8 @@ factors = st.fixed_dictionaries({
 
 def machine(factors, duplex):
     base = find_machine("hgx-h200", 1)
+    columns = replace(base.overheads.device_update, value=base.overheads.device_update.value / 3)
+    base = replace(base, overheads=replace(base.overheads, column_update=columns))
     figures = base.quantities()
     values = {name: factor * figures[name].value for name, factor in factors.items()}
     return base.with_values({**values, "link.duplex": duplex})

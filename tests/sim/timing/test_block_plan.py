@@ -47,7 +47,9 @@ def test_blocks_are_cut_as_the_engine_cuts_them(name):
         assert [block.shape for block in plan.blocks] == [block.shape for block in blocks]
         assert plan.calendar().next_due == optimizer._engine.calendar.next_due
         deferred = sum(share.deferred for share in plan.shares)
-        assert plan.on_device + deferred == sum(p.numel() for p in layers.parameters())
+        assert plan.important + plan.resident + deferred == sum(
+            p.numel() for p in layers.parameters()
+        )
         # A block's segment is the layer that its parameter belongs to.
         owners = {id(p): i for i, layer in enumerate(layers) for p in layer.parameters()}
         homes = [owners[id(block.split.param)] for block in blocks]
