@@ -93,23 +93,29 @@ class Calibration:
     compute: Sequence[ComputeTimes]
     compute_fit: ComputeFit
     refinement: Refinement
+    others: Sequence[ObservedRun]
+    """Runs that took turns with those that refine the profile, and have no part in it."""
 
 
-def calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
+def calibrate(
+    options: CalibrationOptions, stages: Stages, others: Sequence[plans.RunPlan] = ()
+) -> Calibration:
     """Return this machine's profile.
 
     Args:
         options: What to do.
         stages: Shows how far it is.
+        others: Runs that calibrate nothing, and are measured while the machine is as fast.
     """
     use_threads(options.settings, options.device, usable_cores())
-    with stages.planned(_plan(options), is_guessed=options.device.type == "cpu"):
-        return _calibrate(options, stages)
+    with stages.planned(_plan(options, others), is_guessed=options.device.type == "cpu"):
+        return _calibrate(options, stages, others)
 
 
-def _plan(options: CalibrationOptions) -> list[PlannedRun]:
+def _plan(options: CalibrationOptions, others: Sequence[plans.RunPlan]) -> list[PlannedRun]:
     """Return the stages, with the seconds of each one's parts on two cores of an AMD EPYC."""
-    _, runs, _ = plans.of(options.device)
+    _, own, _ = plans.of(options.device)
+    runs = [*own, *others]
     return [
         PlannedRun(_COMPUTE, _FIRST_ROUNDS, 3.5),
         PlannedRun(_PARTS, _NUM_PARTS, 2.5),
@@ -119,7 +125,9 @@ def _plan(options: CalibrationOptions) -> list[PlannedRun]:
     ]
 
 
-def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
+def _calibrate(
+    options: CalibrationOptions, stages: Stages, others: Sequence[plans.RunPlan]
+) -> Calibration:
     base = options.settings
     shapes, run_plans, selection_model = plans.of(options.device)
     with stages.stage(_COMPUTE, _FIRST_ROUNDS) as advance:
@@ -138,12 +146,13 @@ def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
             base, selection_model, probed, turns=options.turns, on_turn=advance
         )
     probed = probed.with_values({"overheads.select": seconds})
-    settings = [plan.resolve(probed, base) for plan in run_plans]
+    settings = [plan.resolve(probed, base) for plan in (*run_plans, *others)]
     if options.link is not None:
         settings = [replace(own, link=options.link) for own in settings]
     compute.forget()  # a machine's speed drifts: compute and runs are to have the same
     with stages.stage(_RUNS, len(settings) * options.turns) as advance:
-        runs = observe_runs(settings, options, advance, between=compute.round)
+        found = observe_runs(settings, options, advance, between=compute.round)
+    runs = found[: len(run_plans)]
     times = compute.times()
     compute_fit = fit_compute(times, [run.observation for run in runs])
     played = device_of(options.device, compute_fit, options.dtype, facts["launch_seconds"])
@@ -158,6 +167,7 @@ def _calibrate(options: CalibrationOptions, stages: Stages) -> Calibration:
         compute=times,
         compute_fit=compute_fit,
         refinement=refinement,
+        others=found[len(run_plans) :],
     )
 
 

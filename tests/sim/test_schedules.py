@@ -527,6 +527,18 @@ def test_two_devices_reduce_gradients_and_gather_weights():
     assert step(found, "layer_overlapped") == near(10 + 20 + 0.4 + 0.5 + 0.1 + 0.5 + 0.4)
 
 
+@pytest.mark.parametrize("rate", [None, 1e6])
+def test_important_columns_and_whole_parameters_are_updated_at_rates_of_their_own(rate):
+    """Half of all columns are important. Without a rate of theirs it is that of whole ones."""
+    found = costs(on_device=4.0)
+    own = None if rate is None else Quantity(value=rate)
+    overheads = replace(found.hardware.overheads, column_update=own)
+    found = replace(found, hardware=replace(found.hardware, overheads=overheads))
+    important = predict(found, "zenflow", topk_ratio=0.5, min_split_elements=0)
+    assert important.update_seconds == near(2.0 if rate is None else PARAMS / 2 / rate)
+    assert predict(found, "on_device").update_seconds == near(4.0)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "stalls"),
     [

@@ -62,7 +62,8 @@ def document(results: Path = RESULTS) -> str:
         "",
         _runs(
             newest(results, is_cpu=True),
-            "Runs that calibrated nothing, with the profile that other runs gave. ",
+            "Runs that calibrated nothing, with the profile that other runs gave. They took turns "
+            "with these, so that the machine was as fast for both. ",
             "No record yet.",
         ),
         "",

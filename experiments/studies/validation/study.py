@@ -1,9 +1,10 @@
 """Validation: predicted against measured, on runs that calibrated nothing.
 
-All runs of one process are one cell, beside the profile's, and all runs of several ranks another:
-they are measured in turn, so that a noisy minute disturbs all of them and no median of any. A
-record keeps what was measured, and what its profile predicted. When the simulator changes, so do
-the predictions: `read_validation` makes them anew.
+All runs of one process are one cell, and all runs of several ranks another: they are measured in
+turn, so that a noisy minute disturbs all of them and no median of any. Runs that give the profile
+take turns with them, so that a machine whose speed drifts has the same speed for both. A record
+keeps what was measured, and what its profile predicted. When the simulator changes, so do the
+predictions: `read_validation` makes them anew.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from sim.simulate import Prediction
 from zenflow.errors import ConfigError
 
 LANES = ("device", "d2h", "h2d", "host")
-_PROFILE = Cell(settings={"part": "profile"})
 
 
 def validation(
@@ -66,12 +66,10 @@ def validation(
 
     def run(cell: Cell, job: Job) -> Row:
         found = options(job)
-        if cell == _PROFILE:
-            return {"profile": content_of(profile or _calibrated(found, job))}
-        sizing = profile_in(job.row_of(_PROFILE))
-        if cell.settings["part"] == "ranks":
+        if cell.needs:
+            sizing = profile_in(job.row_of(*cell.needs))
             return _measured_by_ranks(cell.work, sizing, found, job.progress)
-        return {"runs": _measured(cell.work, sizing, found, job.progress)}
+        return _measured(cell.work, profile, found, job)
 
     def settings(scope: Scope) -> Data:
         found = options(scope)
@@ -100,19 +98,14 @@ def _cells(options: CalibrationOptions, *, smoke: bool) -> Sequence[Cell]:
     is_cpu = options.device.type == "cpu"
     whole = plans.CPU_VALIDATION if is_cpu else plans.GPU_VALIDATION
     chosen = plans.SMOKE_VALIDATION if smoke else whole
-    named = {"part": "runs", "plans": [asdict(plan) for plan in chosen]}
-    cells = [_PROFILE, Cell(settings=named, needs=(_PROFILE,), work=chosen)]
+    named = {"part": "one process", "plans": [asdict(plan) for plan in chosen]}
+    cells = [Cell(settings=named, work=chosen)]
     if num_ranks(options.device) > 1:
         shared = plans.of_ranks(options.device, smoke=smoke)
         told = {name: [asdict(plan) for plan in each] for name, each in shared._asdict().items()}
-        cells.append(Cell(settings={"part": "ranks", **told}, needs=(_PROFILE,), work=shared))
+        settings = {"part": "ranks", **told}
+        cells.append(Cell(settings=settings, needs=(cells[0],), work=shared))
     return cells
-
-
-def _calibrated(options: CalibrationOptions, job: Job) -> HardwareProfile:
-    if job.smoke:
-        return find_machine("dgx-a100-80", 1)
-    return calibrate(options, Stages(Console(quiet=True), job.progress)).profile
 
 
 def profile_in(row: Row) -> HardwareProfile:
@@ -122,18 +115,27 @@ def profile_in(row: Row) -> HardwareProfile:
 
 def _measured(
     chosen: Sequence[plans.RunPlan],
-    profile: HardwareProfile,
+    profile: HardwareProfile | None,
     options: CalibrationOptions,
-    progress: Progress,
-) -> list[Row]:
-    """Return all runs. The profile sizes emulated links, and decides nothing else measured."""
-    settings = [plan.resolve(profile, options.settings) for plan in chosen]
-    turns = itertools.count(1)
+    job: Job,
+) -> Row:
+    """Return the profile and all runs. It sizes emulated links, and decides nothing else of them.
 
-    def show() -> None:
-        progress(next(turns) / (len(settings) * options.turns), "runs to predict")
+    Without one other runs give it, in turn with these.
+    """
+    if profile is None and not job.smoke:
+        done = calibrate(options, Stages(Console(quiet=True), job.progress), chosen)
+        profile, runs = done.profile, done.others
+    else:
+        profile = profile or find_machine("dgx-a100-80", 1)
+        settings = [plan.resolve(profile, options.settings) for plan in chosen]
+        turns = itertools.count(1)
 
-    return _rows(observe_runs(settings, options, show), profile)
+        def show() -> None:
+            job.progress(next(turns) / (len(settings) * options.turns), "runs to predict")
+
+        runs = observe_runs(settings, options, show)
+    return {"profile": content_of(profile), "runs": _rows(runs, profile)}
 
 
 def _measured_by_ranks(
@@ -200,10 +202,12 @@ def read_validation(folder: Path) -> Record:
     records.refuse_others(folder, {"study": found.name}, {"study": STUDY.key})
     if not found.is_of(STUDY):
         return found
-    first, *others = found.rows
-    profile = profile_in(first)
-    rows = [{**row, "runs": _predicted_again(row, profile)} for row in others]
-    return replace(found, rows=[first, *rows])
+    profile = profile_in(found.rows[0])
+    rows = [
+        {**row, "runs": _predicted_again(row, profile)} if "runs" in row else row
+        for row in found.rows
+    ]
+    return replace(found, rows=rows)
 
 
 def _predicted_again(row: Row, profile: HardwareProfile) -> list[Row]:
@@ -231,7 +235,9 @@ def newest(results: Path = RESULTS, *, is_cpu: bool) -> Record | None:
 
 
 def _summarise(rows: Sequence[Row], config: Data) -> Data:
-    profile, runs = rows[0]["profile"], [run for row in rows[1:2] for run in row["runs"]]
+    # The profile is the first row's; former records have it in a row of its own.
+    profile, alone = rows[0]["profile"], [row for row in rows if "figures" not in row]
+    runs = [run for row in alone for run in row.get("runs", ())]
     link, errors = ", emulated links" if profile["device"]["is_cpu"] else "", errors_of(runs)
     lanes = ", ".join(f"{lane} {share:.1%}" for lane, share in errors["lanes"].items())
     said = (
@@ -240,7 +246,7 @@ def _summarise(rows: Sequence[Row], config: Data) -> Data:
     )
     where = f"{profile['name']}{link}"
     ranks: Data | None = None
-    for row in rows[2:]:
+    for row in rows[len(alone) :]:
         off = errors_of(row["runs"])
         said_of_ranks = _told(off, len(row["runs"]))
         ranks = {**row["figures"], "runs": row["runs"], "errors": off, "said": said_of_ranks}
@@ -284,7 +290,7 @@ def errors_of(runs: Sequence[Row]) -> Data:
         ConfigError: There are no runs.
     """
     if not runs:
-        raise ConfigError("no run is measured yet, only the profile: the same command goes on")
+        raise ConfigError("errors are of runs, and there is none: give at least one")
     off = np.abs([run["error"] for run in runs])
     steps = [[run[side]["step_seconds"] for run in runs] for side in ("measured", "predicted")]
     return {

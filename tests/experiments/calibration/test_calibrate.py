@@ -11,6 +11,7 @@ from rich.console import Console
 
 from experiments.calibration import calibrate as calibration
 from experiments.calibration import parts, plans
+from experiments.calibration import runs as runs_module
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import measure_host, measure_parts, timed
 from experiments.calibration.profile import device_of, overheads_of
@@ -75,6 +76,7 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     assert {"hardware", "versions", "commit"} <= profile.metadata.keys()
     assert "gradients packed for the host" in shown
     assert re.search(r"AdamW on the device +[0-9.]+ [GM]param/s", shown)
+    assert re.search(r"AdamW on important columns +[0-9.]+ [GM]param/s", shown)
     assert "To do: compute by layer shape" in shown
     assert "That takes " in shown
     assert shown.count("all done in") == 5
@@ -83,14 +85,14 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     same = ("validate", "--device", "cpu", "--profile", path, "--out", record, "--turns", 1)
     shown = run(*same)
     assert "1 runs: step time off by" in shown
-    first, second = records.read(record).rows
-    assert profile_in(first) == profile
-    assert second["runs"][0]["measured"]["busy_seconds"]["d2h"] > 0
+    (row,) = records.read(record).rows
+    assert profile_in(row) == profile
+    assert row["runs"][0]["measured"]["busy_seconds"]["d2h"] > 0
     assert run("validate", "--record", record) in shown
     assert "Done already" in run(*same)
-    assert records.read(record).rows == [first, second]
+    assert records.read(record).rows == [row]
     assert "Done already" not in run(*same, "--force")
-    assert records.read(record).rows != [first, second]
+    assert records.read(record).rows != [row]
 
     # A recorded run refines the profile further.
     run(
@@ -100,6 +102,30 @@ def test_a_machine_is_calibrated_and_its_runs_are_predicted(tiny, tmp_path):
     again = tmp_path / "again.json"
     run("calibrate", "--from-trace", tmp_path / "run", "--start", path, "--out", again)
     assert read_profile(again).device == profile.device
+
+
+def test_runs_that_calibrate_nothing_take_turns_with_those_that_do(tiny, monkeypatch):
+    found, order, real = {}, [], calibration.refine
+    take_turn = runs_module._take_turn
+
+    def refine(profile, seen, **others):
+        found["labels"] = [run.label for run in seen]
+        return real(profile, seen, **others)
+
+    def take(run, length):
+        order.append(run.setup.settings.strategy)
+        return take_turn(run, length)
+
+    monkeypatch.setattr(calibration, "refine", refine)
+    monkeypatch.setattr(runs_module, "_take_turn", take)
+    options = calibration.CalibrationOptions(device=torch.device("cpu"), turns=2)
+    silent = stages.Stages(Console(quiet=True))
+    done = calibration.calibrate(options, silent, TINY_VALIDATION)
+    (other,) = done.others
+    assert order[-6:] == ["on_device", "zenflow", "zero_offload"] * 2
+    assert other.observation.label.startswith("zero_offload")
+    assert [label.split()[0] for label in found["labels"]] == ["on_device", "zenflow"]
+    assert not any(name.startswith("zero") for name in done.compute_fit.fit.residuals)
 
 
 def test_a_plans_link_follows_from_the_predicted_compute():
@@ -184,6 +210,14 @@ def test_a_constant_too_small_to_see_becomes_a_bound():
     assert device.attention_efficiency.value == 1.0
     assert device.bandwidth.value >= 1e12
     assert device.backward_factor.value == 0.9
+
+
+def test_launches_of_a_profile_are_those_in_a_run():
+    constants = dict.fromkeys(("matmul", "attention", "elementwise", "gradient"), 1e-11)
+    fit = Fit({**constants, "launch": 2e-5, "launch in a run": 3e-5, "backward launch": 1e-5}, {})
+    device = device_of(torch.device("cpu"), ComputeFit(fit, 1.0), "float32", None)
+    assert device.launch.value == pytest.approx(5e-5)
+    assert device.backward_launch.value == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_errors_by_hand():
     assert found["lanes"]["host"] == pytest.approx(0.0)
     assert errors_of(runs[1:2])["stall"] == pytest.approx(0.1)
     assert errors_of(runs[2:])["lanes"]["host"] == pytest.approx(0.25)
-    with pytest.raises(ConfigError, match="no run is measured yet"):
+    with pytest.raises(ConfigError, match="there is none"):
         errors_of([])
 
 
@@ -150,6 +151,18 @@ def test_short_runs_are_observed_in_a_steady_state(tmp_path):
     assert set(slow.busy_seconds) == {"device", "d2h", "h2d", "host"}
     assert set(slow.passes) == {"forward", "backward"}
     assert 0 < sum(slow.passes.values()) < slow.step_seconds - slow.stall_seconds
+
+
+def test_passes_of_several_ranks_hold_waits_and_say_nothing():
+    settings = TrainSettings(model="tiny", batch_size=1, sequence=16, strategy="on_device")
+    turns = [(1.0, 0.0, {"device": 0.8, "host": 0.1}, {"forward": 0.3, "backward": 0.5})] * 2
+    with short_run(settings) as run:
+        setup = run.setup
+        shared = replace(setup, settings=replace(settings, parallel="ddp"))
+        both = (SimpleNamespace(setup=own) for own in (setup, shared))
+        alone, together = (runs._observed(own, turns).observation for own in both)
+    assert alone.passes == turns[0][-1]
+    assert together.passes == {}
 
 
 def test_compute_of_two_shapes_is_measured_and_fitted():
@@ -266,13 +279,11 @@ def validate_again(folder, *others):
 
 
 def test_a_records_runs_are_predicted_again_as_todays_simulator_does(fresh, tmp_path):
-    first, *others = fresh.rows
-
     def wrong(row):
         runs = [{**run, "predicted": run["measured"], "error": 0.0} for run in row["runs"]]
         return {**row, "runs": runs}
 
-    records.put(tmp_path / "old", STUDY, fresh.header, [first, *map(wrong, others)])
+    records.put(tmp_path / "old", STUDY, fresh.header, [*map(wrong, fresh.rows)])
     assert read_validation(tmp_path / "old").rows == fresh.rows
     picture = tmp_path / "errors.png"
     shown = validate_again(tmp_path / "old", "--plot", str(picture))
@@ -283,10 +294,10 @@ def test_a_records_runs_are_predicted_again_as_todays_simulator_does(fresh, tmp_
 
 def test_runs_of_the_former_rule_are_shown_as_recorded(fresh, tmp_path):
     header = {**fresh.header, "config": {**fresh.header["config"], "revision": 1}}
-    first, second, _ = fresh.rows
+    alone, _ = fresh.rows
     settings = {"strategy": "zenflow", "lag": 4}
-    gone = [{**run, "training": settings, "error": 0.123} for run in second["runs"]]
-    rows = [first, {**second, "runs": gone}]
+    gone = [{**run, "training": settings, "error": 0.123} for run in alone["runs"]]
+    rows = [{"profile": alone["profile"]}, {"runs": gone}]
     kept = records.put(tmp_path / "former", STUDY, header, rows)
     assert read_validation(kept.folder).rows == rows
     assert "Of the former update rule" in validate_again(kept.folder)
@@ -315,7 +326,7 @@ def test_the_newest_record_of_a_kind_of_device_is_found(fresh, tmp_path):
 
 def test_runs_of_two_ranks_are_measured_and_predicted(fresh):
     """Each rank has half of the batch, so that a run is predicted as one of two devices."""
-    _, alone, shared = fresh.rows
+    alone, shared = fresh.rows
     figures = RankFigures(**shared["figures"])
     assert (figures.count, figures.backend) == (2, "gloo")
     (run,) = shared["runs"]
@@ -372,7 +383,7 @@ def test_a_given_profile_is_taken_and_another_one_is_refused(fresh):
 
 def test_what_predictions_of_a_calibrated_machine_leave_out_is_what_the_record_needs():
     """Its ranges hold four of five runs; a machine's fitted figures have next to no spread."""
-    runs = newest(is_cpu=True).rows[1]["runs"]
+    runs = newest(is_cpu=True).rows[0]["runs"]
     outcomes = [
         Outcome(
             measured=run["measured"]["step_seconds"],
