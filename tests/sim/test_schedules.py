@@ -527,6 +527,11 @@ def test_two_devices_reduce_gradients_and_gather_weights():
     assert step(found, "layer_overlapped") == near(10 + 20 + 0.4 + 0.5 + 0.1 + 0.5 + 0.4)
 
 
+def test_passes_are_those_of_all_micro_batches():
+    found = predict(costs(accumulation=2), "on_device")
+    assert found.passes == {"forward": near(2 * 10.0), "backward": near(2 * 20.0)}
+
+
 @pytest.mark.parametrize("rate", [None, 1e6])
 def test_important_columns_and_whole_parameters_are_updated_at_rates_of_their_own(rate):
     """Half of all columns are important. Without a rate of theirs it is that of whole ones."""

@@ -30,7 +30,7 @@ def test_with_neutral_constants_it_is_the_simulator():
 def test_a_lanes_constant_scales_what_that_lane_takes_and_no_other(lane):
     """But for what has no rate, and for cores that the host and a CPU as device share."""
     found = machine()
-    columns = replace(found.overheads.device_update, value=1e8)
+    columns = replace(found.overheads.device_update, value=1e7)
     found = replace(found, overheads=replace(found.overheads, column_update=columns))
     model = Twin(workload(), found, CONFIG)
     before = model.forecast(HERE).busy_seconds

@@ -58,15 +58,15 @@ def test_hidden_constants_are_found_again():
 
 
 def test_what_is_at_its_bound_holds_up_nothing_else():
-    """Together the first would go to -1 and the second to 2; alone the second is best at 1.5."""
-    slopes = np.array([[1.0, 1.0], [0.0, 1.0]])
+    """Together the first would go to -0.25 and the second to 0.3; alone that is best at 0.2."""
+    slopes = np.array([[1.0, 0.5], [0.0, 1.0]])
 
     def errors(at):
-        return np.array([-1.0, -2.0]) + slopes @ at
+        return np.array([0.1, -0.3]) + slopes @ at
 
     start, low, high = np.zeros(2), np.array([0.0, -9.0]), np.array([9.0, 9.0])
     moved, off = _better(errors, start, errors(start), slopes, low, high)
-    assert moved == pytest.approx([0.0, 1.5], abs=0.01)
+    assert moved == pytest.approx([0.0, 0.2], abs=0.01)
     assert off == pytest.approx(errors(moved))
 
 
@@ -91,6 +91,21 @@ def test_passes_tell_what_a_constant_costs_where():
     assert told.bucket.value == pytest.approx(2e-4, rel=0.1)
     assert told.step.value == pytest.approx(2e-3, rel=0.2)
     assert abs(blind.bucket.value - 2e-4) > 2 * abs(told.bucket.value - 2e-4)
+
+
+def test_errors_of_passes_do_not_make_up_for_one_another():
+    seen = predict(TRUTH, RUNS[3])
+    known = {"step_seconds": seen.step_seconds, "stall_seconds": seen.stall_seconds}
+    run = replace(RUNS[3], **known, busy_seconds={}, passes=seen.passes)
+    more = 0.1 * seen.step_seconds
+    signs = {"forward": more, "backward": -more}
+    shifted = {name: seconds + signs[name] for name, seconds in seen.passes.items()}
+    right, wrong = (
+        refine(TRUTH, [replace(run, passes=passes)], names=("overheads.step",))
+        for passes in (seen.passes, shifted)
+    )
+    assert right.before == pytest.approx(0.0, abs=1e-9)
+    assert wrong.before > 0.04
 
 
 def test_runs_that_are_told_already_move_nothing():
