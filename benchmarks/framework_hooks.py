@@ -175,7 +175,8 @@ def llama(num_layers: int) -> Any:
         hidden_size=64, intermediate_size=128, num_hidden_layers=num_layers,
         num_attention_heads=4, num_key_value_heads=4, vocab_size=128,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
+    return model.eval()
 
 
 def _added(read: Callable[..., Seconds]) -> list[float]:

@@ -20,15 +20,15 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "a800": (
         "LLaMA-7B on 8 A800, ZeRO-2 and ZeRO-3",
         "The unit of the throughput is not printed. It is sequences per second of all devices: "
-        "tokens would be too few and sequences of one device too many for the devices' peak. "
-        "ZeRO-3's passes are simulated as FSDP2's are.",
+        "tokens would be too few and sequences of one device too many for the devices' peak.",
     ),
     "titan-rtx": (
         "GPT-2 XL on 1 and 2 Titan RTX, ZeRO-3 and FSDP with offload",
         "Times are of an epoch, with its evaluation, FSDP's in hours to one or two digits. The "
         "number of sequences of the data is taken from a published log of the same script. FSDP's "
-        "rows are in float32; on the CPU they run transformers' own AdamW. The host has 60 GB "
-        "and is not named.",
+        "rows are in float32; on the CPU they run transformers' own AdamW, with two devices on "
+        "one thread each, as Accelerate's launcher is `torchrun`. The host has 60 GB and is not "
+        "named.",
     ),
     "desktop-vit": (
         "A ViT of 1.1B on one RTX 4070 Ti SUPER",
@@ -39,8 +39,8 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "cpu-master": (
         "FSDP2 with its optimizer on the CPU",
         "Neither host is named. torchtune's moments and weights on the host have "
-        "16 bits. prime-rl does not say what it recomputes, nor "
-        "on how many threads AdamW runs.",
+        "16 bits. prime-rl does not say what it recomputes. Its AdamW has one thread, as a "
+        "later change (#3248) says of what was before it: `torchrun` starts processes so.",
     ),
     "fsdp-size": (
         "Llama-2-13B under FSDP with CPU offload, 2 H100 and 2 A100",
@@ -214,7 +214,7 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
           Alternative(text="copies beside backward", setup=replace(
               _CKPT, strategy="deepspeed_zero_offload", options=RELEASED))),
     _a800("ZeRO-3, recomputed", 4.73,
-          replace(_CKPT, strategy="fsdp2", batch_size=8, accumulation=1)),
+          replace(_CKPT, strategy="deepspeed_zero3", batch_size=8, accumulation=1)),
     _a800("ZeRO-3, recomputed, optimizer offloaded", 2.05,
           replace(_CKPT, strategy="zero3_offload", batch_size=2, accumulation=4)),
     _a800("ZeRO-3, recomputed, all offloaded", 2.06,
@@ -224,7 +224,7 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
     _titan("GPT-2 XL on 1 Titan RTX, FSDP and offload (3 h)", 3 * 3600, _FLOAT,
            "pytorch-fsdp.md", 0.95),
     _titan("GPT-2 XL on 2 Titan RTX, FSDP and offload (1.16 h)", 1.16 * 3600,
-           replace(_FLOAT, devices=2, batch_size=14), "pytorch-fsdp.md", 0.95),
+           replace(_FLOAT, devices=2, batch_size=14, host_threads=1), "pytorch-fsdp.md", 0.95),
     _titan("GPT-2 XL on 2 Titan RTX, FSDP (0.6 h)", 0.6 * 3600,
            replace(_FLOAT, devices=2, batch_size=5, strategy="fsdp2",
                    options={"optimizer": "loop"}), "pytorch-fsdp.md", 0.95),
@@ -250,7 +250,7 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
         quantity="step",
         setup=Setup(model="qwen3-4b", machine="rtx-pro-6000-server", devices=1,
                     strategy="published_zero_offload", batch_size=1, sequence=2048, accumulation=2,
-                    checkpointing=True),
+                    checkpointing=True, host_threads=1),
         group="cpu-master",
         source="PrimeIntellect-ai/prime-rl #3210",
         assumption="one socket of EPYC 9654; every layer recomputed; weights stay on the device, "

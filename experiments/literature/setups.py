@@ -69,6 +69,8 @@ class Setup:
     config: Mapping[str, Any] | None = None
     """Content of a config.json; None is the table's."""
     binds_cores: bool = True
+    host_threads: int | None = None
+    """Number of threads of each process; None is its share of the cores. torchrun's is 1."""
     launches: tuple[float, float] = (1.0, 1.0)
     """Host's time for a layer's forward and backward, over that of transformers' modules."""
     options: Mapping[str, Any] = field(default_factory=dict)

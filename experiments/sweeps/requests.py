@@ -39,6 +39,8 @@ class Request:
     """Host in place of the machine's own."""
     host_ram: float | None = None
     """Bytes of host memory in place of the host's own."""
+    host_threads: int | None = None
+    """Number of threads that each device's process has; None is its share of the cores."""
     link: str | None = None
     """Link to the host in place of the machine's own."""
     fabric: str | None = None
@@ -118,9 +120,9 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
         changes["fabric"] = find_fabric(request.fabric)
     if request.nvme is not None:
         changes["nvme"] = None if request.nvme == "none" else find_nvme(request.nvme)
-    if count is not None:
-        changes["num_devices"] = count
-    return replace(hardware, **changes) if changes else hardware, notes
+    numbers = {"num_devices": count, "host_threads": request.host_threads}
+    changes |= {name: number for name, number in numbers.items() if number is not None}
+    return replace(hardware, **changes), notes
 
 
 def _joined(hardware: HardwareProfile, request: Request) -> HardwareProfile:

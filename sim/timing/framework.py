@@ -1,8 +1,9 @@
 """Framework: what PyTorch's and DeepSpeed's own code takes around layers and optimizer steps.
 
 - Seconds of the host were measured by ``benchmarks/framework_hooks.py``, with tiny parameters on a
-  CPU and collectives that do nothing (record 2026-11-25_framework-hooks_intel-r-xeon-r-processor).
-  None comes from the time of a training step.
+  CPU and collectives that do nothing (records 2026-11-25_framework-hooks_intel-r-xeon-r-processor
+  and, for ZeRO-3, 2026-11-25_framework-hooks_amd-epyc). None comes from the time of a training
+  step.
 - Kernels and bytes are counted in the code: torch 2.13 (torch/distributed/fsdp/_fully_shard,
   torch/csrc/distributed/c10d/reducer.cpp, torch/optim/adam.py), DeepSpeed 0.19.6
   (deepspeed/runtime/zero/stage_1_and_2.py).
@@ -103,12 +104,38 @@ def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepC
     devices, size = costs.hardware.total_devices, costs.dtype_bytes
     if devices == 1:
         return costs
-    gather = 2.0 * size * (1.0 + 1.0 / devices)
+    gather = _gather_bytes(costs)
     again = gather if reshards else 0.0
     return with_hooks(
         costs,
         Hooks(unit=919e-6, parameter=11.8e-6, unit_kernels=3, moved=gather),
         Hooks(unit=1114e-6, parameter=26.5e-6, unit_kernels=6, moved=again + size + reduce_bytes),
+    )
+
+
+def _gather_bytes(costs: StepCosts) -> float:
+    """Return the bytes of copies into and out of an all-gather, for each element."""
+    return 2.0 * costs.dtype_bytes * (1.0 + 1.0 / costs.hardware.total_devices)
+
+
+def zero3_hooks(costs: StepCosts) -> StepCosts:
+    """Return the costs of layers under DeepSpeed's ZeRO-3, whose modules have hooks each.
+
+    A module's hooks fetch its parameters, look for those of the next ones and release them, on one
+    device too. The seconds are those of transformers' Llama layer. In a layer that is recomputed
+    the hooks of forward run again. Each parameter is copied out of what was gathered, and its
+    gradient into the bucket, where it is divided.
+    """
+    recomputes = costs.workload is not None and costs.workload.checkpointing
+    gather, size = _gather_bytes(costs), costs.dtype_bytes
+    return with_hooks(
+        costs,
+        Hooks(unit=2509e-6, parameter_kernels=1, moved=gather),
+        Hooks(
+            unit=4967e-6 if recomputes else 2319e-6,
+            parameter_kernels=3,
+            moved=gather + 4.0 * size,
+        ),
     )
 
 

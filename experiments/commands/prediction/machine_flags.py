@@ -37,6 +37,12 @@ simulation_flags = with_flags(
     ),
     click.option("--host", help="Host by name, such as 2x-epyc-7742."),
     click.option("--host-ram", type=Memory(), help="Host memory in GiB."),
+    click.option(
+        "--host-threads",
+        type=click.IntRange(min=1),
+        help="Threads of each device's process; default: its share of the cores. `torchrun` "
+        "gives PyTorch and DeepSpeed 1, unless OMP_NUM_THREADS says more.",
+    ),
     click.option("--link", help="Link to the host by name, such as pcie4-x16."),
     click.option("--fabric", help="Fabric between devices by name, such as nvlink4."),
     click.option("--network", help="Network between hosts by name, such as 8x-infiniband-ndr."),

@@ -1,6 +1,6 @@
 """ZeRO stage 3 as released: DeepSpeed 0.19, stage3.py, partitioned_param_coordinator.py.
 
-Its passes are simulated as FSDP2's, with FSDP2's hooks. Copies, step and memory are its own.
+Its passes are simulated as FSDP2's. Hooks, copies, step and memory are its own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sim.schedules.parallel.fsdp import FullyShardedDataParallel
 from sim.schedules.schedule import System, refuse_below_1
 from sim.schedules.systems.deepspeed_zero_offload import RELEASED, around_rate
 from sim.timing.costs import StepCosts
+from sim.timing.framework import zero3_hooks
 from zenflow.errors import ConfigError
 
 Offload = Literal["none", "optimizer", "all"]
@@ -91,6 +92,10 @@ class DeepSpeedZero3(FullyShardedDataParallel):
         if self._uploads:
             self._passes.fetch_bytes = 0
         self._around = machine.bounded_host(around_rate(machine.hardware.host))
+
+    def _hooked(self, costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:
+        del reshards, reduce_bytes  # gradients are reduced in the model's type
+        return zero3_hooks(costs)
 
     def _leave(
         self,

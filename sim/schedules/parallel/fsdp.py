@@ -73,7 +73,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             ConfigError: An option is out of its range.
         """
         reduce_bytes = FLOAT_BYTES if float32_reduce else costs.dtype_bytes
-        costs = fsdp2_hooks(costs, reshards=reshard_after_forward, reduce_bytes=reduce_bytes)
+        costs = self._hooked(costs, reshards=reshard_after_forward, reduce_bytes=reduce_bytes)
         super().__init__(machine, costs)
         optimizer = optimizer or ("loop" if offload else "fused")
         raise_violations("fsdp2", _violations(prefetch, optimizer))
@@ -92,6 +92,10 @@ class FullyShardedDataParallel(AbstractSchedule):
             reduce_bytes=reduce_bytes,
             fetch_bytes=self._width if offload else 0,
         )
+
+    def _hooked(self, costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:
+        """Return the costs with what the framework does around each layer."""
+        return fsdp2_hooks(costs, reshards=reshards, reduce_bytes=reduce_bytes)
 
     def _step(self, step: int) -> Step:
         machine = self.machine

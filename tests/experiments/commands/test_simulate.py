@@ -42,6 +42,18 @@ def test_the_figures_are_the_simulators():
     assert found["step_seconds_interval"] is None
 
 
+def test_a_process_with_one_thread_takes_longer_for_adamw_on_the_host():
+    flags = [*SMALL[:4], "--num-gpus", "2", "--strategy", "fsdp2_offload", "--json"]
+    one, all_of_them = (
+        json.loads(run(*flags, *more).output)["busy_seconds"]["host"]
+        for more in (["--host-threads", "1"], [])
+    )
+    profile = find_machine("dgx-a100-80", 2)
+    assert all_of_them < one
+    moved = 80 * Workload.of_config(*find_model("qwen2.5-0.5b")).num_params / 2
+    assert one == pytest.approx(moved / profile.host.core_bandwidth.value, rel=1e-3)
+
+
 def test_the_text_names_step_stall_bytes_lanes_and_memory():
     done = run(*SMALL, "--strategy", "zero_offload")
     assert done.exit_code == 0

@@ -16,6 +16,7 @@ from sim.timing.framework import (
     fsdp2_hooks,
     optimizer_seconds,
     with_hooks,
+    zero3_hooks,
 )
 from sim.timing.phases import costs_of_phases
 from zenflow.errors import ConfigError
@@ -103,6 +104,32 @@ def test_what_is_not_gathered_again_is_not_copied_again():
     copied = 4 * (1 + 1 / 2) * kept["numel"] / before.elementwise_bandwidth
     assert again["backward"] - kept["backward"] == pytest.approx(copied)
     assert again["forward"] == kept["forward"]
+
+
+def test_zero3_has_hooks_on_one_device_too_and_twice_where_layers_are_recomputed():
+    for recomputes, more in ((False, 2319e-6), (True, 4967e-6)):
+        before = costs(8, devices=1, checkpointing=recomputes)
+        plain, hooked = layer(before), layer(zero3_hooks(before))
+        kernels = 12 * LAUNCH
+        assert hooked["forward"] - plain["forward"] == pytest.approx(2509e-6 + kernels)
+        assert hooked["backward"] - plain["backward"] == pytest.approx(more + 3 * kernels)
+
+
+def test_a_step_of_zero3_waits_for_its_hooks():
+    found = costs(8)
+    hooked = zero3_hooks(found)
+    least = hooked.forward_seconds + hooked.backward_seconds
+    took = simulate(found, Strategy.of("deepspeed_zero3")).busy_seconds["device"]
+    assert took > least > found.forward_seconds + found.backward_seconds + 24 * 2e-3
+
+
+def test_zero3_copies_weights_out_and_gradients_into_a_bucket():
+    before = costs(8192, batch_size=8)
+    plain, hooked = layer(before), layer(zero3_hooks(before))
+    each = plain["numel"] / before.elementwise_bandwidth
+    gathered = 4 * (1 + 1 / 2)
+    assert hooked["forward"] - plain["forward"] == pytest.approx(gathered * each)
+    assert hooked["backward"] - plain["backward"] == pytest.approx((gathered + 8) * each)
 
 
 def test_deepspeed_copies_a_bucket_flat_only_where_devices_have_parts_of_it():
