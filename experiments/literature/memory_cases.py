@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from experiments.literature.memory_failures import MEMORY_FAILURES
+from experiments.literature.offload_runs import OFFLOAD_RUNS
 from experiments.literature.setups import MemoryCase, Setup
 
 _GB, _GIB = 1e9, 2**30
@@ -108,6 +109,34 @@ def _qwen(label: str, gigabytes: float | None, **changes: Any) -> MemoryCase:
         "rank 64 on all matrices of a layer; half of the sum for each device, and ZeRO-3 for full "
         "training, as the page says (a later script has ZeRO-2)",
     )
+
+
+_A800_PEAKS = {
+    "ZeRO-2": 44.8,
+    "ZeRO-2, recomputed": 23.5,
+    "ZeRO-2, recomputed, optimizer offloaded": 16.9,
+    "ZeRO-2, recomputed, batch 4": 38.6,
+    "ZeRO-3, batch 2": 75.7,
+    "ZeRO-3, recomputed, batch 2": 20.4,
+    "ZeRO-3, recomputed, optimizer offloaded": 9.4,
+    "ZeRO-3, recomputed, all offloaded": 7.9,
+    "ZeRO-3, recomputed": 39.1,
+    "ZeRO-3, recomputed, 128 sequences": 63.9,
+}
+"""GiB that PyTorch's tensors had at most, by what the row of times is called."""
+
+
+def _a800() -> Iterator[MemoryCase]:
+    rows = {row.label: row for row in OFFLOAD_RUNS if row.group == "a800"}
+    for name, gibibytes in _A800_PEAKS.items():
+        row = rows[f"LLaMA-7B, {name}"]
+        yield MemoryCase(
+            label=f"LLaMA-7B on 8 A800, {name}",
+            setup=row.setup,
+            peak=gibibytes * _GIB,
+            source=row.source,
+            assumption="GiB, which the page does not say; DeepSpeed's default buckets",
+        )
 
 
 def _alpaca(batch: int, *, fits: bool) -> MemoryCase:
@@ -241,5 +270,6 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
         source="meta-llama/llama-cookbook #413",
         assumption="one sequence of 1,024 tokens, in bfloat16",
     ),
+    *_a800(),
     *MEMORY_FAILURES,
 )  # fmt: skip

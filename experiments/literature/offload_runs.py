@@ -133,18 +133,21 @@ _A800 = Setup(
     accumulation=8,
 )
 _CKPT = replace(_A800, checkpointing=True)
+_A800_3 = replace(_A800, strategy="deepspeed_zero3", batch_size=2, accumulation=4)
+_CKPT_3 = replace(_A800_3, checkpointing=True)
 
 
 def _a800(label: str, rate: float, setup: Setup, *more: Alternative) -> Measurement:
+    sequences = setup.devices * setup.batch_size * setup.accumulation
     return Measurement(
         label=f"LLaMA-7B, {label}",
-        seconds=64 / rate,
+        seconds=sequences / rate,
         quantity="step",
         setup=setup,
         group="a800",
         source="gist chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a",
-        assumption="64 sequences of 4,096 tokens a step over eight devices; SDPA's fused kernel; "
-        "bfloat16",
+        assumption="64 sequences of 4,096 tokens a step over eight devices, or 128; SDPA's fused "
+        "kernel; bfloat16",
         alternatives=more,
     )
 
@@ -213,10 +216,15 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
           replace(_CKPT, strategy="deepspeed_zero_offload"),
           Alternative(text="copies beside backward", setup=replace(
               _CKPT, strategy="deepspeed_zero_offload", options=RELEASED))),
-    _a800("ZeRO-3, recomputed", 4.73,
-          replace(_CKPT, strategy="deepspeed_zero3", batch_size=8, accumulation=1)),
+    _a800("ZeRO-2, recomputed", 4.19, _CKPT),
+    _a800("ZeRO-2, recomputed, batch 4", 4.69, replace(_CKPT, batch_size=4, accumulation=2)),
+    _a800("ZeRO-3, batch 2", 4.95, _A800_3),
+    _a800("ZeRO-3, recomputed, batch 2", 4.45, _CKPT_3),
+    _a800("ZeRO-3, recomputed", 4.73, replace(_CKPT_3, batch_size=8, accumulation=1)),
+    _a800("ZeRO-3, recomputed, 128 sequences", 4.32,
+          replace(_CKPT_3, batch_size=8, accumulation=2)),
     _a800("ZeRO-3, recomputed, optimizer offloaded", 2.05,
-          replace(_CKPT, strategy="zero3_offload", batch_size=2, accumulation=4)),
+          replace(_CKPT_3, strategy="zero3_offload")),
     _a800("ZeRO-3, recomputed, all offloaded", 2.06,
           offloaded(replace(_CKPT, batch_size=4, accumulation=2))),
     _titan("GPT-2 XL on 1 Titan RTX, ZeRO-3 and offload", 6608.35, offloaded(_TITAN),

@@ -25,6 +25,7 @@ from experiments.literature.memory_cases import MEMORY_CASES
 from experiments.literature.offload_runs import OFFLOAD_RUNS
 from experiments.literature.setups import HostPass, Measurement, Phases, Setup
 from experiments.literature.sharded_runs import SHARDED_GROUPS
+from experiments.literature.unstated import UNSTATED
 from experiments.literature.zero3_runs import ZERO3_RUNS
 from experiments.studies.published.memory import counts_of, memory_table, predict_memory
 from experiments.studies.published.predictions import (
@@ -159,8 +160,14 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     found = {each["regime"]: each for each in errors_by_regime(rows)}
     blind = sum(row["group"] in BLIND_GROUPS for row in rows)
     assert found["of these, entered blind"]["rows"] == blind > 0
-    # Phases count once, and what was entered blind three times.
-    assert sum(each["rows"] for each in found.values()) == 2 * len(rows) - 4 + blind
+    stated = [row for row in rows if row["group"] not in (*UNSTATED, "phases")]
+    assert found["of these, all stated"]["rows"] == len(stated)
+    both = sum(row["group"] in BLIND_GROUPS for row in stated)
+    assert found["of these, all stated and entered blind"]["rows"] == both > 0
+    # Phases count once, all others once more, and once for each part that they are in.
+    parts = blind + len(stated) + both
+    assert sum(each["rows"] for each in found.values()) == 2 * len(rows) - 4 + parts
+    assert UNSTATED.keys() < GROUPS.keys()
     alone = [abs(row["error"]) for row in rows if row["regime"] == "device alone"]
     assert found["device alone"]["median"] == pytest.approx(median(alone))
     assert len(alone) > 2
