@@ -130,6 +130,7 @@ def _a800() -> Iterator[MemoryCase]:
     rows = {row.label: row for row in OFFLOAD_RUNS if row.group == "a800"}
     for name, gibibytes in _A800_PEAKS.items():
         row = rows[f"LLaMA-7B, {name}"]
+        assert isinstance(row.setup, Setup)
         yield MemoryCase(
             label=f"LLaMA-7B on 8 A800, {name}",
             setup=row.setup,

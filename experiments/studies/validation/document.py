@@ -40,9 +40,9 @@ with."""
 
 _STATED = """\
 *All stated* are rows whose source says all that a prediction needs, as whoever predicts a run of \
-their own knows it: device, host where it counts, network, batch, what is recomputed, and what the \
-figure is of. What other sources leave open stands with their group (`experiments/literature/\
-unstated.py`). What the model leaves out is no such reason."""
+their own knows it: device, host where it counts, network, batch, what is recomputed, and what \
+the figure is of. What other sources leave open stands with their group. What the model leaves \
+out is no such reason."""
 
 _RANKS = """\
 Each rank has its share of the cores, a link of its own and its share of every batch. Predictions \
