@@ -24,6 +24,7 @@ FINE_TUNING_GROUPS: Mapping[str, tuple[str, str]] = {
     "qwen-1": (
         "Qwen on 1 and 2 A100, its authors' script",
         "Qwen1.5's layers stand for Qwen's, whose width of attention and vocabulary are the same. "
+        "Its script trains all weights under ZeRO-3, on one device too. "
         "The kernels of norms and rotary positions may be flash-attn's. One step is taken to be "
         "eight micro-batches.",
     ),
@@ -154,7 +155,7 @@ _QWEN = Setup(
     checkpointing=True,
     options={"lora_rank": 64},
 )
-_QWEN_SMALL = {
+_QWEN_CONFIG = {
     "model_type": "qwen2",
     "vocab_size": 151_936,
     "hidden_size": 2048,
@@ -163,6 +164,10 @@ _QWEN_SMALL = {
     "num_attention_heads": 16,
     "tie_word_embeddings": False,
 }
+_QWEN_SMALL = replace(_QWEN, model="qwen-1.8b", config=_QWEN_CONFIG)
+_QWEN_WHOLE = replace(
+    _QWEN_SMALL, strategy="deepspeed_zero3", options={"bucket_elements": 2048**2}
+)  # fmt: skip
 
 
 def _qwen(label: str, seconds: float, setup: Setup) -> Measurement:
@@ -324,11 +329,15 @@ FINE_TUNING: tuple[Measurement, ...] = (
     _qwen("Qwen-7B, LoRA", 2.8, _QWEN),
     _qwen("Qwen-7B, LoRA", 21.3, replace(_QWEN, sequence=8192)),
     _qwen("Qwen-14B, LoRA", 8.4, replace(_QWEN, model="qwen1.5-14b", sequence=2048)),
-    _qwen("Qwen-1.8B", 2.3,
-          replace(_QWEN, model="qwen-1.8b", config=_QWEN_SMALL, strategy="ddp", sequence=2048,
-                  options={})),
+    _qwen("Qwen-1.8B, LoRA", 1.1, _QWEN_SMALL),
+    _qwen("Qwen-1.8B, LoRA", 6.8, replace(_QWEN_SMALL, sequence=8192)),
+    _qwen("Qwen-1.8B, QLoRA", 6.5, replace(_QWEN_SMALL, strategy="qlora", sequence=8192)),
+    _qwen("Qwen-1.8B", 2.2, replace(_QWEN_WHOLE, sequence=512)),
+    _qwen("Qwen-1.8B", 2.3, replace(_QWEN_WHOLE, sequence=2048)),
+    _qwen("Qwen-1.8B", 5.6, replace(_QWEN_WHOLE, sequence=8192)),
     _qwen("Qwen-7B on 2 A100", 4.5,
-          replace(_QWEN, devices=2, strategy="deepspeed_zero3", options={})),
+          replace(_QWEN, devices=2, strategy="deepspeed_zero3",
+                  options={"bucket_elements": 4096**2})),
     _peft("Llama-3.2-3B, LoRA, 1 L40S", 585.19, _PEFT),
     _peft("Llama-3.2-3B, 1 L40S", 1812.97,
           replace(_PEFT, strategy="ddp", options={"optimizer": "foreach"})),

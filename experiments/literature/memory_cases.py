@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from experiments.literature.fine_tuning import FINE_TUNING
 from experiments.literature.memory_failures import MEMORY_FAILURES
 from experiments.literature.offload_runs import OFFLOAD_RUNS
-from experiments.literature.setups import MemoryCase, Setup
+from experiments.literature.setups import Measurement, MemoryCase, Setup
 
 _GB, _GIB = 1e9, 2**30
 
@@ -123,21 +124,32 @@ _A800_PEAKS = {
     "ZeRO-3, recomputed": 39.1,
     "ZeRO-3, recomputed, 128 sequences": 63.9,
 }
-"""GiB that PyTorch's tensors had at most, by what the row of times is called."""
+"""GiB by what the row of times is called."""
+_QWEN_PEAKS = {
+    "Qwen-1.8B, LoRA, 1,024 tokens": 8.4,
+    "Qwen-1.8B, LoRA, 8,192 tokens": 21.8,
+    "Qwen-1.8B, QLoRA, 8,192 tokens": 15.8,
+    "Qwen-1.8B, 512 tokens": 43.5,
+    "Qwen-1.8B, 8,192 tokens": 48.3,
+}
+"""GB by the same."""
 
 
-def _a800() -> Iterator[MemoryCase]:
-    rows = {row.label: row for row in OFFLOAD_RUNS if row.group == "a800"}
+def _of_times(row: Measurement, **more: Any) -> MemoryCase:
+    """Return a case of a row of times."""
+    assert isinstance(row.setup, Setup)
+    return MemoryCase(label=row.label, setup=row.setup, source=row.source, **more)
+
+
+def _peaks_of_times() -> Iterator[MemoryCase]:
+    rows = {row.label: row for row in (*OFFLOAD_RUNS, *FINE_TUNING)}
     for name, gibibytes in _A800_PEAKS.items():
+        assumed = "GiB, which the page does not say; DeepSpeed's default buckets"
         row = rows[f"LLaMA-7B, {name}"]
-        assert isinstance(row.setup, Setup)
-        yield MemoryCase(
-            label=f"LLaMA-7B on 8 A800, {name}",
-            setup=row.setup,
-            peak=gibibytes * _GIB,
-            source=row.source,
-            assumption="GiB, which the page does not say; DeepSpeed's default buckets",
-        )
+        yield _of_times(row, peak=gibibytes * _GIB, assumption=assumed)
+    for name, gigabytes in _QWEN_PEAKS.items():
+        row = rows[name]
+        yield _of_times(row, peak=gigabytes * _GB, scope="device", assumption=row.assumption)
 
 
 def _alpaca(batch: int, *, fits: bool) -> MemoryCase:
@@ -271,6 +283,6 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
         source="meta-llama/llama-cookbook #413",
         assumption="one sequence of 1,024 tokens, in bfloat16",
     ),
-    *_a800(),
+    *_peaks_of_times(),
     *MEMORY_FAILURES,
 )  # fmt: skip
