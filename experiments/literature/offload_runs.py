@@ -33,8 +33,7 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "desktop-vit": (
         "A ViT of 1.1B on one RTX 4070 Ti SUPER",
         "Llama's layers stand for the ViT's, whose attention is not causal and whose norms have "
-        "biases. torchao copies weights up when all gradients are down, which the simulated "
-        "system does not wait for. The source calls its DeepSpeed untuned.",
+        "biases. The source calls its DeepSpeed untuned.",
     ),
     "cpu-master": (
         "FSDP2 with its optimizer on the CPU",

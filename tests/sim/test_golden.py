@@ -671,7 +671,8 @@ LOGS = [
  22.6- 23.6 h2d params 2
 """,
     ),
-    # 16 bits both ways, and 14 bytes of DRAM for each of the host's elements.
+    # 16 bits both ways, and 14 bytes of DRAM for each of the host's elements. Copies up stand
+    # behind the last copy down.
     (
         "torchao_offload", {}, 1, 1, 1,
         """
@@ -683,7 +684,7 @@ LOGS = [
   5.0-  6.4 host adam 1
   6.0-  8.4 device stall:host 1
   6.0-  7.0 d2h grads 1
-  6.4-  7.4 h2d params 1
+  7.0-  8.0 h2d params 1
   7.0-  8.4 host adam 1
   8.4-  9.4 device stall:h2d 1
   8.4-  9.4 h2d params 1

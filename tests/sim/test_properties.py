@@ -30,6 +30,7 @@ OPTIONS = {
     },
     "superoffload": {
         "ratio": SHARES, "clipping": st.booleans(), "float32_master": st.booleans(),
+        "one_stream": st.booleans(),
     },
     "zenflow": {
         "topk_ratio": SHARES, "update_interval": COUNTS, "overlap_step": st.booleans(),

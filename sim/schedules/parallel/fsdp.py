@@ -144,6 +144,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         return sum(self.costs.segments[index].numel for index in self._passes.units[unit])
 
     def _update(self, step: int) -> Process:
+        # In 16 bits a root and a division may take a core longer than the bytes do.
         work = self.machine.host_work(self._share * self._moved, self._share)
         yield from self.wait([self.machine.host.submit("adam", step, work)], "host", step)
 

@@ -46,6 +46,7 @@ class SuperOffload(AbstractSchedule):
         ratio: float = 0.9,
         clipping: bool = False,
         float32_master: bool = True,
+        one_stream: bool = False,
     ) -> None:
         """Share the parameters out.
 
@@ -56,6 +57,8 @@ class SuperOffload(AbstractSchedule):
             clipping: Whether gradients are clipped as the released code does it.
             float32_master: Whether the host has weights, gradients and moments in float32; without
                 it in the model's type.
+            one_stream: Whether copies both ways share a stream, on which those up stand behind
+                all those down.
 
         Raises:
             ConfigError: The ratio is no share.
@@ -63,7 +66,7 @@ class SuperOffload(AbstractSchedule):
         super().__init__(machine, costs)
         if not 0 <= ratio <= 1:
             raise ConfigError(f"ratio must be in [0, 1], got {ratio}: it is the host's share")
-        self._clipping = clipping
+        self._clipping, self._one_stream = clipping, one_stream
         self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
         left = ratio * costs.num_params
         self._on_host = []
@@ -113,7 +116,8 @@ class SuperOffload(AbstractSchedule):
             work = machine.host_work(elements * _STREAMS * self._width, elements)
             updated = machine.host.submit("adam", step, work, before)
             work = machine.up(elements * self._width)
-            found.append((updated, machine.h2d.submit("params", step, work, [updated])))
+            before = [updated, copied[-1][1]] if self._one_stream else [updated]
+            found.append((updated, machine.h2d.submit("params", step, work, before)))
         return found
 
 
@@ -145,12 +149,11 @@ SUPEROFFLOAD = System(
 TORCHAO_OFFLOAD = System(
     name="torchao_offload",
     rule="AdamW exactly",
-    schedule=partial(SuperOffload, ratio=1.0, float32_master=False),
+    schedule=partial(SuperOffload, ratio=1.0, float32_master=False, one_stream=True),
     memory=_memory,
 )
 """torchao's ``CPUOffloadOptimizer`` with ``offload_gradients`` (torchao/optim/cpu_offload.py).
 
 The host has parameters, gradients and moments in the model's type. It updates a parameter with
-PyTorch's fused AdamW when its gradient has arrived, and copies it up. There the copies up wait for
-all copies down, which is left out.
+PyTorch's fused AdamW when its gradient has arrived, and copies it up behind all copies down.
 """
