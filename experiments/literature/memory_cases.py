@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.literature.fine_tuning import FINE_TUNING
+from experiments.literature.fine_tuning import FINE_TUNING, LONG, RECIPE
 from experiments.literature.memory_failures import MEMORY_FAILURES
-from experiments.literature.offload_runs import OFFLOAD_RUNS
-from experiments.literature.setups import Measurement, MemoryCase, Setup
+from experiments.literature.offload_runs import OFFLOAD_RUNS, VIT
+from experiments.literature.setups import Measurement, MemoryCase, Scope, Setup
 
 _GB, _GIB = 1e9, 2**30
 
@@ -192,6 +192,24 @@ def _foundry(size: str, model: str, hosts: int, batch: int, accumulation: int = 
     )
 
 
+_TABLE = "pytorch/torchtune, README: memory and training speed"
+_PAGE = "ljm565/universal-llm-trainer, docs/gpu_test.md"
+_LOW_BIT = "pytorch/ao, torchao/optim/README.md"
+
+
+def _narrow(
+    label: str, peak: float, setup: Setup, source: str, scope: Scope = "allocated"
+) -> MemoryCase:
+    return MemoryCase(
+        label=label,
+        setup=setup,
+        peak=peak,
+        scope=scope,
+        source=source,
+        assumption="as the row of its time; weights, gradients and moments in bfloat16",
+    )
+
+
 _TITAN_70B = Setup(
     model="llama-2-70b",
     machine="dgx-a100-80",
@@ -222,8 +240,17 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
         machine="dgx-a100-80",
         devices=8,
         strategy="fsdp2_offload",
-        options={},
+        options={"optimizer": "fused", "float32_master": False},
     ),
+    _narrow("torchtune, Llama-3.2-3B on one A100, packed", 60.0 * _GIB, RECIPE, _TABLE),
+    _narrow("torchtune, Llama-3.2-3B on one A100, compiled", 51.0 * _GIB,
+            replace(RECIPE, kernels="compiled"), _TABLE),
+    _narrow("universal-llm-trainer, Llama-3.1-8B on one H100", 78 * _GIB, LONG, _PAGE, "device"),
+    _narrow("universal-llm-trainer, Llama-3.1-8B on one RTX PRO 6000", 89 * _GIB,
+            replace(LONG, machine="rtx-pro-6000-server"), _PAGE, "device"),
+    _narrow("ViT of 1.1B on one RTX 4070 Ti SUPER", 9.82 * _GB, VIT, _LOW_BIT),
+    _narrow("the same, torchao's offload, gradients too", 4.01 * _GB,
+            replace(VIT, strategy="torchao_offload", options={}), _LOW_BIT),
     _titan("8 H100", 82.4, 1, "eager"),
     _titan("8 H100, compiled", 77.0, 1, "compiled"),
     _titan("128 H100", 67.0, 16, "eager"),

@@ -33,14 +33,12 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "desktop-vit": (
         "A ViT of 1.1B on one RTX 4070 Ti SUPER",
         "Llama's layers stand for the ViT's, whose attention is not causal and whose norms have "
-        "biases. Without offload weights, gradients and moments are all 16 bits. The "
-        "source calls its DeepSpeed untuned.",
+        "biases. The source calls its DeepSpeed untuned.",
     ),
     "cpu-master": (
         "FSDP2 with its optimizer on the CPU",
-        "Neither host is named. torchtune's moments and weights on the host have "
-        "16 bits. prime-rl does not say what it recomputes. Its AdamW has one thread, as a "
-        "later change (#3248) says of what was before it: `torchrun` starts processes so.",
+        "Neither host is named. prime-rl does not say what it recomputes. Its AdamW has one thread, "
+        "as a later change (#3248) says of what was before it: `torchrun` starts processes so.",
     ),
     "fsdp-size": (
         "Llama-2-13B under FSDP with CPU offload, 2 H100 and 2 A100",
@@ -73,7 +71,7 @@ _NEO = Setup(
 _GPT_J = offloaded(
     replace(_NEO, model="gpt-j-6b", config=gpt(4096, 28, 16, words=50_400, tied=False))
 )
-_VIT = Setup(
+VIT = Setup(
     model="vit-giant-dinov2",
     config={
         "model_type": "llama",
@@ -91,6 +89,7 @@ _VIT = Setup(
     sequence=257,
     checkpointing=True,
     loss="classes",
+    options={"float32_master": False},
 )
 
 
@@ -117,7 +116,8 @@ def _vit(label: str, seconds: float, setup: Setup) -> Measurement:
         group="desktop-vit",
         source="pytorch/ao, torchao/optim/README.md and benchmarks/benchmark_low_bit_adam.py",
         assumption="timm's vit_giant_patch14_dinov2 on pictures of 224 x 224: 40 layers of width "
-        "1,536, gated, 257 tokens; every layer recomputed; DDR4-3200",
+        "1,536, gated, 257 tokens; every layer recomputed; PyTorch's fused AdamW, all in bfloat16 "
+        "but DeepSpeed's states; DDR4-3200",
     )
 
 
@@ -162,6 +162,7 @@ def _size(device: str, seconds: float, machine: str) -> Measurement:
         sequence=8192,
         accumulation=8,
         checkpointing=True,
+        options={"float32_master": False},
     )
     return Measurement(
         label=f"Llama-2-13B, FSDP and CPU offload, 2 {device}",
@@ -171,7 +172,8 @@ def _size(device: str, seconds: float, machine: str) -> Measurement:
         group="fsdp-size",
         source="ljm565/universal-llm-trainer, docs/gpu_test.md and its configurations",
         assumption="two of an HGX's or DGX's devices; full sequences of 8,192 tokens, SDPA's "
-        "fused kernel, every layer recomputed; gradients leave in every micro-batch",
+        "fused kernel, every layer recomputed; gradients leave in every micro-batch; on the host "
+        "all has 16 bits, in which the model is loaded",
         alternatives=(_PAGEABLE,),
     )
 
@@ -236,9 +238,11 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
     _titan("GPT-2 XL on 2 Titan RTX, FSDP (0.6 h)", 0.6 * 3600,
            replace(_FLOAT, devices=2, batch_size=5, strategy="fsdp2",
                    options={"optimizer": "loop"}), "pytorch-fsdp.md", 0.95),
-    _vit("ViT, no offload", 1.27, _VIT),
+    _vit("ViT, no offload", 1.27, VIT),
     _vit("ViT, DeepSpeed's ZeRO-Offload", 3.13,
-         replace(_VIT, strategy="deepspeed_zero_offload", options=RELEASED)),
+         replace(VIT, strategy="deepspeed_zero_offload", options=RELEASED)),
+    _vit("ViT, torchao's offload, gradients too", 1.53,
+         replace(VIT, strategy="torchao_offload", options={})),
     Measurement(
         label="torchtune, Llama-3.1-70B on 8 A100 (1,568 tokens/s)",
         seconds=8 * 2 * 2048 / 1568,

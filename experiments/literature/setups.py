@@ -11,6 +11,10 @@ Quantity = Literal["step", "stall", "accumulating", "boundary", "host", "compute
 update; of the host's pass; of forward and backward alone."""
 
 
+Scope = Literal["allocated", "reserved", "device"]
+"""What a peak counts: PyTorch's tensors, its allocator's blocks, or the process's bytes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
     """A step by the seconds of its phases."""
@@ -116,8 +120,8 @@ class MemoryCase:
     """Whether it ran."""
     peak: float | None = None
     """Bytes of one device at its fullest; None where only the fit is published."""
-    scope: Literal["allocated", "reserved", "device"] = "allocated"
-    """Bytes that ``peak`` counts: PyTorch's tensors, its allocator's blocks, or the process's."""
+    scope: Scope = "allocated"
+    """Bytes that ``peak`` counts."""
     source: str
     assumption: str
     """What the set-up takes for granted because the source does not say it."""

@@ -180,8 +180,8 @@ def _knob(name: str) -> Callable[[str], Value]:
 
 # ---- all axes ---------------------------------------------------------------------------------
 
-LORA_OPTIONS = ("lora_rank", "lora_targets")
-"""Options of lora and qlora, which are no settings of the update rule."""
+SYSTEM_OPTIONS = ("float32_master", "lora_rank", "lora_targets")
+"""Options of other systems, which are no settings of the update rule."""
 _SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
     "full_warm_up_rounds",
@@ -247,6 +247,7 @@ KINDS: Mapping[str, AxisKind] = {
         _axis("strategy", "parallel", _choice(PARALLELS), "how devices share a model"),
         _axis("strategy", "reshard_after_forward", _switch, "of sharded weights: yes, no"),
         *_knobs(),
+        _axis("knob", "float32_master", _switch, "float32 weights beside 16-bit ones: yes, no"),
         _axis("knob", "lora_rank", _count, "rank of adapters, of lora and qlora"),
         _axis("knob", "lora_targets", _targets, "matrices with adapters: all, attention"),
         _axis("machine", "cores", _count, "cores of the whole host"),

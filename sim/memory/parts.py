@@ -85,6 +85,16 @@ class SystemCase:
         return self.workload.dtype_bytes
 
     @property
+    def width(self) -> int:
+        """Bytes of an element of what AdamW updates: a float32 master, or the model's weight."""
+        return FLOAT_BYTES if self.options.get("float32_master", True) else self.size
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an element's optimizer state: two moments, and a master if there is one."""
+        return (3 if self.size < self.width else 2) * self.width
+
+    @property
     def params(self) -> float:
         """Number of elements of the model."""
         return float(self.workload.num_params)

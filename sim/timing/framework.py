@@ -197,10 +197,14 @@ def norm_bytes(size: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKernels:
-    """How PyTorch's AdamW updates float32 parameters."""
+    """How PyTorch's AdamW updates parameters.
+
+    Bytes are those of float32; of a narrower type they are fewer in proportion, as gradients,
+    moments and temporaries have the parameters' type.
+    """
 
     moved: float
-    """Bytes of device memory for each element."""
+    """Bytes of memory for each element in float32."""
     parameter: float
     """Seconds of the host for each parameter."""
     kernels: int
@@ -208,7 +212,7 @@ class OptimizerKernels:
     is_chunked: bool = True
     """Whether one kernel takes many parameters."""
     temporaries: int = 0
-    """Number of float32 tensors that it makes as large as those it updates at a time."""
+    """Number of tensors that it makes as large as those it updates at a time."""
 
 
 OPTIMIZERS: Mapping[str, OptimizerKernels] = {
@@ -227,6 +231,8 @@ OPTIMIZERS: Mapping[str, OptimizerKernels] = {
 
 DeepSpeed's own Adam is a fused one, but it takes PyTorch's from a training loop that makes it."""
 
+_FLOAT = 4
+"""Bytes of an element whose AdamW moves what `OPTIMIZERS` says."""
 _CHUNK = 320 * 65536
 """Elements of one multi-tensor kernel: 320 blocks of 65,536 (ATen, MultiTensorApply.cuh)."""
 _CHUNK_PARAMETERS = 36
@@ -244,28 +250,30 @@ def optimizer_kernels(name: str) -> OptimizerKernels:
     return OPTIMIZERS[name]
 
 
-def optimizer_temporaries(name: str, elements: float, largest: float) -> float:
+def optimizer_temporaries(name: str, elements: float, largest: float, width: int) -> float:
     """Return the bytes of device memory that AdamW takes for a while.
 
     Args:
         name: Key of `OPTIMIZERS`.
         elements: Number of elements that a device updates.
         largest: Number of elements of the largest tensor of them.
+        width: Bytes of an element of the parameters that it updates.
 
     Raises:
         ConfigError: There is no such implementation.
     """
     kernels = optimizer_kernels(name)
-    return 4.0 * kernels.temporaries * (elements if kernels.is_chunked else largest)
+    return 1.0 * width * kernels.temporaries * (elements if kernels.is_chunked else largest)
 
 
-def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
+def optimizer_seconds(costs: StepCosts, name: str, devices: int, width: int) -> float:
     """Return the seconds of AdamW over an equal part of the model, or of each of its parameters.
 
     Args:
         costs: Of one step.
         name: Key of `OPTIMIZERS`.
         devices: Devices that share the elements; every one visits all parameters.
+        width: Bytes of an element of the parameters that it updates.
 
     Raises:
         ConfigError: There is no such implementation.
@@ -273,7 +281,7 @@ def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
     kernels, device = optimizer_kernels(name), costs.hardware.device
     elements = costs.num_params / devices
     fused = elements / costs.hardware.overheads.device_update.value
-    seconds = fused * kernels.moved / OPTIMIZERS["fused"].moved
+    seconds = fused * kernels.moved / OPTIMIZERS["fused"].moved * width / _FLOAT
     if not is_added(costs):
         return seconds
     count = sum(segment.num_parameters for segment in costs.segments)

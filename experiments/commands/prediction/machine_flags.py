@@ -9,7 +9,7 @@ import click
 from experiments.commands.command import given, with_flags
 from experiments.commands.flag_types import KNOWN_FILE, PATH, BatchSize, Memory
 from experiments.commands.training.train_flags import given_flags, knob_flags
-from experiments.sweeps.axes import LORA_OPTIONS
+from experiments.sweeps.axes import SYSTEM_OPTIONS
 from experiments.training.settings.training import DTYPES
 from sim.models.kernels import KERNELS
 from sim.models.workload import ATTENTIONS, LOSSES
@@ -101,6 +101,17 @@ compute_flags = with_flags(
 )
 """Flags of how forward and backward compute, modelled or traced."""
 
+master_flags = with_flags(
+    click.option(
+        "--float32-master/--no-float32-master",
+        default=None,
+        help="Whether other systems' AdamW has float32 weights beside 16-bit ones. Without, all "
+        "of it has 16 bits, as in pure bfloat16 training; of ddp, fsdp2, fsdp2_offload, "
+        "superoffload, adamw_8bit and adamw_4bit.  [default: each system's own]",
+    ),
+)
+"""Flag of what other systems' AdamW updates."""
+
 run_flags = with_flags(
     parallel_flags,
     click.option(
@@ -138,6 +149,7 @@ run_flags = with_flags(
         help="Matrices that get adapters, of lora and qlora: all of a layer, or attention's.  "
         "[default: all]",
     ),
+    master_flags,
     knob_flags,
     click.option(
         "--gradients",
@@ -151,6 +163,9 @@ run_flags = with_flags(
 
 def strategy_options(context: click.Context) -> dict[str, Any]:
     """Return the knobs and options of a strategy that stand on the command line."""
-    own = given(context)
-    adapters = {name: value for name, value in own.items() if name in LORA_OPTIONS}
-    return {**given_flags(context)[1], **adapters}
+    return {**given_flags(context)[1], **system_options(context)}
+
+
+def system_options(context: click.Context) -> dict[str, Any]:
+    """Return the options of other systems that stand on the command line."""
+    return {name: value for name, value in given(context).items() if name in SYSTEM_OPTIONS}

@@ -83,14 +83,13 @@ class DeepSpeedZero3(FullyShardedDataParallel):
             known = ", ".join(get_args(Offload))
             raise ConfigError(f"deepspeed_zero3: offload must be one of {known}, got {offload!r}")
         super().__init__(
-            machine, costs, offload=offload != "none", float32_master=False, optimizer=optimizer,
+            machine, costs, offload=offload != "none", optimizer=optimizer,
             reshard_after_forward=reshard_after_forward,
         )  # fmt: skip
         refuse_below_1("bucket_elements", bucket_elements)
         refuse_below_1("sub_group_elements", sub_group_elements)
         self._uploads = offload == "optimizer"
-        if self._uploads:
-            self._passes.fetch_bytes = 0
+        self._passes.fetch_bytes = costs.dtype_bytes if offload == "all" else 0
         self._around = machine.bounded_host(around_rate(machine.hardware.host))
 
     def _hooked(self, costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:
@@ -148,7 +147,6 @@ def _memory(case: SystemCase) -> SystemParts:
     whole = min(case.params, _REUSE_DISTANCE / 2 + largest + _PREFETCHED)
     bucket = float(options["bucket_elements"] * size)
     leaving = size * min(case.params, largest) + min(case.in_flight, bucket)
-    state = STATE_BYTES if size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
     own = 0.0 if options["offload"] == "all" else size * share
     device = DeviceParts(
         always=[
@@ -163,7 +161,7 @@ def _memory(case: SystemCase) -> SystemParts:
     if not on_device:
         return device, _host(case)
     states = [
-        Part("optimizer state", "device", state * share),
+        Part("optimizer state", "device", case.state_bytes * share),
         Part("gradient buffer", "device", size * share, "this device's part of them"),
     ]
     step = step_parts(case, min(share, options["sub_group_elements"]), kept=0.0)

@@ -61,8 +61,8 @@ class FullyShardedDataParallel(AbstractSchedule):
             prefetch: Number of layers whose all-gathers run ahead; FSDP2 does so by 1.
             offload: Whether weights, gradients and states lie on the host.
             float32_reduce: Whether gradients are reduced in float32.
-            float32_master: Whether the host has weights, gradients and moments in float32; without
-                it in the model's type.
+            float32_master: Whether weights, gradients and moments are float32 in their home, as
+                under mixed precision; without, they have the model's type.
             optimizer: Implementation of AdamW, a key of `sim.timing.framework.OPTIMIZERS`. None is
                 ``fused`` on the device, and on the host PyTorch's default there, ``loop``.
             sync_each_batch: Whether every micro-batch's gradients are reduced. Accelerate and
@@ -79,8 +79,8 @@ class FullyShardedDataParallel(AbstractSchedule):
         raise_violations("fsdp2", _violations(prefetch, optimizer))
         self._offload, self._syncs_each = offload, sync_each_batch
         self._share = costs.num_params / self.devices
-        self._update_seconds = optimizer_seconds(costs, optimizer, self.devices)
         self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
+        self._update_seconds = optimizer_seconds(costs, optimizer, self.devices, self._width)
         self._moved = OPTIMIZERS[optimizer].moved * self._width / FLOAT_BYTES
         self._waits = Waits(machine)
         self._passes = ShardedPasses(
@@ -148,7 +148,8 @@ class FullyShardedDataParallel(AbstractSchedule):
         return sum(self.costs.segments[index].numel for index in self._passes.units[unit])
 
     def _update(self, step: int) -> Process:
-        work = self.machine.host_work(self._share * self._moved)
+        # In 16 bits a root and a division may take a core longer than the bytes do.
+        work = self.machine.host_work(self._share * self._moved, self._share)
         yield from self.wait([self.machine.host.submit("adam", step, work)], "host", step)
 
 
@@ -199,10 +200,10 @@ def _memory(case: SystemCase) -> SystemParts:
     """Return equal parts of weights, gradients and states, in their homes, and layers in use.
 
     FSDP2's parameters are the masters: float32, as their gradients are, and layers are cast as
-    they are gathered.
+    they are gathered. Without masters all of it has the model's type.
     """
     options, part = case.options, case.params / case.total
-    offload, width = options["offload"], FLOAT_BYTES if options["float32_master"] else case.size
+    offload, width = options["offload"], case.width
     device = sharded_device(
         case,
         Part("moments", "device", 0.0 if offload else 2.0 * width * part),

@@ -170,6 +170,24 @@ def test_adapters_and_activations_have_flags():
     assert eager["step_seconds"] > plain["step_seconds"]
 
 
+def test_masters_in_float32_have_a_flag():
+    flags = [*SMALL, "--strategy", "ddp", "--json"]
+    own, wide, narrow = (
+        json.loads(run(*flags, *given).output)
+        for given in ([], ["--float32-master"], ["--no-float32-master"])
+    )
+    assert own["memory"] == wide["memory"]
+    states = (
+        own["memory"]["bytes_per_param"]["device"]
+        - (narrow["memory"]["bytes_per_param"]["device"])
+    )
+    assert states == pytest.approx(8 * 1.03, rel=1e-6)  # with the allocator's reserve
+    assert narrow["step_seconds"] < own["step_seconds"]
+    assert narrow["rule"] == "AdamW, without float32 masters"
+    refused = run(*SMALL, "--strategy", "lora", "--no-float32-master")
+    assert "lora does not take float32_master" in " ".join(refused.output.split())
+
+
 def test_a_strategy_without_adapters_takes_no_rank():
     for name in ("zenflow", "superoffload"):
         done = run(*SMALL, "--strategy", name, "--lora-rank", "8")

@@ -295,6 +295,7 @@ def test_an_option_that_a_system_does_not_have_is_refused_before_anything_is_wor
         ("layer_overlapped", {}, 16),
         ("deep_optimizer_states", {}, 16),
         ("superoffload", {}, 0.9 * 16),
+        ("torchao_offload", {}, 8),
         ("deepspeed_zero_offload", {}, 28),  # measured, DeepSpeed issue 7693
         ("deepspeed_zenflow", {}, 36),
         ("deepspeed_zenflow", {"overlap": False}, 20),  # one set of each

@@ -145,16 +145,19 @@ def test_deepspeed_copies_a_bucket_flat_only_where_devices_have_parts_of_it():
 
 def test_adamw_without_fusion_moves_its_temporaries():
     found = costs(8, devices=1)
-    fused, foreach = (optimizer_seconds(found, name, 1) for name in ("fused", "foreach"))
+    fused, foreach = (optimizer_seconds(found, name, 1, 4) for name in ("fused", "foreach"))
     assert fused == pytest.approx(found.num_params / found.hardware.overheads.device_update.value)
     assert foreach == pytest.approx(fused * 80 / 28)
+    assert optimizer_seconds(found, "foreach", 1, 2) == pytest.approx(foreach / 2)
 
 
 def test_a_small_part_of_the_model_takes_what_its_parameters_take_the_host():
     found = costs(8, devices=1)
     count = sum(segment.num_parameters for segment in found.segments)
     assert count == 24 * 12 + 2
-    at_once, one_by_one = (optimizer_seconds(found, name, 1e6) for name in ("foreach", "loop"))
+    at_once, one_by_one = (
+        optimizer_seconds(found, name, 1e6, width) for name, width in (("foreach", 2), ("loop", 4))
+    )
     assert at_once == pytest.approx(count * 10.0e-6 + 8 * count / 36 * LAUNCH, rel=1e-3)
     assert one_by_one == pytest.approx(count * (19.3e-6 + 8 * LAUNCH))
 
