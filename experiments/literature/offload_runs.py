@@ -38,8 +38,7 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "cpu-master": (
         "FSDP2 with its optimizer on the CPU",
         "Neither host is named. prime-rl does not say what it recomputes. Its AdamW has one "
-        "thread, as a later change (#3248) says of what was before it: `torchrun` starts processes "
-        "so.",
+        "thread, as a later change (#3248) says of what was before it: `torchrun`'s default.",
     ),
     "fsdp-size": (
         "Llama-2-13B under FSDP with CPU offload, 2 H100 and 2 A100",
