@@ -63,20 +63,20 @@ def _titan(label: str, gibibytes: float, hosts: int, kernels: str) -> MemoryCase
         label=f"torchtitan, Llama-3.1-8B on {label}",
         setup=Setup(
             model="llama-3.1-8b",
-            machine="hgx-h200",
+            machine="grand-teton-h100",
             devices=8,
             hosts=hosts,
             strategy="fsdp2",
             batch_size=2,
             sequence=8192,
+            checkpointing=0.5,
             kernels=kernels,
             options={"float32_reduce": True},
         ),
         peak=gibibytes * _GIB,
         scope="reserved",
         source="pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
-        assumption="devices of 96 GB, here with more; nothing recomputed, where theirs recompute "
-        "a part; weights in 16 bits with masters, where theirs are in float32",
+        assumption="every second layer recomputed, where theirs recompute a part of each",
     )
 
 
@@ -209,14 +209,14 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
         label="torchtitan, Llama-2-70B on 64 A100, all recomputed",
         setup=replace(_TITAN_70B, checkpointing=True),
         source=_TITAN_A100,
-        assumption="weights in 16 bits with masters, where theirs are in float32",
+        assumption="sequences of 4,096 tokens",
     ),
     MemoryCase(
         label="torchtitan, Llama-2-70B on 64 A100, a part recomputed",
-        setup=_TITAN_70B,
+        setup=replace(_TITAN_70B, checkpointing=0.5),
         fits=False,
         source=_TITAN_A100,
-        assumption="nothing recomputed, where theirs recompute a part",
+        assumption="every second layer recomputed, where theirs recompute a part of each",
     ),
     MemoryCase(
         label="LLaMA-Factory, Qwen1.5-7B on 8 A100 40 GB, ZeRO-2",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sim.models.families import Layer
 from sim.models.kernels import KERNELS
+from sim.models.recomputation import kept_products
 
 if TYPE_CHECKING:
     from sim.models.workload import Workload
@@ -33,7 +34,7 @@ class Activations:
           which fused attention does not keep: 34 bytes for each token and unit of width of a plain
           layer in 16 bits (an activation that is a ReLU keeps less).
         - Gated layers are counted likewise: see `_kept_per_token`.
-        - A layer that is recomputed keeps its input.
+        - A layer that is recomputed keeps its input, and by operation some products' outputs.
         - The embedding keeps indices; the head its norm, its product's input and what the loss
           keeps of its logits.
         - Fused kernels keep less: see `Kernels`.
@@ -44,14 +45,14 @@ class Activations:
             id(layer.parameters): self._kept_per_token(layer) for layer in work.distinct_layers
         }
         kept = []
-        for index, layer in enumerate(work.layers):
+        for index, (layer, again) in enumerate(zip(work.layers, work.recomputed(), strict=True)):
             if index == len(work.layers) - 1:
                 each = work.hidden * (self._norm_bytes(is_gated) + work.dtype_bytes)
                 each += self._kept_logit * work.vocabulary
             elif not layer.attention_width:
                 each = 8.0 + (0 if is_gated else work.hidden)
-            elif work.checkpointing:
-                each = float(work.hidden * work.dtype_bytes)
+            elif again:
+                each = work.dtype_bytes * (work.hidden + sum(self._outputs_kept(layer)))
             else:
                 each = whole[id(layer.parameters)]
             kept.append(work.tokens * each)
@@ -76,6 +77,20 @@ class Activations:
         norms = work.normed_width(layer) * self._norm_bytes(is_gated)
         kept = norms + size * (attention + feed_forward) + self._kept_scores(is_gated)
         return kept + 2.0 * width * work.dropouts[0]
+
+    def _outputs_kept(self, layer: Layer) -> tuple[float, float]:
+        """Return elements that a layer recomputed by operation keeps for each token.
+
+        Outputs of attention and of products: those that backward reads or computes on with, and
+        the last one, which it does not. Eager checkpoints keep that as well, compiled ones don't.
+        """
+        work = self.workload
+        if not work.keeps_products:
+            return 0.0, 0.0
+        read, last = kept_products(layer)
+        is_kept = last is not None and work.kernels != "compiled"
+        used = layer.attention_width + sum(p.shape[0] for p in read)
+        return float(used), float(last.shape[0]) if last is not None and is_kept else 0.0
 
     def _kept_scores(self, is_gated: bool) -> float:
         """Return the bytes of scores that eager attention keeps for each token of a layer.
@@ -133,6 +148,22 @@ class Activations:
         """Whether the loss makes logits chunk by chunk, with its gradients at once."""
         return self._loss == "chunks"
 
+    def kept_at_the_end(self) -> float:
+        """Return what the last layer that backward comes to keeps, at its largest.
+
+        Of layers that are recomputed that is their input: `recomputed_bytes` are beside it, and
+        more together than what another layer keeps.
+        """
+        work, kept = self.workload, self.kept_bytes()[:-1]
+        again = work.recomputed()[:-1]
+        if any(again):
+            kept = [
+                size
+                for size, layer, redone in zip(kept, work.layers[:-1], again, strict=True)
+                if redone or not layer.attention_width
+            ]
+        return max(kept, default=0.0)
+
     def loss_bytes(self) -> float:
         """Return what the loss holds beside what it keeps, at its largest.
 
@@ -155,12 +186,19 @@ class Activations:
         return float(size * (chunk * work.vocabulary + work.tokens * work.hidden))
 
     def recomputed_bytes(self) -> float:
-        """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
+        """Return what one layer's recomputation holds at a time, beside what the layer keeps.
+
+        0 where none is recomputed.
+        """
         work = self.workload
-        if not work.checkpointing:
+        if not any(work.recomputed()):
             return 0.0
-        inner = [layer for layer in work.distinct_layers if layer.attention_width]
-        return work.tokens * max((self._kept_per_token(layer) for layer in inner), default=0.0)
+        each = [
+            self._kept_per_token(layer) - work.dtype_bytes * self._outputs_kept(layer)[0]
+            for layer in work.distinct_layers
+            if layer.attention_width
+        ]
+        return work.tokens * max(each, default=0.0)
 
     def gradient_bytes(self) -> float:
         """Return what backward holds beside what was kept: activations' gradients in one layer.

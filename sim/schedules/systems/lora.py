@@ -74,7 +74,7 @@ class Lora(OnDevice):
         Raises:
             ConfigError: An option breaks its rule.
         """
-        _check(lora_rank, lora_targets)
+        _check(lora_rank, lora_targets, costs.workload)
         if costs.workload is None:
             segments = tuple(_of_phases(costs, lora_rank))
         else:
@@ -92,8 +92,13 @@ class Qlora(Lora):
     _unpacked_bytes = nf4_bytes() + 2.0 + 2.0 * FLOAT_BYTES / _BLOCK
 
 
-def _check(rank: int, targets: str) -> None:
+def _check(rank: int, targets: str, workload: Workload | None) -> None:
     refuse_below_1("lora_rank", rank)
+    if workload is not None and workload.keeps_products:
+        raise ConfigError(
+            f"checkpointing {workload.checkpointing!r} counts a layer's products, and adapters "
+            "have their own between them: take a share of the layers"
+        )
     if targets not in TARGETS:
         raise ConfigError(f"lora_targets {unknown_name(targets, TARGETS)}")
 
@@ -130,6 +135,7 @@ def _adapted(
         raise ConfigError("a trace is of the training that it has: leave out --from-trace")
     device, is_compiled = costs.hardware.device, workload.kernels == "compiled"
     works, leaving = workload.works(), workload.activations.leaving_bytes()
+    again = workload.recomputed()
     for index, (layer, work, away) in enumerate(zip(workload.layers, works, leaving, strict=True)):
         forward, backward = layer_seconds(
             work, device, workload.dtype, is_frozen=True, is_compiled=is_compiled
@@ -141,7 +147,7 @@ def _adapted(
         unpacked = unpacked_bytes * frozen / costs.elementwise_bandwidth
         forward += more[0] + unpacked
         backward += more[1] + unpacked
-        if workload.checkpointing and layer.attention_width:
+        if again[index]:
             backward += forward
         yield Segment(
             name=layer.name,
@@ -173,7 +179,7 @@ def _adapter_work(workload: Workload, targets: list[Parameter], rank: int) -> La
 def _memory(case: SystemCase, *, quantises: bool) -> SystemParts:
     """Return frozen weights, and 16 bytes for each element of an adapter."""
     work, rank, targets = case.workload, case.options["lora_rank"], case.options["lora_targets"]
-    _check(rank, targets)
+    _check(rank, targets, work)
     trained = adapters(work, rank, targets)
     frozen = sum(p.numel for layer in work.layers for p in _matrices(layer)) if quantises else 0
     always = [
