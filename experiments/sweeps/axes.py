@@ -264,7 +264,7 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("kernels", _choice(KERNELS), "of elementwise work: eager, liger, compiled"),
         _flag("checkpointing", recomputation, "layers computed again: yes, no, a share (1/2), op"),
         _flag("attention", _choice(ATTENTIONS), "kernels"),
-        _flag("loss", _choice(LOSSES), "tokens, float32, sum of logits, classes"),
+        _flag("loss", _choice(LOSSES), "tokens, parts, float32, sum of logits, classes"),
         _flag("offload_activations", _switch, "activations on the host: yes, no"),
         _axis("strategy", "strategy", _strategy, "strategy"),
         _axis("strategy", "parallel", _choice(PARALLELS), "how devices share a model"),

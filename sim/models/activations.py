@@ -16,6 +16,9 @@ from sim.models.recomputation import kept_products
 if TYPE_CHECKING:
     from sim.models.workload import Workload
 
+LOSS_PARTS = 8
+"""Parts of a sequence whose loss is computed one after another (torchtune's default,
+modules/loss/ce_chunked_output_loss.py)."""
 _RESIDENT_LAYERS = 2
 """Number of the last layers whose activations stay on the device: backward needs them first."""
 
@@ -141,7 +144,7 @@ class Activations:
     @property
     def _loss(self) -> str:
         work = self.workload
-        return KERNELS[work.kernels].loss if work.loss == "tokens" else work.loss
+        return KERNELS[work.kernels].loss if work.loss in ("tokens", "parts") else work.loss
 
     @property
     def chunks_logits(self) -> bool:
@@ -171,10 +174,12 @@ class Activations:
         and a compiled one the logits' gradient alone, in the model's type. One in chunks holds a
         chunk's logits and the gradient of the output layer's input. A chunk has about as many
         elements as that input, and its tokens are a power of two (Liger-Kernel,
-        ops/fused_linear_cross_entropy.py).
+        ops/fused_linear_cross_entropy.py). A loss in parts holds these of one part at a time.
         """
         work = self.workload
         logits, size = work.tokens * work.vocabulary, work.dtype_bytes
+        if work.loss == "parts":
+            logits /= LOSS_PARTS
         if self._loss == "float32":
             return 8.0 * logits
         if self._loss in ("logits", "sum"):
@@ -194,19 +199,32 @@ class Activations:
         if not any(work.recomputed()):
             return 0.0
         each = [
-            self._kept_per_token(layer) - work.dtype_bytes * self._outputs_kept(layer)[0]
+            self._kept_per_token(layer) - self._there_already(layer)
             for layer in work.distinct_layers
             if layer.attention_width
         ]
         return work.tokens * max(each, default=0.0)
 
+    def _there_already(self, layer: Layer) -> float:
+        """Return the bytes for each token that a layer needs and has kept all the time.
+
+        Outputs of products, and its input where its first norm reads it in backward.
+        """
+        work = self.workload
+        needs_input = not layer.is_gated or KERNELS[work.kernels].kept_norm is not None
+        there = needs_input * work.hidden + self._outputs_kept(layer)[0]
+        return work.dtype_bytes * there
+
     def gradient_bytes(self) -> float:
         """Return what backward holds beside what was kept: activations' gradients in one layer.
 
-        Those of the feed-forward's two factors and of the residual stream.
+        Those of the feed-forward's factors and of the residual stream.
         """
         work = self.workload
-        inner = [
-            work.inner_width(layer) for layer in work.distinct_layers if layer.attention_width
+        each = [
+            work.inner_width(layer)
+            * (KERNELS[work.kernels].gate_gradients if layer.is_gated else 2.0)
+            for layer in work.distinct_layers
+            if layer.attention_width
         ]
-        return work.tokens * work.dtype_bytes * (2.0 * max(inner, default=0.0) + work.hidden)
+        return work.tokens * work.dtype_bytes * (max(each, default=0.0) + work.hidden)

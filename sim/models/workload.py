@@ -26,7 +26,7 @@ from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 ATTENTIONS = ("fused", "eager")
-LOSSES = ("tokens", "float32", "sum", "classes")
+LOSSES = ("tokens", "parts", "float32", "sum", "classes")
 
 _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and
@@ -94,9 +94,9 @@ class Workload:
     loss: str = "tokens"
     """What follows the last layer, one of `LOSSES`.
 
-    Cross entropy of each token's logits, by `kernels`, or by PyTorch's own in float32 where only
-    layers are compiled; their sum, as benchmarks take it; or a few classes of a sequence, with no
-    output layer over the vocabulary."""
+    Cross entropy of each token's logits by `kernels`, of all of them or of one part after another;
+    by PyTorch's own in float32, where layers alone are compiled; their sum, as benchmarks take it;
+    or a few classes of a sequence, with no output layer over the vocabulary."""
     is_causal: bool = True
     """Whether a token attends to earlier ones alone."""
     dropouts: tuple[bool, bool] = (False, False)

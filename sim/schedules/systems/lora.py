@@ -91,6 +91,29 @@ class Qlora(Lora):
 
     _unpacked_bytes = nf4_bytes() + 2.0 + 2.0 * FLOAT_BYTES / _BLOCK
 
+    def __init__(
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        *,
+        lora_rank: int = 16,
+        lora_targets: str = "all",
+        keeps_inputs: bool = False,
+    ) -> None:
+        """Put adapters beside the weights.
+
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the whole model.
+            lora_rank: As LoRA's.
+            lora_targets: As LoRA's.
+            keeps_inputs: Whether products keep their inputs although nothing reads them, as in
+                bitsandbytes before 0.43.2 (autograd/_functions.py, pull request 1270). Memory
+                alone depends on it.
+        """
+        del keeps_inputs
+        super().__init__(machine, costs, lora_rank=lora_rank, lora_targets=lora_targets)
+
 
 def _check(rank: int, targets: str, workload: Workload | None) -> None:
     refuse_below_1("lora_rank", rank)
@@ -200,22 +223,26 @@ def _memory(case: SystemCase, *, quantises: bool) -> SystemParts:
         gradients_before=gradients if work.accumulation > 1 else 0.0,
         gradients_after=gradients,
         trains_tables=False,
-        layer_activations=_less_activations(work, rank, targets),
+        layer_activations=_less_activations(
+            work, rank, targets, keeps_inputs=bool(case.options.get("keeps_inputs"))
+        ),
     )
     return device, []
 
 
-def _less_activations(workload: Workload, rank: int, targets: str) -> float:
+def _less_activations(
+    workload: Workload, rank: int, targets: str, *, keeps_inputs: bool
+) -> float:
     """Return by how much a layer's activations differ from those of full training.
 
-    A frozen matrix without an adapter needs no input kept. An adapter keeps what is between A and
-    B.
+    A frozen matrix without an adapter needs no input, which it may keep all the same. An adapter
+    keeps what is between A and B.
     """
     layer = next(layer for layer in workload.layers if layer.attention_width)
     chosen = _matrices(layer, targets)
     between = sum(p.active for p in chosen) * rank
     spared = 0.0
-    if targets == "attention":
+    if targets == "attention" and not keeps_inputs:
         spared = workload.hidden + workload.inner_width(layer)
     return workload.tokens * workload.dtype_bytes * (between - spared)
 
