@@ -86,9 +86,9 @@ def test_activations_are_linear_in_the_layers(count):
 @pytest.mark.parametrize("count", [1, 5, 16, 20])
 @pytest.mark.parametrize("name", ["fsdp2", "lora"])
 def test_memory_is_linear_in_the_layers_beside_the_one_at_work(count, name):
-    # A fused loss, so that a device is fullest in backward.
+    # No logits, so that a device is fullest in backward.
     def activations(share):
-        work = llama(share, batch_size=16, kernels="liger")
+        work = llama(share, batch_size=16, kernels="liger", loss="classes")
         need = memory_of(work, Strategy.of(name), find_machine("dgx-a100-80", 8))
         own = {part.name: part.num_bytes for part in need.parts if part.place == "device"}
         assert need.moment == "start of backward"
@@ -98,7 +98,7 @@ def test_memory_is_linear_in_the_layers_beside_the_one_at_work(count, name):
     each = none[0] - other[0]
     assert some[0] == near(none[0] - count * each)
     assert none[1] == 0.0
-    assert some[1] == other[1] > each  # what it keeps for itself, and its input
+    assert some[1] == other[1] == near(each)  # what it keeps for itself, without its input
 
 
 def test_at_backwards_end_there_is_one_layer_that_was_recomputed():
@@ -116,7 +116,7 @@ def test_at_backwards_end_there_is_one_layer_that_was_recomputed():
 
 @pytest.mark.parametrize("count", [0, 16, 20, 32])
 def test_what_a_strategy_keeps_besides_is_of_layers_that_are_not_recomputed(count):
-    work, change = llama(count / LAYERS, kernels="liger"), 3e9
+    work, change = llama(count / LAYERS, kernels="liger", loss="classes"), 3e9
     kept = work.activations.kept_bytes()[:-1]
     for after, moment, held in (
         (0.0, "start of backward", sum(kept) + (LAYERS - count) * change),
