@@ -92,6 +92,23 @@ def test_a_loop_takes_two_tensors_as_large_as_a_devices_part_of_the_largest():
     assert optimizer_part(case, case.params / 8).num_bytes == near(2 * 4 * 32000 * 4096 / 8)
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_offload"])
+def test_embedding_and_output_layer_are_whole_throughout_or_one_of_them_at_a_time(name, prefetch):
+    work = Workload.of_config(*find_model("llama-3.1-70b"), sequence=512, checkpointing=True)
+    table, layer = work.layers[0].numel, work.layers[1].numel
+    assert table > layer
+    found = [
+        parts_of(need_of(name, work=work, prefetch=prefetch, tables_apart=apart))
+        for apart in (False, True)
+    ]
+    width = work.layers[-1].numel
+    assert found[0]["layers in use"] == near(2 * (table + width + (1 + prefetch) * layer))
+    assert found[1]["layers in use"] == near(2 * (width + prefetch * layer))
+    # Gradients of two layers that follow one another, and what stays.
+    assert found[0]["gradients"] - found[1]["gradients"] == near(2 * (2 * width - width - layer))
+
+
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("float32_reduce", [True, False])
 def test_fsdp2_holds_16_bytes_of_an_element_whatever_it_reduces(devices, float32_reduce):
