@@ -177,7 +177,7 @@ class Activations:
         ops/fused_linear_cross_entropy.py). A loss in parts holds these of one part at a time.
         """
         work = self.workload
-        logits, size = work.tokens * work.vocabulary, work.dtype_bytes
+        logits, size = float(work.tokens * work.vocabulary), work.dtype_bytes
         if work.loss == "parts":
             logits /= LOSS_PARTS
         if self._loss == "float32":

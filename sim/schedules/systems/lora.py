@@ -230,9 +230,7 @@ def _memory(case: SystemCase, *, quantises: bool) -> SystemParts:
     return device, []
 
 
-def _less_activations(
-    workload: Workload, rank: int, targets: str, *, keeps_inputs: bool
-) -> float:
+def _less_activations(workload: Workload, rank: int, targets: str, *, keeps_inputs: bool) -> float:
     """Return by how much a layer's activations differ from those of full training.
 
     A frozen matrix without an adapter needs no input, which it may keep all the same. An adapter

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -68,10 +68,10 @@ class Block(nn.Module):
         )
         k, v = (part.repeat_interleave(HEADS // GROUPS, 1) for part in (k, v))
         q, k = q * 1.5, k * 1.5  # in place of positions
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(heads.transpose(1, 2).reshape(x.shape))
         normed = self.norms[1](x)
-        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
 
 
 def torchtitans(module, x):
@@ -217,7 +217,7 @@ def test_what_has_no_such_operations_is_refused(name, settings, said):
 
 def test_adapters_refuse_it():
     machine = find_machine("dgx-a100-80", 1)
-    with pytest.raises(ConfigError, match="adapters have their own.*share of the layers"):
+    with pytest.raises(ConfigError, match=r"adapters have their own.*share of the layers"):
         Lora(Machine(machine), costs_of(llama(), machine))
     with pytest.raises(ConfigError, match="adapters have their own"):
         memory_of(llama(), Strategy.of("qlora"), machine)

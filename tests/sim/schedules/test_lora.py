@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from sim.hardware.catalog import find_machine
 from sim.machine import Machine
@@ -133,7 +133,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, b, keeps):
         ctx.tensors = (a if keeps else None, b)
-        return F.linear(a, b)
+        return functional.linear(a, b)
 
     @staticmethod
     def backward(ctx, grad):
@@ -155,7 +155,7 @@ class FeedForward(nn.Module):
     def forward(self, x):
         gate, up, down = self.matrices
         normed = x * 0.5
-        first = F.silu(Product.apply(normed, gate, self.keeps))
+        first = functional.silu(Product.apply(normed, gate, self.keeps))
         inner = first * Product.apply(normed, up, self.keeps)
         return x + Product.apply(inner, down, self.keeps)
 
