@@ -51,6 +51,7 @@ def test_the_figures_are_the_simulators():
         (["--checkpointing", "1"], 1),
         (["--checkpointing", "1/2"], 0.5),
         (["--checkpointing=18/24"], 0.75),
+        (["--checkpointing", "op"], "op"),
         (["--checkpointing", "--no-checkpointing"], 0),
         (["--no-checkpointing", "--checkpointing"], 1),
     ],

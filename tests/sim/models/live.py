@@ -33,9 +33,8 @@ class Watch(TorchDispatchMode):
     def live(self, *others):
         """Return the sizes of what is alive, but for these tensors'."""
         known = {tensor.untyped_storage()._cdata for tensor in others}
-        return [
-            size for key, (ref, size) in self._seen.items() if not ref.expired() and key not in known
-        ]  # fmt: skip
+        seen = ((key, *item) for key, item in self._seen.items() if key not in known)
+        return [size for _, reference, size in seen if not reference.expired()]
 
 
 def kept_bytes(module, *args, least=0):
