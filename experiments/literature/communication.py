@@ -25,8 +25,8 @@ COMMUNICATION_GROUPS: Mapping[str, tuple[str, str]] = {
     "fsdp-400": (
         "Llama under FSDP on 64 and 128 A100, 400 Gb/s for each host",
         "A host's eight devices share what each device has for itself in the tables above. The "
-        "network is named for 128 devices alone. One row is bound by it, the 70B with one sequence "
-        "a device: it carried a quarter more than the table says that it does.",
+        "network is named for 128 devices alone. One row is bound by it, the 70B with one "
+        "sequence a device: it carried a quarter more than the table says that it does.",
     ),
 }
 """Titles and doubts, by group. No term or figure is fitted to these rows."""
