@@ -6,10 +6,9 @@
 - `BY_OPERATION`: of every layer all but attention's output and every second product's, from the
   first one on (torchtitan, `selective_ac_option` "op": distributed/activation_checkpoint.py,
   until 2025 in parallelisms/parallelize_llama.py). Of Llama's layer these are the outputs of
-  queries' product, values', the gate's and the last one's.
-
-What is recomputed ends where nothing more is needed: PyTorch's checkpoints stop there
-(`set_checkpoint_early_stop`). A layer's last product is such a piece.
+  queries' product, values', the gate's and the last one's. Where the last one is not kept, it is
+  not computed again either: nothing needs it, and PyTorch's checkpoints stop before it
+  (`set_checkpoint_early_stop`).
 """
 
 from __future__ import annotations
