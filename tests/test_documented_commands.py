@@ -98,6 +98,8 @@ LINES = {
             Elsewhere("tests/experiments/commands/test_plan.py"),
         "zenflow simulate --model llama-2-7b --hardware dgx-a100-80 --num-gpus 1 "
         "--strategy zenflow --plot step.png": AS_IT_STANDS,
+        "zenflow sweep --model llama-3.1-8b --gpu h100 --num-gpus 8 --vary strategy=fsdp2 "
+        "--vary checkpointing=no,1/2,op,yes --out runs/recompute": AS_IT_STANDS,
         "zenflow simulate --model llama-2-7b --gpu rtx4090 --strategy qlora --lora-rank 64 "
         "--checkpointing": AS_IT_STANDS,
         "zenflow simulate --model llama-2-7b --gpu h100 --strategy adamw_8bit "

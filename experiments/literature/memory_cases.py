@@ -27,14 +27,18 @@ _LITGPT = Setup(
 def _litgpt(
     size: str, gigabytes: float | None, *, batch: int = 1, quantises: bool = False
 ) -> MemoryCase:
-    method = "qlora" if quantises else "lora"
+    method, model = "qlora" if quantises else "lora", f"llama-2-{size.lower()}"
+    setup = replace(_LITGPT, model=model, strategy=method, batch_size=batch)
+    if quantises:
+        setup = replace(setup, options={**setup.options, "keeps_inputs": True})
     return MemoryCase(
         label=f"LitGPT, {method}, Llama-2-{size}, batch {batch}",
-        setup=replace(_LITGPT, model=f"llama-2-{size.lower()}", strategy=method, batch_size=batch),
+        setup=setup,
         fits=gigabytes is not None,
         peak=None if gigabytes is None else gigabytes * _GB,
         source="Lightning-AI/litgpt, tutorials/resource-tables.md",
-        assumption="queries and values alone have adapters there; nothing recomputed",
+        assumption="queries and values alone have adapters there; nothing recomputed; "
+        "bitsandbytes 0.41, whose products keep their inputs",
     )
 
 
@@ -48,6 +52,7 @@ def _torchtune(label: str, gibibytes: float, **changes: Any) -> MemoryCase:
         sequence=2048,
         checkpointing=True,
         kernels="compiled",
+        loss="parts",
         options={"lora_rank": 8},
     )
     return MemoryCase(
@@ -56,29 +61,32 @@ def _torchtune(label: str, gibibytes: float, **changes: Any) -> MemoryCase:
         peak=gibibytes * _GIB,
         scope="reserved",
         source="pytorch/torchtune, README: memory and training speed",
-        assumption="rank 8 on all matrices of a layer, every layer recomputed; the loss in chunks",
+        assumption="rank 8 on all matrices of a layer, every layer recomputed; the loss in parts",
     )
 
 
-def _titan(label: str, gibibytes: float, hosts: int, kernels: str) -> MemoryCase:
+_TITAN = Setup(
+    model="llama-3.1-8b",
+    machine="grand-teton-h100",
+    devices=8,
+    strategy="fsdp2",
+    batch_size=2,
+    sequence=8192,
+    checkpointing="op",
+    loss="float32",
+    options={"float32_reduce": True, "optimizer": "foreach"},
+)
+
+
+def _titan(label: str, gibibytes: float, **changes: Any) -> MemoryCase:
     return MemoryCase(
         label=f"torchtitan, Llama-3.1-8B on {label}",
-        setup=Setup(
-            model="llama-3.1-8b",
-            machine="hgx-h200",
-            devices=8,
-            hosts=hosts,
-            strategy="fsdp2",
-            batch_size=2,
-            sequence=8192,
-            kernels=kernels,
-            options={"float32_reduce": True},
-        ),
+        setup=replace(_TITAN, **changes),
         peak=gibibytes * _GIB,
         scope="reserved",
         source="pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
-        assumption="devices of 96 GB, here with more; nothing recomputed, where theirs recompute "
-        "a part; weights in 16 bits with masters, where theirs are in float32",
+        assumption="8,192 tokens a sequence and recomputed by operation, the configuration's "
+        "defaults; keys and values are not repeated for each query's head, as theirs are",
     )
 
 
@@ -210,16 +218,7 @@ def _narrow(
     )
 
 
-_TITAN_70B = Setup(
-    model="llama-2-70b",
-    machine="dgx-a100-80",
-    devices=8,
-    hosts=8,
-    strategy="fsdp2",
-    batch_size=2,
-    sequence=4096,
-    options={"float32_reduce": True},
-)
+_TITAN_70B = replace(_TITAN, model="llama-2-70b", machine="dgx-a100-80", hosts=8, sequence=4096)
 _TITAN_A100 = "pytorch/torchtitan, docs/performance.md"
 
 MEMORY_CASES: tuple[MemoryCase, ...] = (
@@ -240,7 +239,7 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
         machine="dgx-a100-80",
         devices=8,
         strategy="fsdp2_offload",
-        options={"optimizer": "fused", "float32_master": False},
+        options={"optimizer": "fused", "float32_master": False, "tables_apart": True},
     ),
     _narrow("torchtune, Llama-3.2-3B on one A100, packed", 60.0 * _GIB, RECIPE, _TABLE),
     _narrow("torchtune, Llama-3.2-3B on one A100, compiled", 51.0 * _GIB,
@@ -251,10 +250,19 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
     _narrow("ViT of 1.1B on one RTX 4070 Ti SUPER", 9.82 * _GB, VIT, _LOW_BIT),
     _narrow("the same, torchao's offload, gradients too", 4.01 * _GB,
             replace(VIT, strategy="torchao_offload", options={}), _LOW_BIT),
-    _titan("8 H100", 82.4, 1, "eager"),
-    _titan("8 H100, compiled", 77.0, 1, "compiled"),
-    _titan("128 H100", 67.0, 16, "eager"),
-    _titan("128 H100, compiled", 62.0, 16, "compiled"),
+    _titan("8 H100", 82.4),
+    _titan("8 H100, compiled", 77.0, kernels="compiled"),
+    _titan("128 H100", 67.0, hosts=16),
+    _titan("128 H100, compiled", 62.0, hosts=16, kernels="compiled"),
+    MemoryCase(
+        label="torchao, Llama-3-8B on 8 H100, compiled",
+        setup=replace(_TITAN, machine="hgx-h100", batch_size=1, kernels="compiled"),
+        peak=47.65 * _GIB,
+        scope="reserved",
+        source="pytorch/ao, torchao/float8/README.md: its baseline in bfloat16",
+        assumption="GiB, which torchtitan's log has, where the page writes GB; as torchtitan's "
+        "other rows",
+    ),
     _qwen("lora, 7B, 1,024 tokens", 21.5),
     _qwen("lora, 7B, 4,096 tokens", 29.7, sequence=4096),
     _qwen("lora, 7B, 8,192 tokens", 36.6, sequence=8192),
@@ -278,14 +286,14 @@ MEMORY_CASES: tuple[MemoryCase, ...] = (
         label="torchtitan, Llama-2-70B on 64 A100, all recomputed",
         setup=replace(_TITAN_70B, checkpointing=True),
         source=_TITAN_A100,
-        assumption="weights in 16 bits with masters, where theirs are in float32",
+        assumption="sequences of 4,096 tokens",
     ),
     MemoryCase(
         label="torchtitan, Llama-2-70B on 64 A100, a part recomputed",
         setup=_TITAN_70B,
         fits=False,
         source=_TITAN_A100,
-        assumption="nothing recomputed, where theirs recompute a part",
+        assumption="sequences of 4,096 tokens; recomputed by operation",
     ),
     MemoryCase(
         label="LLaMA-Factory, Qwen1.5-7B on 8 A100 40 GB, ZeRO-2",

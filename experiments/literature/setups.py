@@ -60,7 +60,8 @@ class Setup:
     hosts: int = 1
     network: str | None = None
     """Network between the hosts; None is the machine's own."""
-    checkpointing: bool = False
+    checkpointing: float | str = False
+    """Layers that are recomputed, as `sim.models.recomputation` has them."""
     offloads_activations: bool = False
     kernels: str = "eager"
     """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""

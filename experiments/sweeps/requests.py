@@ -13,6 +13,7 @@ from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from sim.hardware.profile import HardwareProfile
+    from sim.models.recomputation import Recomputation
     from sim.models.workload import Workload
     from sim.traced.step import TracedStep
 
@@ -57,8 +58,8 @@ class Request:
     """Number of micro-batches in a step."""
     dtype: str | None = None
     """Precision of the parameters; None is bfloat16 where the device has it."""
-    checkpointing: bool = False
-    """Whether backward recomputes activations."""
+    checkpointing: Recomputation = False
+    """Share of the layers that backward recomputes, True being all of them; or by operation."""
     attention: str = "fused"
     """Kernels of attention: fused ones keep no scores, eager ones do."""
     loss: str = "tokens"

@@ -226,7 +226,7 @@ class MemoryNeed:
 def _smaller(workload: Workload) -> Iterable[tuple[str, Workload]]:
     """Yield what computes the same step in less device memory, in words and as a workload."""
     smaller, text = workload, ""
-    if not workload.checkpointing:
+    if not workload.recomputes_all:
         smaller, text = replace(workload, checkpointing=True), "activation checkpointing"
         yield text, smaller
     if workload.batch_size > 1:

@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from experiments.commands.command import given, with_flags
-from experiments.commands.flag_types import KNOWN_FILE, PATH, BatchSize, Memory
+from experiments.commands.flag_types import (
+    KNOWN_FILE,
+    PATH,
+    BatchSize,
+    Memory,
+    RecomputationFlag,
+    RecomputedLayers,
+)
 from experiments.commands.training.train_flags import given_flags, knob_flags
 from experiments.sweeps.axes import SYSTEM_OPTIONS
 from experiments.training.settings.training import DTYPES
@@ -115,9 +122,15 @@ master_flags = with_flags(
 run_flags = with_flags(
     parallel_flags,
     click.option(
-        "--checkpointing/--no-checkpointing",
+        "--checkpointing",
+        cls=RecomputationFlag,
+        type=RecomputedLayers(),
+        is_flag=False,
+        flag_value="1",
         default=False,
-        help="Whether backward recomputes a layer's activations.",
+        help="Have backward recompute layers' activations: all layers', or those of a share, "
+        "evenly spread. 1/2 is every second layer, 20/32 are 20 of 32. op: of every layer all but "
+        "attention and every second product, as torchtitan's option. --no-checkpointing: none.",
     ),
     click.option(
         "--attention",

@@ -7,7 +7,7 @@ is the device; or the host, where FSDP2's `CPUOffloadPolicy` keeps weights, grad
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import simpy
@@ -50,6 +50,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         float32_master: bool = True,
         optimizer: str | None = None,
         sync_each_batch: bool = True,
+        tables_apart: bool = False,
     ) -> None:
         """Share every layer out.
 
@@ -68,10 +69,14 @@ class FullyShardedDataParallel(AbstractSchedule):
             sync_each_batch: Whether every micro-batch's gradients are reduced. Accelerate and
                 transformers' Trainer reduce the last one's alone, unless told so by this name:
                 then whole gradients wait on every device.
+            tables_apart: Whether embedding and output layer are sharded by themselves. Else they
+                are the root's, which FSDP2 keeps whole from forward to backward: so it is where
+                `fully_shard` takes every layer, and then the model. Memory alone depends on it.
 
         Raises:
             ConfigError: An option is out of its range.
         """
+        del tables_apart
         reduce_bytes = FLOAT_BYTES if float32_reduce else costs.dtype_bytes
         costs = self._hooked(costs, reshards=reshard_after_forward, reduce_bytes=reduce_bytes)
         super().__init__(machine, costs)
@@ -161,29 +166,35 @@ def _violations(prefetch: int, optimizer: str) -> Iterator[str]:
 
 
 def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int = 1,
-                   weight_bytes: int | None = None,
+                   tables_apart: bool = False, weight_bytes: int | None = None,
                    gradient_bytes: int | None = None) -> DeviceParts:  # fmt: skip
     """Return the parts of a device that holds an equal part of every layer.
 
-    Layers in use are whole: this one, those that run ahead, and the last one, which stays from
-    forward to backward. Whole gradients are there of the layer at work and of the one before it,
-    whose reduce-scatter is under way.
+    Layers in use are whole: this one, those that run ahead, and the embedding and the output layer
+    throughout. Where these are apart, layers that follow one another are there together. Whole
+    gradients are there of the layer at work and of the one before it, whose reduce-scatter is
+    under way.
 
     Args:
         case: Workload and machine.
         more: Parts beside weights and gradients.
         reshards: Whether layers are dropped behind forward.
         prefetch: Number of layers whose all-gathers run ahead.
+        tables_apart: Whether embedding and output layer are dropped behind their use, too.
         weight_bytes: Bytes of an element of the device's part of the weights; None is the model's
             own, 0 a part that lies elsewhere.
         gradient_bytes: The same of gradients.
     """
     sizes = [float(layer.numel) for layer in case.workload.layers]
-    gathered = (1 + prefetch) * max(sizes) + sizes[-1] if reshards else case.params
+    leaving, gathered = case.in_flight, case.params
+    if reshards and tables_apart:
+        gathered = _largest_run(sizes, 1 + prefetch)
+        leaving = case.size * min(case.params, _largest_run(sizes, 2))
+    elif reshards:
+        gathered = sizes[0] + sizes[-1] + _largest_run(sizes[1:-1], 1 + prefetch)
     part = case.params / case.total
     own = case.size if weight_bytes is None else weight_bytes
     kept = (case.size if gradient_bytes is None else gradient_bytes) * part
-    leaving = case.in_flight
     is_whole = case.total == 1 and own == case.size  # then a part is the layer itself
     in_use = 0.0 if is_whole else case.size * min(case.params, gathered)
     return DeviceParts(
@@ -194,6 +205,15 @@ def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int 
         gradients_after=max(leaving, kept) if case.total == 1 else leaving + kept,
         gradients_at_step=kept,
     )
+
+
+def _largest_run(sizes: Sequence[float], count: int) -> float:
+    """Return the largest sum of so many neighbours.
+
+    >>> _largest_run([5, 1, 2, 4], 2)
+    6
+    """
+    return max((sum(sizes[first : first + count]) for first in range(len(sizes))), default=0.0)
 
 
 def _memory(case: SystemCase) -> SystemParts:
@@ -209,6 +229,7 @@ def _memory(case: SystemCase) -> SystemParts:
         Part("moments", "device", 0.0 if offload else 2.0 * width * part),
         reshards=options["reshard_after_forward"],
         prefetch=options["prefetch"],
+        tables_apart=options["tables_apart"],
         weight_bytes=0 if offload else width,
         gradient_bytes=0 if offload else width,
     )

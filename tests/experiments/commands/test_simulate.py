@@ -54,6 +54,34 @@ def test_a_process_with_one_thread_takes_longer_for_adamw_on_the_host():
     assert one == pytest.approx(moved / profile.host.core_bandwidth.value, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("flags", "share"),
+    [
+        ([], 0),
+        (["--no-checkpointing"], 0),
+        (["--checkpointing"], 1),
+        (["--checkpointing", "1"], 1),
+        (["--checkpointing", "1/2"], 0.5),
+        (["--checkpointing=18/24"], 0.75),
+        (["--checkpointing", "op"], "op"),
+        (["--checkpointing", "--no-checkpointing"], 0),
+        (["--no-checkpointing", "--checkpointing"], 1),
+    ],
+)
+def test_a_share_of_layers_is_recomputed(flags, share):
+    found = json.loads(run(*flags, *SMALL, "--json").output)
+    workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=2, checkpointing=share)
+    costs = costs_of(workload, find_machine("dgx-a100-80", 1))
+    assert found["step_seconds"] == simulate(costs, Strategy.of("zenflow")).step_seconds
+
+
+@pytest.mark.parametrize(("word", "said"), [("2", "every second one is 1/2"), ("x", "1/2")])
+def test_what_is_no_share_of_layers_is_refused(word, said):
+    done = run(*SMALL, "--checkpointing", word)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
 def test_the_text_names_step_stall_bytes_lanes_and_memory():
     done = run(*SMALL, "--strategy", "zero_offload")
     assert done.exit_code == 0

@@ -43,6 +43,15 @@ def test_decimals_are_what_they_are_written_as():
     assert parse_axis("S=1,8,2,1").values == (1, 8, 2)
 
 
+def test_a_share_of_layers_is_a_fraction_or_all_or_none():
+    found = parse_axis("checkpointing=no,1/2,20/32,0.25,op,yes").values
+    assert found == (False, 0.5, 0.625, 0.25, "op", True)
+    for words, value in (("yes 1 32/32 1.0", True), ("no 0 0/4", False)):
+        for word in words.split():
+            (only,) = parse_axis(f"checkpointing={word}").values
+            assert only is value
+
+
 def test_names_are_spelt_as_the_table_spells_them():
     assert parse_axis("gpu=RTX 4090,a100").values == ("rtx4090", "a100-80-sxm")
 
@@ -63,7 +72,10 @@ def test_names_are_spelt_as_the_table_spells_them():
         ("dram=-5", "positive"),
         ("dram=nan", "positive"),
         ("cores=2.5", "whole"),
-        ("checkpointing=perhaps", "yes or no"),
+        ("checkpointing=perhaps", "yes, no, op, or a share.*1/2"),
+        ("checkpointing=2", "every second one is 1/2"),
+        ("checkpointing=1/0", "a share"),
+        ("offload_activations=1", "yes or no"),
         ("dram=1:2", "lo:hi:step"),
         ("dram=2:1:1", "never ends"),
         ("dram=1:2:0", "never ends"),
