@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
-SPREAD = 0.28
+SPREAD = 0.21
 """Standard deviation of the factor's logarithm, from the published cases (`zenflow study
 published`)."""
 _LEAST, _MOST, _STEPS = 0.02, 1.0, 99

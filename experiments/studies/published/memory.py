@@ -14,8 +14,9 @@ from sim.memory.chance import MemoryOutcome, chance_to_fit, fit_spread
 from sim.memory.need import MemoryNeed, memory_of
 from sim.simulate import Strategy
 
-FITS_AT = 0.9
+FITS_AT = 0.95
 """Chance from which a set-up is said to fit."""
+_LESS_SURE = 0.9
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:
@@ -96,7 +97,9 @@ def about(rows: Sequence[Mapping[str, Any]]) -> str:
         "Peaks and outcomes are likeliest with a log-normal factor on what is predicted, of a "
         f"spread of {spread:.2f}. A set-up is said to fit where its chance is at least "
         f"{FITS_AT:.0%} with the spread of all others. Of {failed} that ran out of device memory "
-        f"{found[False, 'fits']} are said to fit, {found[False, 'may fit']} that they may, and "
+        f"{found[False, 'fits']} are said to fit (at {_LESS_SURE:.0%} it would be "
+        f"{sum(not row['ran'] and row['chance'] >= _LESS_SURE for row in rows)}), "
+        f"{found[False, 'may fit']} that they may, and "
         f"{found[False, 'does not fit']} that they do not. Of {ran} that ran the numbers are "
         f"{found[True, 'fits']}, {found[True, 'may fit']} and {found[True, 'does not fit']}."
     )
