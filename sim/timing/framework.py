@@ -126,13 +126,16 @@ def zero3_hooks(costs: StepCosts) -> StepCosts:
     the hooks of forward run again. Each parameter is copied out of what was gathered, and its
     gradient into the bucket, where it is divided.
     """
-    recomputes = costs.workload is not None and costs.workload.checkpointing
+    if costs.workload is None:
+        return costs
+    layers = sum(layer.attention_width > 0 for layer in costs.workload.layers)
+    redone = sum(costs.workload.recomputed()) / max(1, layers)
     gather, size = _gather_bytes(costs), costs.dtype_bytes
     return with_hooks(
         costs,
         Hooks(unit=2509e-6, parameter_kernels=1, moved=gather),
         Hooks(
-            unit=4967e-6 if recomputes else 2319e-6,
+            unit=2319e-6 + redone * (4967e-6 - 2319e-6),
             parameter_kernels=3,
             moved=gather + 4.0 * size,
         ),
