@@ -36,9 +36,23 @@ COUNTS = (1, 9, 17)
 """Parameters of a layer."""
 STEP_COUNTS = (50, 250, 450)
 """Parameters of an optimizer."""
+AROUND_LAYERS = {
+    "decoder": "FSDP2 around a Llama layer",
+    "zero3": "ZeRO-3 around a Llama layer",
+    "zero3_recomputed": "ZeRO-3 around a Llama layer that is recomputed",
+}
+"""What is measured around transformers' Llama layer, in words."""
 _LAYERS = (2, 14)
 _RANKS = 8
+_RANK = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(_RANKS), "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500", "DS_ACCELERATOR": "cpu",
+}  # fmt: skip
 _WARM_ROUNDS = 4
+_TOKENS = torch.ones(1, 8, dtype=torch.long)
+
+Seconds = Sequence[float]
+"""Seconds of forward and backward."""
 
 
 class Layer(nn.Module):
@@ -105,47 +119,75 @@ def sharded(model: nn.Module, layers: Sequence[nn.Module]) -> nn.Module:
 
 def fsdp2(repeats: int) -> dict[str, list[float]]:
     """Return what FSDP2 adds to a layer's passes: seconds, and seconds for each parameter."""
-    inputs = torch.zeros(4)
-    added: dict[str, dict[int, float]] = {"forward": {}, "backward": {}}
-    for count in COUNTS:
-        plain, hooked = (
-            _layer_passes(partial(_stack, count=count, is_sharded=is_so), inputs, repeats)
-            for is_so in (False, True)
-        )
-        for points, before, after in zip(added.values(), plain, hooked, strict=True):
-            points[count] = after - before
-    return {name: list(line(points)) for name, points in added.items()}
 
+    def read(num_layers: int, *, count: int, is_sharded: bool) -> Seconds:
+        model = nn.Sequential(*[Layer(count) for _ in range(num_layers)])
+        if is_sharded:
+            sharded(model, list(model))
+        return passes(model, torch.zeros(4), repeats)
 
-def _stack(num_layers: int, *, count: int, is_sharded: bool) -> nn.Module:
-    model = nn.Sequential(*[Layer(count) for _ in range(num_layers)])
-    return sharded(model, list(model)) if is_sharded else model
+    added = {count: _added(partial(read, count=count)) for count in COUNTS}
+    return {
+        name: list(line({count: seconds[index] for count, seconds in added.items()}))
+        for index, name in enumerate(("forward", "backward"))
+    }
 
 
 def decoder(repeats: int) -> list[float]:
     """Return what FSDP2 adds to the passes of transformers' Llama layer, of nine parameters."""
+
+    def read(num_layers: int, *, is_sharded: bool) -> Seconds:
+        model = llama(num_layers)
+        if is_sharded:
+            sharded(model, list(model.model.layers))
+        return passes(model, _TOKENS, repeats)
+
+    return _added(read)
+
+
+def zero3(repeats: int, *, recomputes: bool) -> list[float]:
+    """Return what ZeRO-3 adds to the passes of that layer: its norms stay whole, as usual ones do.
+
+    Args:
+        repeats: Number of turns.
+        recomputes: Whether backward recomputes each layer, whose hooks then run once more.
+    """
+
+    def read(num_layers: int, *, is_sharded: bool) -> Seconds:
+        model = llama(num_layers).to(torch.bfloat16)
+        if recomputes:
+            model.train()
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if not is_sharded:
+            return passes(model, _TOKENS, repeats)
+        stage = {"stage": 3, "stage3_param_persistence_threshold": 65}
+        forward, backward, _ = _median_turn(_engine(model, stage), _TOKENS, repeats)
+        return forward, backward
+
+    return _added(read)
+
+
+def llama(num_layers: int) -> Any:
+    """Return transformers' Llama of so many tiny layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    def make(num_layers: int, *, is_sharded: bool) -> nn.Module:
-        config = LlamaConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=num_layers,
-            num_attention_heads=4, num_key_value_heads=4, vocab_size=128,
-        )  # fmt: skip
-        model = LlamaForCausalLM(config)
-        return sharded(model, list(model.model.layers)) if is_sharded else model
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=num_layers,
+        num_attention_heads=4, num_key_value_heads=4, vocab_size=128,
+    )  # fmt: skip
+    model: Any = LlamaForCausalLM(config)
+    return model.eval()
 
-    inputs = torch.randint(0, 128, (1, 8))
-    plain, hooked = (
-        _layer_passes(partial(make, is_sharded=is_so), inputs, repeats) for is_so in (False, True)
-    )
+
+def _added(read: Callable[..., Seconds]) -> list[float]:
+    """Return what sharding adds to a layer's passes, from models of a few layers and of more."""
+    plain, hooked = (_of_a_layer(partial(read, is_sharded=is_so)) for is_so in (False, True))
     return [after - before for before, after in zip(plain, hooked, strict=True)]
 
 
-def _layer_passes(
-    make: Callable[[int], nn.Module], inputs: Tensor, repeats: int
-) -> tuple[float, float]:
+def _of_a_layer(read: Callable[[int], Seconds]) -> Seconds:
     """Return the seconds of one layer's forward and backward, from models of a few and of more."""
-    few, more = (passes(make(count), inputs, repeats) for count in _LAYERS)
+    few, more = (read(count) for count in _LAYERS)
     layers = _LAYERS[1] - _LAYERS[0]
     return (more[0] - few[0]) / layers, (more[1] - few[1]) / layers
 
@@ -171,30 +213,44 @@ def adamw(repeats: int) -> dict[str, list[float]]:
 
 def deepspeed(repeats: int) -> dict[str, list[float]]:
     """Return what ZeRO-2 adds to passes, and what its step takes: seconds, and for a parameter."""
-    import deepspeed as released
-
-    config = {
-        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 2, "reduce_bucket_size": 10**6},
-        "zero_allow_untested_optimizer": True, "steps_per_print": 10**9,
-    }  # fmt: skip
     inputs = torch.zeros(4, dtype=torch.bfloat16)
     points: dict[str, dict[int, float]] = {"forward": {}, "backward": {}, "step": {}}
     for count in STEP_COUNTS:
         plain = passes(Layer(count).to(torch.bfloat16), inputs, repeats)
-        model = Layer(count)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        engine, *_ = released.initialize(model=model, optimizer=optimizer, config=config)
-        turns = [_turn(engine, inputs) for _ in range(_WARM_ROUNDS + repeats)][_WARM_ROUNDS:]
-        parts = [statistics.median(part) for part in zip(*turns, strict=True)]
+        engine = _engine(Layer(count), {"stage": 2, "reduce_bucket_size": 10**6})
+        parts = _median_turn(engine, inputs, repeats)
         for name, part, before in zip(points, parts, (*plain, 0.0), strict=True):
             points[name][count] = part - before
     return {name: list(line(each)) for name, each in points.items()}
 
 
+def _engine(model: nn.Module, zero: Mapping[str, Any]) -> Any:
+    """Return DeepSpeed's engine of a model in bfloat16, with PyTorch's fused AdamW."""
+    import deepspeed as released
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+        "zero_optimization": zero, "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    return released.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def _median_turn(engine: Any, inputs: Tensor, repeats: int) -> list[float]:
+    """Return the median seconds of an engine's forward, backward and step."""
+    turns = [_turn(engine, inputs) for _ in range(_WARM_ROUNDS + repeats)][_WARM_ROUNDS:]
+    return [statistics.median(part) for part in zip(*turns, strict=True)]
+
+
 def _turn(engine: Any, inputs: Tensor) -> tuple[float, float, float]:
     losses: list[Tensor] = []
-    forward = seconds_of(lambda: losses.append(engine(inputs).sum()))
+
+    def run() -> None:
+        found = engine(inputs)
+        losses.append((found if isinstance(found, Tensor) else found.logits).sum())
+
+    forward = seconds_of(run)
     backward = seconds_of(lambda: engine.backward(losses[0]))
     return forward, backward, seconds_of(engine.step)
 
@@ -205,9 +261,10 @@ def table(found: Mapping[str, Any]) -> str:
     for framework in ("fsdp2", "adamw", "deepspeed"):
         for part, (start, each) in (found.get(framework) or {}).items():
             rows.append(f"{framework:10}{part:10}{1e6 * start:8.0f}{1e6 * each:16.1f}")
-    if found.get("decoder"):
-        forward, backward = (1e6 * each for each in found["decoder"])
-        rows.append(f"FSDP2 around a Llama layer: {forward:.0f} forward, {backward:.0f} backward")
+    for name, label in AROUND_LAYERS.items():
+        if found.get(name):
+            forward, backward = (1e6 * each for each in found[name])
+            rows.append(f"{label}: {forward:.0f} forward, {backward:.0f} backward")
     return "\n".join([f"{'':20}{'us':>8}{'us a parameter':>16}", *rows])
 
 
@@ -220,17 +277,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = {"adamw": adamw(chosen.repeats)}
     versions: dict[str, str] = {}
-    if importlib.util.find_spec("deepspeed") is not None:
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": "29500", "DS_ACCELERATOR": "cpu"}  # fmt: skip
-        os.environ.update(alone)
-        found["deepspeed"] = deepspeed(chosen.repeats)
-        versions["deepspeed"] = importlib.import_module("deepspeed").__version__
-        dist.destroy_process_group()
+    has_deepspeed, has_transformers = (
+        importlib.util.find_spec(name) is not None for name in ("deepspeed", "transformers")
+    )
+    os.environ.update(_RANK)  # as DeepSpeed wants it
     dist.init_process_group("fake", rank=0, world_size=_RANKS, store=FakeStore())
     found["fsdp2"] = fsdp2(chosen.repeats)
-    if importlib.util.find_spec("transformers") is not None:
+    if has_transformers:
         found["decoder"] = decoder(chosen.repeats)
+    if has_deepspeed:
+        found["deepspeed"] = deepspeed(chosen.repeats)
+        versions["deepspeed"] = importlib.import_module("deepspeed").__version__
+    if has_transformers and has_deepspeed:
+        for name, recomputes in (("zero3", False), ("zero3_recomputed", True)):
+            found[name] = zero3(chosen.repeats, recomputes=recomputes)
     dist.destroy_process_group()
     print(table(found))
     if chosen.out is not None:

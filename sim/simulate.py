@@ -24,7 +24,7 @@ from sim.schedules.systems.layer_streaming import MEGATRAIN, ROUNDPIPE, SLIDEFOR
 from sim.schedules.systems.lora import LORA, QLORA
 from sim.schedules.systems.on_device import PUBLISHED_ON_DEVICE
 from sim.schedules.systems.quantised_states import ADAMW_4BIT, ADAMW_8BIT
-from sim.schedules.systems.superoffload import SUPEROFFLOAD
+from sim.schedules.systems.superoffload import SUPEROFFLOAD, TORCHAO_OFFLOAD
 from sim.schedules.systems.zero_infinity import ZERO_INFINITY
 from sim.schedules.systems.zero_offload import (
     PUBLISHED_DELAYED,
@@ -49,6 +49,7 @@ SYSTEMS: Mapping[str, System] = {
         DEEP_OPTIMIZER_STATES,
         LAYER_OVERLAPPED,
         SUPEROFFLOAD,
+        TORCHAO_OFFLOAD,
         ADAMW_8BIT,
         ADAMW_4BIT,
         LORA,
@@ -186,6 +187,11 @@ class Strategy:
             raise ConfigError(
                 f"{name} has no adapters, so it does not take {', '.join(others)}: take lora or "
                 "qlora"
+            )
+        if "float32_master" in changes:
+            raise ConfigError(
+                f"{name} always has float32 masters, so it does not take float32_master: take "
+                "ddp, fsdp2, fsdp2_offload or torchao_offload"
             )
         if not reshards and parallel != "fsdp":
             raise ConfigError(

@@ -98,10 +98,18 @@ LINES = {
             Elsewhere("tests/experiments/commands/test_plan.py"),
         "zenflow simulate --model llama-2-7b --hardware dgx-a100-80 --num-gpus 1 "
         "--strategy zenflow --plot step.png": AS_IT_STANDS,
+        "zenflow sweep --model llama-3.1-8b --gpu h100 --num-gpus 8 --vary strategy=fsdp2 "
+        "--vary checkpointing=no,1/2,op,yes --out runs/recompute": AS_IT_STANDS,
         "zenflow simulate --model llama-2-7b --gpu rtx4090 --strategy qlora --lora-rank 64 "
         "--checkpointing": AS_IT_STANDS,
         "zenflow simulate --model llama-2-7b --gpu h100 --strategy adamw_8bit "
         "--offload-activations": AS_IT_STANDS,
+        "zenflow simulate --model llama-3.1-8b --gpu h100 --strategy ddp --no-float32-master "
+        "--checkpointing": AS_IT_STANDS,
+        "zenflow simulate --model llama-3.1-70b --machine dgx-a100-80 --strategy fsdp2_offload "
+        "--no-float32-master --checkpointing": AS_IT_STANDS,
+        "zenflow plan --model llama-3.1-8b --gpu rtx4090 --systems --no-float32-master":
+            Elsewhere("tests/experiments/commands/test_plan.py"),
         "zenflow plan --model llama-3.1-70b --gpu h100 --num-gpus 8 --num-hosts 2 "
         "--parallel fsdp --systems": Elsewhere("tests/experiments/commands/test_plan.py"),
         "zenflow simulate --model llama-2-7b --machine dgx-a100-80 --num-hosts 4 "

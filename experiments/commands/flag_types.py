@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.sweeps.axes import recomputation
+from zenflow.errors import ConfigError
+
 if TYPE_CHECKING:
+    from sim.models.recomputation import Recomputation
+
     FlagType = click.ParamType[Any]
 else:
     FlagType = click.ParamType  # click below 8.4 has no parameter to give
@@ -38,6 +43,34 @@ class BatchSize(FlagType):
         if found is None:
             self.fail(f"{value!r} is not two numbers of at least 1, as in 4x1024", param, ctx)
         return int(found[1]), int(found[2])
+
+
+class RecomputedLayers(FlagType):
+    """A share of the layers, as in 1/2, or op; True is all of them."""
+
+    name = "[SHARE|op]"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Recomputation:
+        """Return the share, True, False or op."""
+        if isinstance(value, float | bool):
+            return value
+        try:
+            return recomputation(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class RecomputationFlag(click.Option):
+    """``--checkpointing``, with a value or without, and ``--no-checkpointing``.
+
+    click's own pairs of flags take no value, and two options of one name share theirs.
+    """
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Add the negation as well."""
+        super().add_to_parser(parser, ctx)
+        negation = [f"--no-{name.removeprefix('--')}" for name in self.opts]
+        parser.add_option(obj=self, opts=negation, dest=self.name, action="store_const", const="0")
 
 
 class LinkRates(FlagType):

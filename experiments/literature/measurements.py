@@ -307,8 +307,6 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 )  # fmt: skip
 
 NOT_PREDICTED = (
-    "torchao's CPU offload of a ViT of 1.1B parameters (1.52 s against 1.27 s): its weights and "
-    "moments on the host have 16 bits, which no simulated strategy has.",
     "ZeRO-3 with weights alone on the host (deepspeedai/DeepSpeed #3901, 6.05 s): no simulated "
     "strategy has its states on the device then.",
     "ZeRO-Infinity's 50B on a DGX-2 (deepspeedai/DeepSpeed #1776, 298.9 s a step): where the "

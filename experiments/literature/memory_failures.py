@@ -218,7 +218,8 @@ MEMORY_FAILURES: tuple[MemoryCase, ...] = (
     _factory(
         "Llama-3-8B on 8 RTX 3090, ZeRO-3 with offload",
         "#5977",
-        "its examples' configuration",
+        "its examples' configuration; the figure is a monitor's, with what the allocator has "
+        "cached on a device that is far from full",
         fits=True,
         peak=13 * _GB,
         **_LLAMA_3,

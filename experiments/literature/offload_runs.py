@@ -20,27 +20,25 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "a800": (
         "LLaMA-7B on 8 A800, ZeRO-2 and ZeRO-3",
         "The unit of the throughput is not printed. It is sequences per second of all devices: "
-        "tokens would be too few and sequences of one device too many for the devices' peak. "
-        "ZeRO-3's passes are simulated as FSDP2's are.",
+        "tokens would be too few and sequences of one device too many for the devices' peak.",
     ),
     "titan-rtx": (
         "GPT-2 XL on 1 and 2 Titan RTX, ZeRO-3 and FSDP with offload",
         "Times are of an epoch, with its evaluation, FSDP's in hours to one or two digits. The "
         "number of sequences of the data is taken from a published log of the same script. FSDP's "
-        "rows are in float32; on the CPU they run transformers' own AdamW. The host has 60 GB "
-        "and is not named.",
+        "rows are in float32; on the CPU they run transformers' own AdamW, with two devices on "
+        "one thread each, as Accelerate's launcher is `torchrun`. The host has 60 GB and is not "
+        "named.",
     ),
     "desktop-vit": (
         "A ViT of 1.1B on one RTX 4070 Ti SUPER",
         "Llama's layers stand for the ViT's, whose attention is not causal and whose norms have "
-        "biases. Without offload weights, gradients and moments are all 16 bits. The "
-        "source calls its DeepSpeed untuned.",
+        "biases. The source calls its DeepSpeed untuned.",
     ),
     "cpu-master": (
         "FSDP2 with its optimizer on the CPU",
-        "Neither host is named. torchtune's moments and weights on the host have "
-        "16 bits. prime-rl does not say what it recomputes, nor "
-        "on how many threads AdamW runs.",
+        "Neither host is named. prime-rl does not say what it recomputes. Its AdamW has one "
+        "thread, as a later change (#3248) says of what was before it: `torchrun`'s default.",
     ),
     "fsdp-size": (
         "Llama-2-13B under FSDP with CPU offload, 2 H100 and 2 A100",
@@ -73,7 +71,7 @@ _NEO = Setup(
 _GPT_J = offloaded(
     replace(_NEO, model="gpt-j-6b", config=gpt(4096, 28, 16, words=50_400, tied=False))
 )
-_VIT = Setup(
+VIT = Setup(
     model="vit-giant-dinov2",
     config={
         "model_type": "llama",
@@ -91,6 +89,7 @@ _VIT = Setup(
     sequence=257,
     checkpointing=True,
     loss="classes",
+    options={"float32_master": False},
 )
 
 
@@ -117,7 +116,8 @@ def _vit(label: str, seconds: float, setup: Setup) -> Measurement:
         group="desktop-vit",
         source="pytorch/ao, torchao/optim/README.md and benchmarks/benchmark_low_bit_adam.py",
         assumption="timm's vit_giant_patch14_dinov2 on pictures of 224 x 224: 40 layers of width "
-        "1,536, gated, 257 tokens; every layer recomputed; DDR4-3200",
+        "1,536, gated, 257 tokens; every layer recomputed; PyTorch's fused AdamW, all in bfloat16 "
+        "but DeepSpeed's states; DDR4-3200",
     )
 
 
@@ -133,18 +133,21 @@ _A800 = Setup(
     accumulation=8,
 )
 _CKPT = replace(_A800, checkpointing=True)
+_A800_3 = replace(_A800, strategy="deepspeed_zero3", batch_size=2, accumulation=4)
+_CKPT_3 = replace(_A800_3, checkpointing=True)
 
 
 def _a800(label: str, rate: float, setup: Setup, *more: Alternative) -> Measurement:
+    sequences = setup.devices * setup.batch_size * setup.accumulation
     return Measurement(
         label=f"LLaMA-7B, {label}",
-        seconds=64 / rate,
+        seconds=sequences / rate,
         quantity="step",
         setup=setup,
         group="a800",
         source="gist chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a",
-        assumption="64 sequences of 4,096 tokens a step over eight devices; SDPA's fused kernel; "
-        "bfloat16",
+        assumption="64 sequences of 4,096 tokens a step over eight devices, or 128; SDPA's fused "
+        "kernel; bfloat16",
         alternatives=more,
     )
 
@@ -159,6 +162,7 @@ def _size(device: str, seconds: float, machine: str) -> Measurement:
         sequence=8192,
         accumulation=8,
         checkpointing=True,
+        options={"float32_master": False},
     )
     return Measurement(
         label=f"Llama-2-13B, FSDP and CPU offload, 2 {device}",
@@ -168,7 +172,8 @@ def _size(device: str, seconds: float, machine: str) -> Measurement:
         group="fsdp-size",
         source="ljm565/universal-llm-trainer, docs/gpu_test.md and its configurations",
         assumption="two of an HGX's or DGX's devices; full sequences of 8,192 tokens, SDPA's "
-        "fused kernel, every layer recomputed; gradients leave in every micro-batch",
+        "fused kernel, every layer recomputed; gradients leave in every micro-batch; on the host "
+        "all has 16 bits, in which the model is loaded",
         alternatives=(_PAGEABLE,),
     )
 
@@ -213,10 +218,15 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
           replace(_CKPT, strategy="deepspeed_zero_offload"),
           Alternative(text="copies beside backward", setup=replace(
               _CKPT, strategy="deepspeed_zero_offload", options=RELEASED))),
-    _a800("ZeRO-3, recomputed", 4.73,
-          replace(_CKPT, strategy="fsdp2", batch_size=8, accumulation=1)),
+    _a800("ZeRO-2, recomputed", 4.19, _CKPT),
+    _a800("ZeRO-2, recomputed, batch 4", 4.69, replace(_CKPT, batch_size=4, accumulation=2)),
+    _a800("ZeRO-3, batch 2", 4.95, _A800_3),
+    _a800("ZeRO-3, recomputed, batch 2", 4.45, _CKPT_3),
+    _a800("ZeRO-3, recomputed", 4.73, replace(_CKPT_3, batch_size=8, accumulation=1)),
+    _a800("ZeRO-3, recomputed, 128 sequences", 4.32,
+          replace(_CKPT_3, batch_size=8, accumulation=2)),
     _a800("ZeRO-3, recomputed, optimizer offloaded", 2.05,
-          replace(_CKPT, strategy="zero3_offload", batch_size=2, accumulation=4)),
+          replace(_CKPT_3, strategy="zero3_offload")),
     _a800("ZeRO-3, recomputed, all offloaded", 2.06,
           offloaded(replace(_CKPT, batch_size=4, accumulation=2))),
     _titan("GPT-2 XL on 1 Titan RTX, ZeRO-3 and offload", 6608.35, offloaded(_TITAN),
@@ -224,13 +234,15 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
     _titan("GPT-2 XL on 1 Titan RTX, FSDP and offload (3 h)", 3 * 3600, _FLOAT,
            "pytorch-fsdp.md", 0.95),
     _titan("GPT-2 XL on 2 Titan RTX, FSDP and offload (1.16 h)", 1.16 * 3600,
-           replace(_FLOAT, devices=2, batch_size=14), "pytorch-fsdp.md", 0.95),
+           replace(_FLOAT, devices=2, batch_size=14, host_threads=1), "pytorch-fsdp.md", 0.95),
     _titan("GPT-2 XL on 2 Titan RTX, FSDP (0.6 h)", 0.6 * 3600,
            replace(_FLOAT, devices=2, batch_size=5, strategy="fsdp2",
                    options={"optimizer": "loop"}), "pytorch-fsdp.md", 0.95),
-    _vit("ViT, no offload", 1.27, _VIT),
+    _vit("ViT, no offload", 1.27, VIT),
     _vit("ViT, DeepSpeed's ZeRO-Offload", 3.13,
-         replace(_VIT, strategy="deepspeed_zero_offload", options=RELEASED)),
+         replace(VIT, strategy="deepspeed_zero_offload", options=RELEASED)),
+    _vit("ViT, torchao's offload, gradients too", 1.53,
+         replace(VIT, strategy="torchao_offload", options={})),
     Measurement(
         label="torchtune, Llama-3.1-70B on 8 A100 (1,568 tokens/s)",
         seconds=8 * 2 * 2048 / 1568,
@@ -250,7 +262,7 @@ OFFLOAD_RUNS: tuple[Measurement, ...] = (
         quantity="step",
         setup=Setup(model="qwen3-4b", machine="rtx-pro-6000-server", devices=1,
                     strategy="published_zero_offload", batch_size=1, sequence=2048, accumulation=2,
-                    checkpointing=True),
+                    checkpointing=True, host_threads=1),
         group="cpu-master",
         source="PrimeIntellect-ai/prime-rl #3210",
         assumption="one socket of EPYC 9654; every layer recomputed; weights stay on the device, "

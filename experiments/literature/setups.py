@@ -11,6 +11,10 @@ Quantity = Literal["step", "stall", "accumulating", "boundary", "host", "compute
 update; of the host's pass; of forward and backward alone."""
 
 
+Scope = Literal["allocated", "reserved", "device"]
+"""What a peak counts: PyTorch's tensors, its allocator's blocks, or the process's bytes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
     """A step by the seconds of its phases."""
@@ -56,7 +60,8 @@ class Setup:
     hosts: int = 1
     network: str | None = None
     """Network between the hosts; None is the machine's own."""
-    checkpointing: bool = False
+    checkpointing: float | str = False
+    """Layers that are recomputed, as `sim.models.recomputation` has them."""
     offloads_activations: bool = False
     kernels: str = "eager"
     """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
@@ -69,6 +74,8 @@ class Setup:
     config: Mapping[str, Any] | None = None
     """Content of a config.json; None is the table's."""
     binds_cores: bool = True
+    host_threads: int | None = None
+    """Number of threads of each process; None is its share of the cores. torchrun's is 1."""
     launches: tuple[float, float] = (1.0, 1.0)
     """Host's time for a layer's forward and backward, over that of transformers' modules."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -114,8 +121,8 @@ class MemoryCase:
     """Whether it ran."""
     peak: float | None = None
     """Bytes of one device at its fullest; None where only the fit is published."""
-    scope: Literal["allocated", "reserved", "device"] = "allocated"
-    """Bytes that ``peak`` counts: PyTorch's tensors, its allocator's blocks, or the process's."""
+    scope: Scope = "allocated"
+    """Bytes that ``peak`` counts."""
     source: str
     assumption: str
     """What the set-up takes for granted because the source does not say it."""

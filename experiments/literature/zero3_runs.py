@@ -13,19 +13,20 @@ ZERO3_GROUPS: Mapping[str, tuple[str, str]] = {
         "Falcon-7B on 8 A100 40 GB",
         "The batch is not given, nor what is recomputed, nor the host. Llama's layers stand for "
         "Falcon's, which have one key head, no gate and one norm: the feed-forward has as many "
-        "parameters. ZeRO-3 is simulated as FSDP2 is.",
+        "parameters.",
     ),
     "gemini": (
         "GPT-2 on 1, 4 and 8 A100 40 GB, Lightning with DeepSpeed and DDP",
-        "The first two are means of three steps, with all that the first one needs. ZeRO-3 is "
-        "simulated as FSDP2 is. Automatic casts are not predicted, nor that DDP's gradients are "
-        "float32 under them. The host has 500 GB and is not named.",
+        "The first two are means of three steps, with all that the first one needs. Automatic "
+        "casts are not predicted, nor that DDP's gradients are float32 under them. The host has "
+        "500 GB and is not named.",
     ),
     "jean-zay": (
         "GPT-2 of 25B and 52B on 16 and 64 V100, ZeRO-3",
         "The source says that times vary by up to 40 % with what else the network carries. Its "
         "own all-reduces reach an eighth of a host's 400 Gb/s. For 25B the table says that all is "
-        "offloaded and the script that the optimizer is; the script is taken.",
+        "offloaded and the script that the optimizer is; the script is taken. So is its launcher, "
+        "`torch.distributed.launch`, which gives each process one thread.",
     ),
     "open-llama": (
         "LLaMA on 48 A100, DeepSpeed's stages 1 and 3",
@@ -87,7 +88,7 @@ _FALCON = Setup(
     },
     machine="dgx-a100-40",
     devices=8,
-    strategy="fsdp2",
+    strategy="deepspeed_zero3",
     batch_size=1,
     sequence=4096,
     checkpointing=True,
@@ -97,7 +98,7 @@ _GEMINI = Setup(
     config=gpt(4096, 60, 16),
     machine="dgx-a100-40",
     devices=8,
-    strategy="fsdp2",
+    strategy="deepspeed_zero3",
     batch_size=1,
     sequence=1024,
     checkpointing=True,
@@ -147,12 +148,13 @@ _JEAN_ZAY = Setup(
     machine="jean-zay-v100",
     devices=4,
     hosts=16,
-    strategy="fsdp2",
+    strategy="deepspeed_zero3",
     batch_size=8,
     sequence=1024,
     checkpointing=True,
     attention="eager",
     dtype="float16",
+    host_threads=1,
 )
 
 
@@ -180,7 +182,7 @@ def _open_llama(
     shape: tuple[int, int, int, int],
     *,
     batch: int = 12,
-    strategy: str = "fsdp2",
+    strategy: str = "deepspeed_zero3",
     recomputes: bool = True,
 ) -> Measurement:
     """Return a row of LLaMA with these width, inner width, layers and heads."""
@@ -243,7 +245,7 @@ def _azure(
             machine="dgx-a100-80",
             devices=8,
             hosts=hosts,
-            strategy="fsdp2",
+            strategy="deepspeed_zero3",
             batch_size=batch,
             sequence=sequence,
             checkpointing=True,
@@ -259,7 +261,7 @@ def _azure(
 
 ZERO3_RUNS: tuple[Measurement, ...] = (
     _falcon("FSDP", 2.93, "fsdp2"),
-    _falcon("ZeRO-3", 2.86, "fsdp2"),
+    _falcon("ZeRO-3", 2.86, "deepspeed_zero3"),
     _falcon("ZeRO-3, all offloaded", 13.70, "zero3_offload"),
     _falcon("ZeRO-2, optimizer offloaded", 9.60, "deepspeed_zero_offload"),
     _gemini(

@@ -8,6 +8,7 @@ of the update rule. Values are a list ``a,b,c`` of names or numbers; of numbers 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
 from sim.models.kernels import KERNELS
+from sim.models.recomputation import BY_OPERATION, Recomputation
 from sim.models.workload import ATTENTIONS, LOSSES
 from sim.names import fold, nearest
 from sim.timing.division import PARALLELS
@@ -97,11 +99,32 @@ def _count(word: str) -> int:
     return int(value)
 
 
-def _switch(word: str) -> bool:
+def _switch(word: str, what: str = "yes or no") -> bool:
     switches = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
     if word.casefold() not in switches:
-        raise ConfigError(f"values must be yes or no, got {word!r}")
+        raise ConfigError(f"values must be {what}, got {word!r}")
     return switches[word.casefold()]
+
+
+def recomputation(word: str) -> Recomputation:
+    """Return what is recomputed: yes or no, a share of the layers (1/2, 20/32, 0.5), or op.
+
+    All layers are True, and none is False.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if word == BY_OPERATION:
+        return word
+    number = re.fullmatch(r"(\d+\.?\d*)(?:/([1-9]\d*))?", word)
+    if number is None:
+        return _switch(word, "yes, no, op, or a share of the layers, as in 1/2 or 20/32")
+    share = float(number[1]) / int(number[2] or 1)
+    if share > 1:
+        raise ConfigError(
+            f"values must be shares of the layers, to 1, got {word!r}: every second one is 1/2"
+        )
+    return share if 0 < share < 1 else bool(share)
 
 
 def _choice(known: Iterable[str]) -> Callable[[str], str]:
@@ -180,8 +203,8 @@ def _knob(name: str) -> Callable[[str], Value]:
 
 # ---- all axes ---------------------------------------------------------------------------------
 
-LORA_OPTIONS = ("lora_rank", "lora_targets")
-"""Options of lora and qlora, which are no settings of the update rule."""
+SYSTEM_OPTIONS = ("float32_master", "lora_rank", "lora_targets")
+"""Options of other systems, which are no settings of the update rule."""
 _SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
     "full_warm_up_rounds",
@@ -239,14 +262,15 @@ KINDS: Mapping[str, AxisKind] = {
         _flag("grad_accum", _count, "micro-batches of a step"),
         _flag("dtype", _choice(DTYPES), "of parameters"),
         _flag("kernels", _choice(KERNELS), "of elementwise work: eager, liger, compiled"),
-        _flag("checkpointing", _switch, "recomputation: yes, no"),
+        _flag("checkpointing", recomputation, "layers computed again: yes, no, a share (1/2), op"),
         _flag("attention", _choice(ATTENTIONS), "kernels"),
-        _flag("loss", _choice(LOSSES), "tokens, sum of logits, classes"),
+        _flag("loss", _choice(LOSSES), "tokens, parts, float32, sum of logits, classes"),
         _flag("offload_activations", _switch, "activations on the host: yes, no"),
         _axis("strategy", "strategy", _strategy, "strategy"),
         _axis("strategy", "parallel", _choice(PARALLELS), "how devices share a model"),
         _axis("strategy", "reshard_after_forward", _switch, "of sharded weights: yes, no"),
         *_knobs(),
+        _axis("knob", "float32_master", _switch, "float32 weights beside 16-bit ones: yes, no"),
         _axis("knob", "lora_rank", _count, "rank of adapters, of lora and qlora"),
         _axis("knob", "lora_targets", _targets, "matrices with adapters: all, attention"),
         _axis("machine", "cores", _count, "cores of the whole host"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.axes import LORA_OPTIONS, Axis, AxisKind, Value
+from experiments.sweeps.axes import SYSTEM_OPTIONS, Axis, AxisKind, Value
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 
@@ -166,17 +166,20 @@ class Sweep:
     def _knobs_of(self, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
         """Return the knobs that a strategy has: baselines and other systems keep their own.
 
-        With strategies on an axis the rule's settings are those of ``zenflow*``, and those of
-        adapters ``*lora``'s; of a strategy that stands alone every setting that is given is
-        taken, or refused.
+        With strategies on an axis the rule's settings are those of ``zenflow*``, and each system
+        takes the options that it has; of a strategy that stands alone every setting that is given
+        is taken, or refused.
         """
+        from sim.simulate import SYSTEMS
+
         if not self._varies_strategies:
             return knobs
-        if name in ("lora", "qlora"):
-            return {key: value for key, value in knobs.items() if key in LORA_OPTIONS}
+        theirs = {key: value for key, value in knobs.items() if key in SYSTEM_OPTIONS}
+        if name in SYSTEMS:
+            return SYSTEMS[name].those_of(theirs)
         if name not in ("zenflow", "zenflow_paper"):
             return {}
-        return {key: value for key, value in knobs.items() if key not in LORA_OPTIONS}
+        return {key: value for key, value in knobs.items() if key not in theirs}
 
     def check(self) -> None:
         """Refuse a sweep in which no point makes sense, as the first one says why.

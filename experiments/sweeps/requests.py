@@ -13,6 +13,7 @@ from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from sim.hardware.profile import HardwareProfile
+    from sim.models.recomputation import Recomputation
     from sim.models.workload import Workload
     from sim.traced.step import TracedStep
 
@@ -39,6 +40,8 @@ class Request:
     """Host in place of the machine's own."""
     host_ram: float | None = None
     """Bytes of host memory in place of the host's own."""
+    host_threads: int | None = None
+    """Number of threads that each device's process has; None is its share of the cores."""
     link: str | None = None
     """Link to the host in place of the machine's own."""
     fabric: str | None = None
@@ -55,8 +58,8 @@ class Request:
     """Number of micro-batches in a step."""
     dtype: str | None = None
     """Precision of the parameters; None is bfloat16 where the device has it."""
-    checkpointing: bool = False
-    """Whether backward recomputes activations."""
+    checkpointing: Recomputation = False
+    """Share of the layers that backward recomputes, True being all of them; or by operation."""
     attention: str = "fused"
     """Kernels of attention: fused ones keep no scores, eager ones do."""
     loss: str = "tokens"
@@ -118,9 +121,9 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
         changes["fabric"] = find_fabric(request.fabric)
     if request.nvme is not None:
         changes["nvme"] = None if request.nvme == "none" else find_nvme(request.nvme)
-    if count is not None:
-        changes["num_devices"] = count
-    return replace(hardware, **changes) if changes else hardware, notes
+    numbers = {"num_devices": count, "host_threads": request.host_threads}
+    changes |= {name: number for name, number in numbers.items() if number is not None}
+    return replace(hardware, **changes), notes
 
 
 def _joined(hardware: HardwareProfile, request: Request) -> HardwareProfile:

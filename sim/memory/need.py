@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
+from sim.memory.chance import chance_to_fit
 from sim.memory.engine import engine_memory
 from sim.memory.engine_parts import engine_device_parts, engine_host_parts
 from sim.memory.parts import PLACES, Part, SystemCase, fullest, gib
@@ -153,6 +154,12 @@ class MemoryNeed:
         }
         return {place: (need, room) for place, (need, room) in needs.items() if need > room}
 
+    def chance(self, hardware: HardwareProfile) -> float | None:
+        """Return how likely it fits a device, as published cases say; None for a CPU."""
+        if hardware.device.is_cpu:
+            return None
+        return chance_to_fit(self.device_bytes, hardware.device.memory.value)
+
     def fits(self, hardware: HardwareProfile) -> list[Shortfall]:
         """Return what is too small on a machine, and what to change; nothing if it fits."""
         return [
@@ -219,7 +226,7 @@ class MemoryNeed:
 def _smaller(workload: Workload) -> Iterable[tuple[str, Workload]]:
     """Yield what computes the same step in less device memory, in words and as a workload."""
     smaller, text = workload, ""
-    if not workload.checkpointing:
+    if not workload.recomputes_all:
         smaller, text = replace(workload, checkpointing=True), "activation checkpointing"
         yield text, smaller
     if workload.batch_size > 1:

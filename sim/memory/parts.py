@@ -85,6 +85,16 @@ class SystemCase:
         return self.workload.dtype_bytes
 
     @property
+    def width(self) -> int:
+        """Bytes of an element of what AdamW updates: a float32 master, or the model's weight."""
+        return FLOAT_BYTES if self.options.get("float32_master", True) else self.size
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an element's optimizer state: two moments, and a master if there is one."""
+        return (3 if self.size < self.width else 2) * self.width
+
+    @property
     def params(self) -> float:
         """Number of elements of the model."""
         return float(self.workload.num_params)
@@ -177,12 +187,15 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     """
     kept = workload.activations.kept_bytes()
     away = workload.activations.leaving_bytes()
-    whole, layer = sum(kept[:-1]), max(kept[:-1], default=0.0)
+    whole, layer = sum(kept[:-1]), workload.activations.kept_at_the_end()
     buffers = Part("activation buffers", "device", ACTIVATION_BUFFERS * max(away))
     change = device.layer_activations
-    if not workload.checkpointing:  # a layer that is recomputed keeps its input in any case
-        count = sum(layer.attention_width > 0 for layer in workload.layers)
-        whole, layer = whole + count * change, layer + change
+    again = workload.recomputed()  # which keeps its input in any case
+    whole += change * sum(
+        layer.attention_width > 0 and not redone
+        for layer, redone in zip(workload.layers, again, strict=True)
+    )
+    layer += 0.0 if any(again) else change
     whole = max(0.0, whole - sum(away))
     recomputed, logits = (
         workload.activations.recomputed_bytes(),

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 
 from sim.models.families import Layer
 from sim.models.kernels import KERNELS
+from sim.models.recomputation import kept_products
 
 if TYPE_CHECKING:
     from sim.models.workload import Workload
 
+LOSS_PARTS = 8
+"""Parts of a sequence whose loss is computed one after another (torchtune's default,
+modules/loss/ce_chunked_output_loss.py)."""
 _RESIDENT_LAYERS = 2
 """Number of the last layers whose activations stay on the device: backward needs them first."""
 
@@ -33,7 +37,7 @@ class Activations:
           which fused attention does not keep: 34 bytes for each token and unit of width of a plain
           layer in 16 bits (an activation that is a ReLU keeps less).
         - Gated layers are counted likewise: see `_kept_per_token`.
-        - A layer that is recomputed keeps its input.
+        - A layer that is recomputed keeps its input, and by operation some products' outputs.
         - The embedding keeps indices; the head its norm, its product's input and what the loss
           keeps of its logits.
         - Fused kernels keep less: see `Kernels`.
@@ -44,14 +48,14 @@ class Activations:
             id(layer.parameters): self._kept_per_token(layer) for layer in work.distinct_layers
         }
         kept = []
-        for index, layer in enumerate(work.layers):
+        for index, (layer, again) in enumerate(zip(work.layers, work.recomputed(), strict=True)):
             if index == len(work.layers) - 1:
                 each = work.hidden * (self._norm_bytes(is_gated) + work.dtype_bytes)
                 each += self._kept_logit * work.vocabulary
             elif not layer.attention_width:
                 each = 8.0 + (0 if is_gated else work.hidden)
-            elif work.checkpointing:
-                each = float(work.hidden * work.dtype_bytes)
+            elif again:
+                each = work.dtype_bytes * (work.hidden + sum(self._outputs_kept(layer)))
             else:
                 each = whole[id(layer.parameters)]
             kept.append(work.tokens * each)
@@ -76,6 +80,20 @@ class Activations:
         norms = work.normed_width(layer) * self._norm_bytes(is_gated)
         kept = norms + size * (attention + feed_forward) + self._kept_scores(is_gated)
         return kept + 2.0 * width * work.dropouts[0]
+
+    def _outputs_kept(self, layer: Layer) -> tuple[float, float]:
+        """Return elements that a layer recomputed by operation keeps for each token.
+
+        Outputs of attention and of products: those that backward reads or computes on with, and
+        the last one, which it does not. Eager checkpoints keep that as well, compiled ones don't.
+        """
+        work = self.workload
+        if not work.keeps_products:
+            return 0.0, 0.0
+        read, last = kept_products(layer)
+        is_kept = last is not None and work.kernels != "compiled"
+        used = layer.attention_width + sum(p.shape[0] for p in read)
+        return float(used), float(last.shape[0]) if last is not None and is_kept else 0.0
 
     def _kept_scores(self, is_gated: bool) -> float:
         """Return the bytes of scores that eager attention keeps for each token of a layer.
@@ -126,12 +144,28 @@ class Activations:
     @property
     def _loss(self) -> str:
         work = self.workload
-        return KERNELS[work.kernels].loss if work.loss == "tokens" else work.loss
+        return KERNELS[work.kernels].loss if work.loss in ("tokens", "parts") else work.loss
 
     @property
     def chunks_logits(self) -> bool:
         """Whether the loss makes logits chunk by chunk, with its gradients at once."""
         return self._loss == "chunks"
+
+    def kept_at_the_end(self) -> float:
+        """Return what the last layer that backward comes to keeps, at its largest.
+
+        Of layers that are recomputed that is their input: `recomputed_bytes` are beside it, and
+        more together than what another layer keeps.
+        """
+        work, kept = self.workload, self.kept_bytes()[:-1]
+        again = work.recomputed()[:-1]
+        if any(again):
+            kept = [
+                size
+                for size, layer, redone in zip(kept, work.layers[:-1], again, strict=True)
+                if redone or not layer.attention_width
+            ]
+        return max(kept, default=0.0)
 
     def loss_bytes(self) -> float:
         """Return what the loss holds beside what it keeps, at its largest.
@@ -140,10 +174,12 @@ class Activations:
         and a compiled one the logits' gradient alone, in the model's type. One in chunks holds a
         chunk's logits and the gradient of the output layer's input. A chunk has about as many
         elements as that input, and its tokens are a power of two (Liger-Kernel,
-        ops/fused_linear_cross_entropy.py).
+        ops/fused_linear_cross_entropy.py). A loss in parts holds these of one part at a time.
         """
         work = self.workload
-        logits, size = work.tokens * work.vocabulary, work.dtype_bytes
+        logits, size = float(work.tokens * work.vocabulary), work.dtype_bytes
+        if work.loss == "parts":
+            logits /= LOSS_PARTS
         if self._loss == "float32":
             return 8.0 * logits
         if self._loss in ("logits", "sum"):
@@ -155,20 +191,40 @@ class Activations:
         return float(size * (chunk * work.vocabulary + work.tokens * work.hidden))
 
     def recomputed_bytes(self) -> float:
-        """Return what one layer's recomputation holds at a time; 0 without checkpointing."""
+        """Return what one layer's recomputation holds at a time, beside what the layer keeps.
+
+        0 where none is recomputed.
+        """
         work = self.workload
-        if not work.checkpointing:
+        if not any(work.recomputed()):
             return 0.0
-        inner = [layer for layer in work.distinct_layers if layer.attention_width]
-        return work.tokens * max((self._kept_per_token(layer) for layer in inner), default=0.0)
+        each = [
+            self._kept_per_token(layer) - self._there_already(layer)
+            for layer in work.distinct_layers
+            if layer.attention_width
+        ]
+        return work.tokens * max(each, default=0.0)
+
+    def _there_already(self, layer: Layer) -> float:
+        """Return the bytes for each token that a layer needs and has kept all the time.
+
+        Outputs of products, and its input where its first norm reads it in backward.
+        """
+        work = self.workload
+        needs_input = not layer.is_gated or KERNELS[work.kernels].kept_norm is not None
+        there = needs_input * work.hidden + self._outputs_kept(layer)[0]
+        return work.dtype_bytes * there
 
     def gradient_bytes(self) -> float:
         """Return what backward holds beside what was kept: activations' gradients in one layer.
 
-        Those of the feed-forward's two factors and of the residual stream.
+        Those of the feed-forward's factors and of the residual stream.
         """
         work = self.workload
-        inner = [
-            work.inner_width(layer) for layer in work.distinct_layers if layer.attention_width
+        each = [
+            work.inner_width(layer)
+            * (KERNELS[work.kernels].gate_gradients if layer.is_gated else 2.0)
+            for layer in work.distinct_layers
+            if layer.attention_width
         ]
-        return work.tokens * work.dtype_bytes * (2.0 * max(inner, default=0.0) + work.hidden)
+        return work.tokens * work.dtype_bytes * (max(each, default=0.0) + work.hidden)

@@ -32,6 +32,9 @@ class Kernels:
     """Units of a norm's width that wait for backward; None is a copy in float32, and a unit."""
     kept_gate: float
     """Units of the feed-forward's inner width that wait for backward."""
+    gate_gradients: float
+    """Units of the feed-forward's inner width that gradients take in backward beside what waits
+    for it."""
     loss: Literal["float32", "logits", "chunks"]
     """What the loss keeps of the logits: their float32 log-probabilities, themselves, or nothing
     but a chunk at a time."""
@@ -46,16 +49,17 @@ KERNELS: Mapping[str, Kernels] = {
     # Six kernels a norm: cast, square, mean, root, scale, weight. Five for each of queries and
     # keys. The loss casts logits to float32, copies the shifted ones, and takes a softmax.
     "eager": Kernels(norm=None, rotary=9, gate=5, residual=10, logit=20, logit_units=1,
-                     launches=31, kept_norm=None, kept_gate=4, loss="float32"),
+                     launches=31, kept_norm=None, kept_gate=4, gate_gradients=2, loss="float32"),
     # One kernel each for a norm, for rotary positions and for the gate (Liger-Kernel, ops/). The
     # fused loss writes a chunk's logits, reads them, and leaves their gradient in place. A norm
-    # keeps its input, the gate both of its factors beside the product.
+    # keeps its input, the gate both of its factors beside the product, and it writes their
+    # gradients over them.
     "liger": Kernels(norm=2, rotary=2, gate=3, residual=10, logit=0, logit_units=3, launches=12,
-                     kept_norm=1, kept_gate=3, loss="chunks"),
+                     kept_norm=1, kept_gate=3, gate_gradients=1, loss="chunks"),
     # A sum into the residual stream goes with the norm that reads it: two units less. The loss
     # reads logits once for the maximum and the sum, and once for its gradient: it keeps them as
     # they are, and casts nothing in memory.
     "compiled": Kernels(norm=2, rotary=2, gate=3, residual=4, logit=0, logit_units=3,
-                        launches=6, kept_norm=1, kept_gate=3, loss="logits"),
+                        launches=6, kept_norm=1, kept_gate=3, gate_gradients=2, loss="logits"),
 }  # fmt: skip
 """Elementwise kernels by name: transformers' own modules, Liger's, and torch.compile's."""

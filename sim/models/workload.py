@@ -7,19 +7,26 @@ where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.models.activations import Activations
 from sim.models.families import Layer, Parameter, dropouts_of, layers_of
 from sim.models.kernels import KERNELS, PLAIN_LAUNCHES
+from sim.models.recomputation import (
+    BY_OPERATION,
+    Recomputation,
+    products_again,
+    recomputed,
+    violations,
+)
 from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 ATTENTIONS = ("fused", "eager")
-LOSSES = ("tokens", "sum", "classes")
+LOSSES = ("tokens", "parts", "float32", "sum", "classes")
 
 _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and
@@ -70,8 +77,9 @@ class Workload:
     """Number of micro-batches of a step."""
     dtype: str = "bfloat16"
     """Type of parameters, gradients and activations."""
-    checkpointing: bool = False
-    """Whether activations within a layer are recomputed in backward."""
+    checkpointing: Recomputation = False
+    """What backward computes again (`sim.models.recomputation`): a share of the layers, evenly
+    spread, or of every layer what is cheap (`BY_OPERATION`)."""
     attention: str = "fused"
     """Kernels of attention, one of `ATTENTIONS`.
 
@@ -86,8 +94,9 @@ class Workload:
     loss: str = "tokens"
     """What follows the last layer, one of `LOSSES`.
 
-    Cross entropy of each token's logits; their sum, as benchmarks take it; or a few classes of a
-    sequence, with no output layer over the vocabulary."""
+    Cross entropy of each token's logits by `kernels`, of all of them or of one part after another;
+    by PyTorch's own in float32, where layers alone are compiled; their sum, as benchmarks take it;
+    or a few classes of a sequence, with no output layer over the vocabulary."""
     is_causal: bool = True
     """Whether a token attends to earlier ones alone."""
     dropouts: tuple[bool, bool] = (False, False)
@@ -116,6 +125,7 @@ class Workload:
             yield f"loss {unknown_name(self.loss, LOSSES)}"
         if not self.layers:
             yield "a model needs at least one layer"
+        yield from violations(self)
 
     @classmethod
     def of_config(cls, name: str, config: Mapping[str, Any], **settings: Any) -> Workload:
@@ -175,6 +185,20 @@ class Workload:
         """Bytes of its weights."""
         return self.num_params * self.dtype_bytes
 
+    @property
+    def recomputes_all(self) -> bool:
+        """Whether backward computes all of every layer again."""
+        return self.checkpointing == 1
+
+    @property
+    def keeps_products(self) -> bool:
+        """Whether layers that are recomputed keep attention's output and some products'."""
+        return self.checkpointing == BY_OPERATION
+
+    def recomputed(self) -> list[bool]:
+        """Return whether each layer is recomputed, in the order of forward."""
+        return recomputed(self.layers, self.checkpointing)
+
     def works(self) -> list[LayerWork]:
         """Return every layer's forward, in the order of forward."""
         last = len(self.layers) - 1
@@ -186,6 +210,44 @@ class Workload:
                 known[key] = self._work(layer, is_first=key[1], is_last=key[2])
             found.append(known[key])
         return found
+
+    def works_again(self) -> list[LayerWork | None]:
+        """Return what backward computes again of every layer; None where that is nothing."""
+        known: dict[int, LayerWork] = {}
+        found: list[LayerWork | None] = []
+        for layer, work, redone in zip(self.layers, self.works(), self.recomputed(), strict=True):
+            if redone and id(work) not in known:
+                known[id(work)] = self._part(layer, work) if self.keeps_products else work
+            found.append(known[id(work)] if redone else None)
+        return found
+
+    def _part(self, layer: Layer, work: LayerWork) -> LayerWork:
+        """Return what is computed again by operation: elementwise work, and some products."""
+        passes, kernels = self._elementwise(layer)
+        products = self._products([(p, p.active) for p in products_again(layer)])
+        return replace(
+            work,
+            matmul_flop=products["matmul_flop"],
+            num_matmuls=products["num_matmuls"],
+            attention_flop=0.0,
+            elementwise_bytes=products["elementwise_bytes"] + self.tokens * passes,
+            weight_bytes=products["weight_bytes"],
+            num_kernels=kernels + products["num_matmuls"],
+        )
+
+    def _products(self, products: Sequence[tuple[Parameter, float]]) -> dict[str, Any]:
+        """Return work of products with weights, by field, each for a share of the tokens.
+
+        ``elementwise_bytes`` are what they read and write beside weights.
+        """
+        tokens, size = self.tokens, self.dtype_bytes
+        touched = sum(tokens * share * (p.shape[0] + p.shape[1]) for p, share in products)
+        return {
+            "matmul_flop": sum(2.0 * tokens * share * p.numel for p, share in products),
+            "num_matmuls": len(products),
+            "elementwise_bytes": touched * size,
+            "weight_bytes": sum(p.numel * size for p, _ in products),
+        }
 
     @property
     def distinct_layers(self) -> list[Layer]:
@@ -202,8 +264,7 @@ class Workload:
         products = [(p, p.active) for p in matrices]
         if is_last and self.is_tied:  # the embedding once more
             products.append((self.layers[0].parameters[0], 1.0))
-        flop = sum(2.0 * tokens * share * p.numel for p, share in products)
-        touched = sum(tokens * share * (p.shape[0] + p.shape[1]) for p, share in products)
+        multiplied = self._products(products)
         width = layer.attention_width
         is_eager = self.attention == "eager" and width > 0
         pairs = self.batch_size * self.sequence**2
@@ -213,15 +274,15 @@ class Workload:
         logits = tokens * self.vocabulary if is_last and self.loss != "classes" else 0
         passes, kernels = self._elementwise(layer)
         return LayerWork(
-            matmul_flop=flop,
+            matmul_flop=multiplied["matmul_flop"],
             num_matmuls=len(products),
             attention_flop=4.0 * computed * width,
             # Beside what products read and write.
-            elementwise_bytes=touched * size
+            elementwise_bytes=multiplied["elementwise_bytes"]
             + tokens * passes
             + logits * self._logit_bytes
             + scores,
-            weight_bytes=sum(p.numel * size for p, _ in products),
+            weight_bytes=multiplied["weight_bytes"],
             tensor_bytes=float(tokens * self.hidden * size),
             num_kernels=kernels + len(products) + (self._score_kernels(layer) if is_eager else 0),
             keeps_scores=is_eager,
@@ -260,9 +321,9 @@ class Workload:
 
     @property
     def _logit_bytes(self) -> float:
-        kernels = KERNELS[self.kernels]
-        if self.loss != "tokens":  # a sum reads them once
+        if self.loss in ("sum", "classes"):  # a sum reads them once
             return self.dtype_bytes
+        kernels = KERNELS["eager" if self.loss == "float32" else self.kernels]
         return kernels.logit + kernels.logit_units * self.dtype_bytes
 
     def normed_width(self, layer: Layer) -> float:

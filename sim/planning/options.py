@@ -195,7 +195,7 @@ def variants(workload: Workload) -> list[tuple[Workload, tuple[str, ...]]]:
     """Return the workload, then the same step in less and less device memory, each in words."""
     changes: tuple[str, ...] = ()
     found = [(workload, changes)]
-    if not workload.checkpointing:
+    if not workload.recomputes_all:
         workload, changes = replace(workload, checkpointing=True), ("checkpointing",)
         found.append((workload, changes))
     while workload.batch_size % 2 == 0:

@@ -6,7 +6,7 @@ times are `sim.simulate`'s, memory is `sim.memory.need`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,8 @@ from sim.planning.improvements import Improvement, faster_parts, more_memory
 from sim.planning.options import Option, Planner, default_reserve
 from sim.planning.rules import EXACT
 from sim.planning.search import Search, fewer_tokens
-from sim.simulate import STRATEGIES, Strategy
+from sim.simulate import STRATEGIES, SYSTEMS, Strategy
 from sim.timing.division import Division
-from zenflow.config import PRESETS
 
 DRAWS = 100
 """Number of draws of the machine's uncertain figures for an interval."""
@@ -116,6 +115,7 @@ def plan(
     draws: int = DRAWS,
     parallel: str = "ddp",
     reshards: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Return what a machine can do for a workload.
 
@@ -129,14 +129,15 @@ def plan(
         draws: Number of draws of uncertain figures for the interval; 0 makes none.
         parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
         reshards: Whether sharded weights are dropped behind forward.
+        options: Options of other systems, of which each takes those that it has.
 
     Raises:
         ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
     """
     asked = [
-        Strategy.of(name, parallel=parallel, reshards=reshards)
-        if name in PRESETS
-        else Strategy.of(name)
+        Strategy.of(name, **SYSTEMS[name].those_of(options or {}))
+        if name in SYSTEMS
+        else Strategy.of(name, parallel=parallel, reshards=reshards)
         for name in strategies
     ]
     kept = default_reserve(hardware) if reserve is None else reserve
@@ -251,7 +252,9 @@ class _Finder:
             best = search.best(names=(name,)) or search.best(names=(name,), reserve=0.0)
             yield best or search.option(search.nearest(name))
         for system in self._systems:
-            yield search.planner.fitted(search.workload, system)
+            option = search.planner.fitted(search.workload, system)
+            given = (f"{name}={value}" for name, value in system.options.items())
+            yield replace(option, changes=(*given, *option.changes))
 
     def improvements(self, chosen: Option | None, search: Search | None) -> Iterable[Improvement]:
         """Yield changes of the machine that would help, those to make first at the front."""

@@ -48,7 +48,10 @@ def rule_of(strategy: Strategy) -> str:
     """Return a strategy's rule in words."""
     config = strategy.config
     if config is None:
-        return strategy.system.rule
+        system = strategy.system
+        if system.options(strategy.options).get("float32_master", True):
+            return system.rule
+        return f"{system.rule.removesuffix(' exactly')}, without float32 masters"
     if strategy.name == "zenflow" and not config.is_exact:
         return PRESET_RULES["zenflow_paper"].words
     return PRESET_RULES[strategy.name].words

@@ -15,6 +15,7 @@ from typing import Any
 from sim.hardware.profile import HardwareProfile
 from sim.memory.engine import EngineMemory, engine_memory
 from sim.memory.need import MemoryNeed, memory_of
+from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.estimates import estimated_seconds
 from sim.planning.options import Option, Planner
@@ -172,7 +173,7 @@ class Search:
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
-        most_k: dict[tuple[str, int, int, bool], float] = {}
+        most_k: dict[tuple[str, int, int, Recomputation], float] = {}
         least_k: dict[tuple[str, int], float] = {}
         for item in self._ordered:
             config = item.strategy.config

@@ -316,8 +316,7 @@ class System:
         Raises:
             ConfigError: The schedule has no such option.
         """
-        parameters = inspect.signature(self.schedule).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        defaults = self._defaults()
         unknown = [name for name in given if name not in defaults]
         if unknown:
             raise ConfigError(
@@ -325,6 +324,14 @@ class System:
                 f"{', '.join(defaults) or 'none'}"
             )
         return {**defaults, **given}
+
+    def those_of(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of several systems' options that this one has."""
+        return {name: value for name, value in options.items() if name in self._defaults()}
+
+    def _defaults(self) -> dict[str, Any]:
+        parameters = inspect.signature(self.schedule).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def refuse_below_1(name: str, value: int) -> None:

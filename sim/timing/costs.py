@@ -189,19 +189,32 @@ def _layers_seconds(workload: Workload, device: Device) -> list[tuple[_BothWays,
     if workload.traced is not None:
         traced = traced_seconds(workload.traced, workload, device)
         return [(seconds, (0.0, 0.0)) for seconds in traced]
-    is_compiled = workload.kernels == "compiled"
     known: dict[int, tuple[_BothWays, _BothWays]] = {}
     found = []
-    for layer, work in zip(workload.layers, workload.works(), strict=True):
-        if id(work) not in known:  # layers that are alike have the same one
-            seconds = layer_seconds(work, device, workload.dtype, is_compiled=is_compiled)
-            known[id(work)] = seconds, launch_seconds(work, device, is_compiled=is_compiled)
-        seconds, launching = known[id(work)]
-        if workload.checkpointing and layer.attention_width:
-            seconds = seconds[0], seconds[1] + seconds[0]
-            launching = launching[0], launching[1] + launching[0]
+    for work, again in zip(workload.works(), workload.works_again(), strict=True):
+        seconds, launching = _both(work, workload, device, known)
+        if again is not None:
+            more, launched = _both(again, workload, device, known)
+            seconds = seconds[0], seconds[1] + more[0]
+            launching = launching[0], launching[1] + launched[0]
         found.append((seconds, launching))
     return found
+
+
+def _both(
+    work: LayerWork,
+    workload: Workload,
+    device: Device,
+    known: dict[int, tuple[_BothWays, _BothWays]],
+) -> tuple[_BothWays, _BothWays]:
+    """Return a work's seconds and launches; layers that are alike have the same work."""
+    if id(work) not in known:
+        is_compiled = workload.kernels == "compiled"
+        known[id(work)] = (
+            layer_seconds(work, device, workload.dtype, is_compiled=is_compiled),
+            launch_seconds(work, device, is_compiled=is_compiled),
+        )
+    return known[id(work)]
 
 
 def layer_seconds(

@@ -1,8 +1,9 @@
 """Framework: what PyTorch's and DeepSpeed's own code takes around layers and optimizer steps.
 
 - Seconds of the host were measured by ``benchmarks/framework_hooks.py``, with tiny parameters on a
-  CPU and collectives that do nothing (record 2026-11-25_framework-hooks_intel-r-xeon-r-processor).
-  None comes from the time of a training step.
+  CPU and collectives that do nothing (records 2026-11-25_framework-hooks_intel-r-xeon-r-processor
+  and, for ZeRO-3, 2026-11-25_framework-hooks_amd-epyc). None comes from the time of a training
+  step.
 - Kernels and bytes are counted in the code: torch 2.13 (torch/distributed/fsdp/_fully_shard,
   torch/csrc/distributed/c10d/reducer.cpp, torch/optim/adam.py), DeepSpeed 0.19.6
   (deepspeed/runtime/zero/stage_1_and_2.py).
@@ -104,12 +105,41 @@ def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepC
     devices, size = costs.hardware.total_devices, costs.dtype_bytes
     if devices == 1:
         return costs
-    gather = 2.0 * size * (1.0 + 1.0 / devices)
+    gather = _gather_bytes(costs)
     again = gather if reshards else 0.0
     return with_hooks(
         costs,
         Hooks(unit=919e-6, parameter=11.8e-6, unit_kernels=3, moved=gather),
         Hooks(unit=1114e-6, parameter=26.5e-6, unit_kernels=6, moved=again + size + reduce_bytes),
+    )
+
+
+def _gather_bytes(costs: StepCosts) -> float:
+    """Return the bytes of copies into and out of an all-gather, for each element."""
+    return 2.0 * costs.dtype_bytes * (1.0 + 1.0 / costs.hardware.total_devices)
+
+
+def zero3_hooks(costs: StepCosts) -> StepCosts:
+    """Return the costs of layers under DeepSpeed's ZeRO-3, whose modules have hooks each.
+
+    A module's hooks fetch its parameters, look for those of the next ones and release them, on one
+    device too. The seconds are those of transformers' Llama layer. In a layer that is recomputed
+    the hooks of forward run again. Each parameter is copied out of what was gathered, and its
+    gradient into the bucket, where it is divided.
+    """
+    if costs.workload is None:
+        return costs
+    layers = sum(layer.attention_width > 0 for layer in costs.workload.layers)
+    redone = sum(costs.workload.recomputed()) / max(1, layers)
+    gather, size = _gather_bytes(costs), costs.dtype_bytes
+    return with_hooks(
+        costs,
+        Hooks(unit=2509e-6, parameter_kernels=1, moved=gather),
+        Hooks(
+            unit=2319e-6 + redone * (4967e-6 - 2319e-6),
+            parameter_kernels=3,
+            moved=gather + 4.0 * size,
+        ),
     )
 
 
@@ -171,10 +201,14 @@ def norm_bytes(size: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKernels:
-    """How PyTorch's AdamW updates float32 parameters."""
+    """How PyTorch's AdamW updates parameters.
+
+    Bytes are those of float32; of a narrower type they are fewer in proportion, as gradients,
+    moments and temporaries have the parameters' type.
+    """
 
     moved: float
-    """Bytes of device memory for each element."""
+    """Bytes of memory for each element in float32."""
     parameter: float
     """Seconds of the host for each parameter."""
     kernels: int
@@ -182,7 +216,7 @@ class OptimizerKernels:
     is_chunked: bool = True
     """Whether one kernel takes many parameters."""
     temporaries: int = 0
-    """Number of float32 tensors that it makes as large as those it updates at a time."""
+    """Number of tensors that it makes as large as those it updates at a time."""
 
 
 OPTIMIZERS: Mapping[str, OptimizerKernels] = {
@@ -201,6 +235,8 @@ OPTIMIZERS: Mapping[str, OptimizerKernels] = {
 
 DeepSpeed's own Adam is a fused one, but it takes PyTorch's from a training loop that makes it."""
 
+_FLOAT = 4
+"""Bytes of an element whose AdamW moves what `OPTIMIZERS` says."""
 _CHUNK = 320 * 65536
 """Elements of one multi-tensor kernel: 320 blocks of 65,536 (ATen, MultiTensorApply.cuh)."""
 _CHUNK_PARAMETERS = 36
@@ -218,28 +254,30 @@ def optimizer_kernels(name: str) -> OptimizerKernels:
     return OPTIMIZERS[name]
 
 
-def optimizer_temporaries(name: str, elements: float, largest: float) -> float:
+def optimizer_temporaries(name: str, elements: float, largest: float, width: int) -> float:
     """Return the bytes of device memory that AdamW takes for a while.
 
     Args:
         name: Key of `OPTIMIZERS`.
         elements: Number of elements that a device updates.
         largest: Number of elements of the largest tensor of them.
+        width: Bytes of an element of the parameters that it updates.
 
     Raises:
         ConfigError: There is no such implementation.
     """
     kernels = optimizer_kernels(name)
-    return 4.0 * kernels.temporaries * (elements if kernels.is_chunked else largest)
+    return 1.0 * width * kernels.temporaries * (elements if kernels.is_chunked else largest)
 
 
-def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
+def optimizer_seconds(costs: StepCosts, name: str, devices: int, width: int) -> float:
     """Return the seconds of AdamW over an equal part of the model, or of each of its parameters.
 
     Args:
         costs: Of one step.
         name: Key of `OPTIMIZERS`.
         devices: Devices that share the elements; every one visits all parameters.
+        width: Bytes of an element of the parameters that it updates.
 
     Raises:
         ConfigError: There is no such implementation.
@@ -247,7 +285,7 @@ def optimizer_seconds(costs: StepCosts, name: str, devices: int) -> float:
     kernels, device = optimizer_kernels(name), costs.hardware.device
     elements = costs.num_params / devices
     fused = elements / costs.hardware.overheads.device_update.value
-    seconds = fused * kernels.moved / OPTIMIZERS["fused"].moved
+    seconds = fused * kernels.moved / OPTIMIZERS["fused"].moved * width / _FLOAT
     if not is_added(costs):
         return seconds
     count = sum(segment.num_parameters for segment in costs.segments)

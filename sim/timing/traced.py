@@ -79,10 +79,11 @@ def traced_seconds(
         factors.other * _ratio(works, seen, "elementwise_bytes"),
     )
     forward, backward = step.forward, step.backward
-    if workload.checkpointing and not step.recomputes:
-        backward = backward + forward
-    elif step.recomputes and not workload.checkpointing:
-        backward = backward * _WITHOUT_AGAIN
+    share = float(workload.checkpointing)  # what is no share is no workload with a trace
+    if step.recomputes:
+        backward = backward * (_WITHOUT_AGAIN + share * (1.0 - _WITHOUT_AGAIN))
+    elif share:
+        backward = backward + forward * share
     first, second = _shares(forward, works), _shares(backward, works)
     walls = _wall(forward, factors), _wall(backward, factors)
     return [(walls[0] * f, walls[1] * b) for f, b in zip(first, second, strict=True)]

@@ -671,6 +671,25 @@ LOGS = [
  22.6- 23.6 h2d params 2
 """,
     ),
+    # 16 bits both ways, and 14 bytes of DRAM for each of the host's elements. Copies up stand
+    # behind the last copy down.
+    (
+        "torchao_offload", {}, 1, 1, 1,
+        """
+  0.0-  1.0 device forward 1
+  1.0-  2.0 device forward 1
+  2.0-  4.0 device backward 1
+  4.0-  6.0 device backward 1
+  4.0-  5.0 d2h grads 1
+  5.0-  6.4 host adam 1
+  6.0-  8.4 device stall:host 1
+  6.0-  7.0 d2h grads 1
+  7.0-  8.0 h2d params 1
+  7.0-  8.4 host adam 1
+  8.4-  9.4 device stall:h2d 1
+  8.4-  9.4 h2d params 1
+""",
+    ),
     # With clipping nothing starts before backward has ended, and the buckets go in turn.
     (
         "superoffload", {"ratio": 0.75, "clipping": True}, 1, 2, 1,
@@ -714,7 +733,7 @@ LOGS = [
 """,
     ),
     (
-        "adamw_8bit", {"master": True}, 2, 2, 1,
+        "adamw_8bit", {"float32_master": True}, 2, 2, 1,
         """
   0.0-  1.0 device forward 2
   1.0-  2.0 device forward 2

@@ -216,6 +216,39 @@ def test_all_reduces_of_ddp_run_behind_backward_but_for_the_last():
     assert step(found, "ddp", bucket_bytes=MODEL) == near(10 + 20 + 2 * 1.0 + 6)
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(("optimizer", "moved"), [("fused", 28), ("foreach", 80), ("loop", 80)])
+def test_adamw_in_the_models_type_moves_half(name, optimizer, moved):
+    devices = 2 if name == "fsdp2" else 1  # which update a half each
+    wide, narrow = (
+        predict(costs(devices, on_device=6.0), name, optimizer=optimizer, float32_master=is_wide)
+        for is_wide in (True, False)
+    )
+    assert wide.update_seconds == near(6 / devices * moved / 28)
+    assert narrow.update_seconds == near(3 / devices * moved / 28)
+
+
+def test_deepspeed_has_masters_whatever_it_offloads():
+    found = costs(2, on_device=6.0)
+    assert predict(found, "deepspeed_zero3").update_seconds == near(3)
+
+
+def test_adamw_on_few_cores_is_bound_by_its_arithmetic_in_16_bits_alone():
+    # A device's half: 7 bytes of an element in 14 s, and in 7 s without masters.
+    found = costs(2, update=28.0)
+    threads = found.hardware.threads_per_device
+    for seconds in (6.0, 10.0):
+        slow = found.hardware.with_values({"host.core_update": PARAMS / 2 / seconds / threads})
+        held = replace(found, hardware=slow)
+        busy = {
+            is_wide: predict(
+                held, "fsdp2_offload", optimizer="fused", float32_master=is_wide
+            ).busy_seconds["host"]
+            for is_wide in (True, False)
+        }
+        assert busy == {True: near(14), False: near(max(7, seconds))}
+
+
 @pytest.fixture
 def small_buckets(monkeypatch):
     """Let each layer be a bucket of DDP."""
@@ -464,9 +497,9 @@ def test_devices_and_hosts_hold_a_model_and_its_states_once(name, devices, hosts
         assert total * device["weights"] == near(2 * work.num_params)
     assert held == near(STATE_BYTES * work.num_params)
     layer = max(item.numel for item in work.layers)
-    last = work.layers[-1].numel
+    tables = work.layers[0].numel + work.layers[-1].numel
     if name != "zero3_offload":  # it keeps what backward uses again soon
-        assert device["layers in use"] == near(2 * (2 * layer + last))
+        assert device["layers in use"] == near(2 * (2 * layer + tables))
     assert host["processes"] == near(devices * PROCESS_BYTES)
 
 

@@ -28,17 +28,20 @@ OPTIONS = {
     "deep_optimizer_states": {
         "subgroup": st.sampled_from([300, 5000]), "stride": st.none() | COUNTS,
     },
-    "superoffload": {"ratio": SHARES, "clipping": st.booleans()},
+    "superoffload": {
+        "ratio": SHARES, "clipping": st.booleans(), "float32_master": st.booleans(),
+        "one_stream": st.booleans(),
+    },
     "zenflow": {
         "topk_ratio": SHARES, "update_interval": COUNTS, "overlap_step": st.booleans(),
         "queue_depth": st.none() | COUNTS,
     },
     "zenflow_paper": {"topk_ratio": SHARES, "update_interval": COUNTS},
-    "ddp": {"bucket_bytes": st.sampled_from([1, 1000])},
+    "ddp": {"bucket_bytes": st.sampled_from([1, 1000]), "float32_master": st.booleans()},
     "fsdp2": {
         "reshard_after_forward": st.booleans(),
         "prefetch": st.integers(0, 3), "offload": st.sampled_from(["none", "optimizer", "all"]),
-        "float32_reduce": st.booleans(),
+        "float32_reduce": st.booleans(), "float32_master": st.booleans(),
     },
 }  # fmt: skip
 ENGINE = {"min_split_elements": 500}

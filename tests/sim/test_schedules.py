@@ -237,6 +237,20 @@ def test_superoffload_hides_all_but_the_last_bucket():
     assert step(found, "superoffload", ratio=1.0) == near(10 + 20 + (4 + 8 + 4) / 10)
 
 
+def test_what_has_16_bits_takes_half_of_superoffloads_copies_and_of_its_updates():
+    found = costs(d2h=2.0, update=8.0, h2d=2.0)
+    narrow = step(found, "superoffload", ratio=1.0, float32_master=False)
+    # Floats take 0.4 s of a layer's copies, and 0.8 s of its update.
+    assert narrow == near(10 + 20 + (2 + 4 + 2) / 10)
+    on_device = costs(d2h=2.0, update=8.0, h2d=2.0, on_device=6.0)
+    assert step(on_device, "superoffload", ratio=0.0, float32_master=False) == near(10 + 20 + 3)
+
+
+def test_torchaos_copies_up_stand_behind_all_copies_down():
+    found = costs(d2h=2.0, update=8.0, h2d=2.0)
+    assert step(found, "torchao_offload") == near(10 + 20 + 2 / 10 + 2)
+
+
 def test_superoffload_with_a_share_on_the_device_needs_no_copy_at_the_end():
     # Half of the update on the device: 3 s of 6; the host has done the last five layers by then.
     found = costs(d2h=2.0, update=8.0, h2d=2.0, on_device=6.0)
@@ -442,6 +456,7 @@ BYTES = [
     ("layer_overlapped", {}, 1.0, 1.0),
     ("superoffload", {}, 1.8, 1.8),
     ("superoffload", {"ratio": 0.5, "clipping": True}, 1.0, 1.0),
+    ("torchao_offload", {}, 1.0, 1.0),
     ("adamw_8bit", {}, 0.0, 0.0),
     ("lora", {}, 0.0, 0.0),
 ]

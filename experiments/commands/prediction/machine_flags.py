@@ -7,9 +7,16 @@ from typing import Any
 import click
 
 from experiments.commands.command import given, with_flags
-from experiments.commands.flag_types import KNOWN_FILE, PATH, BatchSize, Memory
+from experiments.commands.flag_types import (
+    KNOWN_FILE,
+    PATH,
+    BatchSize,
+    Memory,
+    RecomputationFlag,
+    RecomputedLayers,
+)
 from experiments.commands.training.train_flags import given_flags, knob_flags
-from experiments.sweeps.axes import LORA_OPTIONS
+from experiments.sweeps.axes import SYSTEM_OPTIONS
 from experiments.training.settings.training import DTYPES
 from sim.models.kernels import KERNELS
 from sim.models.workload import ATTENTIONS, LOSSES
@@ -37,6 +44,12 @@ simulation_flags = with_flags(
     ),
     click.option("--host", help="Host by name, such as 2x-epyc-7742."),
     click.option("--host-ram", type=Memory(), help="Host memory in GiB."),
+    click.option(
+        "--host-threads",
+        type=click.IntRange(min=1),
+        help="Threads of each device's process; default: its share of the cores. `torchrun` "
+        "gives PyTorch and DeepSpeed 1, unless OMP_NUM_THREADS says more.",
+    ),
     click.option("--link", help="Link to the host by name, such as pcie4-x16."),
     click.option("--fabric", help="Fabric between devices by name, such as nvlink4."),
     click.option("--network", help="Network between hosts by name, such as 8x-infiniband-ndr."),
@@ -95,12 +108,29 @@ compute_flags = with_flags(
 )
 """Flags of how forward and backward compute, modelled or traced."""
 
+master_flags = with_flags(
+    click.option(
+        "--float32-master/--no-float32-master",
+        default=None,
+        help="Whether other systems' AdamW has float32 weights beside 16-bit ones. Without, all "
+        "of it has 16 bits, as in pure bfloat16 training; of ddp, fsdp2, fsdp2_offload, "
+        "superoffload, adamw_8bit and adamw_4bit.  [default: each system's own]",
+    ),
+)
+"""Flag of what other systems' AdamW updates."""
+
 run_flags = with_flags(
     parallel_flags,
     click.option(
-        "--checkpointing/--no-checkpointing",
+        "--checkpointing",
+        cls=RecomputationFlag,
+        type=RecomputedLayers(),
+        is_flag=False,
+        flag_value="1",
         default=False,
-        help="Whether backward recomputes a layer's activations.",
+        help="Have backward recompute layers' activations: all layers', or those of a share, "
+        "evenly spread. 1/2 is every second layer, 20/32 are 20 of 32. op: of every layer all but "
+        "attention and every second product, as torchtitan's option. --no-checkpointing: none.",
     ),
     click.option(
         "--attention",
@@ -132,6 +162,7 @@ run_flags = with_flags(
         help="Matrices that get adapters, of lora and qlora: all of a layer, or attention's.  "
         "[default: all]",
     ),
+    master_flags,
     knob_flags,
     click.option(
         "--gradients",
@@ -145,6 +176,9 @@ run_flags = with_flags(
 
 def strategy_options(context: click.Context) -> dict[str, Any]:
     """Return the knobs and options of a strategy that stand on the command line."""
-    own = given(context)
-    adapters = {name: value for name, value in own.items() if name in LORA_OPTIONS}
-    return {**given_flags(context)[1], **adapters}
+    return {**given_flags(context)[1], **system_options(context)}
+
+
+def system_options(context: click.Context) -> dict[str, Any]:
+    """Return the options of other systems that stand on the command line."""
+    return {name: value for name, value in given(context).items() if name in SYSTEM_OPTIONS}

@@ -11,8 +11,10 @@ from experiments.commands.command import Command, given
 from experiments.commands.flag_types import Count, Memory
 from experiments.commands.prediction.machine_flags import (
     compute_flags,
+    master_flags,
     parallel_flags,
     simulation_flags,
+    system_options,
 )
 from experiments.output.files import strict
 from experiments.sweeps.requests import (
@@ -22,6 +24,7 @@ from experiments.sweeps.requests import (
     notes_on_trace,
     workload_of,
 )
+from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from sim.planning.plan import Plan
@@ -49,6 +52,7 @@ _FILE_WIDTH = 120
 @click.option("--draws", type=click.IntRange(min=0), default=100, show_default=True,
               help="Draws of uncertain figures; 0: no interval.")  # fmt: skip
 @click.option("--systems", is_flag=True, help="Show other systems too, which don't run here.")
+@master_flags
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no text.")
 @click.pass_context
 def plan_command(context: click.Context, /, **flags: Any) -> None:
@@ -64,6 +68,9 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
 
+    options = system_options(context)
+    if options and not flags["systems"]:
+        raise ConfigError("--float32-master is about other systems: give --systems as well")
     request = as_traced(Request.of(flags), given(context))
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
@@ -77,6 +84,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
         draws=flags["draws"],
         parallel=flags["parallel"],
         reshards=flags["reshard_after_forward"],
+        options=options,
     )
     wishes = Wishes(
         model=flags["model"],

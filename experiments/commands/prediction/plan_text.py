@@ -219,7 +219,8 @@ def _used(plan: Plan, option: Option) -> str:
     host = f"{gib(need.host_bytes)} of {gib(hardware.host.dram_bytes.value)} on the host"
     if hardware.device.is_cpu:
         return host
-    return f"{gib(need.device_bytes)} of {gib(hardware.device.memory.value)} on the device, {host}"
+    device = f"{gib(need.device_bytes)} of {gib(hardware.device.memory.value)} on the device"
+    return f"{device} (it fits with a chance of {need.chance(hardware):.0%}), {host}"
 
 
 def _fewer(plan: Plan) -> Iterator[str]:

@@ -158,6 +158,7 @@ def _record(
         "notes": notes_on_trace(workload, hardware),
         "drivers": [] if interval is None else [list(item) for item in interval.drivers],
         "memory": memory.to_dict(),
+        "chance_to_fit": memory.chance(hardware),
         "shortfalls": [str(item) for item in memory.fits(hardware)],
     }
 
@@ -199,6 +200,8 @@ def _text(
         for lane, seconds in prediction.busy_seconds.items()
     ]
     lines += _memory_lines(memory)
+    if (chance := memory.chance(hardware)) is not None:
+        lines.append(f"memory   fits the device with a chance of {chance:.0%}")
     lines += [f"does not fit: {item}" for item in memory.fits(hardware)]
     return "\n".join(lines)
 

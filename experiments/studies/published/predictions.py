@@ -72,6 +72,7 @@ def hardware_of(setup: AnySetup) -> HardwareProfile:
             setup.machine, setup.devices, num_hosts=setup.hosts, network=setup.network
         )
         profile = profile.with_values(_launches(profile, *setup.launches))
+        profile = replace(profile, host_threads=setup.host_threads)
     return replace(profile, binds_cores=setup.binds_cores)
 
 

@@ -14,6 +14,7 @@ from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.literature.measurements import BLIND_GROUPS, GROUPS, MEASUREMENTS
 from experiments.literature.setups import AnySetup, Measurement, Quantity
+from experiments.literature.unstated import UNSTATED
 from experiments.studies.published.memory import about, memory_table, predict_memory
 from experiments.studies.published.predictions import (
     at_roofline,
@@ -138,11 +139,18 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
 
 
 def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return absolute errors: of each regime, of all but given phases, of rows entered blind."""
+    """Return absolute errors: of each regime, of all but given phases, and of parts of these.
+
+    Parts are rows entered blind, and rows whose sources state all that a prediction needs.
+    """
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
     chosen = {name: [row for row in rows if row["regime"] == name] for name in regimes}
-    chosen["all but the first"] = [row for row in rows if row["regime"] != regimes[0]]
-    chosen["of these, entered blind"] = [row for row in rows if row["group"] in BLIND_GROUPS]
+    counted = [row for row in rows if row["regime"] != regimes[0]]
+    stated = [row for row in counted if row["group"] not in UNSTATED]
+    chosen["all but the first"] = counted
+    chosen["of these, entered blind"] = _blind(counted)
+    chosen["of these, all stated"] = stated
+    chosen["of these, all stated and entered blind"] = _blind(stated)
     found = []
     for name, own in chosen.items():
         if not own:
@@ -158,6 +166,10 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _blind(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["group"] in BLIND_GROUPS]
 
 
 REGIMES = (

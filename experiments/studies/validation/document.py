@@ -18,6 +18,7 @@ from experiments.lab.columns import Column, Table, markdown
 from experiments.lab.page import FORMER
 from experiments.lab.record import Record, committed, put
 from experiments.literature.measurements import GROUPS, NOT_PREDICTED
+from experiments.literature.unstated import UNSTATED
 from experiments.output.files import write_text
 from experiments.output.provenance import RESULTS
 from experiments.studies.published.memory import MEMORY_COLUMNS, about
@@ -36,6 +37,12 @@ _NO_GPU = """\
 No record yet: [limits](limits.md#what-has-been-tried-on-a-gpu) tells what the first calibration \
 missed. Figures for GPUs are the table's, and the first section is all there is to check them \
 with."""
+
+_STATED = """\
+*All stated* are rows whose source says all that a prediction needs, as whoever predicts a run of \
+their own knows it: device, host where it counts, network, batch, what is recomputed, and what \
+the figure is of. What other sources leave open stands with their group. What the model leaves \
+out is no such reason."""
 
 _RANKS = """\
 Each rank has its share of the cores, a link of its own and its share of every batch. Predictions \
@@ -123,16 +130,24 @@ def _published(found: Record | None) -> list[str]:
     ]
     lines += ["", "### Absolute errors by regime", ""]
     lines += markdown(Table(columns=REGIMES, rows=errors_by_regime(rows)))
+    lines += ["", _STATED]
     for group, (title, unknown) in GROUPS.items():
         chosen = [row for row in rows if row["group"] == group]
         if chosen:
             lines += ["", f"### {title}", "", *_group(chosen, sources), "", unknown]
+            lines += _open(group)
             lines += _missed([row for row in chosen if abs(row["error"]) > AIM])
     lines += ["", "### Memory", "", *_memory(record["memory"])] if "memory" in record else []
     lines += ["", "### Sources", ""]
     lines += [f"{number}. {text}" for number, text in enumerate(sources, 1)]
     lines += ["", "Not predicted:", ""]
     return lines + [f"- {text}" for text in NOT_PREDICTED]
+
+
+def _open(group: str) -> list[str]:
+    """Return what a group's sources leave open, if there is anything."""
+    names = UNSTATED.get(group)
+    return ["", f"Open: {', '.join(names)}."] if names else []
 
 
 def _memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,13 +7,7 @@ from dataclasses import replace
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import (
-    FLOAT_BYTES,
-    STATE_BYTES,
-    Part,
-    SystemCase,
-    SystemParts,
-)
+from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.parallel.optimizer_memory import optimizer_part
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts
@@ -60,14 +54,17 @@ class DistributedDataParallel(AbstractSchedule):
         *,
         bucket_bytes: int = BUCKET_BYTES,
         optimizer: str = "fused",
+        float32_master: bool = True,
     ) -> None:
-        """Take DDP's bucket size and the optimizer's kernels.
+        """Take DDP's bucket size, the optimizer's kernels and its type.
 
         Args:
             machine: What it runs on.
             costs: Of one step of the model.
             bucket_bytes: Bytes of gradients that are reduced together; DDP's default.
             optimizer: Implementation of AdamW, a key of `sim.timing.framework.OPTIMIZERS`.
+            float32_master: Whether there are weights and moments in float32; without, AdamW
+                updates the model's weights, with moments of their type.
 
         Raises:
             ConfigError: The size is below 1, or there is no such implementation.
@@ -75,7 +72,9 @@ class DistributedDataParallel(AbstractSchedule):
         super().__init__(machine, ddp_hooks(costs))
         refuse_below_1("bucket_bytes", bucket_bytes)
         self._buckets = buckets_of(costs, bucket_bytes)
-        self._update_seconds = optimizer_seconds(costs, optimizer, 1)
+        self._update_seconds = optimizer_seconds(
+            costs, optimizer, 1, FLOAT_BYTES if float32_master else costs.dtype_bytes
+        )
 
     def _step(self, step: int) -> Step:
         machine = self.machine
@@ -106,8 +105,7 @@ class DistributedDataParallel(AbstractSchedule):
 
 def _memory(case: SystemCase) -> SystemParts:
     """Return whole states, gradients a second time in DDP's buckets, and what AdamW takes."""
-    state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
-    own = Part("optimizer state", "device", state * case.params)
+    own = Part("optimizer state", "device", case.state_bytes * case.params)
     whole = case.size * case.params
     buckets = Part("reduction buckets", "device", whole if case.total > 1 else 0.0)
     device = case.device(own, buckets, after=whole)

@@ -1,6 +1,6 @@
 """ZeRO stage 3 as released: DeepSpeed 0.19, stage3.py, partitioned_param_coordinator.py.
 
-Its passes are simulated as FSDP2's, with FSDP2's hooks. Copies, step and memory are its own.
+Its passes are simulated as FSDP2's. Hooks, copies, step and memory are its own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sim.schedules.parallel.fsdp import FullyShardedDataParallel
 from sim.schedules.schedule import System, refuse_below_1
 from sim.schedules.systems.deepspeed_zero_offload import RELEASED, around_rate
 from sim.timing.costs import StepCosts
+from sim.timing.framework import zero3_hooks
 from zenflow.errors import ConfigError
 
 Offload = Literal["none", "optimizer", "all"]
@@ -82,15 +83,18 @@ class DeepSpeedZero3(FullyShardedDataParallel):
             known = ", ".join(get_args(Offload))
             raise ConfigError(f"deepspeed_zero3: offload must be one of {known}, got {offload!r}")
         super().__init__(
-            machine, costs, offload=offload != "none", float32_master=False, optimizer=optimizer,
+            machine, costs, offload=offload != "none", optimizer=optimizer,
             reshard_after_forward=reshard_after_forward,
         )  # fmt: skip
         refuse_below_1("bucket_elements", bucket_elements)
         refuse_below_1("sub_group_elements", sub_group_elements)
         self._uploads = offload == "optimizer"
-        if self._uploads:
-            self._passes.fetch_bytes = 0
+        self._passes.fetch_bytes = costs.dtype_bytes if offload == "all" else 0
         self._around = machine.bounded_host(around_rate(machine.hardware.host))
+
+    def _hooked(self, costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:
+        del reshards, reduce_bytes  # gradients are reduced in the model's type
+        return zero3_hooks(costs)
 
     def _leave(
         self,
@@ -143,7 +147,6 @@ def _memory(case: SystemCase) -> SystemParts:
     whole = min(case.params, _REUSE_DISTANCE / 2 + largest + _PREFETCHED)
     bucket = float(options["bucket_elements"] * size)
     leaving = size * min(case.params, largest) + min(case.in_flight, bucket)
-    state = STATE_BYTES if size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
     own = 0.0 if options["offload"] == "all" else size * share
     device = DeviceParts(
         always=[
@@ -158,7 +161,7 @@ def _memory(case: SystemCase) -> SystemParts:
     if not on_device:
         return device, _host(case)
     states = [
-        Part("optimizer state", "device", state * share),
+        Part("optimizer state", "device", case.state_bytes * share),
         Part("gradient buffer", "device", size * share, "this device's part of them"),
     ]
     step = step_parts(case, min(share, options["sub_group_elements"]), kept=0.0)

@@ -7,7 +7,7 @@ is the device; or the host, where FSDP2's `CPUOffloadPolicy` keeps weights, grad
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import simpy
@@ -50,6 +50,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         float32_master: bool = True,
         optimizer: str | None = None,
         sync_each_batch: bool = True,
+        tables_apart: bool = False,
     ) -> None:
         """Share every layer out.
 
@@ -61,26 +62,30 @@ class FullyShardedDataParallel(AbstractSchedule):
             prefetch: Number of layers whose all-gathers run ahead; FSDP2 does so by 1.
             offload: Whether weights, gradients and states lie on the host.
             float32_reduce: Whether gradients are reduced in float32.
-            float32_master: Whether the host has weights, gradients and moments in float32; without
-                it in the model's type.
+            float32_master: Whether weights, gradients and moments are float32 in their home, as
+                under mixed precision; without, they have the model's type.
             optimizer: Implementation of AdamW, a key of `sim.timing.framework.OPTIMIZERS`. None is
                 ``fused`` on the device, and on the host PyTorch's default there, ``loop``.
             sync_each_batch: Whether every micro-batch's gradients are reduced. Accelerate and
                 transformers' Trainer reduce the last one's alone, unless told so by this name:
                 then whole gradients wait on every device.
+            tables_apart: Whether embedding and output layer are sharded by themselves. Else they
+                are the root's, which FSDP2 keeps whole from forward to backward: so it is where
+                `fully_shard` takes every layer, and then the model. Memory alone depends on it.
 
         Raises:
             ConfigError: An option is out of its range.
         """
+        del tables_apart
         reduce_bytes = FLOAT_BYTES if float32_reduce else costs.dtype_bytes
-        costs = fsdp2_hooks(costs, reshards=reshard_after_forward, reduce_bytes=reduce_bytes)
+        costs = self._hooked(costs, reshards=reshard_after_forward, reduce_bytes=reduce_bytes)
         super().__init__(machine, costs)
         optimizer = optimizer or ("loop" if offload else "fused")
         raise_violations("fsdp2", _violations(prefetch, optimizer))
         self._offload, self._syncs_each = offload, sync_each_batch
         self._share = costs.num_params / self.devices
-        self._update_seconds = optimizer_seconds(costs, optimizer, self.devices)
         self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
+        self._update_seconds = optimizer_seconds(costs, optimizer, self.devices, self._width)
         self._moved = OPTIMIZERS[optimizer].moved * self._width / FLOAT_BYTES
         self._waits = Waits(machine)
         self._passes = ShardedPasses(
@@ -92,6 +97,10 @@ class FullyShardedDataParallel(AbstractSchedule):
             reduce_bytes=reduce_bytes,
             fetch_bytes=self._width if offload else 0,
         )
+
+    def _hooked(self, costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:
+        """Return the costs with what the framework does around each layer."""
+        return fsdp2_hooks(costs, reshards=reshards, reduce_bytes=reduce_bytes)
 
     def _step(self, step: int) -> Step:
         machine = self.machine
@@ -144,7 +153,8 @@ class FullyShardedDataParallel(AbstractSchedule):
         return sum(self.costs.segments[index].numel for index in self._passes.units[unit])
 
     def _update(self, step: int) -> Process:
-        work = self.machine.host_work(self._share * self._moved)
+        # In 16 bits a root and a division may take a core longer than the bytes do.
+        work = self.machine.host_work(self._share * self._moved, self._share)
         yield from self.wait([self.machine.host.submit("adam", step, work)], "host", step)
 
 
@@ -156,29 +166,35 @@ def _violations(prefetch: int, optimizer: str) -> Iterator[str]:
 
 
 def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int = 1,
-                   weight_bytes: int | None = None,
+                   tables_apart: bool = False, weight_bytes: int | None = None,
                    gradient_bytes: int | None = None) -> DeviceParts:  # fmt: skip
     """Return the parts of a device that holds an equal part of every layer.
 
-    Layers in use are whole: this one, those that run ahead, and the last one, which stays from
-    forward to backward. Whole gradients are there of the layer at work and of the one before it,
-    whose reduce-scatter is under way.
+    Layers in use are whole: this one, those that run ahead, and the embedding and the output layer
+    throughout. Where these are apart, layers that follow one another are there together. Whole
+    gradients are there of the layer at work and of the one before it, whose reduce-scatter is
+    under way.
 
     Args:
         case: Workload and machine.
         more: Parts beside weights and gradients.
         reshards: Whether layers are dropped behind forward.
         prefetch: Number of layers whose all-gathers run ahead.
+        tables_apart: Whether embedding and output layer are dropped behind their use, too.
         weight_bytes: Bytes of an element of the device's part of the weights; None is the model's
             own, 0 a part that lies elsewhere.
         gradient_bytes: The same of gradients.
     """
     sizes = [float(layer.numel) for layer in case.workload.layers]
-    gathered = (1 + prefetch) * max(sizes) + sizes[-1] if reshards else case.params
+    leaving, gathered = case.in_flight, case.params
+    if reshards and tables_apart:
+        gathered = _largest_run(sizes, 1 + prefetch)
+        leaving = case.size * min(case.params, _largest_run(sizes, 2))
+    elif reshards:
+        gathered = sizes[0] + sizes[-1] + _largest_run(sizes[1:-1], 1 + prefetch)
     part = case.params / case.total
     own = case.size if weight_bytes is None else weight_bytes
     kept = (case.size if gradient_bytes is None else gradient_bytes) * part
-    leaving = case.in_flight
     is_whole = case.total == 1 and own == case.size  # then a part is the layer itself
     in_use = 0.0 if is_whole else case.size * min(case.params, gathered)
     return DeviceParts(
@@ -191,19 +207,29 @@ def sharded_device(case: SystemCase, *more: Part, reshards: bool, prefetch: int 
     )
 
 
+def _largest_run(sizes: Sequence[float], count: int) -> float:
+    """Return the largest sum of so many neighbours.
+
+    >>> _largest_run([5, 1, 2, 4], 2)
+    6
+    """
+    return max((sum(sizes[first : first + count]) for first in range(len(sizes))), default=0.0)
+
+
 def _memory(case: SystemCase) -> SystemParts:
     """Return equal parts of weights, gradients and states, in their homes, and layers in use.
 
     FSDP2's parameters are the masters: float32, as their gradients are, and layers are cast as
-    they are gathered.
+    they are gathered. Without masters all of it has the model's type.
     """
     options, part = case.options, case.params / case.total
-    offload, width = options["offload"], FLOAT_BYTES if options["float32_master"] else case.size
+    offload, width = options["offload"], case.width
     device = sharded_device(
         case,
         Part("moments", "device", 0.0 if offload else 2.0 * width * part),
         reshards=options["reshard_after_forward"],
         prefetch=options["prefetch"],
+        tables_apart=options["tables_apart"],
         weight_bytes=0 if offload else width,
         gradient_bytes=0 if offload else width,
     )

@@ -18,5 +18,5 @@ def optimizer_part(case: SystemCase, elements: float, largest: float | None = No
     if largest is None:
         whole = max(parameter.numel for parameter in case.workload.parameters)
         largest = elements / case.params * whole
-    taken = optimizer_temporaries(case.options["optimizer"], elements, largest)
+    taken = optimizer_temporaries(case.options["optimizer"], elements, largest, case.width)
     return Part("temporaries", "device", taken, "of AdamW")

@@ -74,7 +74,7 @@ class Lora(OnDevice):
         Raises:
             ConfigError: An option breaks its rule.
         """
-        _check(lora_rank, lora_targets)
+        _check(lora_rank, lora_targets, costs.workload)
         if costs.workload is None:
             segments = tuple(_of_phases(costs, lora_rank))
         else:
@@ -91,9 +91,37 @@ class Qlora(Lora):
 
     _unpacked_bytes = nf4_bytes() + 2.0 + 2.0 * FLOAT_BYTES / _BLOCK
 
+    def __init__(
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        *,
+        lora_rank: int = 16,
+        lora_targets: str = "all",
+        keeps_inputs: bool = False,
+    ) -> None:
+        """Put adapters beside the weights.
 
-def _check(rank: int, targets: str) -> None:
+        Args:
+            machine: What it runs on.
+            costs: Of one step of the whole model.
+            lora_rank: As LoRA's.
+            lora_targets: As LoRA's.
+            keeps_inputs: Whether products keep their inputs although nothing reads them, as in
+                bitsandbytes before 0.43.2 (autograd/_functions.py, pull request 1270). Memory
+                alone depends on it.
+        """
+        del keeps_inputs
+        super().__init__(machine, costs, lora_rank=lora_rank, lora_targets=lora_targets)
+
+
+def _check(rank: int, targets: str, workload: Workload | None) -> None:
     refuse_below_1("lora_rank", rank)
+    if workload is not None and workload.keeps_products:
+        raise ConfigError(
+            f"checkpointing {workload.checkpointing!r} counts a layer's products, and adapters "
+            "have their own between them: take a share of the layers"
+        )
     if targets not in TARGETS:
         raise ConfigError(f"lora_targets {unknown_name(targets, TARGETS)}")
 
@@ -130,6 +158,7 @@ def _adapted(
         raise ConfigError("a trace is of the training that it has: leave out --from-trace")
     device, is_compiled = costs.hardware.device, workload.kernels == "compiled"
     works, leaving = workload.works(), workload.activations.leaving_bytes()
+    again = workload.recomputed()
     for index, (layer, work, away) in enumerate(zip(workload.layers, works, leaving, strict=True)):
         forward, backward = layer_seconds(
             work, device, workload.dtype, is_frozen=True, is_compiled=is_compiled
@@ -141,7 +170,7 @@ def _adapted(
         unpacked = unpacked_bytes * frozen / costs.elementwise_bandwidth
         forward += more[0] + unpacked
         backward += more[1] + unpacked
-        if workload.checkpointing and layer.attention_width:
+        if again[index]:
             backward += forward
         yield Segment(
             name=layer.name,
@@ -173,7 +202,7 @@ def _adapter_work(workload: Workload, targets: list[Parameter], rank: int) -> La
 def _memory(case: SystemCase, *, quantises: bool) -> SystemParts:
     """Return frozen weights, and 16 bytes for each element of an adapter."""
     work, rank, targets = case.workload, case.options["lora_rank"], case.options["lora_targets"]
-    _check(rank, targets)
+    _check(rank, targets, work)
     trained = adapters(work, rank, targets)
     frozen = sum(p.numel for layer in work.layers for p in _matrices(layer)) if quantises else 0
     always = [
@@ -194,22 +223,24 @@ def _memory(case: SystemCase, *, quantises: bool) -> SystemParts:
         gradients_before=gradients if work.accumulation > 1 else 0.0,
         gradients_after=gradients,
         trains_tables=False,
-        layer_activations=_less_activations(work, rank, targets),
+        layer_activations=_less_activations(
+            work, rank, targets, keeps_inputs=bool(case.options.get("keeps_inputs"))
+        ),
     )
     return device, []
 
 
-def _less_activations(workload: Workload, rank: int, targets: str) -> float:
+def _less_activations(workload: Workload, rank: int, targets: str, *, keeps_inputs: bool) -> float:
     """Return by how much a layer's activations differ from those of full training.
 
-    A frozen matrix without an adapter needs no input kept. An adapter keeps what is between A and
-    B.
+    A frozen matrix without an adapter needs no input, which it may keep all the same. An adapter
+    keeps what is between A and B.
     """
     layer = next(layer for layer in workload.layers if layer.attention_width)
     chosen = _matrices(layer, targets)
     between = sum(p.active for p in chosen) * rank
     spared = 0.0
-    if targets == "attention":
+    if targets == "attention" and not keeps_inputs:
         spared = workload.hidden + workload.inner_width(layer)
     return workload.tokens * workload.dtype_bytes * (between - spared)
 

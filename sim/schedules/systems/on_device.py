@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
+from sim.memory.parts import Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 
 
@@ -30,8 +30,7 @@ class OnDevice(AbstractSchedule):
 
 def _memory(case: SystemCase) -> SystemParts:
     """Return ZeRO-1's parts (Rajbhandari et al. 2020, section 5): 12 bytes of state are shared."""
-    state = STATE_BYTES if case.size < FLOAT_BYTES else STATE_BYTES - FLOAT_BYTES
-    own = Part("optimizer state", "device", state * case.params / case.total)
+    own = Part("optimizer state", "device", case.state_bytes * case.params / case.total)
     return case.device(own, after=case.params * case.size), []
 
 

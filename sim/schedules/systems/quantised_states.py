@@ -54,7 +54,7 @@ class _QuantisedStates(OnDevice):
         machine: Machine,
         costs: StepCosts,
         *,
-        master: bool = False,
+        float32_master: bool = False,
         float_embeddings: bool = False,
     ) -> None:
         """Take what is kept in full precision.
@@ -62,14 +62,14 @@ class _QuantisedStates(OnDevice):
         Args:
             machine: What it runs on.
             costs: Of one step of the model.
-            master: Whether there are float32 weights beside 16-bit ones.
+            float32_master: Whether there are float32 weights beside 16-bit ones.
             float_embeddings: Whether moments of embeddings are float32, as Hugging Face's Trainer
                 has it for bitsandbytes.
         """
         super().__init__(machine, costs)
         size = costs.dtype_bytes
         moments = _moments(self.moments, _tensors(costs), float_embeddings=float_embeddings)
-        weight = 2 * FLOAT_BYTES + size if master and size < FLOAT_BYTES else 2 * size
+        weight = 2 * FLOAT_BYTES + size if float32_master and size < FLOAT_BYTES else 2 * size
         self._bytes_each = size + weight + 2 * moments / costs.num_params
 
     def update_seconds(self, elements: float) -> float:
@@ -124,20 +124,20 @@ def _memory(moments: MomentFormat, case: SystemCase) -> SystemParts:
     )
     note = f"moments in {moments.bits} bits"
     parts = [Part("optimizer state", "device", own / case.count, note)]
-    if case.options["master"] and case.size < FLOAT_BYTES:
+    if case.options["float32_master"] and case.size < FLOAT_BYTES:
         parts.append(Part("masters", "device", FLOAT_BYTES * case.params / case.count))
     return case.device(*parts, after=case.params * case.size), []
 
 
 ADAMW_8BIT = System(
     name="adamw_8bit",
-    rule="AdamW with moments in 8 bits, on 16-bit weights without masters",
+    rule="AdamW with moments in 8 bits",
     schedule=AdamW8bit,
     memory=partial(_memory, EIGHT_BITS),
 )
 ADAMW_4BIT = System(
     name="adamw_4bit",
-    rule="AdamW with moments in 4 bits, on 16-bit weights without masters",
+    rule="AdamW with moments in 4 bits",
     schedule=AdamW4bit,
     memory=partial(_memory, FOUR_BITS),
 )

@@ -1,5 +1,7 @@
 """Updates during backward and on both sides of a fast link: SuperOffload (Lian et al. 2025).
 
+Also torchao's ``CPUOffloadOptimizer``, whose host updates all parameters while backward goes on.
+
 The host updates the buckets whose gradients come first while backward goes on; the rest of the
 parameters, whose gradients come last, is updated on the device. Casts run on the device, so that
 float32 crosses the link both ways: cheap between the chips of a superchip, dear over PCIe.
@@ -7,10 +9,12 @@ float32 crosses the link both ways: cheap between the chips of a superchip, dear
 
 from __future__ import annotations
 
+from functools import partial
+
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, STATE_BYTES, Part, SystemCase, SystemParts
+from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
@@ -18,9 +22,9 @@ from zenflow.errors import ConfigError
 _Copied = tuple[float, simpy.Event]
 """Elements of a bucket, and the event of its gradient's arrival on the host."""
 
-_UPDATE_BYTES = 28
-"""Bytes of DRAM for an element: gradient read 4, master and moments read and written 24. The
-master itself goes up."""
+_STREAMS = 7
+"""Numbers of DRAM for an element: gradient read, master and moments read and written. The master
+itself goes up."""
 
 
 class SuperOffload(AbstractSchedule):
@@ -35,7 +39,14 @@ class SuperOffload(AbstractSchedule):
     """
 
     def __init__(
-        self, machine: Machine, costs: StepCosts, *, ratio: float = 0.9, clipping: bool = False
+        self,
+        machine: Machine,
+        costs: StepCosts,
+        *,
+        ratio: float = 0.9,
+        clipping: bool = False,
+        float32_master: bool = True,
+        one_stream: bool = False,
     ) -> None:
         """Share the parameters out.
 
@@ -44,6 +55,10 @@ class SuperOffload(AbstractSchedule):
             costs: Of one step of the model.
             ratio: Share of the parameters that the host updates.
             clipping: Whether gradients are clipped as the released code does it.
+            float32_master: Whether the host has weights, gradients and moments in float32; without
+                it in the model's type.
+            one_stream: Whether copies both ways share a stream, on which those up stand behind
+                all those down.
 
         Raises:
             ConfigError: The ratio is no share.
@@ -51,7 +66,8 @@ class SuperOffload(AbstractSchedule):
         super().__init__(machine, costs)
         if not 0 <= ratio <= 1:
             raise ConfigError(f"ratio must be in [0, 1], got {ratio}: it is the host's share")
-        self._clipping = clipping
+        self._clipping, self._one_stream = clipping, one_stream
+        self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
         left = ratio * costs.num_params
         self._on_host = []
         for segment in reversed(costs.segments):
@@ -61,7 +77,8 @@ class SuperOffload(AbstractSchedule):
 
     def _step(self, step: int) -> Step:
         machine = self.machine
-        seconds = self.step_overhead + self.update_seconds(self._on_device)
+        seconds = self.update_seconds(self._on_device) * self._width / FLOAT_BYTES
+        seconds += self.step_overhead
         passed = self.compute(step)
         copied = self._send(step, passed)
         updates = [] if self._clipping else self._update(step, copied)
@@ -84,7 +101,7 @@ class SuperOffload(AbstractSchedule):
         machine, copied = self.machine, []
         for elements, event in zip(self._on_host, reversed(passed), strict=True):
             if elements > 0:
-                work = machine.down(elements * FLOAT_BYTES)
+                work = machine.down(elements * self._width)
                 copied.append((elements, machine.d2h.submit("grads", step, work, [event])))
         return copied
 
@@ -96,27 +113,32 @@ class SuperOffload(AbstractSchedule):
             before = [copy]
             if self._clipping and found:
                 before.append(found[-1][1])
-            work = machine.host_work(elements * _UPDATE_BYTES)
+            work = machine.host_work(elements * _STREAMS * self._width, elements)
             updated = machine.host.submit("adam", step, work, before)
-            work = machine.up(elements * FLOAT_BYTES)
-            found.append((updated, machine.h2d.submit("params", step, work, [updated])))
+            work = machine.up(elements * self._width)
+            before = [updated, copied[-1][1]] if self._one_stream else [updated]
+            found.append((updated, machine.h2d.submit("params", step, work, before)))
         return found
 
 
 def _memory(case: SystemCase) -> SystemParts:
-    """Return float32 both ways, and the state of the device's own part (Lian et al. 2025)."""
-    ratio = case.options["ratio"]
+    """Return float32 both ways, and the state of the device's own part (Lian et al. 2025).
+
+    Without masters nothing is cast, and all of it has the model's type.
+    """
+    ratio, width = case.options["ratio"], case.width
     own = (1 - ratio) * case.params / case.total
-    leaving = case.in_flight * (1 + FLOAT_BYTES / case.size)  # beside its float32 copy
+    cast = width / case.size if case.options["float32_master"] else 0.0
+    leaving = case.in_flight * (1 + cast)  # beside its float32 copy
     device = case.device(
-        Part("optimizer state", "device", STATE_BYTES * own, "of the device's own part"),
+        Part("optimizer state", "device", case.state_bytes * own, "of the device's own part"),
         in_flight=leaving,
         after=leaving + case.size * own,
     )
     host = [
-        Part("masters", "pinned", ratio * FLOAT_BYTES * case.hosted),
-        Part("gradients", "pinned", ratio * FLOAT_BYTES * case.hosted),
-        Part("moments", "pageable", ratio * 2 * FLOAT_BYTES * case.hosted),
+        Part("masters" if cast else "weights", "pinned", ratio * width * case.hosted),
+        Part("gradients", "pinned", ratio * width * case.hosted),
+        Part("moments", "pageable", ratio * 2 * width * case.hosted),
     ]
     return device, host
 
@@ -124,3 +146,14 @@ def _memory(case: SystemCase) -> SystemParts:
 SUPEROFFLOAD = System(
     name="superoffload", rule="AdamW exactly", schedule=SuperOffload, memory=_memory
 )
+TORCHAO_OFFLOAD = System(
+    name="torchao_offload",
+    rule="AdamW exactly",
+    schedule=partial(SuperOffload, ratio=1.0, float32_master=False, one_stream=True),
+    memory=_memory,
+)
+"""torchao's ``CPUOffloadOptimizer`` with ``offload_gradients`` (torchao/optim/cpu_offload.py).
+
+The host has parameters, gradients and moments in the model's type. It updates a parameter with
+PyTorch's fused AdamW when its gradient has arrived, and copies it up behind all copies down.
+"""

@@ -174,6 +174,17 @@ def test_other_systems_are_shown_apart_and_only_where_asked_for():
     assert "zenflow_paper" not in theirs.split("Use ")[0]
 
 
+def test_other_systems_without_masters_are_shown_as_such():
+    found = record(*SHORT, "--systems", "--no-float32-master")
+    rules = {o["strategy"]: (o["rule"], o["changes"]) for o in found["options"]}
+    assert rules["ddp"][0] == "AdamW, without float32 masters"
+    assert rules["ddp"][1][0] == "float32_master=False"
+    assert rules["published_on_device"] == ("AdamW exactly", rules["published_on_device"][1])
+    refused = run(*SHORT, "--no-float32-master")
+    assert refused.exit_code == 2
+    assert "give --systems as well" in " ".join(refused.output.split())
+
+
 def test_the_machine_is_the_gpus_usual_one_with_what_is_given_in_its_place():
     found = record(*SHORT, "--host-ram", "31.5", "--link", "pcie3-x16", "--nvme", "none")
     assert found["notes"] == ["assumed as in rtx4090-desktop: host"]

@@ -42,6 +42,46 @@ def test_the_figures_are_the_simulators():
     assert found["step_seconds_interval"] is None
 
 
+def test_a_process_with_one_thread_takes_longer_for_adamw_on_the_host():
+    flags = [*SMALL[:4], "--num-gpus", "2", "--strategy", "fsdp2_offload", "--json"]
+    one, all_of_them = (
+        json.loads(run(*flags, *more).output)["busy_seconds"]["host"]
+        for more in (["--host-threads", "1"], [])
+    )
+    profile = find_machine("dgx-a100-80", 2)
+    assert all_of_them < one
+    moved = 80 * Workload.of_config(*find_model("qwen2.5-0.5b")).num_params / 2
+    assert one == pytest.approx(moved / profile.host.core_bandwidth.value, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "share"),
+    [
+        ([], 0),
+        (["--no-checkpointing"], 0),
+        (["--checkpointing"], 1),
+        (["--checkpointing", "1"], 1),
+        (["--checkpointing", "1/2"], 0.5),
+        (["--checkpointing=18/24"], 0.75),
+        (["--checkpointing", "op"], "op"),
+        (["--checkpointing", "--no-checkpointing"], 0),
+        (["--no-checkpointing", "--checkpointing"], 1),
+    ],
+)
+def test_a_share_of_layers_is_recomputed(flags, share):
+    found = json.loads(run(*flags, *SMALL, "--json").output)
+    workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=2, checkpointing=share)
+    costs = costs_of(workload, find_machine("dgx-a100-80", 1))
+    assert found["step_seconds"] == simulate(costs, Strategy.of("zenflow")).step_seconds
+
+
+@pytest.mark.parametrize(("word", "said"), [("2", "every second one is 1/2"), ("x", "1/2")])
+def test_what_is_no_share_of_layers_is_refused(word, said):
+    done = run(*SMALL, "--checkpointing", word)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
 def test_the_text_names_step_stall_bytes_lanes_and_memory():
     done = run(*SMALL, "--strategy", "zero_offload")
     assert done.exit_code == 0
@@ -156,6 +196,24 @@ def test_adapters_and_activations_have_flags():
     assert "not full fine-tuning" in plain["rule"]
     eager = json.loads(run(*flags, "--attention", "eager").output)
     assert eager["step_seconds"] > plain["step_seconds"]
+
+
+def test_masters_in_float32_have_a_flag():
+    flags = [*SMALL, "--strategy", "ddp", "--json"]
+    own, wide, narrow = (
+        json.loads(run(*flags, *given).output)
+        for given in ([], ["--float32-master"], ["--no-float32-master"])
+    )
+    assert own["memory"] == wide["memory"]
+    states = (
+        own["memory"]["bytes_per_param"]["device"]
+        - (narrow["memory"]["bytes_per_param"]["device"])
+    )
+    assert states == pytest.approx(8 * 1.03, rel=1e-6)  # with the allocator's reserve
+    assert narrow["step_seconds"] < own["step_seconds"]
+    assert narrow["rule"] == "AdamW, without float32 masters"
+    refused = run(*SMALL, "--strategy", "lora", "--no-float32-master")
+    assert "lora does not take float32_master" in " ".join(refused.output.split())
 
 
 def test_a_strategy_without_adapters_takes_no_rank():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.sweeps.axes import KINDS, LORA_OPTIONS, parse_axes, parse_axis
+from experiments.sweeps.axes import KINDS, SYSTEM_OPTIONS, parse_axes, parse_axis
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.requests import Request
 from sim.simulate import Strategy
@@ -43,6 +43,15 @@ def test_decimals_are_what_they_are_written_as():
     assert parse_axis("S=1,8,2,1").values == (1, 8, 2)
 
 
+def test_a_share_of_layers_is_a_fraction_or_all_or_none():
+    found = parse_axis("checkpointing=no,1/2,20/32,0.25,op,yes").values
+    assert found == (False, 0.5, 0.625, 0.25, "op", True)
+    for words, value in (("yes 1 32/32 1.0", True), ("no 0 0/4", False)):
+        for word in words.split():
+            (only,) = parse_axis(f"checkpointing={word}").values
+            assert only is value
+
+
 def test_names_are_spelt_as_the_table_spells_them():
     assert parse_axis("gpu=RTX 4090,a100").values == ("rtx4090", "a100-80-sxm")
 
@@ -63,7 +72,10 @@ def test_names_are_spelt_as_the_table_spells_them():
         ("dram=-5", "positive"),
         ("dram=nan", "positive"),
         ("cores=2.5", "whole"),
-        ("checkpointing=perhaps", "yes or no"),
+        ("checkpointing=perhaps", "yes, no, op, or a share.*1/2"),
+        ("checkpointing=2", "every second one is 1/2"),
+        ("checkpointing=1/0", "a share"),
+        ("offload_activations=1", "yes or no"),
         ("dram=1:2", "lo:hi:step"),
         ("dram=2:1:1", "never ends"),
         ("dram=1:2:0", "never ends"),
@@ -99,7 +111,7 @@ def test_every_axis_moves_the_machine_or_the_work():
         "update_rule": "published", "select_interval": "7", "min_split_elements": "5000",
         "block_elements": "4096",
         "duplex": "0.5", "attention": "eager", "offload_activations": "yes",
-        "lora_targets": "attention", "loss": "classes",
+        "lora_targets": "attention", "loss": "classes", "float32_master": "no",
     }  # fmt: skip
     for name in KINDS:
         if name in (
@@ -110,18 +122,22 @@ def test_every_axis_moves_the_machine_or_the_work():
         named = {**MODEL, **({} if name in ("gpu", "machine") else {"gpu": "l40s"})}
         if name == "model":
             del named["model"]
-        strategy = "qlora" if name in LORA_OPTIONS else "zenflow"
+        strategy = "qlora" if name in SYSTEM_OPTIONS else "zenflow"
+        strategy = "ddp" if name == "float32_master" else strategy
         plain = Sweep(axes=(), request=Request(**MODEL, gpu="l40s"), strategy=strategy)
         after = Sweep(axes=varied, request=Request(**named), strategy=strategy).case(0)
         assert after != plain.case(0), name
 
 
 def test_strategies_on_an_axis_take_the_settings_that_are_theirs():
-    axes = parse_axes(["strategy=zenflow,qlora,slideformer", "lora_rank=8", "S=2"])
+    axes = parse_axes(
+        ["strategy=zenflow,qlora,slideformer,ddp", "lora_rank=8", "float32_master=no", "S=2"]
+    )
     sweep = Sweep(axes=axes, request=Request(**MODEL, gpu="l40s"))
-    ours, theirs, streamed = (sweep.case(index).strategy for index in range(3))
+    ours, theirs, streamed, narrow = (sweep.case(index).strategy for index in range(4))
     assert ours.config.update_interval == 2
     assert (theirs.options, streamed.options) == ({"lora_rank": 8}, {})
+    assert narrow.options == {"float32_master": False}
 
 
 def test_axes_of_several_devices_reach_the_machine_and_the_strategy():

@@ -72,7 +72,7 @@ def test_what_layers_in_use_hold_is_not_there_in_the_step():
 
 
 def test_gradients_in_backward_lie_beside_those_of_earlier_micro_batches():
-    work = llama(sequence=4096, kernels="liger")
+    work = llama(sequence=4096, kernels="liger", loss="classes")  # which holds nothing
     whole = sum(work.activations.kept_bytes()[:-1])
     cases = ((5e10, 1e10, 6e10, 6e10), (5e10, 1e10, 5e10, 5e10), (0.0, 1e10, 1e9, 1e9))
     for before, in_flight, after, held in cases:
@@ -90,6 +90,23 @@ def test_a_loop_takes_two_tensors_as_large_as_a_devices_part_of_the_largest():
         workload=llama(), hardware=find_machine("dgx-a100-80", 8), options={"optimizer": "loop"}
     )
     assert optimizer_part(case, case.params / 8).num_bytes == near(2 * 4 * 32000 * 4096 / 8)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2_offload"])
+def test_embedding_and_output_layer_are_whole_throughout_or_one_of_them_at_a_time(name, prefetch):
+    work = Workload.of_config(*find_model("llama-3.1-70b"), sequence=512, checkpointing=True)
+    table, layer = work.layers[0].numel, work.layers[1].numel
+    assert table > layer
+    found = [
+        parts_of(need_of(name, work=work, prefetch=prefetch, tables_apart=apart))
+        for apart in (False, True)
+    ]
+    width = work.layers[-1].numel
+    assert found[0]["layers in use"] == near(2 * (table + width + (1 + prefetch) * layer))
+    assert found[1]["layers in use"] == near(2 * (width + prefetch * layer))
+    # Gradients of two layers that follow one another, and what stays.
+    assert found[0]["gradients"] - found[1]["gradients"] == near(2 * (2 * width - width - layer))
 
 
 @pytest.mark.parametrize("devices", [2, 8])

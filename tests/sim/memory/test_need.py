@@ -295,6 +295,7 @@ def test_an_option_that_a_system_does_not_have_is_refused_before_anything_is_wor
         ("layer_overlapped", {}, 16),
         ("deep_optimizer_states", {}, 16),
         ("superoffload", {}, 0.9 * 16),
+        ("torchao_offload", {}, 8),
         ("deepspeed_zero_offload", {}, 28),  # measured, DeepSpeed issue 7693
         ("deepspeed_zenflow", {}, 36),
         ("deepspeed_zenflow", {"overlap": False}, 20),  # one set of each
@@ -421,6 +422,35 @@ def test_a_fused_loss_holds_a_chunk_of_logits_and_its_gradients():
         more = replace(work, batch_size=batch)
         held = 2 * more.tokens * 4096
         assert 2 * held <= more.activations.loss_bytes() <= 3.1 * held
+
+
+def test_a_loss_in_float32_is_that_of_eager_kernels_whatever_the_layers():
+    eager = llama_7b()
+    layers = replace(eager, kernels="compiled")
+    plain = replace(layers, loss="float32")
+    assert plain.activations.loss_bytes() == eager.activations.loss_bytes()
+    assert plain.activations.loss_bytes() > 2 * layers.activations.loss_bytes()
+    kept = [work.activations.kept_bytes() for work in (eager, layers, plain)]
+    logits = (4 - 2) * layers.tokens * 32000
+    assert kept[2][-1] == kept[1][-1] + logits
+    assert kept[2][:-1] == kept[1][:-1]
+    moved = [work.works()[-1].elementwise_bytes for work in (eager, layers, plain)]
+    assert moved[0] == moved[2] > moved[1]
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled"])
+def test_a_loss_in_parts_keeps_all_logits_and_works_on_an_eighth(kernels):
+    work = llama_7b(kernels=kernels)
+    parts = replace(work, loss="parts")
+    assert parts.activations.kept_bytes() == work.activations.kept_bytes()
+    assert parts.activations.loss_bytes() == work.activations.loss_bytes() / 8
+    assert parts.works() == work.works()
+
+
+@pytest.mark.parametrize(("kernels", "units"), [("eager", 2), ("liger", 1), ("compiled", 2)])
+def test_gradients_of_a_gate_lie_beside_its_factors_or_in_their_place(kernels, units):
+    work = llama_7b(kernels=kernels)
+    assert work.activations.gradient_bytes() == 2 * work.tokens * (units * 11008 + 4096)
 
 
 def test_a_devices_bytes_are_tensors_and_the_allocators_and_the_frameworks():

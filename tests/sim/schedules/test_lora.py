@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 from sim.hardware.catalog import find_machine
 from sim.machine import Machine
@@ -12,6 +15,7 @@ from sim.models.workload import Workload
 from sim.schedules.systems.lora import Lora, Qlora, adapters, nf4_bytes
 from sim.simulate import SYSTEMS, Strategy, simulate
 from sim.timing.costs import costs_of
+from tests.sim.models.live import kept_bytes
 from zenflow.errors import ConfigError
 
 MACHINE = find_machine("dgx-a100-80", 1)
@@ -121,6 +125,67 @@ def test_fewer_targets_keep_fewer_activations():
     tokens = 2 * 2048  # bytes of a value of every token
     assert every - full == 32 * tokens * 7 * 8
     assert some - full == 32 * tokens * (4 * 8 - 4096 - 11008)
+
+
+class Product(torch.autograd.Function):
+    """A product with a frozen matrix as bitsandbytes has it: MatMul4Bit, without quantisation."""
+
+    @staticmethod
+    def forward(ctx, a, b, keeps):
+        ctx.tensors = (a if keeps else None, b)
+        return functional.linear(a, b)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ ctx.tensors[1], None, None
+
+
+class FeedForward(nn.Module):
+    """Llama's, with a norm that keeps its input alone."""
+
+    def __init__(self, keeps):
+        super().__init__()
+        shapes = ((352, 128), (352, 128), (128, 352))
+        self.matrices = nn.ParameterList(
+            nn.Parameter(torch.randn(shape, dtype=torch.bfloat16), requires_grad=False)
+            for shape in shapes
+        )
+        self.keeps = keeps
+
+    def forward(self, x):
+        gate, up, down = self.matrices
+        normed = x * 0.5
+        first = functional.silu(Product.apply(normed, gate, self.keeps))
+        inner = first * Product.apply(normed, up, self.keeps)
+        return x + Product.apply(inner, down, self.keeps)
+
+
+def test_inputs_that_products_keep_although_nothing_reads_them():
+    x = torch.randn(2, 64, 128, dtype=torch.bfloat16, requires_grad=True)
+    kept = [kept_bytes(FeedForward(keeps), x)[1] for keeps in (False, True)]
+    assert kept[1] - kept[0] == 2 * 2 * 64 * (128 + 352)
+    options = {"lora_rank": 8, "lora_targets": "attention"}
+    found = [
+        parts(LLAMA_7B, "qlora", keeps_inputs=keeps, **options)["activations"]
+        for keeps in (False, True)
+    ]
+    assert found[1] - found[0] == 32 * 2 * 2048 * (4096 + 11008)
+    every = [
+        parts(LLAMA_7B, "qlora", keeps_inputs=keeps)["activations"] for keeps in (False, True)
+    ]
+    assert every[0] == every[1]  # all of them are adapters' inputs as well
+
+
+def test_memory_of_litgpts_qlora():
+    """The same table, Llama-2-7B in NF4 with quantised scales: bitsandbytes 0.41."""
+    work = Workload.of_config(*find_model("llama-2-7b"), sequence=1304)
+    options = {"lora_rank": 8, "lora_targets": "attention"}
+    found = [
+        memory_of(work, Strategy.of("qlora", keeps_inputs=keeps, **options), MACHINE)
+        for keeps in (False, True)
+    ]
+    errors = [need.allocated_bytes / 13.84e9 - 1 for need in found]
+    assert errors[0] < -0.19 < -0.12 < errors[1] < 0.0
 
 
 def test_frozen_tables_get_no_gradient():

@@ -32,7 +32,7 @@ def test_states_of_llama_2_7b():
     # All of its tensors have 4096 elements or more, in whole blocks.
     assert state("adamw_8bit") == pytest.approx(PARAMS * (2 + 8 / 256))
     assert state("adamw_4bit") == pytest.approx(PARAMS * (1 + 8 / 128))
-    assert state("adamw_8bit", master=True) == pytest.approx(PARAMS * (2 + 8 / 256 + 4))
+    assert state("adamw_8bit", float32_master=True) == pytest.approx(PARAMS * (2 + 8 / 256 + 4))
     table = 32000 * 4096
     more = state("adamw_8bit", float_embeddings=True) - state("adamw_8bit")
     assert more == pytest.approx(table * (8 - 2 - 8 / 256))
@@ -58,7 +58,7 @@ def test_an_update_takes_its_bytes():
             step + PARAMS * (2 + 4 + 2 * moments) / rate, rel=1e-4
         )
         with_master = step + PARAMS * (2 + 10 + 2 * moments) / rate
-        assert update_seconds(name, master=True) == pytest.approx(with_master, rel=1e-4)
+        assert update_seconds(name, float32_master=True) == pytest.approx(with_master, rel=1e-4)
 
 
 def test_devices_share_the_states():

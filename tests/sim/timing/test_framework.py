@@ -16,6 +16,7 @@ from sim.timing.framework import (
     fsdp2_hooks,
     optimizer_seconds,
     with_hooks,
+    zero3_hooks,
 )
 from sim.timing.phases import costs_of_phases
 from zenflow.errors import ConfigError
@@ -106,6 +107,32 @@ def test_what_is_not_gathered_again_is_not_copied_again():
     assert again["forward"] == kept["forward"]
 
 
+@pytest.mark.parametrize(("share", "more"), [(0, 2319), (1, 4967), (0.5, 3643)])
+def test_zero3_has_hooks_on_one_device_too_and_more_where_layers_are_recomputed(share, more):
+    before = costs(8, devices=1, checkpointing=share)
+    plain, hooked = layer(before), layer(zero3_hooks(before))
+    kernels = 12 * LAUNCH
+    assert hooked["forward"] - plain["forward"] == pytest.approx(2509e-6 + kernels)
+    assert hooked["backward"] - plain["backward"] == pytest.approx(more * 1e-6 + 3 * kernels)
+
+
+def test_a_step_of_zero3_waits_for_its_hooks():
+    found = costs(8)
+    hooked = zero3_hooks(found)
+    least = hooked.forward_seconds + hooked.backward_seconds
+    took = simulate(found, Strategy.of("deepspeed_zero3")).busy_seconds["device"]
+    assert took > least > found.forward_seconds + found.backward_seconds + 24 * 2e-3
+
+
+def test_zero3_copies_weights_out_and_gradients_into_a_bucket():
+    before = costs(8192, batch_size=8)
+    plain, hooked = layer(before), layer(zero3_hooks(before))
+    each = plain["numel"] / before.elementwise_bandwidth
+    gathered = 4 * (1 + 1 / 2)
+    assert hooked["forward"] - plain["forward"] == pytest.approx(gathered * each)
+    assert hooked["backward"] - plain["backward"] == pytest.approx((gathered + 8) * each)
+
+
 def test_deepspeed_copies_a_bucket_flat_only_where_devices_have_parts_of_it():
     before = costs(8192, batch_size=8)
     options = {"own_bytes": 0.0, "own_kernels": 0}
@@ -119,16 +146,19 @@ def test_deepspeed_copies_a_bucket_flat_only_where_devices_have_parts_of_it():
 
 def test_adamw_without_fusion_moves_its_temporaries():
     found = costs(8, devices=1)
-    fused, foreach = (optimizer_seconds(found, name, 1) for name in ("fused", "foreach"))
+    fused, foreach = (optimizer_seconds(found, name, 1, 4) for name in ("fused", "foreach"))
     assert fused == pytest.approx(found.num_params / found.hardware.overheads.device_update.value)
     assert foreach == pytest.approx(fused * 80 / 28)
+    assert optimizer_seconds(found, "foreach", 1, 2) == pytest.approx(foreach / 2)
 
 
 def test_a_small_part_of_the_model_takes_what_its_parameters_take_the_host():
     found = costs(8, devices=1)
     count = sum(segment.num_parameters for segment in found.segments)
     assert count == 24 * 12 + 2
-    at_once, one_by_one = (optimizer_seconds(found, name, 1e6) for name in ("foreach", "loop"))
+    at_once, one_by_one = (
+        optimizer_seconds(found, name, 1e6, width) for name, width in (("foreach", 2), ("loop", 4))
+    )
     assert at_once == pytest.approx(count * 10.0e-6 + 8 * count / 36 * LAUNCH, rel=1e-3)
     assert one_by_one == pytest.approx(count * (19.3e-6 + 8 * LAUNCH))
 

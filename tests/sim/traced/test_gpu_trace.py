@@ -142,6 +142,13 @@ def test_recomputation_is_added_or_taken_away(step):
     assert again.backward_seconds == pytest.approx(7 * MS)
     less = costs_of(workload(replace(step, recomputes=True)), machine)
     assert less.backward_seconds == pytest.approx(5 * MS * 2 / 3)
+    for share in (0.0, 0.25, 1.0):
+        some = costs_of(workload(step, checkpointing=share), machine)
+        assert some.backward_seconds == pytest.approx((5 + 2 * share) * MS)
+        some = costs_of(workload(replace(step, recomputes=True), checkpointing=share), machine)
+        assert some.backward_seconds == pytest.approx(5 * MS * (2 + share) / 3)
+    with pytest.raises(ConfigError, match="can't be told from a trace"):
+        workload(step, checkpointing="op")
 
 
 def test_compressed_files_are_read(step, tmp_path):

@@ -1,0 +1,98 @@
+"""Recomputation: which layers backward computes again, and what of them.
+
+- A share of the layers, evenly spread, each as a whole. A half is every second layer
+  (torchtitan's `selective_ac_option` 2), 20/32 are 20 of 32 (Megatron's `recompute_num_layers`
+  with its block method).
+- `BY_OPERATION`: of every layer all but attention's output and every second product's, from the
+  first one on (torchtitan, `selective_ac_option` "op": distributed/activation_checkpoint.py,
+  until 2025 in parallelisms/parallelize_llama.py). Of Llama's layer these are the outputs of
+  queries' product, values', the gate's and the last one's. Where the last one is not kept, it is
+  not computed again either: nothing needs it, and PyTorch's checkpoints stop before it
+  (`set_checkpoint_early_stop`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from sim.models.families import Layer, Parameter
+
+if TYPE_CHECKING:
+    from sim.models.workload import Workload
+
+BY_OPERATION = "op"
+Recomputation = float | str
+"""A share of the layers, True being all and False none, or `BY_OPERATION`."""
+
+_ROUNDING = 1e-9
+"""What a number of layers may lack of a whole one, as 49 times 1/49 does."""
+
+
+def violations(workload: Workload) -> Iterator[str]:
+    """Yield what is wrong with a workload's recomputation."""
+    asked = workload.checkpointing
+    if asked == BY_OPERATION:
+        yield from _violations_by_operation(workload)
+    elif not isinstance(asked, int | float) or not 0 <= asked <= 1:
+        yield (
+            f"checkpointing must be a share of the layers from 0 to 1, or {BY_OPERATION!r}, got "
+            f"{asked!r}: every second layer is 1/2"
+        )
+
+
+def _violations_by_operation(workload: Workload) -> Iterator[str]:
+    if workload.attention != "fused":
+        yield (
+            f"checkpointing {BY_OPERATION!r} keeps the output of fused attention, got "
+            f"{workload.attention!r}: take attention 'fused'"
+        )
+    inner = [layer for layer in workload.distinct_layers if layer.attention_width]
+    if any(not layer.is_gated or _has_experts(layer) for layer in inner):
+        yield (
+            f"checkpointing {BY_OPERATION!r} is known of Llama's family without experts: take a "
+            "share of the layers"
+        )
+    if workload.traced is not None:
+        yield (
+            f"checkpointing {BY_OPERATION!r} can't be told from a trace: take a share of the "
+            "layers, or leave the trace out"
+        )
+
+
+def _has_experts(layer: Layer) -> bool:
+    return any(p.name.startswith("experts.") for p in layer.parameters)
+
+
+def recomputed(layers: Sequence[Layer], asked: Recomputation) -> list[bool]:
+    """Return whether each layer is recomputed, as a whole or in part, in the order of forward.
+
+    Of n layers with attention it is the share of n, rounded down. No other layer is.
+    """
+    share = 1.0 if isinstance(asked, str) else asked
+    found, count = [], 0
+    for layer in layers:
+        before = math.floor(count * share + _ROUNDING)
+        count += layer.attention_width > 0
+        found.append(math.floor(count * share + _ROUNDING) > before)
+    return found
+
+
+def kept_products(layer: Layer) -> tuple[list[Parameter], Parameter | None]:
+    """Return the matrices whose products are kept by operation, in the order of forward.
+
+    The layer's last one, whose product backward does not read, stands by itself; None where it is
+    not kept.
+    """
+    matrices = _matrices(layer)
+    return matrices[:-1:2], matrices[-1] if len(matrices) % 2 else None
+
+
+def products_again(layer: Layer) -> list[Parameter]:
+    """Return the matrices whose products are computed again by operation."""
+    return _matrices(layer)[1:-1:2]
+
+
+def _matrices(layer: Layer) -> list[Parameter]:
+    return [parameter for parameter in layer.parameters if len(parameter.shape) > 1]
