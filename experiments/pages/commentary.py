@@ -222,7 +222,7 @@ under DDP and FSDP2, over gloo: it is off by 2.0% (median), 3.7% (90th percentil
         kind="simulated",
         command="zenflow study published",
         text="""\
-From the table of hardware and the models' configurations alone, 118 of 200 published measurements
+From the table of hardware and the models' configurations alone, 127 of 215 published measurements
 are predicted within 15%. [Validation](validation.md) says what misses, and which unknown quantity
 moves it.
 """,

@@ -330,8 +330,14 @@ def test_memory_knows_what_ran_out_of_it(memory_rows):
     assert found[False, "does not fit"] > len(failed) / 2
     assert found[True, "does not fit"] == 0
     assert found[True, "fits"] > found[True, "may fit"]
-    single = [row for row in memory_rows if row["error"] is not None and "LitGPT" in row["label"]]
-    assert all(abs(row["error"]) < 0.25 for row in single)
+    names = ("LitGPT", "torchtitan", "torchao")  # whose code says what they keep
+    errors = [
+        abs(row["error"])
+        for row in memory_rows
+        if row["error"] is not None and row["label"].startswith(names)
+    ]
+    assert len(errors) >= 10
+    assert max(errors) < 0.16
 
 
 def test_the_spread_of_memory_is_what_the_published_cases_give(memory_rows):
