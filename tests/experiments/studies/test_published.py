@@ -423,7 +423,7 @@ def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
     put(tmp_path / "2030-01-01_validation_somewhere", VALIDATION, header, kept.rows)
     text = document(tmp_path)
     ours, gpu = text.split("## On a GPU")
-    (first, *_) = kept.rows[1]["runs"]
+    (first, *_) = kept.rows[0]["runs"]
     measured = 1e3 * first["measured"]["step_seconds"]
     assert f"| on_device small 3x96 | {measured:.1f} | {first['spread']:.1%} |" in gpu
     assert "small 3x96" not in ours
