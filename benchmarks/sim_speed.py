@@ -126,7 +126,7 @@ def forget() -> None:
     """Empty the caches of the simulator and of sweeps, as of a process that has just begun."""
     cached = type(functools.cache(forget))
     for found in gc.get_objects():
-        if isinstance(found, cached) and found.__module__.startswith(("sim.", "experiments.")):
+        if type(found) is cached and found.__module__.startswith(("sim.", "experiments.")):
             found.cache_clear()
 
 
