@@ -6,13 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.literature.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
-from experiments.literature.communication import COMMUNICATION, COMMUNICATION_GROUPS
-from experiments.literature.data_parallel import DATA_PARALLEL, DATA_PARALLEL_GROUPS
-from experiments.literature.fine_tuning import FINE_TUNING, FINE_TUNING_GROUPS
-from experiments.literature.host_passes import HOST_PASS_GROUPS, HOST_PASSES
-from experiments.literature.launch_bound import LAUNCH_BOUND, LAUNCH_BOUND_GROUPS
-from experiments.literature.offload_runs import OFFLOAD_GROUPS, OFFLOAD_RUNS
 from experiments.literature.setups import (
     Alternative,
     HostPass,
@@ -21,8 +14,15 @@ from experiments.literature.setups import (
     Quantity,
     Setup,
 )
-from experiments.literature.sharded_runs import SHARDED, SHARDED_GROUPS
-from experiments.literature.zero3_runs import ZERO3_GROUPS, ZERO3_RUNS
+from experiments.literature.times.alternatives import ALTERNATIVE_GROUPS, ALTERNATIVES
+from experiments.literature.times.communication import COMMUNICATION, COMMUNICATION_GROUPS
+from experiments.literature.times.data_parallel import DATA_PARALLEL, DATA_PARALLEL_GROUPS
+from experiments.literature.times.fine_tuning import FINE_TUNING, FINE_TUNING_GROUPS
+from experiments.literature.times.host_passes import HOST_PASS_GROUPS, HOST_PASSES
+from experiments.literature.times.launch_bound import LAUNCH_BOUND, LAUNCH_BOUND_GROUPS
+from experiments.literature.times.offload_runs import OFFLOAD_GROUPS, OFFLOAD_RUNS
+from experiments.literature.times.sharded_runs import SHARDED, SHARDED_GROUPS
+from experiments.literature.times.zero3_runs import ZERO3_GROUPS, ZERO3_RUNS
 
 GROUPS: Mapping[str, tuple[str, str]] = {
     "phases": (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.lab.columns import Column, Table, key
-from experiments.literature.memory_cases import MEMORY_CASES
+from experiments.literature.memory.cases import MEMORY_CASES
 from experiments.literature.setups import MemoryCase
 from experiments.studies.published.predictions import hardware_of, workload_of
 from sim.memory.chance import MemoryOutcome, chance_to_fit, fit_spread

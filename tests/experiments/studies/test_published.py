@@ -9,10 +9,6 @@ import pytest
 
 from experiments.lab.finding import Verdict
 from experiments.lab.record import needed, put
-from experiments.literature.communication import COMMUNICATION
-from experiments.literature.data_parallel import DATA_PARALLEL
-from experiments.literature.fine_tuning import FINE_TUNING
-from experiments.literature.host_passes import HOST_PASS_GROUPS
 from experiments.literature.measurements import (
     BLIND_GROUPS,
     BREAKDOWN,
@@ -21,12 +17,16 @@ from experiments.literature.measurements import (
     PAPER,
     UNFITTED,
 )
-from experiments.literature.memory_cases import MEMORY_CASES
-from experiments.literature.offload_runs import OFFLOAD_RUNS
+from experiments.literature.memory.cases import MEMORY_CASES
 from experiments.literature.setups import HostPass, Measurement, Phases, Setup
-from experiments.literature.sharded_runs import SHARDED_GROUPS
+from experiments.literature.times.communication import COMMUNICATION
+from experiments.literature.times.data_parallel import DATA_PARALLEL
+from experiments.literature.times.fine_tuning import FINE_TUNING
+from experiments.literature.times.host_passes import HOST_PASS_GROUPS
+from experiments.literature.times.offload_runs import OFFLOAD_RUNS
+from experiments.literature.times.sharded_runs import SHARDED_GROUPS
+from experiments.literature.times.zero3_runs import ZERO3_RUNS
 from experiments.literature.unstated import UNSTATED
-from experiments.literature.zero3_runs import ZERO3_RUNS
 from experiments.studies.published.memory import (
     counts_of,
     memory_table,

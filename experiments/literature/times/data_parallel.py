@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from experiments.literature.setups import Alternative, Measurement, Setup
-from experiments.literature.zero3_runs import gpt, other_recomputation
+from experiments.literature.times.zero3_runs import gpt, other_recomputation
 
 DATA_PARALLEL_GROUPS: Mapping[str, tuple[str, str]] = {
     "internlm": (

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.literature.fine_tuning import FINE_TUNING, LONG, RECIPE
-from experiments.literature.memory_failures import MEMORY_FAILURES
-from experiments.literature.offload_runs import OFFLOAD_RUNS, VIT
+from experiments.literature.memory.failures import MEMORY_FAILURES
 from experiments.literature.setups import Measurement, MemoryCase, Scope, Setup
+from experiments.literature.times.fine_tuning import FINE_TUNING, LONG, RECIPE
+from experiments.literature.times.offload_runs import OFFLOAD_RUNS, VIT
 
 _GB, _GIB = 1e9, 2**30
 

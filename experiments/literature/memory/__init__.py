@@ -1,0 +1,1 @@
+"""Published peaks, fits and failures of device memory."""

@@ -1,0 +1,1 @@
+"""Published times of steps and host passes, by what they are of."""
