@@ -30,6 +30,7 @@ UNSTATED: Mapping[str, tuple[str, ...]] = {
     "ddp-gpt2": ("device",),
     "ddp-bert": ("device",),
     "fsdp-400": ("network",),
+    "a800": ("device", "time"),
     "titan-rtx": ("host", "time"),
     "desktop-vit": ("host",),
     "cpu-master": ("host", "recomputation"),
@@ -43,9 +44,13 @@ UNSTATED: Mapping[str, tuple[str, ...]] = {
     "recipes": ("device", "recomputation"),
     "automodel": ("time",),
     "trainer-v100": ("host",),
+    "squad-v100": ("device",),
     "tinyllama": ("network",),
     "bert-pretraining": ("batch",),
     "few-h100": ("device", "recomputation"),
     "partial": ("device",),
 }
 """Names of what is open; groups without any state all that a prediction needs."""
+
+LISTED_LATE = ("a800", "squad-v100")
+"""Groups that were listed when their errors had been seen: no slot of the devices is given."""

@@ -20,7 +20,8 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     "a800": (
         "LLaMA-7B on 8 A800, ZeRO-2 and ZeRO-3",
         "The unit of the throughput is not printed. It is sequences per second of all devices: "
-        "tokens would be too few and sequences of one device too many for the devices' peak.",
+        "tokens would be too few and sequences of one device too many for the devices' peak. Nor "
+        "does the source say whether the devices are SXM, how threads are set, or what is pinned.",
     ),
     "titan-rtx": (
         "GPT-2 XL on 1 and 2 Titan RTX, ZeRO-3 and FSDP with offload",

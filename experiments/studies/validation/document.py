@@ -42,7 +42,8 @@ _STATED = """\
 *All stated* are rows whose source says all that a prediction needs, as whoever predicts a run of \
 their own knows it: device, host where it counts, network, batch, what is recomputed, and what \
 the figure is of. What other sources leave open stands with their group. What the model leaves \
-out is no such reason."""
+out is no such reason. Two groups were *listed late*, when their errors had been seen: their \
+sources do not say what slot the devices are in."""
 
 _RANKS = """\
 Each rank has its share of the cores, a link of its own and its share of every batch. Predictions \

@@ -26,7 +26,7 @@ from experiments.literature.times.host_passes import HOST_PASS_GROUPS
 from experiments.literature.times.offload_runs import OFFLOAD_RUNS
 from experiments.literature.times.sharded_runs import SHARDED_GROUPS
 from experiments.literature.times.zero3_runs import ZERO3_RUNS
-from experiments.literature.unstated import UNSTATED
+from experiments.literature.unstated import LISTED_LATE, UNSTATED
 from experiments.studies.published.memory import (
     counts_of,
     memory_table,
@@ -171,8 +171,11 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     assert found["of these, all stated"]["rows"] == len(stated)
     both = sum(row["group"] in BLIND_GROUPS for row in stated)
     assert found["of these, all stated and entered blind"]["rows"] == both > 0
+    late = sum(row["group"] in LISTED_LATE for row in rows)
+    assert found["the same with groups listed late"]["rows"] == both + late > both
+    assert set(LISTED_LATE) <= UNSTATED.keys() & set(BLIND_GROUPS)
     # Phases count once, all others once more, and once for each part that they are in.
-    parts = blind + len(stated) + both
+    parts = blind + len(stated) + 2 * both + late
     assert sum(each["rows"] for each in found.values()) == 2 * len(rows) - 4 + parts
     assert UNSTATED.keys() < GROUPS.keys()
     alone = [abs(row["error"]) for row in rows if row["regime"] == "device alone"]
