@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from experiments.calibration.calibrate import Calibration
-from sim.hardware.profile import HardwareProfile, Quantity
+from sim.hardware.figures import Quantity
+from sim.hardware.profile import HardwareProfile
 
 _KNOWN = 1e-3
 """Growth of the error below which runs say little of a constant."""

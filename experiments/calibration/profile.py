@@ -11,8 +11,9 @@ from experiments.calibration.link import LinkRates
 from experiments.calibration.parts import HostRates
 from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
+from sim.hardware.components import Device, EngineOverheads, Host, Link
+from sim.hardware.figures import Quantity
 from sim.hardware.file import KERNEL_IS_DRAM
-from sim.hardware.profile import Device, EngineOverheads, Host, Link, Quantity
 from zenflow.host.limits import usable_cores
 
 _ENDLESS = 1e12

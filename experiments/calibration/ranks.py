@@ -28,7 +28,8 @@ from experiments.training.ranks.ranks import Ranks, joined
 from experiments.training.settings.training import TrainSettings
 from sim.fitting.fit import Sample, fit_constants
 from sim.fitting.refine import Observation, refine
-from sim.hardware.profile import Fabric, HardwareProfile
+from sim.hardware.components import Fabric
+from sim.hardware.profile import HardwareProfile
 from zenflow.columns.host_shares import all_gather
 from zenflow.host.limits import usable_cores
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.sweeps.axes import Axis
 from experiments.sweeps.grid import Case, Sweep, with_parts
-from sim.hardware.profile import RANGES
+from sim.hardware.figures import RANGES
 from sim.machine import Rates
 from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.hardware.profile import RANGES, HardwareProfile, bounded
+from sim.hardware.figures import RANGES, bounded
+from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
 from sim.timing.costs import costs_of

@@ -15,7 +15,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sim.hardware.profile import HardwareProfile, bounded
+from sim.hardware.figures import bounded
+from sim.hardware.profile import HardwareProfile
 from zenflow.errors import ConfigError
 
 _NODES = 25

@@ -13,17 +13,9 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sim.hardware.profile import (
-    Device,
-    EngineOverheads,
-    Fabric,
-    HardwareProfile,
-    Host,
-    Link,
-    Network,
-    Nvme,
-    Quantity,
-)
+from sim.hardware.components import Device, EngineOverheads, Fabric, Host, Link, Network, Nvme
+from sim.hardware.figures import Quantity
+from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantities import Entry, quantity_of, read_table, record_of, refuse_unknown
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sim.hardware.profile import CORE_UPDATE, DEEPSPEED_SHARE, HardwareProfile, Quantity
+from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE
+from sim.hardware.figures import Quantity
+from sim.hardware.profile import HardwareProfile
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 

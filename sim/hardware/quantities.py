@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any, TypeVar
 
-from sim.hardware.profile import Quantity
+from sim.hardware.figures import Quantity
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 

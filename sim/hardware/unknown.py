@@ -7,15 +7,9 @@ setting loads, not for its seconds. What uses them must correct them by measurem
 from __future__ import annotations
 
 from sim.hardware.catalog import find_machine
-from sim.hardware.profile import (
-    CORE_UPDATE,
-    Device,
-    EngineOverheads,
-    HardwareProfile,
-    Host,
-    Link,
-    Quantity,
-)
+from sim.hardware.components import CORE_UPDATE, Device, EngineOverheads, Host, Link
+from sim.hardware.figures import Quantity
+from sim.hardware.profile import HardwareProfile
 
 SIGMA = 1.0
 """Log-normal spread of a generic figure: a factor of e is no surprise."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from sim.hardware.profile import Device, HardwareProfile
+from sim.hardware.components import Device
+from sim.hardware.profile import HardwareProfile
 from sim.models.families import Layer
 from sim.models.workload import LayerWork, Workload
 from sim.timing.traced import traced_overheads, traced_seconds

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sim.hardware.profile import Device
+from sim.hardware.components import Device
 from sim.timing.costs import StepCosts, layers_of
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError

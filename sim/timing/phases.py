@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Host, Link, Quantity
+from sim.hardware.components import Device, EngineOverheads, Host, Link
+from sim.hardware.figures import Quantity
+from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantities import dimension_of
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations

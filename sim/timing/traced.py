@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.hardware.catalog import find_device
-from sim.hardware.profile import Device, EngineOverheads, HardwareProfile, Quantity
+from sim.hardware.components import Device, EngineOverheads
+from sim.hardware.figures import Quantity
+from sim.hardware.profile import HardwareProfile
 from sim.models.workload import LayerWork, Workload
 from sim.names import fold
 from sim.traced.passes import PassTimes

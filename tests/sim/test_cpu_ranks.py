@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sim.hardware.profile import Fabric, Quantity
+from sim.hardware.components import Fabric
+from sim.hardware.figures import Quantity
 from sim.machine import Machine
 from sim.simulate import Strategy, simulate
 from sim.timing.phases import costs_of_phases

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import pytest
 
-from sim.hardware.profile import Fabric, Nvme, Quantity
+from sim.hardware.components import Fabric, Nvme
+from sim.hardware.figures import Quantity
 from sim.machine import Machine
 from sim.schedules.parallel import ddp
 from sim.simulate import STRATEGIES, Strategy

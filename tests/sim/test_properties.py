@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.hardware.profile import Fabric, HardwareProfile, Network, Nvme, Quantity
+from sim.hardware.components import Fabric, Network, Nvme
+from sim.hardware.figures import Quantity
+from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine
 from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import Segment, StepCosts

@@ -27,7 +27,7 @@ from experiments.studies.published.predictions import (
     step_bytes,
 )
 from sim.fitting.left_out import Outcome, fit_left_out, held_out
-from sim.hardware.profile import DEEPSPEED_SHARE
+from sim.hardware.components import DEEPSPEED_SHARE
 
 AIM = 0.15
 """Absolute error within which a prediction counts as met."""

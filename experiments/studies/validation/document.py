@@ -30,7 +30,7 @@ from experiments.studies.published.study import (
     milliseconds,
 )
 from experiments.studies.validation.study import RANK_COLUMNS, RUN_COLUMNS, STUDY, newest
-from sim.hardware.profile import ADAM_SHARE
+from sim.hardware.components import ADAM_SHARE
 
 DOCUMENT = RESULTS.parent.parent / "docs" / "validation.md"
 _NO_GPU = """\

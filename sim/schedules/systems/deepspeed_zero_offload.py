@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import simpy
 
-from sim.hardware.profile import Host
+from sim.hardware.components import Host
 from sim.machine import Machine, least_seconds
 from sim.memory.parts import FLOAT_BYTES, REDUCE_BUCKET, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System

@@ -57,7 +57,7 @@ from experiments.studies.validation.document import DOCUMENT, document
 from experiments.studies.validation.study import STUDY as VALIDATION
 from sim.fitting.left_out import TABLE
 from sim.hardware.catalog import find_machine
-from sim.hardware.profile import DEEPSPEED_SHARE
+from sim.hardware.components import DEEPSPEED_SHARE
 from sim.memory.chance import SPREAD, chance_to_fit, fit_spread
 from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from tests.test_layering import modules_after

@@ -5,7 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from sim.hardware.profile import KINDS, Device, EngineOverheads, Fabric, Host, Link, Nvme, Quantity
+from sim.hardware.components import Device, EngineOverheads, Fabric, Host, Link, Nvme
+from sim.hardware.figures import KINDS, Quantity
 from sim.hardware.quantities import UNITS, dimension_of, quantity_of, read_table, record_of
 from zenflow.errors import ConfigError
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
-from sim.hardware.profile import Quantity
+from sim.hardware.figures import Quantity
 from sim.models.table import find_model
 from sim.models.workload import LayerWork, Workload
 from sim.timing.costs import SEGMENT_FLOOR, Segment, costs_of, cut, layer_seconds

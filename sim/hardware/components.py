@@ -1,0 +1,216 @@
+"""What a machine is made of: device, links, host, drives, and what the engine's own parts take.
+
+SI units: bytes/s, FLOP/s, seconds, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sim.hardware.figures import Quantity
+
+COUNTED = Quantity(value=1.0, kind="estimated", source="count of FLOP and bytes")
+"""Factor on a count where none has been measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator; or a CPU in its role, which then shares the host's cores."""
+
+    name: str
+    is_cpu: bool = False
+    """Whether it computes on the host's cores, beside the host worker."""
+    memory: Quantity
+    """Bytes of device memory."""
+    flops: Mapping[str, Quantity]
+    """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
+    matmul_efficiency: Quantity
+    """Share of the peak that the best matrix product reaches: above 1 where the clock boosts."""
+    float32_efficiency: Quantity | None = None
+    """The same of plain float32 products, without tensor cores; None is ``matmul_efficiency``."""
+    sustained_share: Quantity | None = None
+    """Share of that rate which a model's products sustain: not all have the best shape. None is
+    all of it, as of a rate that was fitted to a model's products."""
+    matmul_latency: Quantity
+    """Seconds that a matrix product takes beside its FLOP: tiles that are not full, its ends."""
+    attention_efficiency: Quantity
+    """Share of the peak that attention's own products reach."""
+    attention_backward_efficiency: Quantity | None = None
+    """The same in backward; None is as in forward."""
+    bandwidth: Quantity
+    """Bytes/s of device memory."""
+    bandwidth_efficiency: Quantity
+    """Share of it that elementwise kernels and the optimizer reach."""
+    cache: Quantity | None = None
+    """Bytes of a last-level cache from which a tensor is read that was just written; None is none
+    that counts."""
+    launch: Quantity
+    """Seconds from one small kernel's start to the next one's, with an interpreter between."""
+    backward_factor: Quantity = COUNTED
+    """Factor on what backward's FLOP and bytes would take at forward's rates."""
+    backward_launch: Quantity | None = None
+    """The same in backward, where no interpreter runs between kernels; None is ``launch``."""
+    compiled_launch: Quantity | None = None
+    """The same of compiled layers, both ways; None is ``launch``."""
+    gradient_bandwidth: Quantity | None = None
+    """Bytes/s at which gradients' memory is taken and filled; None is no cost.
+
+    On a CPU its pages are new in every step."""
+
+    def cached(self, tensor_bytes: float) -> float:
+        """Return the share of a kernel's reads that the cache serves, by one tensor's bytes.
+
+        All where the cache holds what a kernel reads and what it writes, none where one of the two
+        fills it.
+        """
+        if self.cache is None:
+            return 0.0
+        return min(1.0, max(0.0, 2.0 - 2.0 * tensor_bytes / self.cache.value))
+
+    def product_rate(self, dtype: str) -> float:
+        """Return the FLOP/s that a model's matrix products sustain in a dtype."""
+        best = self.matmul_efficiency
+        if dtype == "float32" and self.float32_efficiency is not None:
+            best = self.float32_efficiency
+        share = 1.0 if self.sustained_share is None else self.sustained_share.value
+        return self.flops[dtype].value * best.value * share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Between one device and the host."""
+
+    name: str
+    d2h: Quantity
+    """Bytes/s to the host from pinned memory, with nothing the other way."""
+    h2d: Quantity
+    """Bytes/s to the device from pinned memory, with nothing the other way."""
+    duplex: Quantity
+    """Both directions together as a share of d2h + h2d alone, in (0, 1]: 1 is full duplex."""
+    pageable: Quantity
+    """Factor on both with memory that is not pinned, in (0, 1]."""
+    latency: Quantity
+    """Seconds of one copy beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """Between the devices of one host."""
+
+    name: str
+    bandwidth: Quantity
+    """Bytes/s of one device, one way, that collectives reach."""
+    latency: Quantity
+    """Seconds of a collective beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Between hosts that train together, all alike."""
+
+    name: str
+    adapters: int
+    """Number of network adapters of one host."""
+    bandwidth: Quantity
+    """Bytes/s of one adapter, one way, that collectives reach."""
+    latency: Quantity
+    """Seconds that each further host adds to a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvme:
+    """All drives of the host together."""
+
+    name: str
+    read: Quantity
+    """Bytes/s from the drives."""
+    write: Quantity
+    """Bytes/s to the drives."""
+    capacity: Quantity
+    """Bytes that they hold."""
+
+
+CORE_UPDATE = Quantity(
+    value=1.4e9,
+    kind="estimated",
+    source="0.6 to 0.75 ns for a root and a division, on cores with AVX2 or AVX-512",
+)
+"""AdamW steps of an element, per second, of a core where none has been measured."""
+
+ADAM_SHARE = Quantity(
+    value=0.715,
+    kind="measured",
+    source="geometric mean of the largest size of four kernels: CPU-Adam on two Xeon 8168 0.78 "
+    "(ZeRO-Offload, arXiv 2101.06840, table 4), GraceAdam 0.76 and CPU-Adam 0.60 on Grace "
+    "(SuperOffload, arXiv 2509.21271), torch's fused Adam on 32 cores of Ice Lake 0.74 "
+    "(zhuhaozhe/Misc)",
+    sigma=0.13,
+)
+"""What AdamW kernels reach on hosts where none has been measured: mean and predictive spread."""
+
+DEEPSPEED_SHARE = Quantity(
+    value=0.3256,
+    kind="estimated",
+    source="as on the EPYC 7742, the only host that it is known for; kernels alone differ by 0.13 "
+    "between hosts",
+    sigma=0.2,
+)
+"""What DeepSpeed's CPU step reaches where it has not been measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """CPU sockets and their memory."""
+
+    name: str
+    sockets: int
+    """Number of sockets."""
+    cores: int
+    """Number of cores of one socket."""
+    dram: Quantity
+    """Bytes/s of one socket's memory that a STREAM-like loop reaches."""
+    dram_bytes: Quantity
+    """Bytes of memory, all sockets together."""
+    core_bandwidth: Quantity
+    """Bytes/s that the optimizer's loop moves on one core: threads add up until DRAM is full."""
+    numa_hop: Quantity
+    """Factor on links and DRAM for memory of another socket, in (0, 1]."""
+    core_sharing: Quantity
+    """Work of two busy hardware threads of one core as a multiple of one's, in [1, 2]."""
+    core_update: Quantity = CORE_UPDATE
+    """AdamW steps of an element, per second, that one core takes on data in its caches: what
+    bounds a pass over many gradients, where the loop's bytes no longer do."""
+    adam_share: Quantity = ADAM_SHARE
+    """Bytes/s that an AdamW kernel alone moves on all its threads, as a share of ``dram``: seven
+    streams suit memory less than STREAM's three do. 1 where ``dram`` is from the kernel itself."""
+    deepspeed_share: Quantity = DEEPSPEED_SHARE
+    """Bytes/s that DeepSpeed's CPU step moves on one socket, as a share of ``dram``: its AdamW
+    kernel and the slower passes around it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOverheads:
+    """What the engine's own parts take beside bytes over bandwidth."""
+
+    host_task: Quantity
+    """Seconds of a host task beside its bytes: queue, hand-over between threads."""
+    copy: Quantity
+    """Seconds of a bucket's copy beside its bytes: launching it, or a lane thread's work."""
+    bucket: Quantity
+    """Seconds of one parameter on the training thread: its hook, gathering, writing back."""
+    step: Quantity
+    """Seconds of an optimizer step beside its elements."""
+    select: Quantity
+    """Seconds of one block's selection and hand-over."""
+    intake_bandwidth: Quantity
+    """Bytes/s of gradients that are measured and gathered on the device."""
+    pack_bandwidth: Quantity
+    """Bytes/s of gradients that one lane thread (a CPU) or the copy stream (a GPU) packs."""
+    unpack_bandwidth: Quantity | None = None
+    """Bytes/s of weights that the other lane writes into their columns; None is as packing."""
+    device_update: Quantity
+    """Parameters/s that AdamW on the device updates where they are whole."""
+    column_update: Quantity | None = None
+    """Parameters/s of important columns: AdamW on them, and writing them into the weights. None is
+    as ``device_update``."""
