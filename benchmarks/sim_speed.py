@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.record import setting, spread
 from experiments.output.files import write_json, write_text
-from experiments.sweeps.axes import parse_axes
+from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.execution.run import Engine, run_sweep
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.requests import Request

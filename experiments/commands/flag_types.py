@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.sweeps.axes import recomputation
+from experiments.sweeps.axes.words import recomputation
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:

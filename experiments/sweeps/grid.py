@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.axes import SYSTEM_OPTIONS, Axis, AxisKind, Value
+from experiments.sweeps.axes.kinds import SYSTEM_OPTIONS, Axis, AxisKind
+from experiments.sweeps.axes.words import Value
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from zenflow.errors import ConfigError
 

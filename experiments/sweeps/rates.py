@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.sweeps.axes import Axis
+from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.grid import Case, Sweep, with_parts
 from sim.hardware.figures import RANGES
 from sim.machine import Rates

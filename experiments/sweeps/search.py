@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.sweeps.axes import Axis
+from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.columns import INVALID, OK, Row
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.points import rows_of

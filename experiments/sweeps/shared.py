@@ -10,7 +10,7 @@ from sim.memory.need import MemoryNeed, memory_of
 from sim.timing.costs import StepCosts, costs_of
 
 if TYPE_CHECKING:
-    from experiments.sweeps.axes import AxisKind
+    from experiments.sweeps.axes.kinds import AxisKind
     from experiments.sweeps.grid import Case, Sweep
 
 _MOST = 256

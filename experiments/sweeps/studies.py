@@ -11,7 +11,8 @@ from experiments.lab import catalogue
 from experiments.lab.columns import Column, Table
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.sweeps import answers
-from experiments.sweeps.axes import GIB, Axis, parse_axes
+from experiments.sweeps.axes.kinds import GIB, Axis
+from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.columns import Batch
 from experiments.sweeps.grid import Sweep, notes_of
 from experiments.sweeps.points import rows_of

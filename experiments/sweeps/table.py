@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.output.files import replacing, write_json, write_text
-from experiments.sweeps.axes import Axis
+from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.columns import OK, RESULTS, TEXTS, Batch
 from experiments.sweeps.grid import Sweep, notes_of
 from zenflow.errors import ConfigError

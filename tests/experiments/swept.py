@@ -3,7 +3,7 @@
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.sweeps.axes import parse_axes
+from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.columns import Batch
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.points import batches_of, rows_of

@@ -16,7 +16,7 @@ from experiments.commands.flag_types import (
     RecomputedLayers,
 )
 from experiments.commands.training.train_flags import given_flags, knob_flags
-from experiments.sweeps.axes import SYSTEM_OPTIONS
+from experiments.sweeps.axes.kinds import SYSTEM_OPTIONS
 from experiments.training.settings.training import DTYPES
 from sim.models.kernels import KERNELS
 from sim.models.workload import ATTENTIONS, LOSSES

@@ -36,7 +36,7 @@ def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -
     del parameter
     if not value or context.resilient_parsing:
         return
-    from experiments.sweeps.axes import KINDS
+    from experiments.sweeps.axes.kinds import KINDS
 
     for kind in KINDS.values():
         unit = f" ({kind.unit})" if kind.unit else ""
@@ -203,7 +203,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     Raises:
         ConfigError: They ask for nothing, or for one thing twice.
     """
-    from experiments.sweeps.axes import parse_axes
+    from experiments.sweeps.axes.parsing import parse_axes
     from experiments.sweeps.grid import TOLERANCE, Sweep
     from experiments.sweeps.requests import Request, as_traced
 

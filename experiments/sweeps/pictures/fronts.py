@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.output.plots import STRATEGY_COLOURS
-from experiments.sweeps.axes import Axis
+from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.pictures.plots import PLAIN, SPREAD, best_is_largest
 from experiments.sweeps.prices import COLUMN
 from experiments.sweeps.table import predicted_rows

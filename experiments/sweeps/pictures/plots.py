@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from experiments.output.plots import STALL_COLOUR
-from experiments.sweeps.axes import Axis
+from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.table import predicted_rows
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.sweeps.axes import KINDS, SYSTEM_OPTIONS, parse_axes, parse_axis
+from experiments.sweeps.axes.kinds import KINDS, SYSTEM_OPTIONS
+from experiments.sweeps.axes.parsing import parse_axes, parse_axis
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.requests import Request
 from sim.simulate import Strategy

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from experiments.sweeps.axes import parse_axes
+from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.grid import TOLERANCE, Sweep
 from experiments.sweeps.pictures.fronts import draw_pareto, front
 from experiments.sweeps.pictures.plots import draw_sweep

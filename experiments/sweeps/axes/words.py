@@ -1,0 +1,148 @@
+"""Words to values: parsers of what an axis or a flag may be given.
+
+Each raises ``ConfigError`` at a word that is no value of its own; the message has what is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+
+from experiments.training.settings.field import settings_of
+from experiments.training.settings.training import MODEL_SIZES
+from sim.models.recomputation import BY_OPERATION, Recomputation
+from zenflow.config import ZenFlowConfig, unknown_name
+from zenflow.errors import ConfigError
+
+Value = str | int | float | bool | None
+
+
+def float_in(word: str) -> float:
+    """Return the number that a word says; NaN if it says none."""
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
+
+
+def number(word: str) -> float:
+    """Return a positive number."""
+    value = float_in(word)
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"values must be positive numbers, got {word!r}")
+    return value
+
+
+def count(word: str) -> int:
+    """Return a whole number of at least 1."""
+    value = number(word)
+    if value != int(value):
+        raise ConfigError(f"values must be whole numbers of at least 1, got {word!r}")
+    return int(value)
+
+
+def switch(word: str, what: str = "yes or no") -> bool:
+    """Return yes or no; ``what`` says in an error what else the word might have been."""
+    switches = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+    if word.casefold() not in switches:
+        raise ConfigError(f"values must be {what}, got {word!r}")
+    return switches[word.casefold()]
+
+
+def recomputation(word: str) -> Recomputation:
+    """Return what is recomputed: yes or no, a share of the layers (1/2, 20/32, 0.5), or op.
+
+    All layers are True, and none is False.
+    """
+    if word == BY_OPERATION:
+        return word
+    found = re.fullmatch(r"(\d+\.?\d*)(?:/([1-9]\d*))?", word)
+    if found is None:
+        return switch(word, "yes, no, op, or a share of the layers, as in 1/2 or 20/32")
+    share = float(found[1]) / int(found[2] or 1)
+    if share > 1:
+        raise ConfigError(
+            f"values must be shares of the layers, to 1, got {word!r}: every second one is 1/2"
+        )
+    return share if 0 < share < 1 else bool(share)
+
+
+def choice(known: Iterable[str]) -> Callable[[str], str]:
+    """Return the parser of one of these names."""
+    names = tuple(known)
+
+    def parse(word: str) -> str:
+        if word not in names:
+            raise ConfigError(unknown_name(word, names))
+        return word
+
+    return parse
+
+
+def part(kind: str) -> Callable[[str], str]:
+    """Return the parser of a part's name, which gives it as the table spells it."""
+
+    def parse(word: str) -> str:
+        from sim.hardware import catalog
+
+        found: str = getattr(catalog, f"find_{kind}")(word).name
+        return found
+
+    return parse
+
+
+def drives(word: str) -> str:
+    """Return the name of NVMe drives, or none."""
+    return word if word == "none" else str(part("nvme")(word))
+
+
+def machine(word: str) -> str:
+    """Return the name of a machine in the table, or a profile's JSON file."""
+    from sim.hardware.file import read_profile
+
+    if word.endswith(".json"):
+        read_profile(word)
+        return word
+    return str(part("machine")(word))
+
+
+def model(word: str) -> str:
+    """Return a model: a size of `zenflow train`, or what `find_model` takes."""
+    from sim.models.table import find_model
+
+    if word not in MODEL_SIZES:
+        find_model(word)
+    return word
+
+
+def strategy(word: str) -> str:
+    """Return the name of a strategy."""
+    from sim.simulate import STRATEGIES
+
+    return choice(STRATEGIES)(word)
+
+
+def targets(word: str) -> str:
+    """Return which matrices get adapters."""
+    from sim.schedules.systems.lora import TARGETS
+
+    return choice(TARGETS)(word)
+
+
+def knob(name: str) -> Callable[[str], Value]:
+    """Return the parser of a setting of the update rule, which the rule itself checks."""
+    kind = settings_of(ZenFlowConfig)[name].kind
+
+    def parse(word: str) -> Value:
+        if kind is bool:
+            return switch(word)
+        try:
+            value: Value = kind(word)
+        except ValueError:
+            what = {int: "whole numbers", float: "numbers"}[kind]
+            raise ConfigError(f"values must be {what}, got {word!r}") from None
+        ZenFlowConfig.preset("zenflow", **{name: value})
+        return value
+
+    return parse
