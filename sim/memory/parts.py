@@ -185,39 +185,37 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     In backward activations go as gradients come, at about the same rate, so that one of its two
     ends is fullest.
     """
-    kept = workload.activations.kept_bytes()
-    away = workload.activations.leaving_bytes()
-    whole, layer = sum(kept[:-1]), workload.activations.kept_at_the_end()
-    buffers = Part("activation buffers", "device", ACTIVATION_BUFFERS * max(away))
-    change = device.layer_activations
-    again = workload.recomputed()  # which keeps its input in any case
-    whole += change * sum(
-        layer.attention_width > 0 and not redone
-        for layer, redone in zip(workload.layers, again, strict=True)
+    moments = _passes(workload, device)
+    held = {name: [*device.passes, *parts] for name, parts in moments.items()}
+    after, at_step = device.gradients_after, device.gradients_at_step
+    gradients = Part("gradients", "device", after if at_step is None else at_step)
+    held["step"] = [gradients, *device.step]
+    totals = {name: sum(part.num_bytes for part in parts) for name, parts in held.items()}
+    moment = max(totals, key=totals.__getitem__)
+    return moment, [*device.always, *held[moment]]
+
+
+def _passes(workload: Workload, device: DeviceParts) -> dict[str, list[Part]]:
+    """Return what passes hold beside `DeviceParts.passes`, at their fullest moments."""
+    counts = workload.activations
+    whole, layer = _kept(workload, device.layer_activations)
+    buffers = Part(
+        "activation buffers", "device", ACTIVATION_BUFFERS * max(counts.leaving_bytes())
     )
-    layer += 0.0 if any(again) else change
-    whole = max(0.0, whole - sum(away))
-    recomputed, logits = (
-        workload.activations.recomputed_bytes(),
-        kept[-1] + workload.activations.loss_bytes(),
-    )
-    share = 1.0 if workload.activations.chunks_logits else device.logits_share
+    share = 1.0 if counts.chunks_logits else device.logits_share
+    logits = share * (counts.kept_bytes()[-1] + counts.loss_bytes())
     before, after = device.gradients_before, device.gradients_after
-    at_step = after if device.gradients_at_step is None else device.gradients_at_step
+    again = counts.recomputed_bytes()
     inside = [
-        Part("recomputed layer", "device", recomputed + change if recomputed else 0.0),
-        Part(
-            "activations' gradients",
-            "device",
-            workload.activations.gradient_bytes(),
-            "of one layer",
-        ),
+        Part("recomputed layer", "device", again + device.layer_activations if again else 0.0),
+        Part("activations' gradients", "device", counts.gradient_bytes(), "of one layer"),
     ]
-    moments = {
+    tied = workload.tied_bytes() if device.trains_tables else 0.0
+    return {
         "loss": [
             Part("activations", "device", whole),
             buffers,
-            Part("logits and loss", "device", share * logits),
+            Part("logits and loss", "device", logits),
             Part("gradients", "device", before),
         ],
         "start of backward": [
@@ -229,23 +227,27 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
         "end of backward": [
             Part("activations", "device", layer),
             Part("gradients", "device", after),
-            Part(
-                "tied table's gradients",
-                "device",
-                workload.tied_bytes() if device.trains_tables else 0.0,
-                "before they are added",
-            ),
+            Part("tied table's gradients", "device", tied, "before they are added"),
             *inside,
         ],
-        "step": [Part("gradients", "device", at_step), *device.step],
     }
-    held = {
-        name: parts if name == "step" else [*device.passes, *parts]
-        for name, parts in moments.items()
-    }
-    totals = {name: sum(part.num_bytes for part in parts) for name, parts in held.items()}
-    moment = max(totals, key=totals.__getitem__)
-    return moment, [*device.always, *held[moment]]
+
+
+def _kept(workload: Workload, change: float) -> tuple[float, float]:
+    """Return the bytes of kept activations when backward starts, and when it ends.
+
+    Args:
+        workload: What a step computes.
+        change: Bytes by which a layer keeps more where it is not recomputed.
+    """
+    counts, again = workload.activations, workload.recomputed()
+    whole, layer = sum(counts.kept_bytes()[:-1]), counts.kept_at_the_end()
+    whole += change * sum(
+        each.attention_width > 0 and not redone
+        for each, redone in zip(workload.layers, again, strict=True)
+    )
+    layer += 0.0 if any(again) else change  # a recomputed layer keeps its input in any case
+    return max(0.0, whole - sum(counts.leaving_bytes())), layer
 
 
 def rounded(num_bytes: float) -> int:
