@@ -15,7 +15,8 @@ from typing import Any
 from sim.hardware.components import Device
 from sim.hardware.profile import HardwareProfile
 from sim.models.families import Layer
-from sim.models.workload import LayerWork, Workload
+from sim.models.work import LayerWork
+from sim.models.workload import Workload
 from sim.timing.traced import traced_overheads, traced_seconds
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

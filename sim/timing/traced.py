@@ -15,7 +15,8 @@ from sim.hardware.catalog import find_device
 from sim.hardware.components import Device, EngineOverheads
 from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
-from sim.models.workload import LayerWork, Workload
+from sim.models.work import LayerWork
+from sim.models.workload import Workload
 from sim.names import fold
 from sim.traced.passes import PassTimes
 from sim.traced.step import TracedStep

@@ -18,7 +18,8 @@ from functools import partial
 from sim.machine import Machine
 from sim.memory.parts import FLOAT_BYTES, DeviceParts, Part, SystemCase, SystemParts
 from sim.models.families import Layer, Parameter
-from sim.models.workload import LayerWork, Workload
+from sim.models.work import LayerWork
+from sim.models.workload import Workload
 from sim.schedules.schedule import System, refuse_below_1
 from sim.schedules.systems.on_device import OnDevice
 from sim.timing.costs import Segment, StepCosts, layer_seconds

@@ -8,7 +8,8 @@ import pytest
 from sim.hardware.catalog import find_machine
 from sim.hardware.figures import Quantity
 from sim.models.table import find_model
-from sim.models.workload import LayerWork, Workload
+from sim.models.work import LayerWork
+from sim.models.workload import Workload
 from sim.timing.costs import SEGMENT_FLOOR, Segment, costs_of, cut, layer_seconds
 from sim.timing.phases import costs_of_phases
 from zenflow.errors import ConfigError
