@@ -48,6 +48,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def strict(value: Any) -> Any:
+    """Return a value as strict JSON has it: None for numbers that are not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -195,6 +195,7 @@ def _window_steps(summary: Mapping[str, Any]) -> int:
 
 
 def draw_lanes(axes: Axes, timeline: Timeline) -> None:
+    """Draw all lanes of a timeline, from its start on."""
     rows = {lane: float(row) for row, lane in enumerate(LANES)}
     draw_spans(axes, timeline, timeline.start, rows, SPAN_COLOURS, _BAR_HEIGHT)
     axes.set_yticks(range(len(LANES)), LANES)
@@ -246,6 +247,7 @@ def mark_steps(axes: Axes, timeline: Timeline) -> None:
 
 
 def lane_legend(figure: Any, timelines: Sequence[Timeline]) -> None:
+    """Name the colours of all spans that timelines have."""
     names = {span.name for line in timelines for span in line.spans if not span.is_stall}
     colour_legend(figure, {name: SPAN_COLOURS[name] for name in SPAN_COLOURS if name in names})
 

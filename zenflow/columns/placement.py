@@ -82,14 +82,7 @@ def build_layout(
         for most, part, named in zip(most_deferred, parts, to_split, strict=True)
     ]
     slabs = HostSlabs(device, rooms)
-    num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
-    energies, scores, mean_squares, fresh_factors = (
-        torch.zeros(num_columns, device=device.torch_device) for _ in range(4)
-    )
-    is_important = torch.zeros(num_columns, dtype=torch.bool, device=device.torch_device)
-    columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors)
-    num_rows = sum(named.data.shape[0] for named in to_split) if config.is_exact else 0
-    rows = RowVectors(*(torch.zeros(num_rows, device=device.torch_device) for _ in range(3)))
+    columns, rows = _vectors(to_split, device.torch_device, has_rows=config.is_exact)
     splits, banks = _make_splits(
         to_split,
         _deferred_columns(shapes, len(to_split), config.topk_ratio),
@@ -116,6 +109,21 @@ def build_layout(
         shards=shards,
         shares=shares,
     )
+
+
+def _vectors(
+    to_split: Sequence[NamedParam], device: torch.device, *, has_rows: bool
+) -> tuple[ColumnVectors, RowVectors]:
+    """Return what is known of each column and row of all matrices: nothing so far."""
+    num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
+    energies, scores, mean_squares, fresh_factors = (
+        torch.zeros(num_columns, device=device) for _ in range(4)
+    )
+    is_important = torch.zeros(num_columns, dtype=torch.bool, device=device)
+    columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors)
+    num_rows = sum(named.data.shape[0] for named in to_split) if has_rows else 0
+    rows = RowVectors(*(torch.zeros(num_rows, device=device) for _ in range(3)))
+    return columns, rows
 
 
 def _deferred_columns(

@@ -27,6 +27,7 @@ def _groups(data: Data) -> list[Mapping[str, Any]]:
 
 
 def findings(data: Data) -> Sequence[Finding]:
+    """Return how far the loss of each rule lies from the device's, by regime and rate."""
     found = []
     for group in _groups(data):
         where = f"{group['regime']}, learning rate {group['lr']:g}"
