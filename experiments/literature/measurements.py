@@ -21,6 +21,8 @@ from experiments.literature.times.fine_tuning import FINE_TUNING, FINE_TUNING_GR
 from experiments.literature.times.host_passes import HOST_PASS_GROUPS, HOST_PASSES
 from experiments.literature.times.launch_bound import LAUNCH_BOUND, LAUNCH_BOUND_GROUPS
 from experiments.literature.times.offload_runs import OFFLOAD_GROUPS, OFFLOAD_RUNS
+from experiments.literature.times.one_device import ONE_DEVICE, ONE_DEVICE_GROUPS
+from experiments.literature.times.one_host import ONE_HOST, ONE_HOST_GROUPS
 from experiments.literature.times.sharded_runs import SHARDED, SHARDED_GROUPS
 from experiments.literature.times.zero3_runs import ZERO3_GROUPS, ZERO3_RUNS
 
@@ -68,10 +70,13 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     **ZERO3_GROUPS,
     **FINE_TUNING_GROUPS,
     **DATA_PARALLEL_GROUPS,
+    **ONE_DEVICE_GROUPS,
+    **ONE_HOST_GROUPS,
 }
 
 BLIND_GROUPS = (
     *OFFLOAD_GROUPS, *ZERO3_GROUPS, *FINE_TUNING_GROUPS, *DATA_PARALLEL_GROUPS,
+    *ONE_DEVICE_GROUPS, *ONE_HOST_GROUPS,
 )  # fmt: skip
 """Groups whose rows were all entered before any of them was predicted."""
 UNFITTED = (
@@ -304,9 +309,18 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     *ZERO3_RUNS,
     *FINE_TUNING,
     *DATA_PARALLEL,
+    *ONE_DEVICE,
+    *ONE_HOST,
 )  # fmt: skip
 
 NOT_PREDICTED = (
+    "BERT-base, compiled, on an A100 (keras-team/keras-io, 202 ms) and a lecture's GPT-2 "
+    "(karpathy/build-nanogpt, 333 ms): products are TF32's, which no set-up can have.",
+    "XTuner's Llama-2-7B on 8 A100: its pages give 2,234 and 3,864 tokens/s for one set-up.",
+    "LoRA of Llama-2-7B in float32 on one MI300X (ROCm/rocm-blogs, llama-lora): its logs give "
+    "196 s and 8 min for one run.",
+    "TinyLlama-1.1B under DDP and on one A100 (Lightning-AI/litgpt, extensions/thunder): the time "
+    "is of the last of many micro-batches, with what is still queued of those before.",
     "ZeRO-3 with weights alone on the host (deepspeedai/DeepSpeed #3901, 6.05 s): no simulated "
     "strategy has its states on the device then.",
     "ZeRO-Infinity's 50B on a DGX-2 (deepspeedai/DeepSpeed #1776, 298.9 s a step): where the "

@@ -49,6 +49,15 @@ UNSTATED: Mapping[str, tuple[str, ...]] = {
     "bert-pretraining": ("batch",),
     "few-h100": ("device", "recomputation"),
     "partial": ("device",),
+    "book-gpt2": ("device", "time"),
+    "lecture-gpt2": ("device",),
+    "engine-layers": ("device",),
+    "thunder-7b": ("device",),
+    "factory-7b": ("device", "batch"),
+    "open-llama-7b": ("batch", "recomputation"),
+    "qwen3-ddp": ("batch",),
+    "titan-gpt2": ("recomputation",),
+    "speedrun-4090": ("device",),
 }
 """Names of what is open; groups without any state all that a prediction needs."""
 

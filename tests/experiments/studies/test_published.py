@@ -24,6 +24,8 @@ from experiments.literature.times.data_parallel import DATA_PARALLEL
 from experiments.literature.times.fine_tuning import FINE_TUNING
 from experiments.literature.times.host_passes import HOST_PASS_GROUPS
 from experiments.literature.times.offload_runs import OFFLOAD_RUNS
+from experiments.literature.times.one_device import ONE_DEVICE
+from experiments.literature.times.one_host import ONE_HOST
 from experiments.literature.times.sharded_runs import SHARDED_GROUPS
 from experiments.literature.times.zero3_runs import ZERO3_RUNS
 from experiments.literature.unstated import LISTED_LATE, UNSTATED
@@ -63,7 +65,7 @@ from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from tests.test_layering import modules_after
 
 BY_LABEL = {item.label: item for item in MEASUREMENTS}
-BLIND = (*OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL)
+BLIND = (*OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL, *ONE_DEVICE, *ONE_HOST)
 """Rows that were entered before any of them was predicted."""
 
 
