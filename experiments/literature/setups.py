@@ -66,7 +66,7 @@ class Setup:
     kernels: str = "eager"
     """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
     attention: str = "fused"
-    """Kernels of attention, one of `sim.models.workload.ATTENTIONS`."""
+    """Kernels of attention, one of `sim.models.workload.ATTENTIONS`. PyTorch's are ``fused``."""
     loss: str = "tokens"
     """What follows the last layer, one of `sim.models.workload.LOSSES`."""
     dtype: str = "bfloat16"

@@ -5,6 +5,7 @@ SI units: bytes/s, FLOP/s, seconds, bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,9 +36,17 @@ class Device:
     matmul_latency: Quantity
     """Seconds that a matrix product takes beside its FLOP: tiles that are not full, its ends."""
     attention_efficiency: Quantity
-    """Share of the peak that attention's own products reach."""
+    """Share of the peak that attention's own products reach over long sequences, by
+    FlashAttention-2 and kernels like it."""
     attention_backward_efficiency: Quantity | None = None
     """The same in backward; None is as in forward."""
+    native_attention_efficiency: Quantity | None = None
+    """The same by kernels written for the device's generation, such as FlashAttention-3; None is
+    as by the others."""
+    native_attention_backward_efficiency: Quantity | None = None
+    """The same of these in backward; None is as in forward."""
+    attention_tokens: Quantity | None = None
+    """Tokens of a causal sequence over which fused kernels reach half of that; None is no loss."""
     bandwidth: Quantity
     """Bytes/s of device memory."""
     bandwidth_efficiency: Quantity
@@ -67,6 +76,30 @@ class Device:
         if self.cache is None:
             return 0.0
         return min(1.0, max(0.0, 2.0 - 2.0 * tensor_bytes / self.cache.value))
+
+    def attention_rate(
+        self,
+        dtype: str,
+        *,
+        is_backward: bool = False,
+        is_native: bool = False,
+        tokens: float = math.inf,
+    ) -> float:
+        """Return the FLOP/s that attention's own products reach.
+
+        Args:
+            dtype: Of queries, keys and values.
+            is_backward: Whether backward's are meant.
+            is_native: Whether kernels of the device's generation run.
+            tokens: Length of a causal sequence that fused kernels go over; infinite is no loss.
+        """
+        shares = self.attention_efficiency, self.attention_backward_efficiency
+        if is_native and self.native_attention_efficiency is not None:
+            shares = self.native_attention_efficiency, self.native_attention_backward_efficiency
+        share = shares[is_backward] or shares[0]
+        assert share is not None  # forward's always is there
+        half = 0.0 if self.attention_tokens is None else self.attention_tokens.value
+        return self.flops[dtype].value * share.value / (1.0 + half / tokens)
 
     def product_rate(self, dtype: str) -> float:
         """Return the FLOP/s that a model's matrix products sustain in a dtype."""

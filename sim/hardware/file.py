@@ -22,7 +22,7 @@ from sim.hardware.profile import HardwareProfile
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the files that this code writes. It reads those before, too."""
 KERNEL_IS_DRAM = Quantity(
     value=1.0, kind="measured", source="part of dram, which the engine's kernel has measured"
@@ -36,6 +36,13 @@ _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     6: {
         "device": {"float32_efficiency": None, "cache": None},
         "overheads": {"column_update": None},
+    },
+    7: {
+        "device": {
+            "native_attention_efficiency": None,
+            "native_attention_backward_efficiency": None,
+            "attention_tokens": None,
+        }
     },
 }
 """Figures that each version has and the one before had not, with what stands for them."""

@@ -42,6 +42,7 @@ UNITS: Mapping[str, tuple[str, float, float]] = {
     "us": ("seconds", 1, 1e6),
     "ratio": ("ratio", 1, 1),
     "%": ("ratio", 1, 100),
+    "tokens": ("tokens", 1, 1),
     "B/param": ("bytes/parameter", 1, 1),
     "Gparam/s": ("parameters/s", 1e9, 1),
 }
@@ -56,6 +57,7 @@ _FIELDS = {
     "FLOP": "flop",
     "seconds": "launch latency time host_task copy bucket step select",
     "ratio": "efficiency factor share duplex pageable numa_hop core_sharing",
+    "tokens": "tokens",
     "bytes/parameter": "update_bytes",
     "parameters/s": "device_update column_update core_update",
 }

@@ -43,7 +43,7 @@ def violations(workload: Workload) -> Iterator[str]:
 
 
 def _violations_by_operation(workload: Workload) -> Iterator[str]:
-    if workload.attention != "fused":
+    if workload.attention == "eager":
         yield (
             f"checkpointing {BY_OPERATION!r} keeps the output of fused attention, got "
             f"{workload.attention!r}: take attention 'fused'"

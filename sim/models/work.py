@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and
 mask, softmax in float32 (twice as wide), its cast, the product with values. Estimated."""
+_COMPILED_SCORE_PASSES = 4.0
+"""The same where one compiled kernel is between the two products. Counted."""
 _SCORE_KERNELS, _SCORE_CASTS = 5, 2
 """Kernels of eager attention's forward beside the one of fused attention, counted in transformers'
 own modules. Gated families take the softmax in float32, which casts where they have 16 bits."""
@@ -43,6 +45,10 @@ class LayerWork:
     """Bytes of one tensor of the residual stream's width."""
     num_kernels: int
     """Number of kernels."""
+    attention_tokens: float = math.inf
+    """Tokens of a causal sequence that fused attention goes over; infinite by other kernels."""
+    is_native: bool = False
+    """Whether attention runs by kernels of the device's generation."""
     keeps_scores: bool = False
     """Whether attention's scores are kept, so that backward does not compute them once more."""
 
@@ -119,10 +125,9 @@ class Work:
         multiplied = self._products(products)
         width = layer.attention_width
         is_eager = workload.attention == "eager" and width > 0
+        is_cut = workload.is_causal and not is_eager
         pairs = workload.batch_size * workload.sequence**2
-        score = _SCORE_PASSES * size + workload.dropouts[1] * (2.0 * size + 1.0)
-        scores = pairs * workload.num_heads * score if is_eager else 0.0
-        computed = pairs * (0.5 if workload.is_causal and not is_eager else 1.0)
+        computed = pairs * (0.5 if is_cut else 1.0)
         logits = tokens * workload.vocabulary if is_last and workload.loss != "classes" else 0
         passes, kernels = self._elementwise(layer)
         return LayerWork(
@@ -133,10 +138,12 @@ class Work:
             elementwise_bytes=multiplied["elementwise_bytes"]
             + tokens * passes
             + logits * self._logit_bytes
-            + scores,
+            + (pairs * workload.num_heads * self._score_bytes if is_eager else 0.0),
             weight_bytes=multiplied["weight_bytes"],
             tensor_bytes=float(tokens * workload.hidden * size),
             num_kernels=kernels + len(products) + (self._score_kernels(layer) if is_eager else 0),
+            attention_tokens=float(workload.sequence) if is_cut else math.inf,
+            is_native=workload.attention == "native",
             keeps_scores=is_eager,
         )
 
@@ -166,6 +173,14 @@ class Work:
         rotated = layer.attention_width * (1.0 + self.workload.num_key_value_heads_share)
         more = (kernels.rotary * rotated + kernels.gate * inner) * size
         return shared + norm * self.workload.normed_width(layer) + more, kernels.launches
+
+    @property
+    def _score_bytes(self) -> float:
+        """Bytes that eager attention's forward moves for each score."""
+        workload = self.workload
+        passes = _COMPILED_SCORE_PASSES if workload.kernels == "compiled" else _SCORE_PASSES
+        size = workload.dtype_bytes
+        return passes * size + workload.dropouts[1] * (2.0 * size + 1.0)
 
     def _score_kernels(self, layer: Layer) -> int:
         casts = _SCORE_CASTS if layer.is_gated and self.workload.dtype_bytes < 4 else 0

@@ -24,7 +24,7 @@ from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
-ATTENTIONS = ("fused", "eager")
+ATTENTIONS = ("fused", "native", "eager")
 LOSSES = ("tokens", "parts", "float32", "sum", "classes")
 
 
@@ -53,8 +53,10 @@ class Workload:
     attention: str = "fused"
     """Kernels of attention, one of `ATTENTIONS`.
 
-    Fused ones keep no scores and compute them once more in backward, as *selective* recomputation
-    does (Korthikanti et al. 2022, section 4.2). Eager ones keep them, over the whole square."""
+    Fused ones, FlashAttention-2 and PyTorch's own, keep no scores and compute them once more in
+    backward, as *selective* recomputation does (Korthikanti et al. 2022, section 4.2). Native ones
+    do so by what a device's generation has of its own: FlashAttention-3 and 4, or cuDNN. Eager
+    ones keep scores, over the whole square."""
     offloads_activations: bool = False
     """Whether what a layer keeps for backward waits on the host meanwhile."""
     num_heads: int = 1

@@ -230,9 +230,9 @@ def layer_seconds(
     """Return seconds of a layer's forward and backward, without recomputation.
 
     A product takes its FLOP over the rate that products sustain, and a latency: small ones run
-    slower. Attention's backward has its own rate where that was measured. A
-    GPU's kernels are launched ahead, and bound only where launching takes longer than they do; on
-    a CPU every operation's own cost is added.
+    slower. Attention's rate goes by kernel, pass and length. A GPU's kernels are launched ahead,
+    and bound only where launching takes longer than they do; on a CPU every operation's own cost
+    is added.
 
     Args:
         work: Its forward.
@@ -249,11 +249,8 @@ def layer_seconds(
         raise ConfigError(
             f"{device.name} has no peak for {dtype}: it has {', '.join(device.flops)}"
         )
-    peak = device.flops[dtype].value
-    attention = work.attention_flop / (peak * device.attention_efficiency.value)
-    forward = _seconds(work, device, dtype) + attention
-    if device.attention_backward_efficiency is not None:
-        attention = work.attention_flop / (peak * device.attention_backward_efficiency.value)
+    forward = _seconds(work, device, dtype) + _attention_seconds(work, device, dtype)
+    attention = _attention_seconds(work, device, dtype, is_backward=True)
     attention *= _KEPT_ATTENTION_BACKWARD if work.keeps_scores else _ATTENTION_BACKWARD
     products = 1.0 if is_frozen else 2.0
     backward = _seconds(work, device, dtype, products, 2.0) + attention
@@ -264,6 +261,16 @@ def layer_seconds(
     if device.is_cpu:
         return forward + launches[0], backward + launches[1]
     return max(forward, launches[0]), max(backward, launches[1])
+
+
+def _attention_seconds(
+    work: LayerWork, device: Device, dtype: str, *, is_backward: bool = False
+) -> float:
+    """Return what forward's products of attention take, at forward's or at backward's rate."""
+    rate = device.attention_rate(
+        dtype, is_backward=is_backward, is_native=work.is_native, tokens=work.attention_tokens
+    )
+    return work.attention_flop / rate
 
 
 def launch_seconds(

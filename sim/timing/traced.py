@@ -154,13 +154,9 @@ def _device_factors(step: TracedStep, dtype: str, device: Device) -> _Factors:
             )
     return _Factors(
         old.product_rate(dtype) / device.product_rate(dtype),
-        _attention_rate(old, dtype) / _attention_rate(device, dtype),
+        old.attention_rate(dtype) / device.attention_rate(dtype),
         _byte_rate(old) / _byte_rate(device),
     )
-
-
-def _attention_rate(device: Device, dtype: str) -> float:
-    return device.flops[dtype].value * device.attention_efficiency.value
 
 
 def _byte_rate(device: Device) -> float:

@@ -137,7 +137,9 @@ run_flags = with_flags(
         type=click.Choice(ATTENTIONS),
         default="fused",
         show_default=True,
-        help="Kernels: fused ones compute scores once more in backward, eager ones keep them.",
+        help="Kernels: fused ones (FlashAttention-2, PyTorch's) compute scores once more in "
+        "backward, and so do native ones, Hopper's and Blackwell's (FlashAttention-3 and 4, "
+        "cuDNN's); eager ones keep them.",
     ),
     click.option(
         "--loss",

@@ -59,6 +59,7 @@ _C = Setup(
     batch_size=64,
     sequence=1024,
     kernels="compiled",
+    attention="native",
 )
 _C_MEDIUM = replace(_C, model="gpt2-medium", config=gpt2_config(1024, 24, 16))
 _C_LARGE = replace(

@@ -109,12 +109,19 @@ LATER = {
         "device": {"float32_efficiency": None, "cache": None},
         "overheads": {"column_update": None},
     },
+    7: {
+        "device": {
+            "native_attention_efficiency": None,
+            "native_attention_backward_efficiency": None,
+            "attention_tokens": None,
+        }
+    },
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(version, path):
     later = [parts for number, parts in LATER.items() if number > version]
     added = [fields for number, fields in LATER_FIELDS.items() if number > version]
@@ -143,7 +150,7 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
         read_profile(path)
 
 
-@pytest.mark.parametrize("version", [0, 7, "1", "3", 1.5, True, None])
+@pytest.mark.parametrize("version", [0, 8, "1", "3", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):

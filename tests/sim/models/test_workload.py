@@ -168,6 +168,20 @@ def counted(attention):
     return work.works()[1].num_kernels
 
 
+def test_compiled_eager_attention_moves_scores_four_times_and_transformers_own_ten():
+    moved = {
+        (kernels, attention): Workload.of_config(
+            "l", LLAMA, batch_size=2, sequence=64, kernels=kernels, attention=attention
+        ).works()[1].elementwise_bytes
+        for kernels in ("eager", "compiled")
+        for attention in ("fused", "eager")
+    }  # fmt: skip
+    scores = 2 * 64**2 * LLAMA["num_attention_heads"]
+    for kernels, passes in (("eager", 10), ("compiled", 4)):
+        more = moved[kernels, "eager"] - moved[kernels, "fused"]
+        assert more == pytest.approx(passes * 2 * scores)
+
+
 def test_eager_layers_launch_what_transformers_own_do():
     forward, backward = launched("sdpa")
     assert forward == pytest.approx(counted("fused"), rel=0.1)

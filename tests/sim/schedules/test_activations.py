@@ -60,8 +60,7 @@ def test_kept_scores_spare_backward_a_product_of_queries_and_keys():
     seconds = [
         costs_of(each, free).backward_seconds for each in (work, replace(work, attention="eager"))
     ]
-    device = free.device
-    rate = device.flops["bfloat16"].value * device.attention_backward_efficiency.value
+    rate = free.device.attention_rate("bfloat16", is_backward=True)
     attention = sum(layer.attention_flop for layer in work.works()) / rate
     assert seconds[0] - seconds[1] == pytest.approx(0.5 * attention, rel=1e-4)
 

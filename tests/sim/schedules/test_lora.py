@@ -209,10 +209,9 @@ def test_backward_has_one_product_for_each_of_forwards():
     forward, backward = lane(work, machine=machine, lora_rank=1)
     whole = costs_of(work, machine)
     attention = 32 * 4 * 512**2 / 2 * 4096
-    device = machine.device
-    peak = device.flops["bfloat16"].value
-    forward_attention = attention / (peak * device.attention_efficiency.value)
-    backward_attention = 2.5 * attention / (peak * device.attention_backward_efficiency.value)
+    rate = machine.device.attention_rate
+    forward_attention = attention / rate("bfloat16", tokens=512)
+    backward_attention = 2.5 * attention / rate("bfloat16", tokens=512, is_backward=True)
     products = forward - forward_attention
     assert products == pytest.approx(whole.forward_seconds - forward_attention, rel=1e-3)
     assert backward - backward_attention == pytest.approx(products, rel=2e-3)
