@@ -18,11 +18,13 @@ from experiments.literature.times.alternatives import ALTERNATIVE_GROUPS, ALTERN
 from experiments.literature.times.communication import COMMUNICATION, COMMUNICATION_GROUPS
 from experiments.literature.times.data_parallel import DATA_PARALLEL, DATA_PARALLEL_GROUPS
 from experiments.literature.times.fine_tuning import FINE_TUNING, FINE_TUNING_GROUPS
+from experiments.literature.times.host_offload import HOST_OFFLOAD, HOST_OFFLOAD_GROUPS
 from experiments.literature.times.host_passes import HOST_PASS_GROUPS, HOST_PASSES
 from experiments.literature.times.launch_bound import LAUNCH_BOUND, LAUNCH_BOUND_GROUPS
 from experiments.literature.times.offload_runs import OFFLOAD_GROUPS, OFFLOAD_RUNS
 from experiments.literature.times.one_device import ONE_DEVICE, ONE_DEVICE_GROUPS
 from experiments.literature.times.one_host import ONE_HOST, ONE_HOST_GROUPS
+from experiments.literature.times.several_hosts import SEVERAL_HOSTS, SEVERAL_HOSTS_GROUPS
 from experiments.literature.times.sharded_runs import SHARDED, SHARDED_GROUPS
 from experiments.literature.times.zero3_runs import ZERO3_GROUPS, ZERO3_RUNS
 
@@ -72,11 +74,14 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     **DATA_PARALLEL_GROUPS,
     **ONE_DEVICE_GROUPS,
     **ONE_HOST_GROUPS,
+    **HOST_OFFLOAD_GROUPS,
+    **SEVERAL_HOSTS_GROUPS,
 }
 
 BLIND_GROUPS = (
     *OFFLOAD_GROUPS, *ZERO3_GROUPS, *FINE_TUNING_GROUPS, *DATA_PARALLEL_GROUPS,
     *ONE_DEVICE_GROUPS, *ONE_HOST_GROUPS,
+    *HOST_OFFLOAD_GROUPS, *SEVERAL_HOSTS_GROUPS,
 )  # fmt: skip
 """Groups whose rows were all entered before any of them was predicted."""
 UNFITTED = (
@@ -311,6 +316,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     *DATA_PARALLEL,
     *ONE_DEVICE,
     *ONE_HOST,
+    *HOST_OFFLOAD,
+    *SEVERAL_HOSTS,
 )  # fmt: skip
 
 NOT_PREDICTED = (

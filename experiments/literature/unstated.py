@@ -58,6 +58,15 @@ UNSTATED: Mapping[str, tuple[str, ...]] = {
     "qwen3-ddp": ("batch",),
     "titan-gpt2": ("recomputation",),
     "speedrun-4090": ("device",),
+    "p4d": ("device",),
+    "titan-a100": ("network",),
+    "fairscale": ("host",),
+    "bert-8bit": ("host", "time"),
+    "llama-405b": ("host", "network"),
+    "tune-70b": ("host", "batch"),
+    "theta": ("device", "host"),
+    "silver": ("host",),
+    "sve": ("host",),
 }
 """Names of what is open; groups without any state all that a prediction needs."""
 
