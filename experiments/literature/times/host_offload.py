@@ -125,6 +125,7 @@ _FAIRSCALE = Setup(
     dtype="float16",
     binds_cores=False,
     host_threads=20,
+    options={"optimizer": "fused"},
 )
 
 
@@ -133,7 +134,7 @@ def _fairscale(label: str, seconds: float, setup: Setup) -> Measurement:
         "fairscale",
         "facebookresearch/fairseq, examples/fully_sharded_data_parallel/README.md",
         "a DGX-1; V100 SXM2 of 32 GB; eager kernels, every layer recomputed; float32 between host "
-        "and device, both ways",
+        "and device, both ways; DeepSpeed's fused CPU-Adam",
         label,
         seconds,
         setup,
@@ -175,7 +176,7 @@ _TUNE = Setup(
     batch_size=2,
     sequence=128,
     checkpointing=True,
-    options={"float32_master": False},
+    options={"float32_master": False, "optimizer": "fused"},
 )
 _THETA = Setup(
     model="megatron-bert-large",

@@ -159,7 +159,7 @@ _405B = Setup(
     checkpointing=True,
     binds_cores=False,
     host_threads=26,
-    options={"float32_master": False},
+    options={"float32_master": False, "optimizer": "fused"},
 )
 
 SEVERAL_HOSTS: tuple[Measurement, ...] = (
