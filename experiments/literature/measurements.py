@@ -78,10 +78,12 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     **SEVERAL_HOSTS_GROUPS,
 }
 
+LAST_GROUPS = (
+    *ONE_DEVICE_GROUPS, *ONE_HOST_GROUPS, *HOST_OFFLOAD_GROUPS, *SEVERAL_HOSTS_GROUPS,
+)  # fmt: skip
+"""Groups that were entered last, before any of their rows was predicted."""
 BLIND_GROUPS = (
-    *OFFLOAD_GROUPS, *ZERO3_GROUPS, *FINE_TUNING_GROUPS, *DATA_PARALLEL_GROUPS,
-    *ONE_DEVICE_GROUPS, *ONE_HOST_GROUPS,
-    *HOST_OFFLOAD_GROUPS, *SEVERAL_HOSTS_GROUPS,
+    *OFFLOAD_GROUPS, *ZERO3_GROUPS, *FINE_TUNING_GROUPS, *DATA_PARALLEL_GROUPS, *LAST_GROUPS,
 )  # fmt: skip
 """Groups whose rows were all entered before any of them was predicted."""
 UNFITTED = (

@@ -12,7 +12,7 @@ from experiments.lab.columns import Column, Table, key
 from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
-from experiments.literature.measurements import BLIND_GROUPS, GROUPS, MEASUREMENTS
+from experiments.literature.measurements import BLIND_GROUPS, GROUPS, LAST_GROUPS, MEASUREMENTS
 from experiments.literature.setups import AnySetup, Measurement, Quantity
 from experiments.literature.unstated import LISTED_LATE, UNSTATED
 from experiments.studies.published.memory import about, memory_table, predict_memory
@@ -141,19 +141,22 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
 def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return absolute errors: of each regime, of all but given phases, and of parts of these.
 
-    Parts are rows entered blind, and rows whose sources state all that a prediction needs: without
-    and with the groups that were found to leave something open when their errors had been seen.
+    Parts are rows entered blind, those of them that were entered last, and rows whose sources
+    state all that a prediction needs: without and with the groups that were found to leave
+    something open when their errors had been seen.
     """
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
     chosen = {name: [row for row in rows if row["regime"] == name] for name in regimes}
     counted = [row for row in rows if row["regime"] != regimes[0]]
     stated = [row for row in counted if row["group"] not in UNSTATED]
-    chosen["all but the first"] = counted
-    chosen["of these, entered blind"] = _blind(counted)
-    chosen["of these, all stated"] = stated
-    chosen["of these, all stated and entered blind"] = _blind(stated)
     late = [row for row in counted if row["group"] in LISTED_LATE]
-    chosen["the same with groups listed late"] = _blind([*stated, *late])
+    chosen["all but the first"] = counted
+    chosen["of these, entered blind"] = _of(BLIND_GROUPS, counted)
+    chosen["of these, entered last"] = _of(LAST_GROUPS, counted)
+    chosen["all stated"] = stated
+    chosen["all stated and entered blind"] = _of(BLIND_GROUPS, stated)
+    chosen["the same with groups listed late"] = _of(BLIND_GROUPS, [*stated, *late])
+    chosen["all stated and entered last"] = _of(LAST_GROUPS, stated)
     found = []
     for name, own in chosen.items():
         if not own:
@@ -171,8 +174,8 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _blind(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["group"] in BLIND_GROUPS]
+def _of(groups: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["group"] in groups]
 
 
 REGIMES = (

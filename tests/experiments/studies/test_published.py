@@ -13,6 +13,7 @@ from experiments.literature.measurements import (
     BLIND_GROUPS,
     BREAKDOWN,
     GROUPS,
+    LAST_GROUPS,
     MEASUREMENTS,
     PAPER,
     UNFITTED,
@@ -22,10 +23,12 @@ from experiments.literature.setups import HostPass, Measurement, Phases, Setup
 from experiments.literature.times.communication import COMMUNICATION
 from experiments.literature.times.data_parallel import DATA_PARALLEL
 from experiments.literature.times.fine_tuning import FINE_TUNING
+from experiments.literature.times.host_offload import HOST_OFFLOAD
 from experiments.literature.times.host_passes import HOST_PASS_GROUPS
 from experiments.literature.times.offload_runs import OFFLOAD_RUNS
 from experiments.literature.times.one_device import ONE_DEVICE
 from experiments.literature.times.one_host import ONE_HOST
+from experiments.literature.times.several_hosts import SEVERAL_HOSTS
 from experiments.literature.times.sharded_runs import SHARDED_GROUPS
 from experiments.literature.times.zero3_runs import ZERO3_RUNS
 from experiments.literature.unstated import LISTED_LATE, UNSTATED
@@ -65,7 +68,9 @@ from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from tests.test_layering import modules_after
 
 BY_LABEL = {item.label: item for item in MEASUREMENTS}
-BLIND = (*OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL, *ONE_DEVICE, *ONE_HOST)
+LAST = (*HOST_OFFLOAD, *SEVERAL_HOSTS, *ONE_DEVICE, *ONE_HOST)
+"""Rows that were entered last."""
+BLIND = (*OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL, *LAST)
 """Rows that were entered before any of them was predicted."""
 
 
@@ -116,15 +121,17 @@ def test_other_measured_values_change_no_prediction(rows):
 def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row():
     ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
     groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon",
-              "titan-rtx", "gemini", "jean-zay", "open-llama"}  # fmt: skip
+              "titan-rtx", "gemini", "jean-zay", "open-llama", "alps", "theta",
+              "silver"}  # fmt: skip
     assert {item.group for item in ours} == groups
     shares = {hardware_of(item.setup).host.deepspeed_share for item in ours}
     # Only the host that it was measured on has it from measurement, and with less of a spread.
-    # Desktops have one node of memory, and a share of their own.
+    # Desktops and Grace have one node of memory, and a share of their own.
     assert {(share.value, share.kind, share.sigma) for share in shares} == {
         (DEEPSPEED_SHARE.value, "measured", 0.15),
         (DEEPSPEED_SHARE.value, "estimated", 0.2),
         (0.71, "estimated", 0.15),
+        (0.71, "estimated", 0.2),
     }
     assert all(item.source != PAPER for item in ours)
     paper = find_machine("a100-epyc-7742", 4).host
@@ -170,14 +177,17 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     blind = sum(row["group"] in BLIND_GROUPS for row in rows)
     assert found["of these, entered blind"]["rows"] == blind > 0
     stated = [row for row in rows if row["group"] not in (*UNSTATED, "phases")]
-    assert found["of these, all stated"]["rows"] == len(stated)
+    assert found["all stated"]["rows"] == len(stated)
     both = sum(row["group"] in BLIND_GROUPS for row in stated)
-    assert found["of these, all stated and entered blind"]["rows"] == both > 0
+    assert found["all stated and entered blind"]["rows"] == both > 0
+    last = [sum(row["group"] in LAST_GROUPS for row in some) for some in (rows, stated)]
+    assert found["of these, entered last"]["rows"] == last[0] > last[1] > 0
+    assert found["all stated and entered last"]["rows"] == last[1]
     late = sum(row["group"] in LISTED_LATE for row in rows)
     assert found["the same with groups listed late"]["rows"] == both + late > both
     assert set(LISTED_LATE) <= UNSTATED.keys() & set(BLIND_GROUPS)
     # Phases count once, all others once more, and once for each part that they are in.
-    parts = blind + len(stated) + 2 * both + late
+    parts = blind + len(stated) + 2 * both + late + sum(last)
     assert sum(each["rows"] for each in found.values()) == 2 * len(rows) - 4 + parts
     assert UNSTATED.keys() < GROUPS.keys()
     alone = [abs(row["error"]) for row in rows if row["regime"] == "device alone"]
@@ -259,7 +269,11 @@ def test_rows_that_were_entered_blind_are_all_counted_and_none_is_fitted():
     assert len(BLIND) > 80
     assert {item.group for item in BLIND} == set(BLIND_GROUPS)
     assert set(UNFITTED) >= set(BLIND_GROUPS)
-    assert [item for item in MEASUREMENTS if item.group in BLIND_GROUPS] == list(BLIND)
+    assert set(item.label for item in MEASUREMENTS if item.group in BLIND_GROUPS) == {
+        item.label for item in BLIND
+    }
+    assert len([item for item in MEASUREMENTS if item.group in BLIND_GROUPS]) == len(BLIND)
+    assert {item.group for item in LAST} == set(LAST_GROUPS)
 
 
 def test_no_source_has_more_than_an_eighth_of_the_rows_that_were_entered_blind():
