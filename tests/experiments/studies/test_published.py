@@ -22,10 +22,12 @@ from experiments.literature.setups import HostPass, Measurement, Phases, Setup
 from experiments.literature.times.communication import COMMUNICATION
 from experiments.literature.times.data_parallel import DATA_PARALLEL
 from experiments.literature.times.fine_tuning import FINE_TUNING
+from experiments.literature.times.host_offload import HOST_OFFLOAD
 from experiments.literature.times.host_passes import HOST_PASS_GROUPS
 from experiments.literature.times.offload_runs import OFFLOAD_RUNS
 from experiments.literature.times.one_device import ONE_DEVICE
 from experiments.literature.times.one_host import ONE_HOST
+from experiments.literature.times.several_hosts import SEVERAL_HOSTS
 from experiments.literature.times.sharded_runs import SHARDED_GROUPS
 from experiments.literature.times.zero3_runs import ZERO3_RUNS
 from experiments.literature.unstated import LISTED_LATE, UNSTATED
@@ -65,7 +67,10 @@ from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from tests.test_layering import modules_after
 
 BY_LABEL = {item.label: item for item in MEASUREMENTS}
-BLIND = (*OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL, *ONE_DEVICE, *ONE_HOST)
+BLIND = (
+    *OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL, *ONE_DEVICE, *ONE_HOST,
+    *HOST_OFFLOAD, *SEVERAL_HOSTS,
+)  # fmt: skip
 """Rows that were entered before any of them was predicted."""
 
 
@@ -116,7 +121,8 @@ def test_other_measured_values_change_no_prediction(rows):
 def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row():
     ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
     groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon",
-              "titan-rtx", "gemini", "jean-zay", "open-llama"}  # fmt: skip
+              "titan-rtx", "gemini", "jean-zay", "open-llama", "alps", "theta",
+              "silver"}  # fmt: skip
     assert {item.group for item in ours} == groups
     shares = {hardware_of(item.setup).host.deepspeed_share for item in ours}
     # Only the host that it was measured on has it from measurement, and with less of a spread.
