@@ -176,6 +176,7 @@ _TUNE = Setup(
     batch_size=2,
     sequence=128,
     checkpointing=True,
+    binds_cores=False,
     options={"float32_master": False, "optimizer": "fused"},
 )
 _THETA = Setup(
