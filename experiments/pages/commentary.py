@@ -222,9 +222,9 @@ under DDP and FSDP2, over gloo: it is off by 2.0% (median), 3.7% (90th percentil
         kind="simulated",
         command="zenflow study published",
         text="""\
-From the table of hardware and the models' configurations alone, 127 of 215 published measurements
-are predicted within 15%. [Validation](validation.md) says what misses, and which unknown quantity
-moves it.
+Predictions are from the table of hardware and the models' configurations alone.
+[Validation](validation.md#absolute-errors-by-regime) has errors by regime, of rows that nothing was
+mended after too. It says what misses, and which unknown quantity moves it.
 """,
     ),
     Section(
