@@ -174,5 +174,5 @@ STUDY = Study(
     draw=results.draw,
     settings=_settings,
     seeds=tuple(range(30)),
-    minutes=90,
+    minutes=50,
 )
