@@ -222,8 +222,8 @@ under DDP and FSDP2, over gloo: it is off by 2.0% (median), 3.7% (90th percentil
         command="zenflow study published",
         text="""\
 Predictions are from the table of hardware and the models' configurations alone.
-[Validation](validation.md#absolute-errors-by-regime) has errors by regime, of rows that nothing was
-mended after too. It says what misses, and which unknown quantity moves it.
+[Validation](validation.md#absolute-errors-by-regime) has errors by regime, and apart those of rows
+that were entered last. It says what misses, and which unknown quantity moves it.
 """,
     ),
     Section(

@@ -255,11 +255,14 @@ def _span(bounds: Sequence[float] | None) -> str:
 
 def _draw(data: Data) -> Figure:
     figure, (axes,) = panels(6.4, 5.4)
-    for regime in dict.fromkeys(row["regime"] for row in data["rows"]):
+    for number, regime in enumerate(dict.fromkeys(row["regime"] for row in data["rows"])):
         own = [row for row in data["rows"] if row["regime"] == regime]
-        axes.plot([row["measured_seconds"] for row in own],
-                  [row["predicted_seconds"] for row in own],
-                  "o", markersize=5, alpha=0.8, label=regime)  # fmt: skip
+        for is_open, fill in ((True, "none"), (False, f"C{number}")):
+            some = [row for row in own if (row["group"] in UNSTATED) == is_open]
+            axes.plot([row["measured_seconds"] for row in some],
+                      [row["predicted_seconds"] for row in some],
+                      "o", markersize=5, alpha=0.8, color=f"C{number}", markerfacecolor=fill,
+                      label=None if is_open else regime)  # fmt: skip
     measured = [row["measured_seconds"] for row in data["rows"]]
     ends = [min(measured) / 1.5, max(measured) * 1.5]
     axes.plot(ends, ends, color="#555555", linewidth=1)
@@ -269,7 +272,10 @@ def _draw(data: Data) -> Figure:
     axes.set_yscale("log")
     axes.set_xlabel("measured by others, s")
     axes.set_ylabel("predicted, s")
-    axes.set_title(f"published measurements (band: {AIM:.0%})", fontsize=11)
+    axes.set_title(
+        f"published measurements (band: {AIM:.0%}); rings: the source leaves something open",
+        fontsize=10,
+    )
     axes.legend(fontsize=8, frameon=False)
     return figure
 
