@@ -44,7 +44,7 @@ class StepTimes:
         self.rates = Rates.of(costs.hardware)
         self.elements = np.array([float(segment.numel) for segment in costs.segments[::-1]])
 
-    def passed(self, axes: dict[str, Array], intake: Array | float = 0.0) -> Array:
+    def passed(self, axes: Axes, intake: Array | float = 0.0) -> Array:
         """Return when backward passes each segment of the last micro-batch, (N, L)."""
         seconds = axes["backward"][:, None] * axes["share"] + intake
         before = self.costs.accumulation * axes["forward"]
@@ -59,7 +59,7 @@ class StepTimes:
         seconds: Array = np.where(num_bytes > 0, fixed + num_bytes / rate[:, None], 0.0)
         return seconds
 
-    def host_seconds(self, tasks: HostTasks, axes: dict[str, Array]) -> Array:
+    def host_seconds(self, tasks: HostTasks, axes: Axes) -> Array:
         """Return what each task takes, (N, L): its bytes' time or its arithmetic's."""
         task = self.costs.hardware.overheads.host_task.value
         rate = np.minimum(axes["host"], axes["dram"] / self.rates.host_sharing)
@@ -68,7 +68,7 @@ class StepTimes:
         seconds: Array = np.where(tasks.num_bytes > 0, task + work, 0.0)
         return seconds
 
-    def copies_are_free(self, axes: dict[str, Array], *, both_ways: bool) -> NDArray[np.bool_]:
+    def copies_are_free(self, axes: Axes, *, both_ways: bool) -> NDArray[np.bool_]:
         """Return where copies run at their links' rates whatever the host does.
 
         Max-min fairness gives a flow all it can take where that is no more than an equal share.

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from experiments.literature.setups import Alternative, HostPass, Measurement, Quantity, Setup
+from experiments.literature.setups import (
+    PAGEABLE,
+    Alternative,
+    HostPass,
+    Measurement,
+    Setup,
+    row_of,
+)
 from experiments.literature.times.zero3_runs import RELEASED, gpt
 
 HOST_OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
@@ -53,33 +60,6 @@ HOST_OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
 }
 """Titles and doubts, by group. No term or figure is fitted to these rows."""
 
-_PAGEABLE = Alternative(
-    text="copies through pageable memory, 7 GB/s", values={"link.d2h": 7e9, "link.h2d": 7e9}
-)
-
-
-def _row(
-    group: str,
-    source: str,
-    assumption: str,
-    label: str,
-    seconds: float,
-    setup: Setup | HostPass,
-    *more: Alternative,
-) -> Measurement:
-    quantity: Quantity = "host" if isinstance(setup, HostPass) else "step"
-    return Measurement(
-        label=label,
-        seconds=seconds,
-        quantity=quantity,
-        setup=setup,
-        group=group,
-        source=source,
-        assumption=assumption,
-        alternatives=more,
-    )
-
-
 _ALPS = Setup(
     model="llama-3-8b-nemo-words",
     config={
@@ -101,7 +81,7 @@ _ALPS = Setup(
 
 
 def _alps(label: str, tokens: float, setup: Setup) -> Measurement:
-    return _row(
+    return row_of(
         "alps",
         "ImaGoodFella/lsaie_project, logs of December 2025, configurations and model.py",
         "every sequence padded to 2,048 tokens, nothing recomputed, SDPA's fused kernel, eager "
@@ -130,7 +110,7 @@ _FAIRSCALE = Setup(
 
 
 def _fairscale(label: str, seconds: float, setup: Setup) -> Measurement:
-    return _row(
+    return row_of(
         "fairscale",
         "facebookresearch/fairseq, examples/fully_sharded_data_parallel/README.md",
         "a DGX-1; V100 SXM2 of 32 GB; eager kernels, every layer recomputed; float32 between host "
@@ -138,7 +118,7 @@ def _fairscale(label: str, seconds: float, setup: Setup) -> Measurement:
         label,
         seconds,
         setup,
-        _PAGEABLE,
+        PAGEABLE,
     )
 
 
@@ -157,7 +137,7 @@ _BERT = Setup(
 
 
 def _bert(label: str, seconds: float, setup: Setup) -> Measurement:
-    return _row(
+    return row_of(
         "bert-8bit",
         "huggingface/transformers, docs: perf_train_gpu_one, first as scaling.mdx (#15119)",
         "float32 without tensor cores; 512 sequences of 512 random tokens in steps of four; eager "
@@ -205,7 +185,7 @@ _THETA = Setup(
 
 
 def _theta(label: str, samples: float, setup: Setup) -> Measurement:
-    return _row(
+    return row_of(
         "theta",
         "xduan7/scalable-transformer, docs/report.md of 2021-08-21 and its configurations",
         "a DGX A100 of 40 GB; four sequences of 512 tokens a device, every layer recomputed, "
@@ -213,12 +193,12 @@ def _theta(label: str, samples: float, setup: Setup) -> Measurement:
         f"{label} ({samples:g} samples/s)",
         setup.devices * setup.batch_size / samples,
         setup,
-        _PAGEABLE,
+        PAGEABLE,
     )
 
 
 def _sve(billions: float, seconds: float) -> Measurement:
-    return _row(
+    return row_of(
         "sve",
         "deepspeedai/DeepSpeed #8365",
         "one Grace; 28 bytes of DRAM a parameter, all in float32",
@@ -241,7 +221,7 @@ HOST_OFFLOAD: tuple[Measurement, ...] = (
         85.47,
         replace(_BERT, batch_size=1, accumulation=4, checkpointing=True),
     ),
-    _row(
+    row_of(
         "tune-70b",
         "meta-pytorch/torchtune #993",
         "all in bfloat16; two texts a device, padded to 128 tokens; the threads of the host "
@@ -250,7 +230,7 @@ HOST_OFFLOAD: tuple[Measurement, ...] = (
         13.57,
         _TUNE,
         Alternative(text="256 tokens", setup=replace(_TUNE, sequence=256)),
-        _PAGEABLE,
+        PAGEABLE,
     ),
     _theta("BERT-large on 1 A100, optimizer offloaded", 3.14, _THETA),
     _theta(
@@ -258,7 +238,7 @@ HOST_OFFLOAD: tuple[Measurement, ...] = (
         18.3,
         replace(_THETA, devices=8, host_threads=1),
     ),
-    _row(
+    row_of(
         "silver",
         "deepspeedai/DeepSpeed #1635",
         "all six channels of one socket; the step of ZeRO-3's optimizer on the host as stage 2's",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from experiments.literature.setups import Alternative, Measurement, Setup
+from experiments.literature.setups import PAGEABLE, Alternative, Measurement, Setup
 from experiments.literature.times.zero3_runs import RELEASED, gpt, offloaded
 
 OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
@@ -50,11 +50,6 @@ OFFLOAD_GROUPS: Mapping[str, tuple[str, str]] = {
     ),
 }
 """Titles and doubts, by group. No term or figure is fitted to these rows."""
-
-_PAGEABLE = Alternative(
-    text="copies through pageable memory, 7 GB/s", values={"link.d2h": 7e9, "link.h2d": 7e9}
-)
-
 
 # ---- one desktop --------------------------------------------------------------------------------
 
@@ -104,7 +99,7 @@ def _neo(label: str, seconds: float, steps: int, setup: Setup, *more: Alternativ
         source="dredwardhyde/gpt-neo-fine-tuning-example, logs of a run; #5 names the host",
         assumption="transformers' eager kernels, nothing recomputed, every sequence padded to 62 "
         "tokens; a desktop's two channels of DDR4",
-        alternatives=(_PAGEABLE, *more),
+        alternatives=(PAGEABLE, *more),
     )
 
 
@@ -175,7 +170,7 @@ def _size(device: str, seconds: float, machine: str) -> Measurement:
         assumption="two of an HGX's or DGX's devices; full sequences of 8,192 tokens, SDPA's "
         "fused kernel, every layer recomputed; gradients leave in every micro-batch; on the host "
         "all has 16 bits, in which the model is loaded",
-        alternatives=(_PAGEABLE,),
+        alternatives=(PAGEABLE,),
     )
 
 

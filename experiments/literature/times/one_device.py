@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.literature.setups import Alternative, Measurement, Setup
+from experiments.literature.setups import Alternative, Measurement, Setup, row_of
 
 ONE_DEVICE_GROUPS: Mapping[str, tuple[str, str]] = {
     "book-gpt2": (
@@ -60,28 +60,6 @@ ONE_DEVICE_GROUPS: Mapping[str, tuple[str, str]] = {
 """Titles and doubts, by group. No term or figure is fitted to these rows."""
 
 
-def step_row(
-    group: str,
-    source: str,
-    assumption: str,
-    label: str,
-    seconds: float,
-    setup: Setup,
-    *alternatives: Alternative,
-) -> Measurement:
-    """Return a row of whole steps."""
-    return Measurement(
-        label=label,
-        seconds=seconds,
-        quantity="step",
-        setup=setup,
-        group=group,
-        source=source,
-        assumption=assumption,
-        alternatives=alternatives,
-    )
-
-
 def gpt2_config(
     width: int = 768,
     layers: int = 12,
@@ -127,7 +105,7 @@ _BOOK_COMPILED = replace(
 
 
 def _book(label: str, tokens: float, setup: Setup) -> Measurement:
-    return step_row(
+    return row_of(
         "book-gpt2",
         "rasbt/LLMs-from-scratch, ch05/10_llm-training-speed/README.md",
         "A100 SXM of 40 GB; dropout of 0.1; PyTorch's AdamW, which is fused with bfloat16 weights",
@@ -152,7 +130,7 @@ _LECTURE_COMPILED = replace(_LECTURE, kernels="compiled")
 
 
 def _lecture(label: str, seconds: float, setup: Setup) -> Measurement:
-    return step_row(
+    return row_of(
         "lecture-gpt2",
         "karpathy/build-nanogpt, commits of 2024-06-07 and 08; times from the chapters of its "
         "lecture",
@@ -195,7 +173,7 @@ _KERAS_BERT = replace(
 
 
 def _keras(label: str, milliseconds: float, setup: Setup) -> Measurement:
-    return step_row(
+    return row_of(
         "keras",
         "keras-team/keras-io, templates/getting_started/benchmarks.md and "
         "haifeng-jin/keras-benchmarks 0.0.5: native PyTorch",
@@ -219,7 +197,7 @@ _ENGINE = Setup(
 
 
 def _engine(label: str, milliseconds: float, setup: Setup) -> Measurement:
-    return step_row(
+    return row_of(
         "engine-layers",
         "NVIDIA/TransformerEngine, docs/examples/te_llama/"
         "tutorial_accelerate_hf_llama_with_te.ipynb",
@@ -247,7 +225,7 @@ _TUNE = Setup(
 
 
 def _tune(label: str, tokens: float, setup: Setup) -> Measurement:
-    return step_row(
+    return row_of(
         "torchtune-1b",
         "odissei-benchmarks/torchtune-gpu-benchmark, README.md and configs",
         "SXM devices, told by the rates of their memory: 1600 and 2600 MHz of 80 GB, 1215 MHz of "
@@ -273,7 +251,7 @@ _BERT_3090 = Setup(
 
 
 def _bert(label: str, rate: float, setup: Setup) -> Measurement:
-    return step_row(
+    return row_of(
         "bert-3090",
         "SumanthRH/finetune-benchmarking, notes.md and its scripts",
         "the RTX 3090 that the notes speak of; transformers' eager kernels, plain float32 "
@@ -309,7 +287,7 @@ _VERTEX_4 = replace(_VERTEX, strategy="qlora", checkpointing=True)
 
 def _vertex(label: str, rate: float, setup: Setup) -> Measurement:
     shorter = replace(setup, sequence=setup.sequence // 2)
-    return step_row(
+    return row_of(
         "open-llama-7b",
         "GoogleCloudPlatform/vertex-ai-samples, "
         "pytorch_openllama_7b_finetune_benchmark_report.md of 2023",
@@ -347,7 +325,7 @@ ONE_DEVICE: tuple[Measurement, ...] = (
     _bert("batch 4", 2.952, _BERT_3090),
     _bert("4 micro-batches of 1", 2.285, replace(_BERT_3090, batch_size=1, accumulation=4)),
     _bert("batch 4, recomputed", 2.245, replace(_BERT_3090, checkpointing=True)),
-    step_row(
+    row_of(
         "thunder-7b",
         "Lightning-AI/lightning-thunder, docs/source/intermediate/benchmarking.rst",
         "H100 SXM; all in bfloat16, PyTorch's fused AdamW, nothing recomputed; torch.compile's "
@@ -356,7 +334,7 @@ ONE_DEVICE: tuple[Measurement, ...] = (
         0.38311,
         replace(_ENGINE, batch_size=1, sequence=4096, kernels="compiled"),
     ),
-    step_row(
+    row_of(
         "factory-7b",
         "unslothai/unsloth, README of February 2024: LLaMA-Factory's own comparison",
         "A100 SXM of 80 GB; full sequences of 1,024 tokens; FlashAttention, every layer "

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.literature.setups import Alternative, Measurement, Setup
-from experiments.literature.times.one_device import gpt2_config, step_row
+from experiments.literature.setups import Alternative, Measurement, Setup, row_of
+from experiments.literature.times.one_device import gpt2_config
 
 ONE_HOST_GROUPS: Mapping[str, tuple[str, str]] = {
     "llm-c": (
@@ -82,7 +82,7 @@ _RECORD = "KellerJordan/modded-nanogpt, records/track_1_short/2024-10-13_llmc"
 
 
 def _c(label: str, seconds: float, setup: Setup, source: str = _SCRIPTS) -> Measurement:
-    return step_row(
+    return row_of(
         "llm-c",
         source,
         "SXM; weights and gradients in bfloat16 with float32 masters, ZeRO-1; fused kernels as "
@@ -105,7 +105,7 @@ _LIT = Setup(
 
 
 def _lit(label: str, milliseconds: float, setup: Setup) -> Measurement:
-    return step_row(
+    return row_of(
         "litgpt-fsdp",
         "Lightning-AI/litgpt, extensions/thunder/README.md and pretrain.py of May 2024",
         "all in bfloat16, PyTorch's fused AdamW, a micro-batch a step; torch.compile's kernels "
@@ -149,7 +149,7 @@ _FLASH_3B = replace(
 
 def _flash(label: str, tokens: float, setup: Setup) -> Measurement:
     step = setup.devices * setup.batch_size * setup.sequence * setup.accumulation
-    return step_row(
+    return row_of(
         "flash-training",
         "Dao-AILab/flash-attention, training/README.md and its configurations",
         "the configurations' micro-batches for 80 GB; dropout of 0.1, GPT-2's default; fused "
@@ -176,7 +176,7 @@ _QWEN = Setup(
 def _qwen(label: str, tokens: float, setup: Setup) -> Measurement:
     short = replace(setup, batch_size=8 * setup.batch_size, sequence=setup.sequence // 8)
     step = setup.devices * setup.batch_size * setup.sequence * setup.accumulation
-    return step_row(
+    return row_of(
         "qwen3-ddp",
         "Scicom-AI-Enterprise-Organization/small-ablation, simple-throughput-multigpus",
         "SXM; all in bfloat16, PyTorch's fused AdamW; packs of 4,096 tokens as one text each; "
@@ -223,7 +223,7 @@ ONE_HOST: tuple[Measurement, ...] = (
            replace(_FLASH, model="gpt3-355m", config=_pile(1024, 24, 16))),
     _flash("GPT-3 1.3B", 169_000, _FLASH_1B),
     _flash("GPT-3 2.7B", 85_000, _FLASH_3B),
-    step_row(
+    row_of(
         "encoder-ddp",
         "drmysore/nebius-h100-8gpu-benchmark, exercise2/scripts/benchmark.py and results",
         "float32 with plain products, SDPA's fused kernel without a causal mask, dropout of 0.1, "
@@ -254,7 +254,7 @@ ONE_HOST: tuple[Measurement, ...] = (
     _qwen("4 H200", 300_000, _QWEN),
     _qwen("4 H100", 292_000, replace(_QWEN, machine="hgx-h100", batch_size=8, accumulation=4)),
     _qwen("4 L40S", 90_000, replace(_QWEN, machine="l40s-server", batch_size=16, accumulation=2)),
-    step_row(
+    row_of(
         "titan-gpt2",
         "pytorch/torchtitan #533, its log without the change",
         "H100 of 95 GiB as torchtitan's own tables have them; layers compiled, float32 loss and "
@@ -264,7 +264,7 @@ ONE_HOST: tuple[Measurement, ...] = (
         _TITAN,
         Alternative(text="nothing recomputed", setup=replace(_TITAN, checkpointing=False)),
     ),
-    step_row(
+    row_of(
         "speedrun-4090",
         "tyler-romero/nanogpt-speedrun, logs/4c627c0d-029c-4f8a-bd18-40f99b43b22e.txt",
         "a server of RTX 4090; no dropout; biases and norms' weights as GPT-2 has them; "

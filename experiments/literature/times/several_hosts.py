@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from experiments.literature.setups import Alternative, Measurement, Setup
+from experiments.literature.setups import PAGEABLE, Alternative, Measurement, Setup, row_of
 
 SEVERAL_HOSTS_GROUPS: Mapping[str, tuple[str, str]] = {
     "atorch": (
@@ -34,32 +34,6 @@ SEVERAL_HOSTS_GROUPS: Mapping[str, tuple[str, str]] = {
 }
 """Titles and doubts, by group. No term or figure is fitted to these rows."""
 
-_PAGEABLE = Alternative(
-    text="copies through pageable memory, 7 GB/s", values={"link.d2h": 7e9, "link.h2d": 7e9}
-)
-
-
-def _row(
-    group: str,
-    source: str,
-    assumption: str,
-    label: str,
-    seconds: float,
-    setup: Setup,
-    *more: Alternative,
-) -> Measurement:
-    return Measurement(
-        label=label,
-        seconds=seconds,
-        quantity="step",
-        setup=setup,
-        group=group,
-        source=source,
-        assumption=assumption,
-        alternatives=more,
-    )
-
-
 _ATORCH = Setup(
     model="llama-2-7b",
     machine="dgx-a100-80",
@@ -79,7 +53,7 @@ def _atorch(hosts: int, teraflops: float) -> Measurement:
     tokens, width, inner = setup.batch_size * setup.sequence, 4096, 11_008
     layer = tokens * (8 * width**2 + 4 * setup.sequence * width + 6 * width * inner)
     flops = 32 * layer * 4 + 2 * tokens * width * 32_000 * 3
-    return _row(
+    return row_of(
         "atorch",
         "intelligent-machine-learning/dlrover, atorch/examples/llama2: README and scripts",
         "hosts as a DGX A100 with 800 Gb/s each; the script's 4,096 tokens, FlashAttention, eager "
@@ -126,7 +100,7 @@ _TITAN = Setup(
 
 
 def _titan(label: str, tokens: float, setup: Setup) -> Measurement:
-    return _row(
+    return row_of(
         "titan-a100",
         "pytorch/torchtitan, docs/performance.md of 2024",
         "tokens per second of one device; eight hosts as a DGX A100 with its network; the "
@@ -167,7 +141,7 @@ SEVERAL_HOSTS: tuple[Measurement, ...] = (
     _atorch(2, 197.22),
     _atorch(4, 196.04),
     _atorch(8, 195.14),
-    _row(
+    row_of(
         "p4d",
         "aws-samples/awsome-distributed-training, 3.test_cases/10.FSDP: README's log and scripts",
         "p4d.24xlarge, 400 Gb/s for each host; the script's two sequences of 4,096 tokens a "
@@ -190,7 +164,7 @@ SEVERAL_HOSTS: tuple[Measurement, ...] = (
         2162,
         replace(_TITAN, model="llama-2-13b", batch_size=2, sequence=4096, checkpointing=False),
     ),
-    _row(
+    row_of(
         "llama-405b",
         "LambdaLabsML/distributed-training-guide, 05-training-llama-405b, README of October 2024",
         "hosts as a DGX H100 with its network; 26 threads a process; all in bfloat16, every layer "
@@ -198,6 +172,6 @@ SEVERAL_HOSTS: tuple[Measurement, ...] = (
         "405B on 64 H100, all offloaded (about 30 s)",
         30.0,
         _405B,
-        _PAGEABLE,
+        PAGEABLE,
     ),
 )  # fmt: skip
