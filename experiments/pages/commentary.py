@@ -177,18 +177,16 @@ contention that it does not have, and in steps with heavy tails.
         record="tuned_goodput",
         kind="emulated",
         command="zenflow study tuned_goodput",
-        is_former=True,
         text="""\
-Runs of 2,400 steps, less than three minutes each, with everything that tuning costs. They take
-turns with the best of 70 fixed settings and with the defaults, over links of 58, 115 and
-231 MB/s; three seeds.
+Runs of 2,400 steps, about two minutes each, with everything that tuning costs. They take turns
+with the best of 35 fixed settings and with the defaults, over links of 47, 94 and 188 MB/s; three
+seeds.
 
-- Tuned goodput is 0.995, 1.015 and 0.995 of the best fixed setting's, from the slow link to the
+- Tuned goodput is 0.991, 0.993 and 0.988 of the best fixed setting's, from the slow link to the
   fast one.
-- It is 1.286, 1.020 and 1.007 of the defaults'. Over the fast link there is little to win, and one
-  of three runs stayed behind the defaults (0.984).
-- Searching took 0.94% to 0.98% of a run's time beside it.
-- After the link became 4 times slower, goodput was back within 5% of the best for it after 3
+- It is 1.271, 1.012 and 1.002 of the defaults'. Over the fast link there is nothing to win.
+- Searching took 0.92% to 0.99% of a run's time beside it.
+- After the link became 4 times slower, goodput was back within 5% of the best for it after 23
   windows of 20 steps.
 """,
     ),
