@@ -85,7 +85,7 @@ def test_numbers_of_the_commentary_are_in_the_record(section):
 
 def test_each_headline_says_how_it_was_found_and_where():
     found = headlines()
-    assert len(found) == 6
+    assert len(found) == 7
     assert {line.kind for line in found} == {"measured", "emulated", "simulated"}
     for line in found:
         assert line.record.exists()
