@@ -110,8 +110,8 @@ def _published() -> Headline:
     errors = {each["regime"]: each for each in errors_by_regime(data["rows"])}
     whole, blind = errors["all but the first"], errors["all stated and entered blind"]
     return Headline(
-        what=f"The same, {blind['rows']} published runs that were entered before they were "
-        "predicted, of sources that state all that it takes",
+        what=f"The same, {blind['rows']} published runs of sources that state all that it takes, "
+        "entered before they were predicted; some showed what was mended since",
         number=f"{blind['median']:.1%} (median), {blind['p90']:.1%} (90th percentile); all "
         f"{whole['rows']} published: {whole['median']:.1%}, {whole['p90']:.1%}",
         kind="simulated",
