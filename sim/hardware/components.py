@@ -41,12 +41,13 @@ class Device:
     attention_backward_efficiency: Quantity | None = None
     """The same in backward; None is as in forward."""
     native_attention_efficiency: Quantity | None = None
-    """The same by kernels written for the device's generation, such as FlashAttention-3; None is
-    as by the others."""
+    """Share of the peak that attention reaches by kernels written for the device's generation,
+    such as FlashAttention-3; None is ``attention_efficiency``."""
     native_attention_backward_efficiency: Quantity | None = None
-    """The same of these in backward; None is as in forward."""
+    """Share of the peak that those kernels reach in backward; None is as in forward."""
     attention_tokens: Quantity | None = None
-    """Tokens of a causal sequence over which fused kernels reach half of that; None is no loss."""
+    """Number of tokens of a causal sequence over which fused attention reaches half of its rate;
+    None is no loss."""
     bandwidth: Quantity
     """Bytes/s of device memory."""
     bandwidth_efficiency: Quantity
