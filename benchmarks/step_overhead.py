@@ -90,7 +90,9 @@ class Contenders:
         foreach = torch.optim.AdamW(self.params, foreach=True)
         fused = torch.optim.AdamW(self.params, fused=True)
         self.keep = ZenFlowAdamW(kept, config=config, host_threads=1)
-        self.release = ZenFlowAdamW(self.hooked, config=config, host_threads=1, max_grad_norm=None)
+        self.release = ZenFlowAdamW(
+            self.hooked, config=config, host_threads=1, offload_gradients="release"
+        )
         self.turns: dict[str, Callable[[], Cost]] = {
             FOREACH: lambda: self._step_of(foreach, self.params),
             FUSED: lambda: self._step_of(fused, self.params),

@@ -23,11 +23,12 @@ from zenflow.step.device_step import resident_grads_of, squared_norm
 from zenflow.step.engine import Engine
 from zenflow.surface.arguments import (
     check_arguments,
+    check_gradients,
     check_group,
+    check_norm,
     check_same_params,
     check_settings,
     checked_config,
-    gradient_mode,
     note_unused,
 )
 from zenflow.surface.assembly import add_residents, start_engine
@@ -42,8 +43,6 @@ from zenflow.surface.weights_shown import TrueWeightsShown
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-Keep = Literal["keep"]
 
 
 class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
@@ -89,8 +88,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         weight_decay: float = 1e-2,
         *,
         config: ZenFlowConfig | None = None,
-        offload_gradients: Literal["release", "keep"] | None = None,
-        max_grad_norm: float | Keep | None = "keep",
+        offload_gradients: Literal["keep", "release"] = "keep",
+        max_grad_norm: float | None = None,
         accumulation_steps: int = 1,
         process_group: ProcessGroup | None = None,
         controller: AbstractController | None = None,
@@ -110,9 +109,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             eps: Addend of the denominator, at least 0.
             weight_decay: Decoupled weight decay, at least 0.
             config: Settings of the update rule; None for the preset "zenflow".
-            offload_gradients: The mode, "release" or "keep". None goes by `max_grad_norm`.
-            max_grad_norm: L2 norm that `step()` clips to; None does not clip. Where no mode is
-                given, either of them means release mode, and "keep" keep mode without clipping.
+            offload_gradients: The mode, "keep" or "release".
+            max_grad_norm: L2 norm that `step()` clips all gradients to together, in both modes;
+                None does not clip.
             accumulation_steps: Backward passes per step; release mode must know it, keep mode
                 needs nothing.
             process_group: Data-parallel ranks, whose gradients `DistributedDataParallel` averages
@@ -136,9 +135,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self.config = checked_config(config)
         note_unused(foreach=foreach, fused=fused)
         check_settings(lr, betas, eps, weight_decay)
-        self.releases_gradients, self.max_grad_norm = gradient_mode(
-            offload_gradients, max_grad_norm
-        )
+        check_gradients(offload_gradients, max_grad_norm)
+        self.releases_gradients = offload_gradients == "release"
+        self.max_grad_norm = max_grad_norm
         check_arguments(
             self.releases_gradients, accumulation_steps, timeline_steps, host_threads, wait_timeout
         )
@@ -243,13 +242,22 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         """Let `step()` clip this step's gradients to a global norm; return the norm before.
 
         The factor is applied in float32 to what `step()` finds, so that low-precision gradients
-        are clipped without being rounded; `.grad` itself stays as it is. In release mode this
-        replaces `max_grad_norm` for one step. Of several calls the smallest norm counts.
+        are clipped without being rounded; `.grad` itself stays as it is. For this step it
+        replaces `max_grad_norm`. Of several calls the smallest norm counts.
+
+        Args:
+            max_norm: Largest L2 norm of the gradients without a loss scale: `step()` undoes the
+                scale first, whether a `GradScaler` has unscaled `.grad` before or not.
 
         Returns:
-            The L2 norm over all gradients, shape (), float32.
+            The L2 norm over all gradients as they are in `.grad`, shape (), float32.
+
+        Raises:
+            ValueError: The norm is no positive number.
         """
+        check_norm(max_norm, "max_norm", "float('inf') returns the norm and does not clip")
         engine = self._running
+        self._source.drop_missing()
         if self.releases_gradients:
             self._source.take_rest()
             engine.collector.complete(engine.step + 1)
@@ -302,6 +310,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         if inverse_scale is None:
             return loss  # the loss scale overflowed: no step, as with torch's optimizers
         engine = self._running
+        self._source.drop_missing()
         hypers = [Hyper.of(group) for group in self.param_groups]
         try:
             self._source.take_rest()

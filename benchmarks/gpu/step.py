@@ -170,7 +170,8 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
         model.named_parameters(),
         lr=LR,
         config=config,
-        max_grad_norm=CLIP_NORM if run.mode == RELEASE else "keep",
+        offload_gradients="release" if run.mode == RELEASE else "keep",
+        max_grad_norm=CLIP_NORM if run.mode == RELEASE else None,
         host_threads=bench.options.host_threads,
         timeline_steps=TRACED_STEPS,
     )

@@ -124,7 +124,8 @@ class Contender:
             self.params,
             config=ZenFlowConfig(**decoder_1b.settings()),
             host_threads=host_threads,
-            max_grad_norm=1.0 if mode == RELEASE else "keep",
+            offload_gradients="release" if mode == RELEASE else "keep",
+            max_grad_norm=1.0 if mode == RELEASE else None,
         )
         self.layout = self.optimizer._running.layout
 

@@ -47,8 +47,6 @@ class ShortRun:
                     loss = loss / settings.grad_accum
                 with optimizer.span("backward"):
                     loss.backward()
-        if settings.gradients == "keep" and settings.max_grad_norm is not None:
-            optimizer.clip_grad_norm_(settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         self._taken += 1

@@ -299,12 +299,8 @@ class Training:
         self.reporter.show_setting(str(self.tuning.knobs(self.optimizer)))
 
     def _update(self) -> bool:
-        """Clip, where the optimizer doesn't, and step; False if the loss scale overflowed."""
-        settings = self.setup.settings
+        """Step, which unscales and clips; False if the loss scale overflowed."""
         scale = self.scaler.get_scale()
-        if settings.gradients == "keep" and settings.max_grad_norm is not None:
-            # Gradients still carry the loss scale here: the optimizer divides by it in its step.
-            self.optimizer.clip_grad_norm_(settings.max_grad_norm * scale)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()  # a step that overflowed has left its gradients behind

@@ -6,7 +6,7 @@ from zenflow import ZenFlowAdamW, ZenFlowConfig
 CONFIG = ZenFlowConfig(
     topk_ratio=0.3, update_interval=2, select_interval=3, block_elements=20, **TINY
 )
-MODES = {"keep": {}, "release": {"max_grad_norm": 0.5}}
+MODES = {"keep": {}, "release": {"offload_gradients": "release", "max_grad_norm": 0.5}}
 
 
 def make(mode="keep", config=CONFIG, model=None, **settings):

@@ -383,7 +383,7 @@ def test_training_under_eval_is_refused():
         {"max_grad_norm": -1.0},
         {"max_grad_norm": "release"},
         {"accumulation_steps": 2},
-        {"accumulation_steps": 0, "max_grad_norm": 1.0},
+        {"accumulation_steps": 0, "offload_gradients": "release"},
         {"timeline_steps": -1},
         {"wait_timeout": 0.0},
         {"host_threads": -1},

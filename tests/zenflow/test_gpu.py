@@ -131,7 +131,13 @@ def test_a_busy_device_changes_no_bit():
     config, results = timing.config_of("S 2"), []
     for wait in ("never", "always", "device busy"):
         model = TinyStack(num_layers=20, width=8).to("cuda")
-        optimizer = ZenFlowAdamW(model.parameters(), lr=1e-2, config=config, max_grad_norm=0.3)
+        optimizer = ZenFlowAdamW(
+            model.parameters(),
+            lr=1e-2,
+            config=config,
+            offload_gradients="release",
+            max_grad_norm=0.3,
+        )
         with closing(optimizer):
             for step in range(60):
                 if wait == "device busy":
@@ -199,7 +205,7 @@ def test_a_checkpoint_of_a_cpu_run_loads_on_the_gpu():
 @pytest.mark.parametrize("mode", MODES)
 def test_eval_and_train_are_exact(mode):
     config = timing.config_of("S 5, q 2")
-    settings = {"max_grad_norm": 0.3} if mode == "release" else {}
+    settings = {"max_grad_norm": 0.3, "offload_gradients": mode} if mode == "release" else {}
     results = []
     for evaluates in (False, True):
         model = TinyStack().to("cuda")
@@ -221,7 +227,9 @@ def test_eval_and_train_are_exact(mode):
 def test_copies_and_host_overlap_the_device():
     """Seen in CUDA events: while the device computes, both copy lanes and the host are at work."""
     model = wide_model()
-    optimizer = ZenFlowAdamW(model.parameters(), max_grad_norm=1.0, timeline_steps=8)
+    optimizer = ZenFlowAdamW(
+        model.parameters(), offload_gradients="release", max_grad_norm=1.0, timeline_steps=8
+    )
     with closing(optimizer):
         for step in range(16):
             take_step(model, optimizer, step, batch=8192)
@@ -240,7 +248,11 @@ def test_reports_add_up():
     model_bytes = sum(p.nbytes for p in model.parameters())
     config = ZenFlowConfig(select_interval=0)
     reports = []
-    with closing(ZenFlowAdamW(model.parameters(), config=config, max_grad_norm=1.0)) as optimizer:
+    with closing(
+        ZenFlowAdamW(
+            model.parameters(), config=config, offload_gradients="release", max_grad_norm=1.0
+        )
+    ) as optimizer:
         for step in range(16):
             take_step(model, optimizer, step)
             optimizer.synchronize()
@@ -258,7 +270,7 @@ def test_reports_add_up():
 def peak_bytes(mode):
     """Return the most device memory that steps take beyond what lies there between them."""
     model = wide_model(num_layers=16)
-    settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+    settings = {"max_grad_norm": 1.0, "offload_gradients": mode} if mode == "release" else {}
     with closing(ZenFlowAdamW(model.parameters(), **settings)) as optimizer:
         for step in range(4):
             take_step(model, optimizer, step, batch=64)
@@ -284,7 +296,9 @@ def test_device_memory_is_as_planned():
     model = wide_model()
     gc.collect()
     before = torch.cuda.memory_allocated()
-    with closing(ZenFlowAdamW(model.parameters(), max_grad_norm=1.0)) as optimizer:
+    with closing(
+        ZenFlowAdamW(model.parameters(), offload_gradients="release", max_grad_norm=1.0)
+    ) as optimizer:
         plan = optimizer.memory
         taken = torch.cuda.memory_allocated() - before
         assert taken <= 1.02 * (plan.device_extra_bytes + plan.device_ring_bytes) + 2**20
@@ -299,7 +313,7 @@ def test_device_memory_is_as_planned():
 @pytest.mark.parametrize("mode", MODES)
 def test_device_memory_does_not_grow(mode):
     model = TinyStack(num_layers=6, width=32).to("cuda")
-    settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+    settings = {"max_grad_norm": 1.0, "offload_gradients": mode} if mode == "release" else {}
     config = ZenFlowConfig(select_interval=5, **TINY)
     with closing(ZenFlowAdamW(model.parameters(), config=config, **settings)) as optimizer:
         measured = []
@@ -319,7 +333,9 @@ def test_closing_gives_device_memory_back():
     gc.collect()
     before = torch.cuda.memory_allocated()
     for _ in range(2):
-        optimizer = ZenFlowAdamW(model.parameters(), max_grad_norm=1.0)
+        optimizer = ZenFlowAdamW(
+            model.parameters(), offload_gradients="release", max_grad_norm=1.0
+        )
         for step in range(3):
             take_step(model, optimizer, step, batch=16)
         optimizer.close()
@@ -332,7 +348,7 @@ def test_closing_gives_device_memory_back():
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gradient_that_is_not_finite_is_reported_a_step_late_at_most(mode):
     model = TinyStack(num_layers=3).to("cuda")
-    settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+    settings = {"max_grad_norm": 1.0, "offload_gradients": mode} if mode == "release" else {}
     config = ZenFlowConfig(**TINY)
 
     def train_into_it():
@@ -424,7 +440,11 @@ def test_every_kind_of_parameter_trains():
     config = ZenFlowConfig(block_elements=30, select_interval=3, **TINY)
     controller = LoggedDecisions(decisions(config, KNOB_CHANGES))
     optimizer = ZenFlowAdamW(
-        model.parameters(), config=config, max_grad_norm=1.0, controller=controller
+        model.parameters(),
+        config=config,
+        offload_gradients="release",
+        max_grad_norm=1.0,
+        controller=controller,
     )
     with closing(optimizer):
         for step in range(20):

@@ -71,8 +71,9 @@ def train_zenflow(model, config, mode, max_norm=MAX_NORM, **settings):
     clips them with torch's function.
     """
     model = copy.deepcopy(model)
-    release = {"max_grad_norm": max_norm, "accumulation_steps": MICRO_BATCHES}
-    settings |= release if mode == "release" else {}
+    if mode == "release":
+        settings |= {"offload_gradients": mode, "max_grad_norm": max_norm}
+        settings["accumulation_steps"] = MICRO_BATCHES
     with closing(ZenFlowAdamW(two_groups(model), config=config, **settings)) as optimizer:
         params = list(model.parameters())
 
@@ -158,7 +159,7 @@ def test_delayed_is_adamw_whose_matrices_land_one_step_late(mode):
     model, num_steps = TinyStack(num_layers=4), 30
     expected = hand_written_delayed_adamw(model, num_steps, MAX_NORM)
     config = ZenFlowConfig.preset("delayed", **TINY)
-    settings = {"max_grad_norm": MAX_NORM} if mode == "release" else {}
+    settings = {"max_grad_norm": MAX_NORM, "offload_gradients": mode} if mode == "release" else {}
     optimizer = ZenFlowAdamW(
         model.parameters(), lr=3e-3, weight_decay=0.1, config=config, **settings
     )

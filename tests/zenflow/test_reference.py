@@ -52,7 +52,7 @@ class Scenario:
 
     def optimizer(self, model, mode, **settings):
         if mode == "release":
-            settings["max_grad_norm"] = self.max_norm
+            settings |= {"offload_gradients": mode, "max_grad_norm": self.max_norm}
         return ZenFlowAdamW(
             self.groups(model),
             config=self.config,

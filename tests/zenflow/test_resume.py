@@ -62,7 +62,9 @@ class Run:
         self, config, mode, *, log=(), seed=0, dtype=torch.float32, device="cpu", model=OddShapes
     ):
         self.model, self.mode = model(dtype=dtype, seed=seed).to(device), mode
-        settings = {"max_grad_norm": MAX_NORM} if mode == "release" else {}
+        settings = (
+            {"max_grad_norm": MAX_NORM, "offload_gradients": mode} if mode == "release" else {}
+        )
         controller = LoggedDecisions(decisions(config, log)) if log else None
         self.optimizer = ZenFlowAdamW(
             self.model.parameters(), lr=1e-2, config=config, controller=controller, **settings
@@ -218,7 +220,7 @@ def test_a_checkpoint_written_by_torch_save_resumes_bit_for_bit():
 def test_eval_shows_the_true_weights_and_train_goes_back_bit_for_bit(rule, mode, dtype):
     model = GivenGradients([(6, 9), (5,), (3, 4, 2)], dtype)
     groups = [{"params": list(model.parameters()), **STEADY}]
-    settings = {"max_grad_norm": None} if mode == "release" else {}
+    settings = {"offload_gradients": mode}
     reference = reference_of(groups, config_of(rule))
     with closing(ZenFlowAdamW(groups, config=config_of(rule), **settings)) as optimizer:
         for step in range(1, 10):
@@ -245,7 +247,7 @@ from zenflow import ZenFlowAdamW, ZenFlowConfig
 mode, ending = sys.argv[1:]
 torch.manual_seed(0)
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
-settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+settings = {"max_grad_norm": 1.0, "offload_gradients": mode} if mode == "release" else {}
 optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(), host_threads=2, **settings)
 step = 0
 while step < 6 or ending == "kill":

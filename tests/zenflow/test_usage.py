@@ -31,7 +31,7 @@ EVERY_STEP = ZenFlowConfig.preset("zero_offload", **TINY)
 BETWEEN = ZenFlowConfig(
     topk_ratio=0.3, update_interval=3, select_interval=4, block_elements=30, **TINY
 )
-MODES = {"keep": {}, "release": {"max_grad_norm": None}}
+MODES = {"keep": {}, "release": {"offload_gradients": "release"}}
 
 
 def train(model, optimizer, num_steps=20, loss=None):
@@ -311,7 +311,10 @@ def test_a_step_takes_a_closure(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_accumulated_over_micro_batches(mode):
     model, whole = TinyStack(num_layers=3), TinyStack(num_layers=3)
-    accumulating = {"keep": {}, "release": {"max_grad_norm": 0.3, "accumulation_steps": 3}}
+    accumulating = {
+        "keep": {},
+        "release": {"offload_gradients": "release", "max_grad_norm": 0.3, "accumulation_steps": 3},
+    }
     optimizer = ZenFlowAdamW(model.parameters(), config=BETWEEN, **accumulating[mode])
     expected = ZenFlowAdamW(whole.parameters(), config=BETWEEN)
     with closing(optimizer), closing(expected):
@@ -330,7 +333,7 @@ def test_gradients_are_accumulated_over_micro_batches(mode):
 def test_a_parameter_missing_from_some_micro_batches_still_counts():
     """In release mode its gradient never completes by counting: step() must take it."""
     results = []
-    for mode in ({}, {"max_grad_norm": None, "accumulation_steps": 3}):
+    for mode in ({}, {"offload_gradients": "release", "accumulation_steps": 3}):
         model = OddShapes()
         with closing(ZenFlowAdamW(model.parameters(), config=BETWEEN, **mode)) as optimizer:
             for step in range(6):
@@ -447,7 +450,9 @@ def test_the_plainest_loop_learns():
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 32))
     x = torch.randn(256, 32)
     target = x.flip(1) * 0.5
-    optimizer = ZenFlowAdamW(model.parameters(), lr=3e-3, max_grad_norm=1.0)
+    optimizer = ZenFlowAdamW(
+        model.parameters(), lr=3e-3, offload_gradients="release", max_grad_norm=1.0
+    )
     with closing(optimizer):
         losses = []
         for _ in range(120):

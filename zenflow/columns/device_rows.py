@@ -42,7 +42,7 @@ class Bank:
         """Make room for all columns counted so far."""
         size = (self.num_columns, self.num_rows)
         self.master, self.exp_avg, self.exp_avg_sq = (
-            torch.zeros(size, device=device) for _ in range(3)
+            torch.zeros(size, dtype=torch.float32, device=device) for _ in range(3)
         )
         self.step = torch.zeros(self.num_columns, dtype=torch.int64, device=device)
 
@@ -118,7 +118,7 @@ class Resident(NamedParam):
             has_master=has_master,
             exp_avg=torch.zeros_like(master),
             exp_avg_sq=torch.zeros_like(master),
-            step=torch.zeros((), device=data.device),
+            step=torch.zeros((), dtype=torch.float32, device=data.device),
         )
 
     def state(self) -> dict[str, Tensor]:

@@ -75,7 +75,10 @@ def hand_over(
     Returns:
         Which host rows take part in the window's update, shape (D,), uint8, by the block's index.
     """
-    active = {b.index: torch.ones(b.shape.num_deferred, dtype=torch.uint8) for b in blocks}
+    active = {
+        block.index: torch.ones(block.shape.num_deferred, dtype=torch.uint8, device="cpu")
+        for block in blocks
+    }
     for group in _groups(_choose(blocks, hysteresis)):
         _move(group, [finish_rows(swap.block, swap.rows) for swap in group], shares)
         for swap in group:
@@ -92,7 +95,7 @@ def _choose(blocks: Sequence[Block], hysteresis: float) -> Iterator[Swap]:
         blocks, scores, deferred, important, strict=True
     ):
         offset, count = block.shape.first, block.shape.num_important
-        is_important = torch.zeros(block.shape.num_columns, dtype=torch.bool)
+        is_important = torch.zeros(block.shape.num_columns, dtype=torch.bool, device="cpu")
         is_important[its_important - offset] = True
         chosen = select_columns(score, is_important, count, hysteresis)
         # Both lists have the same length: what leaves one side enters the other.
@@ -231,8 +234,8 @@ class RowMoves:
 
 def _ranks(columns: Tensor, num_columns: int) -> Tensor:
     """Return each column's place in the list, -1 where it is not in it."""
-    ranks = torch.full((num_columns,), -1)
-    ranks[columns] = torch.arange(len(columns))
+    ranks = torch.full((num_columns,), -1, device="cpu")
+    ranks[columns] = torch.arange(len(columns), device="cpu")
     return ranks
 
 

@@ -92,7 +92,7 @@ class HostSlabs:
             master=views[0],
             exp_avg=views[1],
             exp_avg_sq=views[2],
-            step=torch.zeros(num_columns, dtype=torch.int64),
+            step=torch.zeros(num_columns, dtype=torch.int64, device="cpu"),
             staging=staging,
         )
 

@@ -117,12 +117,13 @@ def _vectors(
     """Return what is known of each column and row of all matrices: nothing so far."""
     num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
     energies, scores, mean_squares, fresh_factors = (
-        torch.zeros(num_columns, device=device) for _ in range(4)
+        torch.zeros(num_columns, dtype=torch.float32, device=device) for _ in range(4)
     )
     is_important = torch.zeros(num_columns, dtype=torch.bool, device=device)
     columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors)
     num_rows = sum(named.data.shape[0] for named in to_split) if has_rows else 0
-    rows = RowVectors(*(torch.zeros(num_rows, device=device) for _ in range(3)))
+    of_rows = (torch.zeros(num_rows, dtype=torch.float32, device=device) for _ in range(3))
+    rows = RowVectors(*of_rows)
     return columns, rows
 
 
@@ -238,7 +239,7 @@ def _make_blocks(shapes: Sequence[BlockShape], splits: Sequence[SplitParam]) -> 
 def share_evenly(block: Block) -> None:
     """Let a block's important columns be evenly spaced."""
     shape = block.shape
-    is_important = torch.zeros(shape.num_columns, dtype=torch.bool)
+    is_important = torch.zeros(shape.num_columns, dtype=torch.bool, device="cpu")
     ranks = range(shape.num_important)
     is_important[[rank * shape.num_columns // shape.num_important for rank in ranks]] = True
     block.columns.is_important.copy_(is_important)

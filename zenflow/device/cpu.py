@@ -76,7 +76,7 @@ class CpuDevice(AbstractDevice):
 
     def to_device(self, values: Sequence[float]) -> Tensor:
         """Return the numbers."""
-        return torch.tensor(values, dtype=torch.float32)
+        return torch.tensor(values, dtype=torch.float32, device="cpu")
 
     def pinned_slab(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         """Return zeroed memory; there is nothing to pin for."""

@@ -156,7 +156,7 @@ class CudaDevice(AbstractDevice):
     def to_device(self, values: Sequence[float]) -> Tensor:
         """Copy on the compute stream from pinned memory, without waiting."""
         host = self._runtime.pinned((len(values),), torch.float32)
-        host.copy_(torch.tensor(values, dtype=torch.float32))
+        host.copy_(torch.tensor(values, dtype=torch.float32, device="cpu"))
         there = self._runtime.empty(host.shape, host.dtype)
         return there.copy_(host, non_blocking=True)
 

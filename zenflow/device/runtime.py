@@ -85,7 +85,7 @@ class CudaRuntime:
 
     def pinned(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return pinned memory of torch's allocator, which knows when copies are over."""
-        return torch.empty(size, dtype=dtype, pin_memory=True)
+        return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
 
     def empty(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return memory of the GPU."""

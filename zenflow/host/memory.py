@@ -28,7 +28,7 @@ def zeroed(num_elements: int, dtype: torch.dtype, *, forks: bool = True) -> Tens
     num_bytes = num_elements * dtype.itemsize
     is_small = num_bytes < _LEAST_BYTES and forks
     if is_small or not num_bytes or not hasattr(mmap.mmap, "madvise"):
-        return torch.zeros(num_elements, dtype=dtype)
+        return torch.zeros(num_elements, dtype=dtype, device="cpu")
     pages = mmap.mmap(-1, num_bytes)
     for advice in ("MADV_HUGEPAGE", *(() if forks else ("MADV_DONTFORK",))):
         if hasattr(mmap, advice):

@@ -65,7 +65,8 @@ def _row_scales(step: AdamStep, count: Tensor) -> tuple[Tensor, Tensor]:
         t: (step.lr / (1.0 - step.beta1**t), math.sqrt(1.0 - step.beta2**t))
         for t in set(count.tolist())
     }
-    pairs = torch.tensor([known[t] for t in count.tolist()], dtype=torch.float64).view(-1, 2)
+    scales = [known[t] for t in count.tolist()]
+    pairs = torch.tensor(scales, dtype=torch.float64, device="cpu").view(-1, 2)
     step_size, denom_scale = pairs.float().unbind(1)
     return step_size, denom_scale
 

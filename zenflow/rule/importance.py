@@ -23,11 +23,13 @@ class ScoreCurve:
             widths: Number of columns of each block, in the order of the columns.
             device: Device of the scores.
         """
-        lengths = torch.tensor(widths)
-        self._block_of = torch.arange(len(widths)).repeat_interleave(lengths).to(device)
+        lengths = torch.tensor(widths, device="cpu")
+        numbers = torch.arange(len(widths), device="cpu")
+        self._block_of = numbers.repeat_interleave(lengths).to(device)
         firsts = lengths.cumsum(0) - lengths
-        ranks = torch.arange(int(lengths.sum())) - firsts.repeat_interleave(lengths)
-        counts = torch.tensor([[important_count(k, n) for n in widths] for k in CURVE_RATIOS])
+        ranks = torch.arange(int(lengths.sum()), device="cpu") - firsts.repeat_interleave(lengths)
+        by_ratio = [[important_count(k, n) for n in widths] for k in CURVE_RATIOS]
+        counts = torch.tensor(by_ratio, device="cpu")
         taken = ranks < counts.repeat_interleave(lengths, dim=1)
         self._last_taken = taken.sum(dim=0).to(device)
 

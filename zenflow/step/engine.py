@@ -40,12 +40,13 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 import torch
 
+from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
 from zenflow.columns.layout import Landing, Layout, SplitParam
@@ -212,15 +213,28 @@ class Engine:
         steps that were taken.
         """
         self.collector.await_norms()  # the next step's are written to the same memory
-        moved = self.collector.gradients.sent if self.fresh is not None else []
+        moved = self.collector.gradients.sent
         self.collector.discard()
-        self.schedule.tasks.drop()
+        self.schedule.tasks.drop(self.layout.blocks)
+        self._undo(moved)
+        if self.fresh is not None:
+            self.fresh.forget()
+
+    @torch.no_grad()
+    def drop(self, places: Collection[SplitParam | Resident]) -> None:
+        """Take the step under way without these parameters' gradients, which came in already."""
+        self.collector.send_added(self.step + 1)
+        moved = self.collector.drop(places)
+        splits = [place for place in places if isinstance(place, SplitParam)]
+        self.schedule.tasks.drop([block for split in splits for block in split.blocks])
+        self._undo(moved)
+
+    def _undo(self, moved: Sequence[SplitParam]) -> None:
+        """Let weights that a fresh step has moved be the true ones."""
         self.gate.order_after_uploads(
             block.landing for block in self.layout.blocks if block.landing is not None
         )
-        if self.fresh is not None:
-            self.fresh.forget()
-        if not moved:
+        if self.fresh is None or not moved:
             return
         self.drain()
         for split in moved:
@@ -291,6 +305,7 @@ class Engine:
         step = Step(
             number=number,
             lag=self.calendar.lag(number),
+            inverse_scale=inverse_scale,
             gradients=gradients,
             hypers=hypers,
             values=measured.values,

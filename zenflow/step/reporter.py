@@ -69,6 +69,7 @@ class Reporter:
             learning_rates=tuple(hyper.lr for hyper in step.hypers),
         )
         number, values, waits = step.number, step.values, self._stalls.take()
+        inverse_scale = step.inverse_scale
 
         def finish() -> StepReport:
             factor, norm, important, total, *norms = values.get()
@@ -80,7 +81,7 @@ class Reporter:
                 stalls=stalls,
                 captured_energy=important / total if total > 0 else 1.0,
                 grad_norm=norm,
-                clip_factor=min(1.0, factor),
+                clip_factor=min(1.0, factor / inverse_scale),
                 windows=window_norms(ages, norms),
                 energy_curve=None if curve is None else energy_curve(curve.get()),
             )

@@ -39,7 +39,7 @@ class WindowSketch:
         self._device = device
         where = layout.columns.scores.device
         widths = [split.num_columns for split in layout.splits]
-        self.sums = torch.zeros(NUM_SIGNS, sum(widths), device=where)
+        self.sums = torch.zeros(NUM_SIGNS, sum(widths), dtype=torch.float32, device=where)
         self._step = torch.zeros_like(self.sums)
         parts = self._step.split(widths, dim=1)
         self._parts = dict(zip(layout.splits, parts, strict=True))
@@ -51,9 +51,10 @@ class WindowSketch:
         self._blocks = [block for split in layout.splits for block in split.blocks]
         self.is_watching = True
         self.is_whole = [True] * len(self._blocks)
-        lengths = torch.tensor([block.shape.num_columns for block in self._blocks])
+        lengths = torch.tensor([block.shape.num_columns for block in self._blocks], device="cpu")
         self._lengths = lengths.to(where)
-        self._block_of = torch.arange(len(self._blocks)).repeat_interleave(lengths).to(where)
+        numbers = torch.arange(len(self._blocks), device="cpu")
+        self._block_of = numbers.repeat_interleave(lengths).to(where)
 
     @property
     def num_bytes(self) -> int:
@@ -143,8 +144,9 @@ class WindowSketch:
 
 def _signs(index: int, split: SplitParam) -> Tensor:
     """Return the sign vectors of a parameter's rows on this rank, (NUM_SIGNS, O), float32."""
-    generator = torch.Generator().manual_seed(index)
-    bits = torch.randint(0, 2, (NUM_SIGNS, split.whole_rows), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(index)
+    size = (NUM_SIGNS, split.whole_rows)
+    bits = torch.randint(0, 2, size, generator=generator, device="cpu")
     return 2.0 * part_of(bits.float(), RowSpread.of(split.param), 1) - 1.0
 
 

@@ -117,27 +117,31 @@ def check_settings(lr: Any, betas: Any, eps: float, weight_decay: float) -> None
         raise ValueError("; ".join(broken))
 
 
-def gradient_mode(
-    offload_gradients: str | None, max_grad_norm: float | str | None
-) -> tuple[bool, float | None]:
-    """Return whether gradients leave during backward, and the norm that step() clips to.
+def check_gradients(offload_gradients: object, max_grad_norm: object) -> None:
+    """Check the mode of the gradients, and the norm that step() clips them to.
 
     Raises:
         ValueError: One of the two breaks its rule.
     """
-    if offload_gradients not in ("release", "keep", None):
+    if offload_gradients not in ("release", "keep"):
         raise ValueError(
             f'offload_gradients must be "release" or "keep", got {offload_gradients!r}'
         )
-    is_norm = isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0
-    if max_grad_norm not in ("keep", None) and not is_norm:
-        raise ValueError(
-            f'max_grad_norm must be a positive number, None or "keep", got {max_grad_norm!r}'
+    if max_grad_norm is not None:
+        check_norm(
+            max_grad_norm, "max_grad_norm", "None does not clip; offload_gradients is the mode"
         )
-    norm = None if isinstance(max_grad_norm, str) else max_grad_norm
-    if offload_gradients is None:
-        return max_grad_norm != "keep", norm
-    return offload_gradients == "release", norm
+
+
+def check_norm(norm: object, name: str, remedy: str) -> None:
+    """Check a norm that gradients are to be clipped to.
+
+    Raises:
+        ValueError: It is no positive number.
+    """
+    is_number = isinstance(norm, (int, float, torch.Tensor)) and not isinstance(norm, bool)
+    if not is_number or not float(norm) > 0:
+        raise ValueError(f"{name} must be a positive number, got {norm!r}: {remedy}")
 
 
 def check_group(group: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import RowSpread, spread
 from zenflow.errors import GradientError
 from zenflow.step.engine import Engine
+from zenflow.step.gradients.ownership import is_own
 from zenflow.step.gradients.released import ReleasedGradient, is_released
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class GradientSource:
         self._accumulation_steps = accumulation_steps
         self._frozen = list(frozen)
         self._arrivals: dict[SplitParam | Resident, int] = {}
+        self._sums: dict[SplitParam | Resident, _Identity] = {}
+        self._left: dict[SplitParam | Resident, None] = {}  # in this order, since the last step
         self._marks = self._read_marks()
         self._has_warned = False
         self.has_hooks = False
@@ -108,6 +111,8 @@ class GradientSource:
 
     def _arrived(self, place: SplitParam | Resident) -> None:
         """Release a gradient once its last micro-batch has been added."""
+        if self._accumulation_steps > 1:
+            self._restart_if_replaced(place)
         if not self._is_last_arrival(place):
             return
         if not torch.is_grad_enabled():  # as in any backward without create_graph
@@ -117,9 +122,31 @@ class GradientSource:
             self._take(place)
 
     def _is_last_arrival(self, place: SplitParam | Resident) -> bool:
-        """Count a micro-batch; return whether it is the step's last."""
+        """Count a micro-batch; return whether it is the step's last.
+
+        Raises:
+            GradientError: The gradient of a whole step has left already, and is not in `.grad`.
+        """
+        if place in self._left:
+            raise GradientError(
+                f"the gradient of {place.name} was dropped or replaced after it had left for the "
+                "host, and this backward's forward has seen weights that were moved by it: drop a "
+                "batch with optimizer.zero_grad(), which undoes that; model.zero_grad() and "
+                '.grad = None can\'t. Or make the optimizer with offload_gradients="keep"'
+            )
         self._arrivals[place] = self._arrivals.get(place, 0) + 1
         return self._arrivals[place] == self._accumulation_steps
+
+    def _restart_if_replaced(self, place: SplitParam | Resident) -> None:
+        """Count anew if the sum of the earlier micro-batches is not in `.grad` any more."""
+        grad = place.param.grad
+        known = self._sums.get(place)
+        if known is not None and not known.is_of(grad):
+            self._arrivals.pop(place, None)
+        if grad is None:  # another hook has dropped it
+            self._arrivals[place] = -1
+        else:
+            self._sums[place] = _Identity(grad)
 
     @torch.no_grad()
     def average_came(self, place: SplitParam | Resident, grad: Tensor) -> None:
@@ -129,14 +156,18 @@ class GradientSource:
         """
         if self._is_last_arrival(place):
             engine = self._engine
-            engine.collector.take(place, grad, engine.step + 1, at_once=True)
+            engine.collector.take(place, grad, engine.step + 1, at_once=True, is_own=False)
             self._averages.append(place)
 
     def leave_placeholders(self) -> None:
         """Give up the memory of the averages that have been taken."""
         for place in self._averages:
-            place.param.grad = self._released[place]
+            self._leave_placeholder(place)
         self._averages.clear()
+
+    def _leave_placeholder(self, place: SplitParam | Resident) -> None:
+        place.param.grad = self._released[place]
+        self._left[place] = None
 
     def check_hooks(self) -> None:
         """Refuse gradients of data-parallel ranks that nothing has let leave.
@@ -152,16 +183,18 @@ class GradientSource:
             )
 
     def _take(self, place: SplitParam | Resident) -> None:
-        param, engine = place.param, self._engine
-        grad = param.grad
-        released = self._released.get(place)  # only in release mode
-        if grad is None or is_released(grad, is_sharded=place.is_sharded):
+        param, engine, is_sharded = place.param, self._engine, place.is_sharded
+        if param.grad is None or is_released(param.grad, is_sharded=is_sharded):
             return
-        if released is not None and grad.dtype != released.dtype:
+        # FSDP2 has another name for it while its hooks run, and does not use it again.
+        own = (self.releases and is_sharded) or is_own(param, is_sharded=is_sharded)
+        grad = param.grad
+        if self.releases and grad.dtype != self._released[place].dtype:
             self.check_untouched()  # says that the model was cast
-        engine.collector.take(place, grad, engine.step + 1, at_once=released is not None)
-        if released is not None:
-            param.grad = released
+        number = engine.step + 1
+        engine.collector.take(place, grad, number, at_once=self.releases, is_own=own)
+        if self.releases:
+            self._leave_placeholder(place)
 
     @torch.no_grad()
     def take_rest(self) -> None:
@@ -236,6 +269,32 @@ class GradientSource:
                     "made and has a gradient now: make a new optimizer after unfreezing"
                 )
 
+    def drop_missing(self) -> None:
+        """Drop gradients that have left and whose placeholders are not in `.grad` any more.
+
+        As with torch's optimizers, a gradient that is not there when the step is taken does not
+        count. No forward has seen what its fresh step has moved.
+
+        Raises:
+            GradientError: Another tensor is in a placeholder's place.
+        """
+        missing = [p for p in self._left if p.param.grad is not self._released[p]]
+        if not missing:
+            return
+        for place in missing:
+            if place.param.grad is not None:
+                raise GradientError(
+                    f"the gradient of {place.name} was replaced after it had left for the host: "
+                    "to change gradients between backward and step(), make the optimizer with "
+                    'offload_gradients="keep"; to drop them, call optimizer.zero_grad()'
+                )
+        if len(missing) == len(self._left):
+            self.forget()
+            return
+        self._engine.drop(dict.fromkeys(missing))
+        for place in missing:
+            del self._left[place]
+
     def forget(self) -> None:
         """Drop what was taken since the last step."""
         if not self._engine.collector.is_empty:
@@ -245,11 +304,13 @@ class GradientSource:
     def restart_count(self) -> None:
         """Count a step's backward passes anew."""
         self._arrivals.clear()
+        self._sums.clear()
 
     def abandon(self) -> None:
         """Drop it without waiting for anything: the engine has failed."""
         self._engine.collector.discard()
-        self._arrivals.clear()
+        self.restart_count()
+        self._left.clear()
         self._averages.clear()
         for place in self._places:
             if is_released(place.param.grad, is_sharded=place.is_sharded):
@@ -257,7 +318,8 @@ class GradientSource:
 
     def consume(self) -> None:
         """Clear every `.grad`: the step has used them."""
-        self._arrivals.clear()
+        self.restart_count()
+        self._left.clear()
         for place in self._places:
             place.param.grad = None
 
@@ -266,6 +328,19 @@ class GradientSource:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+
+class _Identity:
+    """Tells whether a tensor is the one from before, without keeping that alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # While there is a weak reference no other tensor gets this address.
+        self._reference = torch._C._WeakTensorRef(tensor)
+        self._address = tensor._cdata
+
+    def is_of(self, tensor: Tensor | None) -> bool:
+        """Whether this is that tensor."""
+        return tensor is not None and tensor._cdata == self._address
 
 
 def changed(name: str) -> RuntimeError:

@@ -55,7 +55,7 @@ class SharedController(AbstractController):
         own = [] if controller is None else [getattr(controller, name) for name in _SHARED]
         for name, value in zip(_SHARED, self._of_first(own), strict=True):
             setattr(self, name, value)
-        self._message = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
+        self._message = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8, device="cpu")
         self._under_way: Any = None
         self._decided: Knobs | None = None
         looks = True if controller is None else controller.looks_at_windows

@@ -53,10 +53,11 @@ class WithEngine(torch.optim.Optimizer):
 
     def _check_no_gradients(self, call: str) -> None:
         self._check_open()
+        self._source.drop_missing()
         if not self._running.collector.is_empty:
             raise GradientError(
                 f"{call} between backward and step(): gradients have left for the host. Call "
-                "step() or zero_grad() first"
+                "step() or optimizer.zero_grad() first"
             )
 
     def _check_sound(self) -> None:

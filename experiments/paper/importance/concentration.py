@@ -124,7 +124,6 @@ def _train(settings: Any, look: Callable[[int, Sequence[Tensor]], None]) -> int:
             batch = setup.data.train.batch(step - 1)
             cross_entropy(forward(setup.model, batch), batch).backward()
             look(step, [p.grad for p in matrices if p.grad is not None])
-            optimizer.clip_grad_norm_(settings.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()

@@ -82,7 +82,9 @@ def _counted(config: ZenFlowConfig, seed: int) -> float:
         layers = [torch.nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(_LAYERS)]
         model = torch.nn.Sequential(*layers).to(torch.bfloat16)
     source = torch.Generator().manual_seed(seed)
-    optimizer = ZenFlowAdamW(model.parameters(), config=config, max_grad_norm=1.0)
+    optimizer = ZenFlowAdamW(
+        model.parameters(), config=config, offload_gradients="release", max_grad_norm=1.0
+    )
     moved = []
     try:
         for _ in range((_SETTLING + _COUNTED) * config.update_interval):

@@ -223,7 +223,8 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         betas=settings.betas,
         eps=settings.eps,
         config=setup.config,
-        max_grad_norm=settings.max_grad_norm if release else "keep",
+        offload_gradients=settings.gradients,
+        max_grad_norm=settings.max_grad_norm,
         # Under DDP the last pass alone averages gradients.
         accumulation_steps=settings.grad_accum if release and not is_ddp else 1,
         process_group=distributed.group.WORLD if is_ddp else None,

@@ -388,6 +388,7 @@ def trained(controller, link):
     optimizer = ZenFlowAdamW(
         model.parameters(),
         config=SLOW.applied_to(CONFIG),
+        offload_gradients="release",
         max_grad_norm=1.0,
         controller=controller,
         link=link,

@@ -227,7 +227,12 @@ def train_decoder(controller, *, num_steps=160, **knobs):
         update_interval=1, min_split_elements=16, select_interval=20, importance_decay=0.9, **knobs
     )
     optimizer = ZenFlowAdamW(
-        model.parameters(), lr=3e-3, config=config, controller=controller, max_grad_norm=1.0
+        model.parameters(),
+        lr=3e-3,
+        config=config,
+        controller=controller,
+        offload_gradients="release",
+        max_grad_norm=1.0,
     )
     intervals, loss = [], 0.0
     with closing(optimizer):

@@ -86,7 +86,8 @@ def test_the_engines_memory_is_its_own_plan_to_the_byte(has_ring, name, dtype, k
     optimizer = ZenFlowAdamW(
         model.parameters(),
         config=config_of(name),
-        max_grad_norm=1.0 if has_ring else "keep",
+        offload_gradients="release" if has_ring else "keep",
+        max_grad_norm=1.0,
     )
     planned = optimizer.memory
     engine = optimizer._engine

@@ -62,7 +62,9 @@ def test_blocks_are_cut_as_the_engine_cuts_them(name):
 def test_bytes_a_step_are_what_the_engine_counts(preset):
     config = ZenFlowConfig.preset(preset, min_split_elements=0)
     layers = model()
-    optimizer = ZenFlowAdamW(layers.parameters(), config=config, max_grad_norm=1.0)
+    optimizer = ZenFlowAdamW(
+        layers.parameters(), config=config, offload_gradients="release", max_grad_norm=1.0
+    )
     window = config.update_interval
     down, up = [], []
     try:

@@ -43,7 +43,7 @@ def controlled(changes=CHANGES, least=0.05):
 def train(controller, mode="keep", *, rule="exact", model=OddShapes, num_steps=14):
     """Return the weights after every step, the reports, and the optimizer's log."""
     model = model()
-    settings = {"max_grad_norm": 0.3} if mode == "release" else {}
+    settings = {"max_grad_norm": 0.3, "offload_gradients": mode} if mode == "release" else {}
     optimizer = ZenFlowAdamW(
         model.parameters(), lr=1e-2, config=config_of(rule), controller=controller, **settings
     )

@@ -113,7 +113,7 @@ def train(rule, mode, *, drains=False, in_buffer=False, device="cuda", **setting
     """Return the weights after a run, true ones."""
     model = Stack(device, **settings)
     config = rule if isinstance(rule, ZenFlowConfig) else config_of(rule)
-    clipping = {"max_grad_norm": 0.3} if mode == "release" else {}
+    clipping = {"max_grad_norm": 0.3, "offload_gradients": mode} if mode == "release" else {}
     shared = grads_in_one_buffer(model.parameters()) if in_buffer else []
     optimizer = ZenFlowAdamW(model.parameters(), lr=1e-2, config=config, **clipping)
     with closing(optimizer):
@@ -234,7 +234,7 @@ def refused_waits():
 def test_no_step_waits_for_the_device_by_an_operation(mode):
     """Neither `item()`, nor `nonzero`, nor a copy from pageable memory, in any thread."""
     model = Stack("cuda")
-    clipping = {"max_grad_norm": 0.3} if mode == "release" else {}
+    clipping = {"max_grad_norm": 0.3, "offload_gradients": mode} if mode == "release" else {}
     config = ZenFlowConfig(update_interval=3, select_interval=0, min_split_elements=1)
     with closing(ZenFlowAdamW(model.parameters(), config=config, **clipping)) as optimizer:
         with refused_waits() as refuse:
@@ -263,7 +263,9 @@ def test_a_pin_that_is_refused_leaves_no_error_for_the_next_kernel():
 def test_the_plan_bounds_what_a_step_takes():
     """In memory that is in use, and not what the allocator holds for later."""
     model = Stack("cuda", num_layers=8, width=1024)
-    with closing(ZenFlowAdamW(model.parameters(), max_grad_norm=1.0)) as optimizer:
+    with closing(
+        ZenFlowAdamW(model.parameters(), offload_gradients="release", max_grad_norm=1.0)
+    ) as optimizer:
         plan = optimizer.memory
         for step in range(8):
             model(step).backward()

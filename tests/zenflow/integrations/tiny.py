@@ -60,9 +60,10 @@ def make_optimizer(model, release=True, accumulation_steps=1):
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    mode = {"max_grad_norm": "keep"}
+    mode = {}
     if release:
-        mode = {"max_grad_norm": MAX_NORM, "accumulation_steps": accumulation_steps}
+        mode = {"offload_gradients": "release", "max_grad_norm": MAX_NORM}
+        mode["accumulation_steps"] = accumulation_steps
     return ZenFlowAdamW(groups, lr=LR, config=CONFIG, **mode)
 
 

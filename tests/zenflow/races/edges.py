@@ -208,12 +208,16 @@ def _jobs(checker):
 
 
 def _kinds(checker):
-    """Tell device memory from the host's by who asks for it; there is no second kind here."""
+    """Tell device memory from the host's by who asks for it; there is no second kind here.
+
+    The engine names the host by text, "cpu", and the device by what it was given.
+    """
 
     def factory(old):
         def make(*args, **kwargs):
             made = old(*args, **kwargs)
-            return made if kwargs.get("device") is None else checker.on_device(made)
+            is_device = isinstance(kwargs.get("device"), torch.device)
+            return checker.on_device(made) if is_device else made
 
         return make
 

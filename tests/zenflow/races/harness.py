@@ -63,7 +63,7 @@ class Training:
             checker.on_device(param.data)
         config = ZenFlowConfig(**{**COMMON, **changes})
         if mode == "release":
-            settings["max_grad_norm"] = LIMIT
+            settings |= {"offload_gradients": mode, "max_grad_norm": LIMIT}
         if log is not None:
             settings["controller"] = LoggedDecisions(decisions(config, log))
         self.optimizer = ZenFlowAdamW(

@@ -18,12 +18,12 @@ from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.host_worker import HostWorker
 from zenflow.step.engine import Engine
 from zenflow.step.gradients import ring_size
-from zenflow.step.gradients.collector import GradientCollector
 from zenflow.step.gradients.ring import GradientRing
 from zenflow.step.host import schedule as host_schedule
 from zenflow.step.host.exact import ExactTasks
 from zenflow.step.host.tasks import AbstractHostTasks
 from zenflow.step.uploads import UploadGate
+from zenflow.surface import gradient_hooks
 
 
 class NoOrder:
@@ -176,7 +176,7 @@ MUTANTS = {
         Engine, "drain", without_copies, training={"then": drop_and_look}
     ),
     "gradients in a larger memory are not copied": Mutant(
-        GradientCollector, "_owned", lambda _: staticmethod(lambda grad: grad), "keep",
+        gradient_hooks, "is_own", lambda _: lambda param, is_sharded: True, "keep",
         training={"views": True},
     ),
     "a state is saved and loaded at once": Mutant(

@@ -46,7 +46,7 @@ def integer_gradients(shapes, step, seed):
 def test_every_gradient_of_every_column_is_applied_exactly_once(data, config, mode, dropped, seed):
     model = GivenGradients(SHAPES, scale=0.0)
     log = data.draw(schedules(config, last=12))
-    release = {"max_grad_norm": None} if mode == "release" else {}
+    release = {"offload_gradients": mode}
     optimizer = ZenFlowAdamW(
         model.parameters(), config=config, controller=LoggedDecisions(log), **LINEAR, **release
     )

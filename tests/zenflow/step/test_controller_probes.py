@@ -68,7 +68,7 @@ class Exact:
 def compare(config, *, num_steps=10, seed=0, mode="keep", max_norm=None, absent=0.0, log=()):
     """Yield (estimated, exact) by age after every step."""
     model = GivenGradients(SHAPES, seed=seed)
-    settings = {"max_grad_norm": max_norm} if mode == "release" else {}
+    settings = {"max_grad_norm": max_norm, "offload_gradients": mode} if mode == "release" else {}
     optimizer = ZenFlowAdamW(
         model.parameters(), config=config, controller=Watching(log), **settings
     )
@@ -246,7 +246,11 @@ def run(controller, mode="keep", *, num_steps=8, accumulation_steps=1, **changes
     model = TinyStack(num_layers=4, width=24)
     settings = {}
     if mode == "release":
-        settings = {"max_grad_norm": 0.5, "accumulation_steps": accumulation_steps}
+        settings = {
+            "offload_gradients": "release",
+            "max_grad_norm": 0.5,
+            "accumulation_steps": accumulation_steps,
+        }
     config = config_of(**changes)
     optimizer = ZenFlowAdamW(model.parameters(), config=config, controller=controller, **settings)
     reports = []

@@ -43,7 +43,7 @@ def test_moments_are_those_of_torch_at_every_step(mode, data, config, absent, se
     model, twin = GivenGradients(SHAPES, seed=seed), GivenGradients(SHAPES, seed=seed)
     theirs = torch.optim.AdamW(twin.parameters(), **HYPER)
     controller = LoggedDecisions(data.draw(schedules(config, last=9)))
-    release = {"max_grad_norm": 0.5} if mode == "release" else {}
+    release = {"max_grad_norm": 0.5, "offload_gradients": mode} if mode == "release" else {}
     ours = ZenFlowAdamW(
         model.parameters(), config=config, controller=controller, **HYPER, **release
     )

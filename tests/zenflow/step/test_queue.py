@@ -86,7 +86,9 @@ def test_memory_is_enough_for_the_depth_in_a_long_run(monkeypatch, interval, dep
     watched = Watched(monkeypatch)
     model = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(12)))
     config = ZenFlowConfig(update_interval=interval, queue_depth=depth, select_interval=0)
-    optimizer = ZenFlowAdamW(model.parameters(), config=config, max_grad_norm=1.0)
+    optimizer = ZenFlowAdamW(
+        model.parameters(), config=config, offload_gradients="release", max_grad_norm=1.0
+    )
     with closing(optimizer):
         for step in range(4 * interval):
             if step == 2 * interval:
@@ -114,7 +116,10 @@ def train_matrices(num_steps):
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(6)))
     optimizer = ZenFlowAdamW(
-        model.parameters(), config=ZenFlowConfig(update_interval=3), max_grad_norm=1.0
+        model.parameters(),
+        config=ZenFlowConfig(update_interval=3),
+        offload_gradients="release",
+        max_grad_norm=1.0,
     )
     weights = []
     with closing(optimizer):

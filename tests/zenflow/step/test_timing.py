@@ -45,7 +45,7 @@ def train(model, config, mode, num_steps, device="cpu", **settings):
     """Train a fresh model and return its weights after every step, the true ones last."""
     model = model().to(device)
     if mode == "release":
-        settings["max_grad_norm"] = 0.3
+        settings |= {"offload_gradients": mode, "max_grad_norm": 0.3}
     trajectory = []
     with closing(
         ZenFlowAdamW(model.parameters(), lr=1e-2, config=config, **settings)

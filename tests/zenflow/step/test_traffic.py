@@ -23,7 +23,13 @@ def make_model(dtype):
 def reports_of(model, config, num_steps, **settings):
     """Train on noise and return every step's report."""
     reports = []
-    optimizer = ZenFlowAdamW(model.parameters(), config=config, max_grad_norm=1.0, **settings)
+    optimizer = ZenFlowAdamW(
+        model.parameters(),
+        config=config,
+        offload_gradients="release",
+        max_grad_norm=1.0,
+        **settings,
+    )
     with closing(optimizer):
         for step in range(num_steps):
             generator = torch.Generator().manual_seed(step)

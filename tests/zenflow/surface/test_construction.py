@@ -76,12 +76,12 @@ def test_the_thread_that_sees_copies_end_binds_itself_too():
 # ---- memory -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_grad_norm", ["keep", 1.0])
-def test_no_step_allocates_memory_for_uploads(monkeypatch, max_grad_norm):
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_no_step_allocates_memory_for_uploads(monkeypatch, mode):
     """On a GPU it is pinned, which takes tenths of a second."""
     model = TinyStack()
     with closing(
-        ZenFlowAdamW(model.parameters(), config=CONFIG, max_grad_norm=max_grad_norm)
+        ZenFlowAdamW(model.parameters(), config=CONFIG, offload_gradients=mode)
     ) as optimizer:
 
         def refuse(*_):
@@ -156,7 +156,13 @@ def test_a_failed_construction_leaves_neither_memory_nor_threads_behind(monkeypa
     before = set(threading.enumerate())
     model = TinyStack()
     with pytest.raises(MemoryError, match="no more"):
-        ZenFlowAdamW(model.parameters(), config=CONFIG, max_grad_norm=1.0, host_threads=3)
+        ZenFlowAdamW(
+            model.parameters(),
+            config=CONFIG,
+            offload_gradients="release",
+            max_grad_norm=1.0,
+            host_threads=3,
+        )
     assert len(closed) == 1
     assert set(threading.enumerate()) <= before
     assert not any(param._post_accumulate_grad_hooks for param in model.parameters())

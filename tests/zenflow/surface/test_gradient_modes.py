@@ -1,4 +1,4 @@
-"""Which mode gradients live in, and what `step()` clips to, in both spellings."""
+"""Which mode gradients live in, and what `step()` clips to: two arguments, one each."""
 
 import pytest
 import torch
@@ -7,11 +7,9 @@ from tests.models import TinyStack, assert_equal, closing, weights_of
 from tests.zenflow.runs import CONFIG
 from zenflow import ZenFlowAdamW
 
-SPELLINGS = [
+ARGUMENTS = [
     ({}, False, None),
-    ({"max_grad_norm": "keep"}, False, None),
-    ({"max_grad_norm": 0.1}, True, 0.1),
-    ({"max_grad_norm": None}, True, None),
+    ({"max_grad_norm": 0.1}, False, 0.1),
     ({"offload_gradients": "keep"}, False, None),
     ({"offload_gradients": "keep", "max_grad_norm": 0.1}, False, 0.1),
     ({"offload_gradients": "keep", "max_grad_norm": None}, False, None),
@@ -31,8 +29,8 @@ def run(**settings):
     return weights_of(model)
 
 
-@pytest.mark.parametrize(("settings", "releases", "norm"), SPELLINGS)
-def test_a_spelling_means_a_mode_and_a_norm(settings, releases, norm):
+@pytest.mark.parametrize(("settings", "releases", "norm"), ARGUMENTS)
+def test_one_argument_is_the_mode_and_another_clips(settings, releases, norm):
     model = TinyStack(num_layers=4)
     with closing(ZenFlowAdamW(model.parameters(), config=CONFIG, **settings)) as optimizer:
         assert optimizer.releases_gradients == releases
@@ -51,6 +49,8 @@ def test_a_spelling_means_a_mode_and_a_norm(settings, releases, norm):
     [
         ({"offload_gradients": True}, 'offload_gradients must be "release" or "keep"'),
         ({"max_grad_norm": 0.0}, "max_grad_norm must be a positive number"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm must be a positive number"),
+        ({"max_grad_norm": "keep"}, "offload_gradients is the mode"),
         ({"offload_gradients": "keep", "accumulation_steps": 2}, "is for release mode"),
     ],
 )

@@ -78,7 +78,9 @@ def test_what_is_allocated_is_what_was_planned(name, dtype):
         take_step(model, torch.optim.SGD(model.parameters(), lr=0.0), step)
         model.zero_grad()
     before = live_storages()
-    optimizer = ZenFlowAdamW(model.parameters(), config=CONFIGS[name], max_grad_norm=1.0)
+    optimizer = ZenFlowAdamW(
+        model.parameters(), config=CONFIGS[name], offload_gradients="release", max_grad_norm=1.0
+    )
     with closing(optimizer):
         plan = optimizer.memory
         for step in range(9):
@@ -157,7 +159,7 @@ def test_nothing_grows_over_hundreds_of_steps(mode):
     config = ZenFlowConfig(
         topk_ratio=0.25, select_interval=7, block_elements=32, importance_decay=0.5, **TINY
     )
-    settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+    settings = {"max_grad_norm": 1.0, "offload_gradients": mode} if mode == "release" else {}
     optimizer = ZenFlowAdamW(model.parameters(), config=config, timeline_steps=5, **settings)
     with closing(optimizer):
         measured = []
@@ -209,7 +211,7 @@ def test_a_dropped_optimizer_leaves_no_thread_and_no_memory():
     threads = threading.active_count()
     model = make_model(torch.bfloat16)
     before = live_tensor_bytes()
-    optimizer = ZenFlowAdamW(model.parameters(), max_grad_norm=1.0)
+    optimizer = ZenFlowAdamW(model.parameters(), offload_gradients="release", max_grad_norm=1.0)
     for step in range(3):
         take_step(model, optimizer, step)
     assert threading.active_count() > threads

@@ -77,19 +77,22 @@ class FreshSteps:
         self._device = device
         self._read_hypers = hypers
         where = layout.columns.scores.device
-        self.clip = torch.ones((), device=where)
+        self.clip = torch.ones((), dtype=torch.float32, device=where)
         blocks = [block for split in layout.splits for block in split.blocks]
-        lengths = torch.tensor([block.shape.num_columns for block in blocks])
-        self._block_of_column = torch.arange(len(blocks)).repeat_interleave(lengths).to(where)
+        lengths = torch.tensor([block.shape.num_columns for block in blocks], device="cpu")
+        numbers = torch.arange(len(blocks), device="cpu")
+        self._block_of_column = numbers.repeat_interleave(lengths).to(where)
         widths, heights, whole_heights = (
-            torch.tensor([getattr(split, name) for split in layout.splits])
+            torch.tensor([getattr(split, name) for split in layout.splits], device="cpu")
             for name in ("num_columns", "num_rows", "whole_rows")
         )
-        self._split_of_row = torch.arange(len(layout.splits)).repeat_interleave(heights).to(where)
+        numbers = torch.arange(len(layout.splits), device="cpu")
+        self._split_of_row = numbers.repeat_interleave(heights).to(where)
         self._heights = whole_heights.repeat_interleave(widths).to(where, torch.float32)
         self._widths_of_rows = widths.repeat_interleave(heights).to(where, torch.float32)
-        self._by_column = torch.zeros(5, len(self._block_of_column), device=where)
-        self._by_row = torch.zeros(3, len(self._split_of_row), device=where)
+        kind = {"dtype": torch.float32, "device": where}
+        self._by_column = torch.zeros(5, len(self._block_of_column), **kind)
+        self._by_row = torch.zeros(3, len(self._split_of_row), **kind)
         stays = self._by_column[4].split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
         self._buckets = self._cut()

@@ -6,13 +6,12 @@ columns are kept, and the rest is queued for the d2h lane. A resident's gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
@@ -30,10 +29,6 @@ from zenflow.step.window_sketch import WindowSketch
 
 if TYPE_CHECKING:
     from torch.distributed import Work
-
-OWN_USES = 2
-"""Number of references to the memory of a gradient that nobody else has: the gradient's, and that
-of whoever counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +84,13 @@ class GradientCollector:
         return not (gradients.important or gradients.waiting or gradients.resident)
 
     def take(
-        self, place: SplitParam | Resident, grad: Tensor, step: int, *, at_once: bool
+        self,
+        place: SplitParam | Resident,
+        grad: Tensor,
+        step: int,
+        *,
+        at_once: bool,
+        is_own: bool,
     ) -> None:
         """Take one parameter's final gradient of this step; call it without grad mode.
 
@@ -101,6 +102,8 @@ class GradientCollector:
             step: The step under way.
             at_once: Whether to measure and send its bucket as soon as that is full; else
                 `measure_rest` and `send_rest` do.
+            is_own: Whether nobody else can write to the gradient's memory. Data parallelism has
+                its buckets, which the next backward writes anew.
 
         Raises:
             GradientError: The gradient is sparse, or its shape, dtype or device is not the
@@ -123,13 +126,14 @@ class GradientCollector:
         if isinstance(place, Resident):
             self.gradients.resident[place] = grad
             return
-        is_free = self.ring is not None or place.is_sharded  # FSDP2 makes a new one every time
+        if self.ring is None and not is_own:  # the lane may read it long after the step
+            grad = grad.clone()
         waiting = self.gradients.waiting.setdefault(place.bucket, {})
-        waiting[place] = place.matrix(grad if is_free else self._owned(grad))
+        waiting[place] = place.matrix(grad)
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
             self._measure(waiting)
-            self._send_added(step)
+            self.send_added(step)
             work = self.layout.shards.begin_adding(bucket.columns.energies)
             if work is None:
                 self._send(bucket, step)
@@ -137,7 +141,7 @@ class GradientCollector:
                 # Backward goes on meanwhile: the next full bucket finds the sums there.
                 self.gradients.adding = bucket, work
 
-    def _send_added(self, step: int) -> None:
+    def send_added(self, step: int) -> None:
         """Send the full bucket that waits for the norms of other ranks' rows, if there is one."""
         bucket = self.await_norms()
         if bucket is not None:
@@ -170,17 +174,6 @@ class GradientCollector:
             if self.sketch is not None:
                 self.sketch.take(split, grad_OI)
 
-    @staticmethod
-    def _owned(grad: Tensor) -> Tensor:
-        """Return a gradient whose memory the next backward leaves alone.
-
-        A buffer that somebody else has too, as data parallelism has its buckets, is written anew
-        while the lane may still read it.
-        """
-        storage = grad.untyped_storage()
-        is_own = torch._C._storage_Use_Count(storage._cdata) <= OWN_USES
-        return grad if is_own and storage.nbytes() == grad.nbytes else grad.clone()
-
     def complete(self, step: int) -> None:
         """Note that no more gradients come in this step, and all have been measured.
 
@@ -189,7 +182,7 @@ class GradientCollector:
         if self.gradients.is_complete:
             return
         self.gradients.is_complete = True
-        self._send_added(step)
+        self.send_added(step)
         for split in self.layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
@@ -290,6 +283,27 @@ class GradientCollector:
             staged[job.block].copied.append(sent)
         self.gradients.copied[bucket.index].append(sent)
         self.gradients.num_bytes += num_bytes
+
+    def drop(self, places: Collection[SplitParam | Resident]) -> list[SplitParam]:
+        """Forget these parameters' gradients of this step.
+
+        Returns:
+            Those whose gradients have left, and may have moved weights.
+        """
+        gradients = self.gradients
+        for place in places:
+            if isinstance(place, Resident):
+                gradients.resident.pop(place, None)
+                continue
+            gradients.important.pop(place, None)
+            gradients.waiting.get(place.bucket, {}).pop(place, None)
+            place.columns.energies.zero_()
+            place.rows.energies.zero_()
+            if self.sketch is not None:
+                self.sketch.leave_out(place)
+        moved = [split for split in gradients.sent if split in places]
+        gradients.sent = [split for split in gradients.sent if split not in places]
+        return moved
 
     def discard(self) -> None:
         """Forget this step's gradients; copies under way end in staging, which is overwritten."""

@@ -54,8 +54,8 @@ class ReleasedGradient(Tensor):
             f"the gradient of {name} was released: it left for the host during backward, so "
             f"{func} can't use it. Clip with the optimizer's max_grad_norm or "
             "optimizer.clip_grad_norm_(); accumulate over micro-batches with accumulation_steps; "
-            "to keep gradients until step() (for GradScaler or hooks) make the optimizer "
-            'with offload_gradients="keep"'
+            "drop a batch with optimizer.zero_grad(); to keep gradients until step() (for "
+            'GradScaler or hooks) make the optimizer with offload_gradients="keep"'
         )
 
 

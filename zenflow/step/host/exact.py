@@ -63,11 +63,12 @@ class ExactTasks(AbstractHostTasks):
         self._arriving[block] = staged
         return staged
 
-    def drop(self) -> None:
-        """Forget the gradients of the step under way."""
-        for block, staged in self._arriving.items():
-            self._free(block, [staged], None)
-        self._arriving.clear()
+    def drop(self, blocks: Iterable[Block]) -> None:
+        """Forget these blocks' gradients of the step under way."""
+        for block in blocks:
+            staged = self._arriving.pop(block, None)
+            if staged is not None:
+                self._free(block, [staged], None)
 
     def take_in(self, step: Step, bucket: Bucket, due: Collection[Block]) -> None:
         """Let a bucket's gradients queue, and apply those of full queues."""
@@ -157,7 +158,8 @@ class ExactTasks(AbstractHostTasks):
             for staged in block.queue
             if staged.hyper is not None and staged.factor is not None
         ]
-        kernel.run(replay(leaving, torch.ones(len(rows), dtype=torch.uint8), steps, None))
+        active = torch.ones(len(rows), dtype=torch.uint8, device="cpu")
+        kernel.run(replay(leaving, active, steps, None))
         return leaving
 
 

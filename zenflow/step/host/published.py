@@ -78,9 +78,10 @@ class PublishedTasks(AbstractHostTasks):
         self._staged[block] = staged
         return staged
 
-    def drop(self) -> None:
-        """Forget the gradients of the step under way; copies end in staging, one after another."""
-        self._staged.clear()
+    def drop(self, blocks: Iterable[Block]) -> None:
+        """Forget these blocks' gradients; copies end in staging, one after another."""
+        for block in blocks:
+            self._staged.pop(block, None)
 
     def take_in(self, step: Step, bucket: Bucket, due: Collection[Block]) -> None:
         """Add a bucket's gradients to their sums, but for windows of one step that are due."""
@@ -153,7 +154,7 @@ class PublishedTasks(AbstractHostTasks):
         found = self._gradients(step, block)
         if found is not None:
             found = found[0][rows], found[1]
-        active = torch.ones(len(rows), dtype=torch.uint8)
+        active = torch.ones(len(rows), dtype=torch.uint8, device="cpu")
         hyper = step.hyper_of(block)
         kernel.run(_step_on_mean(leaving, active, found, block.count, hyper, None))
         return leaving

@@ -32,6 +32,8 @@ class Step:
     """Number of the step, from 1."""
     lag: int
     """Number of steps from the start of this step's updates to their landing."""
+    inverse_scale: float
+    """Factor that undoes the loss scale."""
     gradients: StepGradients
     """Gradients of the step: the last ones of all windows that end with it."""
     hypers: Sequence[Hyper]
@@ -97,8 +99,8 @@ class AbstractHostTasks(ABC):
         """
 
     @abstractmethod
-    def drop(self) -> None:
-        """Forget the gradients of the step under way."""
+    def drop(self, blocks: Iterable[Block]) -> None:
+        """Forget these blocks' gradients of the step under way."""
 
     @abstractmethod
     def window_work(self, step: Step, block: Block, active: Tensor, out: Tensor) -> WindowWork:
@@ -155,7 +157,7 @@ class AbstractHostTasks(ABC):
         """Return flags, not to be changed, by which all rows take part: (D,), uint8."""
         count = block.shape.num_deferred
         if count not in self._flags:
-            self._flags[count] = torch.ones(count, dtype=torch.uint8)
+            self._flags[count] = torch.ones(count, dtype=torch.uint8, device="cpu")
         return self._flags[count]
 
     def take_buffer(self, step: Step, updating: Sequence[Block]) -> None:

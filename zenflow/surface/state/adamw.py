@@ -139,7 +139,7 @@ def _load_split(
 
 def _choose(block: Block) -> None:
     """Choose a block's important columns by their scores; its rows are not in use yet."""
-    none = torch.zeros(block.shape.num_columns, dtype=torch.bool)
+    none = torch.zeros(block.shape.num_columns, dtype=torch.bool, device="cpu")
     chosen = select_columns(block.columns.scores.cpu(), none, block.shape.num_important, 0.0)
     block.columns.is_important.copy_(chosen)
     block.important_columns.copy_(chosen.nonzero().squeeze(1) + block.shape.first)
@@ -170,7 +170,10 @@ def adamw_state(
             if place is not None and steps:
                 rows = place.part.spread if isinstance(place, SplitParam) else RowSpread.of(param)
                 moments = {n: spread(_moment(place, n), rows, 0) for n in _MOMENTS}
-                state[key] = {"step": torch.tensor(float(steps)), **moments}
+                state[key] = {
+                    "step": torch.tensor(float(steps), dtype=torch.float32, device="cpu"),
+                    **moments,
+                }
     return {"state": state, "param_groups": groups}
 
 
@@ -182,7 +185,8 @@ def _moment(place: SplitParam | Resident, name: str) -> Tensor:
     """Return one of a parameter's moments in this rank's rows of it, float32."""
     if isinstance(place, Resident):
         return place.state()[name].to("cpu", copy=True)
-    moments_IO = torch.empty(place.num_columns, place.num_host_rows)
+    shape = (place.num_columns, place.num_host_rows)
+    moments_IO = torch.empty(shape, dtype=torch.float32, device="cpu")
     bank_rows = slice(place.bank_first, place.bank_last)
     moments_IO[place.deferred_columns.cpu()] = getattr(place.host, name)
     of_bank = place.part.of(getattr(place.bank, name)[bank_rows], 1)

@@ -90,7 +90,9 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
         state["row_mean_squares"] = place.rows.mean_squares
     return state | {
         "training_weight": place.host.staging,
-        LANDING: torch.zeros((), dtype=place.param.dtype).expand(place.host.staging.shape),
+        LANDING: torch.zeros((), dtype=place.param.dtype, device="cpu").expand(
+            place.host.staging.shape
+        ),
         "deferred_columns": place.deferred_columns,
         "important_columns": place.important_columns,
         "scores": place.columns.scores,
@@ -100,7 +102,7 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
 
 def landing_weight(place: SplitParam) -> Tensor:
     """Return a copy of a drained parameter's updates in flight, in the rows of their blocks."""
-    values = torch.zeros(place.host.staging.shape, dtype=place.param.dtype)
+    values = torch.zeros(place.host.staging.shape, dtype=place.param.dtype, device="cpu")
     row = 0
     for block in place.blocks:
         count = block.shape.num_deferred
