@@ -147,8 +147,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         # Tools that rearrange states go by the keys of live groups; a saved one has a text here.
         self.param_groups[0][ENTRY] = ""
         self.accumulation_steps = accumulation_steps
-        # A GradScaler then leaves unscaling to step(), so that float16 parameters work too.
-        self._step_supports_amp_scaling = not self.releases_gradients
+        # A GradScaler then leaves unscaling to step(), so that float16 parameters work too. In
+        # release mode it looks at gradients that have left, and these say what to do.
+        self._step_supports_amp_scaling = True
         self._engine, places = start_engine(
             self.param_groups,
             self.config,

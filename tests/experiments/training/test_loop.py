@@ -186,6 +186,13 @@ def test_half_precision_runs_train(tmp_path, text, dtype):
     assert summary(out)["model_bytes"] == 2 * summary(out)["num_params"]
 
 
+def test_a_float16_run_clips_its_gradients_without_their_loss_scale(tmp_path, text):
+    flags = ["--data", text, "--steps", "4", "--dtype", "float16", "--gradients", "keep"]
+    out = trained(tmp_path / "run", *FAST, *flags, "--max-grad-norm", "0.01")
+    for row in steps(out):
+        assert row["clip_factor"] == pytest.approx(0.01 / row["grad_norm"], rel=1e-3)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_schedule_rises_to_one_and_every_step_counts(schedule):
     settings = TrainSettings(schedule=schedule, warmup=0.1)

@@ -135,6 +135,16 @@ def add_group(_, optimizer):
     optimizer.add_param_group({"params": [("late", nn.Parameter(torch.ones(3)))]})
 
 
+def drop_and_go_on(param, _):
+    param.grad = None
+    param.sum().backward()
+
+
+def replace_gradient(param, optimizer):
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
 def load_after_backward(make):
     problem, optimizer = made(make)
     state = optimizer.state_dict()

@@ -233,6 +233,18 @@ def _release() -> Iterator[Refusal]:
             GradientError,
             "the gradient of weight was released: it left for the host during backward",
         )
+    yield Refusal(
+        "another backward after `model.zero_grad()` or `.grad = None`",
+        lambda make: misuses.after_backward(make, misuses.drop_and_go_on),
+        GradientError,
+        "the gradient of weight was dropped or replaced after it had left for the host",
+    )
+    yield Refusal(
+        "another tensor in `.grad` between backward and step",
+        lambda make: misuses.after_backward(make, misuses.replace_gradient),
+        GradientError,
+        "the gradient of weight was replaced after it had left for the host",
+    )
     yield Refusal("`GradScaler.unscale_`", misuses.unscale, GradientError, "the gradient of")
     yield Refusal(
         "`state_dict` between backward and step",

@@ -56,7 +56,18 @@ def backward(checker, loss):
 class Training:
     """A model and its optimizer, whose steps a test takes one by one."""
 
-    def __init__(self, checker, mode, changes, *, model=None, log=None, views=False, **settings):
+    def __init__(
+        self,
+        checker,
+        mode,
+        changes,
+        *,
+        model=None,
+        log=None,
+        views=False,
+        rewrites=False,
+        **settings,
+    ):
         self.checker, self.mode = checker, mode
         self.model = model or TinyStack(num_layers=3)
         for param in self.model.parameters():
@@ -71,6 +82,7 @@ class Training:
             **settings,
         )  # fmt: skip
         self.views = self._views() if views else None
+        self.rewrites = rewrites
 
     def _views(self):
         """Return gradients that are parts of one buffer, as a reducer of DDP has them."""
@@ -93,7 +105,10 @@ class Training:
         self.backward(step)
         if self.mode == "keep":
             self.optimizer.clip_grad_norm_(LIMIT)
+        kept = [p.grad for p in self.model.parameters()] if self.rewrites else []
         self.optimizer.step()
+        for grad in kept:
+            grad.zero_()
 
 
 def races(mode, changes, *, steps=12, then=lambda training, step: None, first=False, **settings):

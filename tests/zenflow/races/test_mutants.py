@@ -179,6 +179,10 @@ MUTANTS = {
         gradient_hooks, "is_own", lambda _: lambda param, is_sharded: True, "keep",
         training={"views": True},
     ),
+    "gradients that the program has a name for are not copied": Mutant(
+        gradient_hooks, "is_own", lambda _: lambda param, is_sharded: True, "keep",
+        training={"rewrites": True},
+    ),
     "a state is saved and loaded at once": Mutant(
         Engine, "drain", nothing, training={"then": save_and_load}
     ),

@@ -82,6 +82,23 @@ def test_gradients_in_one_buffer_that_every_backward_overwrites(mode):
     assert races(mode, S2, views=True, steps=6) == []
 
 
+def drop_some(training, step):
+    """Take a step without gradients that have left already."""
+    training.backward(100 + step)
+    for param in list(training.model.parameters())[step % 3 :: 3]:
+        param.grad = None
+    training.optimizer.step()
+
+
+@both_modes
+def test_steps_without_some_gradients_that_have_left(mode):
+    assert races(mode, S3, then=drop_some, steps=6) == []
+
+
+def test_gradients_that_the_program_writes_again_behind_the_step():
+    assert races("keep", S2, rewrites=True, steps=6) == []
+
+
 def save_and_load(training, step):
     """Go on from a state that was saved, in mid-window."""
     if step == 5:

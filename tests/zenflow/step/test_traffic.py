@@ -134,6 +134,28 @@ def test_the_captured_energy_and_the_norm_are_the_gradients():
     assert report.clip_factor == 1.0
 
 
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_a_loss_scale_is_in_no_reported_number(mode):
+    reports = []
+    for scale in (1.0, 16.0):
+        model = make_model(torch.float32)
+        with closing(
+            ZenFlowAdamW(model.parameters(), offload_gradients=mode, max_grad_norm=0.5)
+        ) as optimizer:
+            optimizer.grad_scale = torch.tensor(scale)  # as a GradScaler leaves it
+            generator = torch.Generator().manual_seed(0)
+            grads = [torch.randn(p.shape, generator=generator) for p in model.parameters()]
+            pairs = zip(model.parameters(), grads, strict=True)
+            (scale * sum((p * g).sum() for p, g in pairs)).backward()
+            optimizer.step()
+            optimizer.synchronize()
+            reports.append(optimizer.report)
+    plain, scaled = reports
+    assert plain.clip_factor == pytest.approx(0.5 / plain.grad_norm, rel=1e-5)
+    assert scaled.clip_factor == pytest.approx(plain.clip_factor, rel=1e-6)
+    assert scaled.grad_norm == pytest.approx(plain.grad_norm, rel=1e-6)
+
+
 def test_all_energy_is_captured_where_nothing_is_deferred():
     model = make_model(torch.float32)
     reports = reports_of(model, ZenFlowConfig.preset("on_device"), 2, lr=1e-3)

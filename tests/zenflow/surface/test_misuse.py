@@ -93,7 +93,7 @@ def test_a_graph_of_other_weights_is_refused(mode, change):
 
 def test_training_itself_never_looks_like_a_change_in_place():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    optimizer = make(model, 1.0)
+    optimizer = make(model, "release")
     for _ in range(9):
         take_step(model, optimizer)
         optimizer.eval()

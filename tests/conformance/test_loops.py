@@ -1,0 +1,31 @@
+"""Whatever loop people write ends with AdamW's weights, or with an error that says what to do."""
+
+import pytest
+import torch
+
+from tests.conformance.loops import LOOPS
+from tests.conformance.runs import PRESETS, TOLERANCES, expected, ours
+from tests.models import relative_difference
+from zenflow import GradientError
+
+CASES = [
+    pytest.param(name, preset, dtype, id=f"{name}-{preset}-{str(dtype).removeprefix('torch.')}")
+    for name, loop in LOOPS.items()
+    for preset in PRESETS
+    for dtype in loop.dtypes
+    # Rules differ in float32 already; the other dtypes are tried where most of the engine runs.
+    if dtype == torch.float32 or preset == "zenflow"
+]
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize(("name", "preset", "dtype"), CASES)
+def test_a_loop_ends_with_adamws_weights_or_with_its_remedy(name, preset, dtype, mode):
+    loop = LOOPS[name]
+    if (pattern := loop.refusal(mode)) is not None:
+        with pytest.raises(GradientError, match=pattern):
+            ours(loop, preset, dtype, mode)
+        return
+    actual = ours(loop, preset, dtype, mode)
+    right = expected(loop, preset, dtype)
+    assert relative_difference(actual, right) <= TOLERANCES[dtype]
