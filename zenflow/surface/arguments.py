@@ -139,8 +139,8 @@ def check_norm(norm: object, name: str, remedy: str) -> None:
     Raises:
         ValueError: It is no positive number.
     """
-    is_number = isinstance(norm, (int, float, torch.Tensor)) and not isinstance(norm, bool)
-    if not is_number or not float(norm) > 0:
+    is_number = isinstance(norm, (int, float, torch.Tensor)) and norm is not True
+    if not is_number or not norm > 0:  # type: ignore[operator]
         raise ValueError(f"{name} must be a positive number, got {norm!r}: {remedy}")
 
 

@@ -335,7 +335,7 @@ class _Identity:
 
     def __init__(self, tensor: Tensor) -> None:
         # While there is a weak reference no other tensor gets this address.
-        self._reference = torch._C._WeakTensorRef(tensor)
+        self._reference = torch._C._WeakTensorRef(tensor)  # type: ignore[attr-defined]
         self._address = tensor._cdata
 
     def is_of(self, tensor: Tensor | None) -> bool:

@@ -223,7 +223,7 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         betas=settings.betas,
         eps=settings.eps,
         config=setup.config,
-        offload_gradients=settings.gradients,
+        offload_gradients="release" if release else "keep",
         max_grad_norm=settings.max_grad_norm,
         # Under DDP the last pass alone averages gradients.
         accumulation_steps=settings.grad_accum if release and not is_ddp else 1,

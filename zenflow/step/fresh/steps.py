@@ -90,9 +90,10 @@ class FreshSteps:
         self._split_of_row = numbers.repeat_interleave(heights).to(where)
         self._heights = whole_heights.repeat_interleave(widths).to(where, torch.float32)
         self._widths_of_rows = widths.repeat_interleave(heights).to(where, torch.float32)
-        kind = {"dtype": torch.float32, "device": where}
-        self._by_column = torch.zeros(5, len(self._block_of_column), **kind)
-        self._by_row = torch.zeros(3, len(self._split_of_row), **kind)
+        self._by_column, self._by_row = (
+            torch.zeros(count, len(owner), dtype=torch.float32, device=where)
+            for count, owner in ((5, self._block_of_column), (3, self._split_of_row))
+        )
         stays = self._by_column[4].split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
         self._buckets = self._cut()
