@@ -34,15 +34,12 @@ class GradientError(ZenFlowError):
 
 
 class NormError(GradientError):
-    """The norm of a step's gradients is not finite.
-
-    Attributes:
-        step: The step that they were for.
-        norm: Their norm.
-    """
+    """The norm of a step's gradients is not finite."""
 
     step: int = 0
+    """Number of the step that the gradients were for."""
     norm: float = float("nan")
+    """L2 norm over all of the step's gradients: infinite, or no number."""
 
 
 class WorkerError(ZenFlowError):
