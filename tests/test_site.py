@@ -1,6 +1,7 @@
 """The documentation site: builds without a warning, and asks nothing of another server."""
 
 import html
+import inspect
 import os
 import re
 import subprocess
@@ -70,7 +71,7 @@ def own_attributes(kind):
     """
     bases = [base for base in kind.__mro__ if base.__module__.startswith("zenflow.")]
     for base in bases:
-        annotations = base.__dict__.get("__annotations__", {})
+        annotations = inspect.get_annotations(base)
         for name in {*vars(base), *annotations}:
             if not name.startswith("_"):
                 homes = [kind, *(other for other in bases if other in exported().values())]

@@ -190,7 +190,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         if self.releases_gradients and process_group is None:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
         self.memory = plan_memory(self._engine)
-        tell_of_memory(self.memory, self.config)
+        tell_of_memory(self.memory, self._engine)
 
     # ---- parameters -------------------------------------------------------------------------
 
