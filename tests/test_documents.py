@@ -14,7 +14,10 @@ README = ROOT / "README.md"
 MADE = {"results.md", "gpu.md", "validation.md", "reproduction.md"}
 """Pages made from records."""
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
-WRITTEN = [README, *(p for p in PAGES if p.name not in MADE and p.parent.name != "notebooks")]
+MADE_FOLDERS = {"notebooks", "results"}
+WRITTEN = [
+    README, *(p for p in PAGES if p.name not in MADE and p.parent.name not in MADE_FOLDERS)
+]  # fmt: skip
 """Pages that people write."""
 LINKED = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")),
           ROOT / "notebooks" / "README.md", *PAGES]  # fmt: skip
