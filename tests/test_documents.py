@@ -14,7 +14,7 @@ README = ROOT / "README.md"
 MADE = {"results.md", "gpu.md", "validation.md", "reproduction.md"}
 """Pages made from records."""
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
-MADE_FOLDERS = {"notebooks", "results"}
+MADE_FOLDERS = {"notebooks", "results", "validation"}
 WRITTEN = [
     README, *(p for p in PAGES if p.name not in MADE and p.parent.name not in MADE_FOLDERS)
 ]  # fmt: skip

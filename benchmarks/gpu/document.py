@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.runs is not None:
             print(f"kept: {keep(options.runs)}")
         write_text(DOCUMENT, document())
-        write_text(validation_docs.DOCUMENT, validation_docs.document())
+        validation_docs.write(validation_docs.DOCUMENT)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
