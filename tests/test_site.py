@@ -2,6 +2,7 @@
 
 import html
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -104,6 +105,22 @@ def test_what_an_optimizer_has_beside_torchs_is_declared():
     declared = {name for _, name, _ in own_attributes(zenflow.ZenFlowAdamW)}
     assert {name for name in beside if not name.startswith("_")} <= declared
     optimizer.close()
+
+
+def test_the_search_finds_each_method_that_a_page_calls(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    for entry in index["docs"]:
+        text = html.unescape(re.sub(r"<[^>]+>", "", entry["text"]))
+        words = set(re.split(index["config"]["separator"], text))
+        called = set(re.findall(r"\.([a-z]\w+)\(", text))
+        assert called <= words, entry["location"]
+
+
+def test_the_search_leaves_records_out(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    places = [entry["location"] for entry in index["docs"]]
+    assert not [place for place in places if "experiments/results/" in place]
+    assert any(place.startswith("results/accuracy.html") for place in places)
 
 
 def test_examples_without_a_section_get_a_fence():
