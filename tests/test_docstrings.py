@@ -102,16 +102,16 @@ def is_there(name):
     return True
 
 
-def names_in(text, package):
-    """Yield the modules, and what is in them, that a text of a package names in backticks.
+def names_in(text, package=None):
+    """Yield the modules, and what is in them, that a text names in backticks.
 
-    A name may leave the package out, as `step.engine` does within zenflow.
+    In a package a name may leave that out, as `step.engine` does within zenflow.
     """
     for name in re.findall(r"`([a-z]\w*(?:\.\w+)+)(?:\(\))?`", text):
         first = name.split(".")[0]
         if first in PACKAGES:
             yield name
-        elif (ROOT / package / first).is_dir():
+        elif package and (ROOT / package / first).is_dir():
             yield f"{package}.{name}"
 
 

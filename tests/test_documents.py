@@ -132,7 +132,7 @@ def test_commands_and_modules_that_pages_name_exist():
             assert command in commands, f"{name_of(page)}: zenflow {command}"
         for module in re.findall(r"python -m ([\w.]+)", text):
             assert find_spec(module) is not None, f"{name_of(page)}: {module}"
-        for name in names_in(text, "docs"):
+        for name in names_in(text):
             assert is_there(name), f"{name_of(page)}: {name}"
         for file in re.findall(r"`((?:zenflow|sim|autotune|experiments|tests)/[\w/.-]+)`", text):
             assert (ROOT / file).exists(), f"{name_of(page)}: {file}"

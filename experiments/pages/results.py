@@ -182,14 +182,10 @@ def _what_ifs() -> Iterator[str]:
 
 
 def write(docs: Path = DOCS) -> None:
-    """Write every made page, and remove those of studies that there are no longer."""
-    pages = documents()
-    (docs / "results").mkdir(exist_ok=True)
-    for address, text in pages.items():
+    """Write every made page."""
+    for address, text in documents().items():
+        (docs / address).parent.mkdir(exist_ok=True)
         write_text(docs / address, text)
-    for path in (docs / "results").glob("*.md"):
-        if path.relative_to(docs).as_posix() not in pages:
-            path.unlink()
 
 
 @click.command()

@@ -64,23 +64,18 @@ def document(results: Path = RESULTS) -> str:
 
 
 def documents(index: Path, results: Path = RESULTS) -> dict[Path, str]:
-    """Return the text of docs/validation.md and of every page beside it, by path."""
-    folder = index.with_suffix("")
+    """Return the text of docs/validation.md and of the pages that it links to, by path."""
+    folder = index.parent / "validation"
     beside = pages(committed("published", results))
     made = {folder / f"{name}.md": "\n".join(lines) + "\n" for name, lines in beside.items()}
     return {index: document(results), **made}
 
 
 def write(index: Path, results: Path = RESULTS) -> None:
-    """Write docs/validation.md and the pages beside it, and remove those of rows that are gone."""
-    made = documents(index, results)
-    folder = index.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    for path, text in made.items():
+    """Write docs/validation.md and the pages that it links to."""
+    for path, text in documents(index, results).items():
+        path.parent.mkdir(exist_ok=True)
         write_text(path, text)
-    for path in folder.glob("*.md"):
-        if path not in made:
-            path.unlink()
 
 
 def _runs(found: Record | None, before: str, without: str) -> str:

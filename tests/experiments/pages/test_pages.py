@@ -62,9 +62,7 @@ def test_what_a_failed_or_skipped_test_would_have_compared_is_left_out():
     assert trainers.compared("<testsuites><testcase/></testsuites>") == []
 
 
-def test_pages_of_studies_that_are_gone_are_removed(tmp_path):
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "gone.md").write_text("")
+def test_every_made_page_is_written(tmp_path):
     write(tmp_path)
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")}
     assert written == documents().keys()

@@ -1,6 +1,7 @@
 """Published measurements: predicted from set-ups alone, with one constant, and written down."""
 
 import inspect
+import re
 from collections import Counter
 from dataclasses import replace
 from statistics import median
@@ -441,11 +442,11 @@ def test_every_published_row_is_on_one_page():
     assert all(f"| {row['label']} |" in text for row in record["rows"])
 
 
-def test_pages_of_rows_that_are_gone_are_removed(tmp_path):
-    (tmp_path / "validation").mkdir()
-    (tmp_path / "validation" / "gone.md").write_text("")
-    write(tmp_path / "validation.md")
-    assert set(tmp_path.rglob("*.md")) == documents(tmp_path / "validation.md").keys()
+def test_the_command_writes_every_page_beside_the_document(tmp_path):
+    write(tmp_path / "other.md")
+    assert set(tmp_path.rglob("*.md")) == documents(tmp_path / "other.md").keys()
+    for page in re.findall(r"\]\((validation/\S+)\)", (tmp_path / "other.md").read_text("utf-8")):
+        assert (tmp_path / page).is_file()
 
 
 def test_without_records_the_document_says_so(tmp_path):
