@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from experiments.pages.links import targets
+from tests.test_docstrings import is_there, names_in
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 MADE = {"results.md", "gpu.md", "validation.md", "reproduction.md"}
 """Pages made from records."""
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
-WRITTEN = [README, *(p for p in PAGES if p.name not in MADE and p.parent.name != "notebooks")]
+MADE_FOLDERS = {"notebooks", "results", "validation"}
+WRITTEN = [
+    README, *(p for p in PAGES if p.name not in MADE and p.parent.name not in MADE_FOLDERS)
+]  # fmt: skip
 """Pages that people write."""
 LINKED = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")),
           ROOT / "notebooks" / "README.md", *PAGES]  # fmt: skip
@@ -128,5 +132,16 @@ def test_commands_and_modules_that_pages_name_exist():
             assert command in commands, f"{name_of(page)}: zenflow {command}"
         for module in re.findall(r"python -m ([\w.]+)", text):
             assert find_spec(module) is not None, f"{name_of(page)}: {module}"
+        for name in names_in(text):
+            assert is_there(name), f"{name_of(page)}: {name}"
         for file in re.findall(r"`((?:zenflow|sim|autotune|experiments|tests)/[\w/.-]+)`", text):
             assert (ROOT / file).exists(), f"{name_of(page)}: {file}"
+
+
+def test_contributing_has_every_room_of_the_packages():
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for package in ("zenflow", "sim", "autotune", "experiments"):
+        rows = "".join(re.findall(rf"^\| (`{package}/.*?) \|", table, re.MULTILINE))
+        named = set(re.findall(r"`(?:\w+/)?(\w+)`", rows))
+        rooms = {path.parent.name for path in (ROOT / package).glob("[a-z]*/[!.]*")}
+        assert rooms == named, package

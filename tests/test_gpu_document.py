@@ -152,3 +152,14 @@ def test_the_command_writes_both_documents(tmp_path, monkeypatch, capsys):
     assert validation.read_text() == validation_docs.document()
     assert gpu_document.main([str(tmp_path)]) == 2
     assert "make gpu has left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "told"), [({"rolling": True}, "25% to 25% above"), ({"update_rule": "exact"}, "")]
+)
+def test_runs_of_a_former_rule_are_told_with_their_losses(config, told):
+    device = {"name": "on_device", "config": {}, "losses": [9.0, *[4.0] * 8]}
+    ours = {"name": "zenflow, S 2", "config": config, "losses": [9.0, *[5.0] * 8]}
+    lines = "".join(gpu_document.of_former_rule([{"runs": [device, ours]}, {"runs": [ours]}]))
+    assert told in lines
+    assert bool(lines) == bool(told)

@@ -1,5 +1,8 @@
 """The documentation site: builds without a warning, and asks nothing of another server."""
 
+import html
+import inspect
+import json
 import os
 import re
 import subprocess
@@ -7,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import zenflow
 from experiments.pages.doctests import fenced
 
 pytest.importorskip("mkdocs", reason="make docs installs what builds the site")
@@ -47,12 +52,75 @@ def test_every_page_of_docs_has_a_place_in_the_menu(site):
         assert f'href="{address}"' in start, address
 
 
-def test_public_names_are_in_the_reference(site):
-    import zenflow
+def entries(site):
+    """Return each entry of zenflow's reference: its address, and the text up to the next one."""
+    page = (site / "api" / "zenflow.html").read_text(encoding="utf-8")
+    page, _ = page.split('id="in-your-trainer"')
+    _, *parts = re.split(r'id="(zenflow\.[\w.]+)" class="doc doc-heading"', page)
+    texts = [html.unescape(re.sub(r"<[^>]+>", "", part)) for part in parts[1::2]]
+    return dict(zip(parts[::2], (re.sub(r"\s", "", text) for text in texts), strict=True))
 
-    text = (site / "api" / "zenflow.html").read_text(encoding="utf-8")
-    for name in set(zenflow.__all__) - {"__version__"}:
-        assert re.search(rf'id="zenflow\.[\w.]*\b{name}"', text), name
+
+def exported():
+    return {name: getattr(zenflow, name) for name in set(zenflow.__all__) - {"__version__"}}
+
+
+def own_attributes(kind):
+    """Yield the public attributes that zenflow gives a class: where they may be, name and type.
+
+    A base that is exported itself has its attributes on the page once.
+    """
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("zenflow.")]
+    for base in bases:
+        annotations = inspect.get_annotations(base)
+        for name in {*vars(base), *annotations}:
+            if not name.startswith("_"):
+                homes = [kind, *(other for other in bases if other in exported().values())]
+                places = {f"{home.__module__}.{home.__qualname__}.{name}" for home in homes}
+                yield places, name, annotations.get(name)
+
+
+def test_public_names_are_in_the_reference_and_no_others(site):
+    classes = {name for name, value in exported().items() if isinstance(value, type)}
+    names = [address.split(".")[-2:] for address in entries(site)]
+    assert {name for home, name in names if home not in classes} == set(exported())
+
+
+def test_public_attributes_are_in_the_reference_with_their_types(site):
+    there = entries(site)
+    for kind in exported().values():
+        if isinstance(kind, type):
+            for places, name, annotation in own_attributes(kind):
+                found = places & there.keys()
+                assert found, f"{kind.__name__}.{name} has no entry"
+                if annotation is not None:
+                    said = f"{name}:{annotation}".replace(" ", "").replace("ClassVar", "")
+                    assert said.replace("'", '"') in there[found.pop()], f"{kind.__name__}: {said}"
+
+
+def test_what_an_optimizer_has_beside_torchs_is_declared():
+    params = [torch.nn.Parameter(torch.zeros(64, 64))]
+    optimizer = zenflow.ZenFlowAdamW(params)
+    beside = vars(optimizer).keys() - vars(torch.optim.AdamW(params)).keys()
+    declared = {name for _, name, _ in own_attributes(zenflow.ZenFlowAdamW)}
+    assert {name for name in beside if not name.startswith("_")} <= declared
+    optimizer.close()
+
+
+def test_the_search_finds_each_method_that_a_page_calls(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    for entry in index["docs"]:
+        text = html.unescape(re.sub(r"<[^>]+>", "", entry["text"]))
+        words = set(re.split(index["config"]["separator"], text))
+        called = set(re.findall(r"\.([a-z]\w+)\(", text))
+        assert called <= words, entry["location"]
+
+
+def test_the_search_leaves_records_out(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    places = [entry["location"] for entry in index["docs"]]
+    assert not [place for place in places if "experiments/results/" in place]
+    assert any(place.startswith("results/accuracy.html") for place in places)
 
 
 def test_examples_without_a_section_get_a_fence():

@@ -60,7 +60,11 @@ class ZenFlowConfig:
     """Number of optimizer steps in an epoch; needed with ``select_strategy="epoch"`` only."""
 
     update_interval: int = 4
-    """Number of steps in an accumulation window, S: the host updates a column once in S steps."""
+    """Number of steps in a window, S, from one upload of deferred weights to the next.
+
+    Under the exact rule the host takes an AdamW step for every gradient in between, and under the
+    published rule one step for their mean.
+    """
 
     overlap_step: bool = True
     """Whether a host update runs behind the following steps, not inside its own."""

@@ -85,7 +85,7 @@ class AbstractController(ABC):
             knobs: Those in force. To return them changes nothing.
 
         Returns:
-            Any knobs that fit the optimizer's configuration. A change of S or ``rolling`` gives
+            Any knobs that fit the optimizer's configuration. A change of ``update_interval`` gives
             every block a new due step; open windows close there with the steps they have, so no
             gradient is lost. One of ``topk_ratio`` ends every window in the next step.
         """

@@ -26,23 +26,21 @@ class ConfigError(ZenFlowError, ValueError):
 class GradientError(ZenFlowError):
     """A gradient can't be used: not finite, of another shape, or already released.
 
-    Raised by ``step()``, before any weight or moment has been changed by the bad gradient, or
-    by reading ``.grad`` of a parameter whose gradient has left for the host. On a GPU a norm that
-    is not finite is noticed a step late: then by every call that would build on the weights or
-    show them, until a checkpoint is loaded.
+    Raised by ``step()``, which takes no step then: true weights and moments are as before. In
+    release mode the deferred weights that backward has moved become the true ones. Raised too by
+    reading ``.grad`` of a parameter whose gradient has left for the host. On a GPU a norm that is
+    not finite is noticed a step late: then by every call that would build on the weights or show
+    them, until a checkpoint is loaded.
     """
 
 
 class NormError(GradientError):
-    """The norm of a step's gradients is not finite.
-
-    Attributes:
-        step: The step that they were for.
-        norm: Their norm.
-    """
+    """The norm of a step's gradients is not finite."""
 
     step: int = 0
+    """Number of the step that the gradients were for."""
     norm: float = float("nan")
+    """L2 norm over all of the step's gradients: infinite, or no number."""
 
 
 class WorkerError(ZenFlowError):

@@ -20,7 +20,7 @@ class Knobs:
     topk_ratio: float
     """Share k of each block's columns that the device owns, in [0, 1]."""
     update_interval: int
-    """Number of steps in an accumulation window, S."""
+    """Number of steps in a window, S, from one upload of deferred weights to the next."""
     select_interval: int
     """Number of steps between two selections of the important columns; 0 selects once."""
 

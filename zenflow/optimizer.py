@@ -71,13 +71,18 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         >>> optimizer.report.step
         1
         >>> optimizer.close()
-
-    Attributes:
-        config: The update rule's settings.
-        memory: Bytes on host and device, known before the first step; anew when k changes.
-        releases_gradients: Whether gradients leave during backward.
-        max_grad_norm: L2 norm that `step()` clips all gradients to together; None does not clip.
     """
+
+    config: ZenFlowConfig
+    """Settings of the update rule."""
+    releases_gradients: bool
+    """Whether gradients leave during backward."""
+    max_grad_norm: float | None
+    """L2 norm that `step()` clips all gradients to together; None does not clip."""
+    accumulation_steps: int
+    """Number of backward passes per step."""
+    memory: MemoryPlan
+    """Bytes on host and device, known before the first step; anew when k changes."""
 
     def __init__(
         self,
@@ -184,8 +189,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self.register_state_dict_post_hook(complete_state, prepend=True)
         if self.releases_gradients and process_group is None:
             self._source.register_hooks(weakref.WeakMethod(self._check_can_step))
-        self.memory: MemoryPlan = plan_memory(self._engine)
-        tell_of_memory(self.memory, self.config)
+        self.memory = plan_memory(self._engine)
+        tell_of_memory(self.memory, self._engine)
 
     # ---- parameters -------------------------------------------------------------------------
 

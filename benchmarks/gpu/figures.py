@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import spread
+from experiments.lab.losses import excess
 from sim.timing.host_passes import window_bytes
 from zenflow import StepReport, Timeline, ZenFlowConfig
 
@@ -26,8 +27,6 @@ MOST_APART = 0.02
 """Share of a step between two measures: stalls by events and idle time by the profiler."""
 MOST_LOSS = 0.01
 """Share of the device's loss."""
-_LAST = 8
-"""Steps whose losses are compared."""
 
 
 def figures(reports: Sequence[StepReport], *, first: int, tokens: int) -> dict[str, Any]:
@@ -228,9 +227,9 @@ def _of_zenflow(
         stall = run["stall_fraction"]
         text = f"{name}: stalled share, under {MOST_STALL}"
         yield Aim(text, stall, stall < MOST_STALL if fits else None)
-        excess = _excess(run, device)
+        above = excess(run["losses"], device["losses"])
         text = f"{name}: loss above on_device's, at most {MOST_LOSS:.0%}"
-        yield Aim(text, excess, excess <= MOST_LOSS)
+        yield Aim(text, above, above <= MOST_LOSS)
     slowest = run["slowest_position"]
     text = f"{name}: slowest position of a window, at most {MOST_SLOWEST} medians"
     yield Aim(text, slowest, slowest <= MOST_SLOWEST)
@@ -249,13 +248,6 @@ def _fits_behind(run: Mapping[str, Any]) -> bool:
 
 def _stalled(run: Mapping[str, Any]) -> float:
     return float(sum(run["stall_seconds_per_step"].values()))
-
-
-def _excess(run: Mapping[str, Any], device: Mapping[str, Any]) -> float:
-    """Return by what share a run's loss is above the device's, over the last steps of both."""
-    end = min(len(run["losses"]), len(device["losses"]))
-    ours, theirs = (sum(each["losses"][:end][-_LAST:]) for each in (run, device))
-    return float(ours / theirs - 1)
 
 
 def shown_aims(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -69,7 +69,7 @@ def compare(
 
     A and B are traces (.json, .json.gz) or directories of runs, each measured or simulated. The
     steps that both have are compared; where they share none, the means over all of each. Where
-    the host updates once in several steps, let --steps span whole such windows.
+    updates land once in several steps, let --steps span whole such windows.
     """
     left, right = align(load(a), load(b), steps)
     rows = compare_sides(left, right)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +77,27 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     **HOST_OFFLOAD_GROUPS,
     **SEVERAL_HOSTS_GROUPS,
 }
+
+TOPICS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "first": (
+        "ZenFlow's own runs, and the first of others",
+        ("phases", "qwen", "llama", "thunder", "slideformer", "host"),
+    ),
+    "host_passes": ("AdamW kernels alone on a host", tuple(HOST_PASS_GROUPS)),
+    "alternatives": ("Adapters, and weights that are streamed", tuple(ALTERNATIVE_GROUPS)),
+    "sharded_runs": ("Sharded weights, on one host and on several", tuple(SHARDED_GROUPS)),
+    "launch_bound": ("Small models and small batches", tuple(LAUNCH_BOUND_GROUPS)),
+    "communication": ("Collectives that hide behind no compute", tuple(COMMUNICATION_GROUPS)),
+    "offload_runs": ("Training that offloads", tuple(OFFLOAD_GROUPS)),
+    "zero3_runs": ("ZeRO-3 and its like", tuple(ZERO3_GROUPS)),
+    "fine_tuning": ("Fine-tuning on one named GPU", tuple(FINE_TUNING_GROUPS)),
+    "data_parallel": ("Data parallelism without offload", tuple(DATA_PARALLEL_GROUPS)),
+    "one_device": ("One device", tuple(ONE_DEVICE_GROUPS)),
+    "one_host": ("The devices of one host", tuple(ONE_HOST_GROUPS)),
+    "host_offload": ("An optimizer on the host, or 8-bit states", tuple(HOST_OFFLOAD_GROUPS)),
+    "several_hosts": ("FSDP on several hosts", tuple(SEVERAL_HOSTS_GROUPS)),
+}
+"""Titles and groups of the pages that show the rows, by the page's name."""
 
 LAST_GROUPS = (
     *ONE_DEVICE_GROUPS, *ONE_HOST_GROUPS, *HOST_OFFLOAD_GROUPS, *SEVERAL_HOSTS_GROUPS,

@@ -1,6 +1,6 @@
-"""docs/results.md, and the README's numbers, made from committed records.
+"""docs/results.md, a page for each study, and the README's numbers, made from committed records.
 
-``python -m experiments.pages.results`` writes both; a test compares them with the records.
+``python -m experiments.pages.results`` writes all of them; a test compares them with the records.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import click
 from rich.console import Console
 
 from experiments.lab import catalogue
 from experiments.lab.finding import Verdict
-from experiments.lab.page import FORMER
+from experiments.lab.page import FORMER, PICTURE
 from experiments.lab.record import README as PAGE
 from experiments.lab.record import committed, needed
 from experiments.output.files import write_text
@@ -26,12 +27,14 @@ from experiments.pages.links import replaced
 from experiments.training import comparison
 from zenflow.errors import ConfigError
 
-README, DOCUMENT = ROOT / "README.md", ROOT / "docs" / "results.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+INDEX, WHAT_IF = "results.md", "results/whatif.md"
 _INTRODUCTION = """\
 # Results
 
-What was found, with the record of each number. Made by `python -m experiments.pages.results` from
-the records in `experiments/results`; a test compares them.
+What was found, study by study: the main number, the picture, and a link to all of it. Made by
+`python -m experiments.pages.results` from the records in `experiments/results`; a test compares
+them.
 
 *Measured* is the real engine with nothing emulated, or counted. *Emulated* is the real engine on
 a CPU, over a link whose copies really take their time. *Simulated* is predicted. The
@@ -44,11 +47,24 @@ _FIRST_RUN = "first-run"
 _HEADLINES = "headlines"
 
 
-def document() -> str:
-    """Return the text of docs/results.md for the committed records."""
+def documents() -> dict[str, str]:
+    """Return the text of every made page, by its address below docs/."""
+    pages = {INDEX: _index(), WHAT_IF: _lines(_what_ifs())}
+    for section in SECTIONS:
+        if not section.elsewhere:
+            pages[section.address] = _lines(_study(section))
+    return pages
+
+
+def _lines(found: Iterable[str]) -> str:
+    return "\n".join(found).rstrip() + "\n"
+
+
+def _index() -> str:
+    """Return the text of docs/results.md."""
     lines = [
         _INTRODUCTION,
-        "## Six numbers",
+        "## In numbers",
         "",
         *table(headlines(), "../"),
         "",
@@ -60,8 +76,17 @@ def document() -> str:
         "",
     ]
     for section in SECTIONS:
-        lines += _section(section)
-    return "\n".join([*lines, *_what_ifs()]).rstrip() + "\n"
+        lines += _entry(section)
+    questions = [catalogue.load(key).title for key in catalogue.names(catalogue.WHAT_IF)]
+    lines += [
+        "## What if the machine were another?",
+        "",
+        "*Simulated.* Sweeps over machines and models answer some questions. "
+        f"[All of it]({WHAT_IF}).",
+        "",
+        *(f"- {question}" for question in questions),
+    ]
+    return _lines(lines)
 
 
 def readme(text: str) -> str:
@@ -106,38 +131,48 @@ def _verdicts() -> str:
     )
 
 
-def _section(section: Section) -> Iterator[str]:
+def _entry(section: Section) -> Iterator[str]:
+    """Yield what the index says of a study."""
+    link = f"../experiments/results/{section.folder.name}"
+    yield from (f"## {section.title}", "")
+    if section.is_former:
+        yield from (FORMER, "")
+    yield from (
+        f"*{section.kind.capitalize()}.* {section.opening} [All of it]({section.address}).",
+        "",
+    )
+    if (section.folder / PICTURE).is_file():
+        yield from (f"![{section.title}]({link}/{PICTURE})", "")
+
+
+def _study(section: Section) -> Iterator[str]:
+    """Yield a study's page: what is said of it, and its record."""
     folder = section.folder
-    link = f"../experiments/results/{folder.name}"
-    yield f"## {section.title}"
-    yield ""
+    link = f"../../experiments/results/{folder.name}"
+    yield from (f"# {section.title}", "")
     yield f"*{section.kind.capitalize()}.* `{section.command}`, record [{folder.name}]({link})."
     yield ""
     if section.is_former:
         yield from (FORMER, "")
-    yield section.text
+    yield replaced(section.text, lambda target: f"../{target}")
     shown = (folder / section.file).read_text(encoding="utf-8").strip()
     if section.file == PAGE:
-        shown = re.sub(r"^# .*\n+", "", shown)  # the section's own heading stands for it
-        shown = re.sub(r"^#", "##", shown, flags=re.MULTILINE)
+        shown = re.sub(r"^# .*\n+", "", shown)  # the page's own heading stands for it
         yield replaced(shown, lambda target: f"{link}/{target}")
     else:
-        for picture in sorted(folder.glob("*.png")):
-            yield from (f"![{section.title}]({link}/{picture.name})", "")
         yield from ("```text", shown, "```")
-    yield ""
 
 
 def _what_ifs() -> Iterator[str]:
     """Yield the questions of the group whatif, with answers and the pictures that show them."""
-    yield "## What if the machine were another?"
+    yield "# What if the machine were another?"
     yield ""
     yield ("*Simulated.* `zenflow study whatif`. The rows of each record are a table for pandas.")
     for key in catalogue.names(catalogue.WHAT_IF):
         study, record = catalogue.load(key), needed(key)
         name = record.folder.relative_to(RESULTS).as_posix()
-        link = f"../experiments/results/{name}"
-        yield from ("", f"### {study.title}", "", f"Record [{name}]({link}).", "")
+        link = f"../../experiments/results/{name}"
+        yield from ("", f"## {study.title}", "", f"Record [{name}]({link}).", "")
         if record.is_of(study):
             (answer,) = study.tables(record.data(study))
             yield from (f"- {line}" for (line,) in answer.texts)
@@ -146,12 +181,19 @@ def _what_ifs() -> Iterator[str]:
         yield from ("", f"![{study.name}]({link}/picture.png)")
 
 
+def write(docs: Path = DOCS) -> None:
+    """Write every made page."""
+    for address, text in documents().items():
+        (docs / address).parent.mkdir(exist_ok=True)
+        write_text(docs / address, text)
+
+
 @click.command()
 def main() -> None:
-    """Write docs/results.md and the README's numbers from the committed records."""
-    write_text(DOCUMENT, document())
+    """Write docs/results.md, its studies and the README's numbers from the committed records."""
+    write()
     write_text(README, readme(README.read_text(encoding="utf-8")))
-    click.echo(f"wrote {DOCUMENT} and the numbers of {README}")
+    click.echo(f"wrote {DOCS / INDEX}, the pages of its studies, and the numbers of {README}")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def test_a_released_gradient_that_is_not_finite_is_refused_and_changes_no_master
             optimizer.eval()
             true = weights_of(model)
             optimizer.train()
-            with pytest.raises(GradientError, match="finite"):
+            with pytest.raises(GradientError, match="true weights are as before"):
                 take_bad_step(model, optimizer, bad)
             optimizer.zero_grad()
             assert_equal(weights_of(model), true)

@@ -25,19 +25,27 @@ from zenflow.device.base import AbstractDevice
 from zenflow.rule.blocks import BlockShape, important_count, partition
 
 
-def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
-    """Whether a parameter's columns are shared out; all others are resident.
+def why_resident(param: Tensor, config: ZenFlowConfig) -> str | None:
+    """Return why a parameter stays on the device whole; None where its columns are shared out.
 
     Kernels of more than two dimensions are viewed as matrices, which takes contiguous memory: one
     in channels-last order stays on the device. A sharded parameter goes by its whole size, so that
     any number of ranks decides alike.
     """
-    return (
-        config.topk_ratio < 1
-        and param.ndim >= 2
-        and param.numel() >= max(1, config.min_split_elements)
-        and (param.ndim == 2 or local_of(param).is_contiguous())
-    )
+    if config.topk_ratio == 1:
+        return "k = 1"
+    if param.ndim < 2:
+        return "fewer than two dimensions"
+    if param.numel() < max(1, config.min_split_elements):
+        return f"fewer elements than min_split_elements={config.min_split_elements:,}"
+    if param.ndim > 2 and not local_of(param).is_contiguous():
+        return "a kernel in memory that is not contiguous"
+    return None
+
+
+def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
+    """Whether a parameter's columns are shared out; all others are resident."""
+    return why_resident(param, config) is None
 
 
 def build_layout(

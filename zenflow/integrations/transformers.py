@@ -119,13 +119,10 @@ class ZenFlowTrainerMixin(_Mixed):
     weight decay and the parameters without it, `max_grad_norm`, `gradient_accumulation_steps`.
     The optimizer is made when training begins, so of what PEFT leaves trainable. The model is
     evaluated and saved with its true weights, and has them after `train()`.
-
-    Attributes:
-        zenflow_optimizer: The optimizer, with `report`, `memory` and `close()`; None before
-            `train()`.
     """
 
     zenflow_optimizer: ZenFlowAdamW | None = None
+    """The optimizer, with `report`, `memory` and `close()`; None before `train()`."""
 
     def __init__(
         self,

@@ -6,22 +6,22 @@ data, configuration and the controller's decisions only.
 Life of a gradient, with the module of `zenflow` where each part of it happens:
 
 1. Backward finishes it. In release mode a hook takes it at once and leaves a placeholder in
-   `.grad` (`surface.gradient_hooks`, `step.released`); in keep mode `step()` takes it.
-2. `GradientCollector.take` (`step.gradients`) keeps a resident parameter's gradient whole. A
-   split parameter's waits for the others of its bucket. Then it measures the energies of their
-   columns and rows, and keeps their important columns.
-3. Nothing reads a full bucket's weights any more. The fresh step (`step.fresh_steps`) moves the
-   deferred ones by the gradients that the host has not applied. Then these gradients' deferred
-   columns leave: packed into the ring (`step.gradient_ring`) on a GPU in release mode, and copied
-   by the d2h lane (`lanes.copies`) to where they wait on the host (`columns.gradient_queue`).
-   Uploads into the bucket's weights may begin.
+   `.grad` (`surface.gradient_hooks`, `step.gradients.released`); in keep mode `step()` takes it.
+2. `GradientCollector.take` (`step.gradients.collector`) keeps a resident parameter's gradient
+   whole. A split parameter's waits for the others of its bucket. Then it measures the energies of
+   their columns and rows, and keeps their important columns.
+3. Nothing reads a full bucket's weights any more (`step.fresh.passed_weights`). The fresh step
+   (`step.fresh.steps`) moves the deferred ones by the gradients that the host has not applied.
+   Then these gradients' deferred columns leave: packed into the ring (`step.gradients.ring`) on a
+   GPU in release mode, and copied by the d2h lane (`lanes.copies`) to where they wait on the host
+   (`columns.gradient_queue`). Uploads into the bucket's weights may begin.
 4. `step()` calls `Engine.finish_step`. `step.device_step` computes the global norm and the clip
    factor, moves the columns' scores on, and steps residents and important columns with AdamW
    (`rule.adamw`) in device memory (`columns.device_rows`).
-5. `HostSchedule.begin` (`step.host_schedule`) asks the calendar (`rule.calendar`) which blocks'
-   windows end. `ExactTasks` (`step.exact_tasks`) lets the gradient wait. For these blocks, and for
+5. `HostSchedule.begin` (`step.host.schedule`) asks the calendar (`rule.calendar`) which blocks'
+   windows end. `ExactTasks` (`step.host.exact`) lets the gradient wait. For these blocks, and for
    those whose queue is full, it queues a task that takes an AdamW step for every gradient that
-   waits (`columns.host_update`). The published rule has tasks of its own (`step.published_tasks`).
+   waits (`columns.host_update`). The published rule has tasks of its own (`step.host.published`).
 6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
    earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). At a window's end
    it leaves the low-precision weights, moved on by momentum (`rule.momentum`), in an upload buffer

@@ -126,7 +126,8 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
     if math.isfinite(norm):
         return
     remedy = (
-        "nothing was changed by it: skip this batch with zero_grad(), or lower the learning rate"
+        "no step was taken, and the true weights are as before: skip this batch with zero_grad(), "
+        "or lower the learning rate"
         if device.is_synchronous
         else "weights may hold it: resume from the last checkpoint with a lower learning rate"
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from zenflow.columns.host_rows import ROW_STATE
+from zenflow.columns.placement import why_resident
 from zenflow.device.base import MOST_GATHERED_BYTES
 from zenflow.host.fair_share import bound_cores, numa_nodes
 from zenflow.report import MemoryPlan
@@ -13,7 +15,6 @@ from zenflow.step.host.exact import ExactTasks
 
 if TYPE_CHECKING:
     from zenflow.columns.layout import Layout
-    from zenflow.config import ZenFlowConfig
     from zenflow.step.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -86,13 +87,15 @@ def _step_bytes(layout: Layout) -> int:
     return important + residents + BANK_TEMPORARIES * bank
 
 
-def tell_of_memory(plan: MemoryPlan, config: ZenFlowConfig) -> None:
+def tell_of_memory(plan: MemoryPlan, engine: Engine) -> None:
     """Log the plan, and a warning where next to nothing is offloaded that should be."""
     _log.info("optimizer memory:\n%s", plan)
     share = plan.split_params / plan.num_params if plan.num_params else 0.0
-    if config.topk_ratio < 1 and share < LITTLE:
+    if engine.config.topk_ratio < 1 and share < LITTLE:
+        reasons = Counter(why_resident(r.param, engine.config) for r in engine.layout.residents)
         _log.warning(
-            "%.1f%% of the parameters are offloaded: matrices below min_split_elements=%s stay on "
-            "the device whole. torch.optim.AdamW may serve this model as well",
-            100 * share, f"{config.min_split_elements:,}",
-        )  # fmt: skip
+            "%.1f%% of the parameters are offloaded. On the device whole are: %s. "
+            "torch.optim.AdamW may serve this model as well",
+            100 * share,
+            ", ".join(f"{count} with {reason}" for reason, count in reasons.most_common()),
+        )

@@ -16,17 +16,17 @@ from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
 _KNOB_HELP: Mapping[str, str] = {
-    "topk_ratio": "Share of columns the device updates.",
-    "select_strategy": "Unit of the next one.",
-    "select_interval": "Between two selections; 0: only the first.",
-    "update_interval": "Steps of a window, S.",
-    "overlap_step": "Host updates behind following steps.",
+    "topk_ratio": "Share of columns that the device updates, k.",
+    "select_strategy": "Unit of --select-interval.",
+    "select_interval": "Steps or epochs between two selections; 0: only the first.",
+    "update_interval": "Steps between two uploads of a deferred column, S.",
+    "overlap_step": "Run the host's updates behind the following steps.",
     "update_rule": "What becomes of columns on the host.",
     "queue_depth": "Gradients that wait on the host, q.",
     "full_warm_up_rounds": "First steps that defer nothing.",
     "importance_decay": "Memory of the columns' scores.",
     "hysteresis": "Lead that a column needs to be selected.",
-    "min_split_elements": "Smaller parameters stay on the device.",
+    "min_split_elements": "Smaller parameters stay on the device whole.",
     "block_elements": "Most elements in a block.",
 }
 KNOB_NAMES = tuple(_KNOB_HELP)

@@ -1,13 +1,14 @@
-"""The published measurements' section of docs/validation.md."""
+"""The published measurements' section of docs/validation.md, and the pages of their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from experiments.lab.columns import Column, Table, markdown
+from experiments.lab.columns import Column, Table, key, markdown
 from experiments.lab.record import Record
-from experiments.literature.measurements import GROUPS, NOT_PREDICTED
+from experiments.literature.measurements import GROUPS, NOT_PREDICTED, TOPICS
 from experiments.literature.unstated import UNSTATED
 from experiments.studies.published.memory import MEMORY_COLUMNS, about
 from experiments.studies.published.study import (
@@ -25,6 +26,9 @@ their own knows it: device, host where it counts, network, batch, what is recomp
 the figure is of. What other sources leave open stands with their group. What the model leaves \
 out is no such reason. Two groups were *listed late*, when their errors had been seen: their \
 sources do not say what slot the devices are in."""
+_PEAKS = """\
+Peaks of one device, and what ran or failed, beside what is predicted: in GB, of PyTorch's \
+tensors, of its allocator's blocks, or of the whole device."""
 
 
 def section(found: Record | None) -> list[str]:
@@ -33,22 +37,73 @@ def section(found: Record | None) -> list[str]:
         return ["No record yet: `zenflow study published` makes one."]
     (record,) = found.rows
     rows = record["rows"]
-    sources = list(dict.fromkeys(row["source"] for row in rows))
     lines = _introduction(record, found.folder.name)
     lines += ["", "### Absolute errors by regime", ""]
     lines += markdown(Table(columns=REGIMES, rows=errors_by_regime(rows)))
-    lines += ["", _STATED]
-    for group, (title, unknown) in GROUPS.items():
-        chosen = [row for row in rows if row["group"] == group]
+    lines += ["", _STATED, "", "### Every row", ""]
+    lines += ["Each page has its rows, their sources, what was assumed, and how misses move.", ""]
+    lines += markdown(Table(columns=_TOPIC_COLUMNS, rows=_topics(rows)))
+    if "memory" in record:
+        lines += ["", "### Memory", "", f"{_PEAKS} {about(record['memory'])}", ""]
+        lines += [
+            "[Every case](validation/memory.md) has its source and what it takes for granted."
+        ]
+    lines += ["", "### Not predicted", ""]
+    return lines + [f"- {text}" for text in NOT_PREDICTED]
+
+
+def pages(found: Record | None) -> dict[str, list[str]]:
+    """Return the lines of the pages beside the section, by name: rows by topic, ranges, memory."""
+    if found is None:
+        return {}
+    (record,) = found.rows
+    made = {
+        name: _topic(title, groups, record["rows"]) for name, (title, groups) in TOPICS.items()
+    }
+    if record["left_out"]:
+        made["ranges"] = ["# What the ranges hold", "", *_left_out(record["left_out"])]
+    if "memory" in record:
+        made["memory"] = ["# Memory", "", *_memory(record["memory"])]
+    return {name: lines for name, lines in made.items() if lines}
+
+
+def _topics(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each page of rows."""
+    found = []
+    for name, (title, groups) in TOPICS.items():
+        errors = [abs(row["error"]) for row in rows if row["group"] in groups]
+        if errors:
+            met = sum(error <= AIM for error in errors)
+            found.append({"page": f"[{title}](validation/{name}.md)", "rows": len(errors),
+                          "median": median(errors), "within": met})  # fmt: skip
+    return found
+
+
+_TOPIC_COLUMNS = (
+    key("page"),
+    key("rows"),
+    Column(head="median error", show=lambda row: f"{row['median']:.1%}"),
+    Column(head=f"within {AIM:.0%}", show=lambda row: str(row["within"])),
+)
+
+
+def _topic(title: str, groups: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of one page of rows; none where it would have no row."""
+    own = [row for row in rows if row["group"] in groups]
+    if not own:
+        return []
+    sources = list(dict.fromkeys(row["source"] for row in own))
+    lines = [f"# {title}", "", "Predicted beside published times; [validation](../validation.md) "
+             "has the errors of all rows, and says how to read them."]  # fmt: skip
+    for group in groups:
+        chosen = [row for row in own if row["group"] == group]
         if chosen:
-            lines += ["", f"### {title}", "", *_group(chosen, sources), "", unknown]
+            heading, unknown = GROUPS[group]
+            lines += ["", f"## {heading}", "", *_group(chosen, sources), "", unknown]
             lines += _open(group)
             lines += _missed([row for row in chosen if abs(row["error"]) > AIM])
-    lines += ["", "### Memory", "", *_memory(record["memory"])] if "memory" in record else []
-    lines += ["", "### Sources", ""]
-    lines += [f"{number}. {text}" for number, text in enumerate(sources, 1)]
-    lines += ["", "Not predicted:", ""]
-    return lines + [f"- {text}" for text in NOT_PREDICTED]
+    lines += ["", "## Sources", ""]
+    return lines + [f"{number}. {text}" for number, text in enumerate(sources, 1)]
 
 
 def _introduction(record: Mapping[str, Any], folder: str) -> list[str]:
@@ -95,7 +150,7 @@ def _introduction(record: Mapping[str, Any], folder: str) -> list[str]:
         "*Range* holds 80 % of the predictions when all figures are drawn by their uncertainty, "
         "times what the model leaves out. Times are in milliseconds.",
         "",
-        *(_left_out(record["left_out"]) if record["left_out"] else []),
+        *(_spread(record["left_out"]) if record["left_out"] else []),
         "",
         "Cores that are not bound reach memory of both sockets: half of all accesses take the "
         "table's hop, copies included. DeepSpeed's ZeRO-Offload and ZenFlow are simulated as "
@@ -116,8 +171,7 @@ def _open(group: str) -> list[str]:
 def _memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cases of memory, their sources and what they take for granted."""
     lines = [
-        "Peaks of one device, and what ran or failed, beside what is predicted: in GB, of "
-        f"PyTorch's tensors, of its allocator's blocks, or of the whole device. {about(rows)}",
+        f"{_PEAKS} {about(rows)}",
         "",
         *markdown(Table(columns=MEMORY_COLUMNS, rows=rows)),
     ]
@@ -126,6 +180,10 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         taken.setdefault(row["source"], []).append(row["assumption"])
     texts = {source: "; ".join(dict.fromkeys(found)) for source, found in taken.items()}
     return [*lines, "", *(f"- {source}: {text}." for source, text in texts.items())]
+
+
+def _spread(found: Mapping[str, Any]) -> list[str]:
+    return [f"{_held(found)} [By group](validation/ranges.md)."]
 
 
 def _left_out(found: Mapping[str, Any]) -> list[str]:
@@ -140,17 +198,24 @@ def _left_out(found: Mapping[str, Any]) -> list[str]:
         held("without_the_row", "without the row"),
         held("without_the_group", "without the group"),
     ]
-    rows = [{"group": group, **counts} for group, counts in found["held"].items()]
+    return [_held(found), "", *markdown(Table(columns=columns, rows=_rows_held(found)))]
+
+
+def _rows_held(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"group": group, **counts} for group, counts in found["held"].items()]
+
+
+def _held(found: Mapping[str, Any]) -> str:
+    """Return what the factor for what the model leaves out is, and what the ranges hold."""
+    rows = _rows_held(found)
     names = ("rows", "figures", "without_the_row", "without_the_group")
     count, alone, single, others = (sum(row[name] for row in rows) for name in names)
-    return [
-        f"That is a log-normal factor with a spread of {found['sigma']:.2f}: the least with which "
-        "the ranges hold 80 % of these rows. Ranges "
+    return (
+        f"What the model leaves out is a log-normal factor with a spread of {found['sigma']:.2f}: "
+        "the least with which the ranges hold 80 % of these rows. Ranges "
         f"of figures alone hold {alone} of these {count}. With the factor that all other rows "
-        f"give they hold {single}, and {others} with the one that all other groups give:",
-        "",
-        *markdown(Table(columns=columns, rows=rows)),
-    ]
+        f"give they hold {single}, and {others} with the one that all other groups give."
+    )
 
 
 def _group(rows: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> list[str]:

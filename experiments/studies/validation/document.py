@@ -1,6 +1,6 @@
-"""docs/validation.md, made from committed records.
+"""docs/validation.md and the pages of its rows, made from committed records.
 
-``python -m experiments.studies.validation.document`` writes it.
+``python -m experiments.studies.validation.document`` writes them.
 
 A record keeps what was measured. When the simulator changes, so do the predictions: this makes
 the records' own again as well. One of the former update rule keeps its own.
@@ -17,7 +17,7 @@ from experiments.lab.page import FORMER
 from experiments.lab.record import Record, committed, put
 from experiments.output.files import write_text
 from experiments.output.provenance import RESULTS
-from experiments.studies.published.section import section
+from experiments.studies.published.section import pages, section
 from experiments.studies.validation.study import RANK_COLUMNS, RUN_COLUMNS, STUDY, newest
 
 DOCUMENT = RESULTS.parent.parent / "docs" / "validation.md"
@@ -63,6 +63,21 @@ def document(results: Path = RESULTS) -> str:
     return "\n".join(parts) + "\n"
 
 
+def documents(index: Path, results: Path = RESULTS) -> dict[Path, str]:
+    """Return the text of docs/validation.md and of the pages that it links to, by path."""
+    folder = index.parent / "validation"
+    beside = pages(committed("published", results))
+    made = {folder / f"{name}.md": "\n".join(lines) + "\n" for name, lines in beside.items()}
+    return {index: document(results), **made}
+
+
+def write(index: Path, results: Path = RESULTS) -> None:
+    """Write docs/validation.md and the pages that it links to."""
+    for path, text in documents(index, results).items():
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, text)
+
+
 def _runs(found: Record | None, before: str, without: str) -> str:
     """Return a table of a validation's runs, their errors below; without one another text."""
     if found is None:
@@ -84,7 +99,7 @@ def _runs(found: Record | None, before: str, without: str) -> str:
 @click.option("--out", type=click.Path(path_type=Path), default=DOCUMENT, help="The file.")
 def main(out: Path) -> None:
     """Write docs/validation.md, and predictions of the committed records, as they are today."""
-    write_text(out, document())
+    write(out)
     click.echo(f"wrote {out}")
     for found in (newest(is_cpu=True), newest(is_cpu=False)):
         if found is not None and found.is_of(STUDY):

@@ -1,4 +1,4 @@
-"""docs/results.md, the README's numbers and the concepts' picture."""
+"""docs/results.md, its studies, the README's numbers and the concepts' picture."""
 
 import re
 from dataclasses import replace
@@ -10,7 +10,7 @@ from experiments.output.provenance import RESULTS
 from experiments.pages import late_updates, trainers
 from experiments.pages.commentary import SECTIONS
 from experiments.pages.headlines import headlines
-from experiments.pages.results import DOCUMENT, README, document, readme, with_part
+from experiments.pages.results import DOCS, README, documents, readme, with_part, write
 from experiments.pages.window_picture import NUM_BLOCKS, NUM_STEPS, PICTURE, windows
 from tests.zenflow.conformance import document as refusals_page
 from zenflow import ZenFlowConfig
@@ -22,7 +22,11 @@ TEXTS = {".md", ".txt", ".json", ".jsonl"}
 
 
 def test_results_and_the_readmes_numbers_are_what_the_records_say():
-    assert DOCUMENT.read_text(encoding="utf-8") == document(), MADE
+    made = documents()
+    there = [DOCS / "results.md", *(DOCS / "results").iterdir()]
+    assert {path.relative_to(DOCS).as_posix() for path in there} == made.keys(), MADE
+    for address, page in made.items():
+        assert (DOCS / address).read_text(encoding="utf-8") == page, f"{address}: {MADE}"
     text = README.read_text(encoding="utf-8")
     assert text == readme(text), MADE
 
@@ -58,6 +62,27 @@ def test_what_a_failed_or_skipped_test_would_have_compared_is_left_out():
     assert trainers.compared("<testsuites><testcase/></testsuites>") == []
 
 
+def test_every_made_page_is_written(tmp_path):
+    write(tmp_path)
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")}
+    assert written == documents().keys()
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
+def test_the_index_shows_each_study_in_short_and_links_to_all_of_it(section):
+    index = documents()["results.md"].split(f"\n## {section.title}\n")[1].split("\n## ")[0]
+    assert told(section.opening), "its main number"
+    assert f"{section.opening} [All of it]({section.address}).\n" in index
+    assert (DOCS / section.address).is_file()
+    assert len(index.splitlines()) <= 8
+
+
+def test_the_opening_is_the_first_paragraph_and_the_first_item_of_its_list():
+    openings = {"A.\nB.\n\n- C\n  D\n- E\n\nF\n": "A. B. C D", "A.\n\nB:\n\n- C\n": "A."}
+    for text, opening in openings.items():
+        assert replace(SECTIONS[0], text=text).opening == opening
+
+
 def told(text):
     """Return the numbers that a text tells with a decimal point or a per cent sign."""
     plain = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
@@ -85,7 +110,6 @@ def test_numbers_of_the_commentary_are_in_the_record(section):
 
 def test_each_headline_says_how_it_was_found_and_where():
     found = headlines()
-    assert len(found) == 7
     assert {line.kind for line in found} == {"measured", "emulated", "simulated"}
     for line in found:
         assert line.record.exists()

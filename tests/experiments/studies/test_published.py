@@ -1,6 +1,7 @@
 """Published measurements: predicted from set-ups alone, with one constant, and written down."""
 
 import inspect
+import re
 from collections import Counter
 from dataclasses import replace
 from statistics import median
@@ -58,7 +59,7 @@ from experiments.studies.published.study import (
     predict_all,
     record_of,
 )
-from experiments.studies.validation.document import DOCUMENT, document
+from experiments.studies.validation.document import DOCUMENT, document, documents, write
 from experiments.studies.validation.study import STUDY as VALIDATION
 from sim.fitting.left_out import TABLE
 from sim.hardware.catalog import find_machine
@@ -426,8 +427,26 @@ def test_predicting_does_not_load_torch():
 # ---- docs/validation.md -------------------------------------------------------------------------
 
 
-def test_the_document_is_what_the_committed_records_make():
-    assert DOCUMENT.read_text(encoding="utf-8") == document()
+def test_the_documents_are_what_the_committed_records_make():
+    made = documents(DOCUMENT)
+    assert {DOCUMENT, *DOCUMENT.with_suffix("").iterdir()} == made.keys()
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, path
+
+
+def test_every_published_row_is_on_one_page():
+    (record,) = needed("published").rows
+    text = "".join(documents(DOCUMENT).values())
+    for title, _ in GROUPS.values():
+        assert text.count(f"\n## {title}\n") == 1, title
+    assert all(f"| {row['label']} |" in text for row in record["rows"])
+
+
+def test_the_command_writes_every_page_beside_the_document(tmp_path):
+    write(tmp_path / "other.md")
+    assert set(tmp_path.rglob("*.md")) == documents(tmp_path / "other.md").keys()
+    for page in re.findall(r"\]\((validation/\S+)\)", (tmp_path / "other.md").read_text("utf-8")):
+        assert (tmp_path / page).is_file()
 
 
 def test_without_records_the_document_says_so(tmp_path):

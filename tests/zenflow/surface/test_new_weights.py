@@ -276,3 +276,20 @@ def test_where_nothing_is_offloaded_no_thread_starts_and_it_is_told(config, tell
         assert set(threading.enumerate()) <= before
     told = [r.message for r in caplog.records if "are offloaded" in r.message]
     assert bool(told) == tells
+
+
+@pytest.mark.parametrize(
+    ("module", "least", "reasons"),
+    [
+        (nn.Linear(8, 8), 100, "1 with fewer elements than min_split_elements=100, 1 with fewer "
+         "than two dimensions"),
+        (nn.LayerNorm(8), 0, "2 with fewer than two dimensions"),
+        (nn.Conv2d(8, 8, 3, bias=False).to(memory_format=torch.channels_last), 0,
+         "1 with a kernel in memory that is not contiguous"),
+    ],
+)  # fmt: skip
+def test_why_nothing_is_offloaded_is_told(module, least, reasons, caplog):
+    config = ZenFlowConfig(min_split_elements=least)
+    with closing(ZenFlowAdamW(module.parameters(), config=config)):
+        (told,) = [r.message for r in caplog.records if "are offloaded" in r.message]
+    assert f"On the device whole are: {reasons}. " in told
