@@ -118,8 +118,8 @@ def load_checkpoint(folder: Path, ranks: Ranks = ALONE) -> Checkpoint:
     found = checkpoints(folder)
     if not found:
         raise CheckpointError(
-            f"there is no checkpoint in {folder}: the run ended before its first save; start it "
-            "again without --resume"
+            f"there is no checkpoint in {folder}: the run ended before its first save, or was to "
+            "make none (--no-checkpoint); start it again without --resume"
         )
     path, *older = found
     cause: Exception | None = None

@@ -20,8 +20,8 @@ from zenflow.errors import CheckpointError
 
 FREE_TO_CHANGE = frozenset(
     {
-        "steps", "epochs", "device", "link", "host_threads", "device_threads", "save_every",
-        "save_minutes", "eval_every", "eval_batches", "timeline_steps", "gradients",
+        "steps", "epochs", "device", "link", "host_threads", "device_threads", "checkpoint",
+        "save_every", "save_minutes", "eval_every", "eval_batches", "timeline_steps", "gradients",
         "parallel", "bind_cores",
     }
 )  # fmt: skip
