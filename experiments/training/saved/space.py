@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from experiments.training.preparation.memory_check import memory_of_engine
 from sim.memory.saved import checkpoint_bytes
-from zenflow.errors import ConfigError
+from zenflow.errors import CheckpointError
 from zenflow.report import readable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
         has_one: Whether a checkpoint is there already, which the next one replaces.
 
     Raises:
-        ConfigError: There is no room for the one that is and the one that is being written.
+        CheckpointError: There is no room for the one that is and the one that is being written.
     """
     if not setup.settings.checkpoint:
         return "checkpoint: none (--no-checkpoint), so that nothing of this run can be resumed"
@@ -44,14 +44,17 @@ def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
     told = f"checkpoint {readable(size)} each, two while saving"
     if free is None:
         return f"{told}; {folder} does not say how much is free"
-    needed = size if has_one else 2 * size
-    if free < needed:
-        elsewhere = "free some" if has_one else "give an --out with more"
-        what = "the next one needs" if has_one else "two need"
-        raise ConfigError(
-            f"a checkpoint of this run takes {readable(size)}, and {what} {readable(needed)} of "
-            f"disk, but {folder} has {readable(free)} free: {elsewhere}, leave checkpoints out "
-            "with --no-checkpoint, or train a smaller model"
+    if has_one and free < size:
+        raise CheckpointError(
+            f"a checkpoint of this run takes {readable(size)}, but {folder} has {readable(free)} "
+            "free for the next one: free some, or go on with --no-checkpoint, which saves no more"
+        )
+    if not has_one and free < 2 * size:
+        raise CheckpointError(
+            f"a checkpoint of this run takes {readable(size)}, and a new one is written before "
+            f"the old one goes, but {folder} has {readable(free)} free in place of "
+            f"{readable(2 * size)}: give another --out, leave checkpoints out with "
+            "--no-checkpoint, or train a smaller model"
         )
     return f"{told}; {readable(free)} free in {folder}"
 
