@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 def bytes_of_checkpoint(setup: RunSetup) -> int:
     """Return about how many bytes a checkpoint of a run takes, its frozen tensors included."""
-    trained = {id(p) for p in setup.model.parameters() if p.requires_grad}
+    by_ranks = setup.ranks.are_several
     state = setup.model.state_dict(keep_vars=True).values()
-    others = {id(tensor): tensor for tensor in state if id(tensor) not in trained}.values()
-    states = checkpoint_bytes(
-        memory_of_engine(setup.model, setup.config), by_ranks=setup.ranks.are_several
-    )
-    return states + sum(tensor.numel() * tensor.element_size() for tensor in others)
+    sizes = [(id(tensor), tensor.numel() * tensor.element_size()) for tensor in state]
+    # Ranks write tied tensors under each of their names.
+    written = sum(size for _, size in (sizes if by_ranks else dict(sizes).items()))
+    states = checkpoint_bytes(memory_of_engine(setup.model, setup.config), by_ranks=by_ranks)
+    return states + written - setup.model_bytes
 
 
 def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
