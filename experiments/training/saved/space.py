@@ -21,7 +21,7 @@ def bytes_of_checkpoint(setup: RunSetup) -> int:
     state = setup.model.state_dict(keep_vars=True).values()
     sizes = [(id(tensor), tensor.numel() * tensor.element_size()) for tensor in state]
     # Ranks write tied tensors under each of their names.
-    written = sum(size for _, size in (sizes if by_ranks else dict(sizes).items()))
+    written: int = sum(size for _, size in (sizes if by_ranks else dict(sizes).items()))
     states = checkpoint_bytes(memory_of_engine(setup.model, setup.config), by_ranks=by_ranks)
     return states + written - setup.model_bytes
 
