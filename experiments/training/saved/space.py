@@ -37,6 +37,8 @@ def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
     Raises:
         CheckpointError: There is no room for the one that is and the one that is being written.
     """
+    if not setup.settings.checkpoint and has_one:
+        return "checkpoint: the one that is there, and no other (--no-checkpoint)"
     if not setup.settings.checkpoint:
         return "checkpoint: none (--no-checkpoint), so that nothing of this run can be resumed"
     size = bytes_of_checkpoint(setup)

@@ -10,6 +10,7 @@ from tests.models import assert_equal, closing
 from tests.zenflow.conformance.test_state import assert_same_state
 from tests.zenflow.test_resume import NUM_STEPS, RULES, SCHEDULES, Run, config_of, uninterrupted
 from zenflow import CheckpointError, ZenFlowConfig
+from zenflow.columns.shards import Shards
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -131,3 +132,11 @@ def test_states_are_full_again_behind_the_block():
         with pytest.raises(KeyError), run.optimizer.compact_states():
             raise KeyError
         assert_same_state(run.optimizer.state_dict(), full)
+
+
+def test_ranks_that_have_some_rows_each_save_full_states():
+    with closing(Run(config_of("exact"), "keep")) as run:
+        run.step(0)
+        full = run.optimizer.state_dict()
+        run.optimizer._running.layout.shards = Shards(group=object())
+        assert_same_state(compact(run), full)
