@@ -179,6 +179,15 @@ class MemoryPlan:
         """Device bytes beside the model for each trainable parameter, without the rings."""
         return self.device_extra_bytes / self.num_params if self.num_params else 0.0
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device: model, states, buffers, and what a step takes of them.
+
+        Gradients and activations come on top.
+        """
+        beside = self.device_extra_bytes + self.device_ring_bytes + self.device_step_bytes
+        return self.model_bytes + beside
+
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, and both figures per parameter."""
         return asdict(self) | {
@@ -190,18 +199,21 @@ class MemoryPlan:
         """Return the plan as a table of a few lines."""
         share = self.split_params / self.num_params if self.num_params else 0.0
         each = self.device_extra_bytes_per_param
+        count = f"{self.num_params:,} parameters, {share:.1%} of them shared with the host"
+        waiting = f"part of it, up to {self.queue_depth} gradients wait there"
         rows = [
-            ("model", self.model_bytes, f"{self.num_params:,} parameters, {share:.1%} split"),
+            ("device", self.device_bytes, "gradients and activations come on top"),
+            ("  model", self.model_bytes, count),
+            ("  states", self.device_extra_bytes, f"{each:.2f} B per parameter"),
+            ("  copies", self.device_ring_bytes, "gradients on their way to the host"),
+            ("  step", self.device_step_bytes, "given back after every step"),
             ("host", self.host_bytes, f"{self.host_bytes_per_param:.2f} B per parameter"),
-            ("  pinned", self.pinned_bytes, f"part of host, {self.queue_depth} gradients wait"),
-            ("device extra", self.device_extra_bytes, f"{each:.2f} B per parameter"),
-            ("device rings", self.device_ring_bytes, "bounded"),
-            ("device step", self.device_step_bytes, "for a while in every step"),
+            ("  pinned", self.pinned_bytes, waiting),
         ]
-        table = [(name, _readable(size), note) for name, size, note in rows]
+        table = [(name, readable(size), note) for name, size, note in rows]
         if self.host_threads:
-            table.insert(3, ("  threads", str(self.host_threads), self._place_of_threads()))
-        return "\n".join(f"{name:<13}{value:>12}   {note}".rstrip() for name, value, note in table)
+            table.append(("  threads", str(self.host_threads), self._place_of_threads()))
+        return "\n".join(f"{name:<11}{value:>8}   {note}".rstrip() for name, value, note in table)
 
     def _place_of_threads(self) -> str:
         """Return where the host's threads may run, in a few words."""
@@ -213,9 +225,13 @@ class MemoryPlan:
         return f"on {count} {cores} of NUMA node{'s'[: len(self.host_nodes) > 1]} {nodes}"
 
 
-def _readable(num_bytes: int) -> str:
-    """Return the size with an SI unit and 4 digits, as in '1.234 GB'."""
+def readable(num_bytes: float) -> str:
+    """Return a size with an SI unit and 3 digits.
+
+    >>> [readable(size) for size in (64, 1234, 999_900, 3.1e9, 2e15)]
+    ['64 B', '1.23 kB', '1000 kB', '3.1 GB', '2000 TB']
+    """
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.4g} {unit}"
-    return f"{num_bytes} B"
+        if (value := num_bytes / scale) >= 1:
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    return f"{num_bytes:.0f} B"

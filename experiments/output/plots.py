@@ -30,6 +30,7 @@ SPAN_COLOURS: Mapping[str, str] = {
     "params": "#58a55c",
     "accumulate": "#cab2d6",
     "adam": "#8e63b0",
+    "save": "#c9c27a",
 }
 STRATEGY_COLOURS: Mapping[str, str] = {
     "on_device": "#444444",

@@ -25,6 +25,8 @@ class StepRow(Evaluation, total=False):
     """Training loss; None if it was not finite."""
     tokens: int
     seconds: float
+    save_seconds: float
+    """Time of the save before the step, a part of no ``seconds``; where there was one."""
     stall_seconds: float
     stall_fraction: float
     skipped: bool

@@ -15,7 +15,7 @@ from experiments.training.comparison import run_comparison
 from experiments.training.loop import Outcome
 from experiments.training.ranks.ranks import Ranks, joined
 from experiments.training.run import run
-from experiments.training.saved.checkpoint import CHECKPOINTS
+from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.saved.saving import resume_line
 from experiments.training.settings.training import TrainSettings
 from experiments.training.stop import StopRequest
@@ -25,6 +25,10 @@ from zenflow.knobs import Knobs
 _NOTICE = (
     "Stopping: the step under way is finished, then everything is saved. Ctrl-C again, after a "
     "second, quits at once and loses the steps since the last save."
+)
+_NOTICE_UNSAVED = (
+    "Stopping: the step under way is finished, and nothing is saved for resuming, as "
+    "--no-checkpoint asked. Ctrl-C again, after a second, quits at once."
 )
 
 
@@ -42,7 +46,8 @@ def _launch(
 ) -> int:
     work: Callable[..., Outcome] = run_comparison if compare else run
     reporter = Reporter(wide_console() if ranks.is_first else Console(quiet=True))
-    with StopRequest(_NOTICE if ranks.is_first else "") as stop:
+    notice = _NOTICE if settings.checkpoint else _NOTICE_UNSAVED
+    with StopRequest(notice if ranks.is_first else "") as stop:
         try:
             outcome = work(
                 settings, folder, reporter=reporter, stop=stop, resume=resume, ranks=ranks
@@ -62,15 +67,28 @@ def _launch(
             reporter.close()
         if outcome.stopped:
             name = stop.signal.name if stop.signal else "a signal"
-            reporter.say(
-                f"Stopped by {name} after step {outcome.steps}; everything is saved. Go on with: "
-                + resume_line(folder)
-            )
+            saved = "everything is saved. Go on with: " + resume_line(folder)
+            if not settings.checkpoint:
+                saved = _what_was_saved(folder, compare=compare)
+            reporter.say(f"Stopped by {name} after step {outcome.steps}; {saved}")
             return stop.exit_code
     if not compare:
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
     return 0
+
+
+def _what_was_saved(folder: Path, *, compare: bool) -> str:
+    """Return what there is to go on with of a run that ended early and saves nothing."""
+    if compare:
+        return f"its finished runs are kept. Go on behind them with: {resume_line(folder)}"
+    found = latest_checkpoint(folder / CHECKPOINTS)
+    if found is None:
+        return "nothing of it can be resumed, as --no-checkpoint asked."
+    return (
+        "nothing was saved since it was resumed, as --no-checkpoint asked. Go on from "
+        f"{found.name} with: {resume_line(folder)}"
+    )
 
 
 def _what_is_left(folder: Path) -> str:

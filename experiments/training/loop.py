@@ -86,6 +86,8 @@ class Training:
         self.step = 0
         self.saved_step: int | None = None
         """Steps of the newest checkpoint; None if there is none."""
+        self._save_seconds = 0.0
+        """Seconds of saves since the step before."""
         self.changes: list[dict[str, Any]] = []
         """What was changed when the run was resumed, of what its weights depend on."""
         self._drawn: Generators | None = None
@@ -127,7 +129,7 @@ class Training:
     def _train(self, stop: StopRequest) -> None:
         """Take steps until there are no more, or a signal has come."""
         settings = self.setup.settings
-        pace = SavePace(settings.save_every, settings.save_minutes)
+        pace = SavePace.of(settings)
         agreed = Agreement(self.ranks, stop, pace)
         while not self._is_done and not agreed.stops:
             self._step()
@@ -154,7 +156,10 @@ class Training:
                 troubles.append(str(error))
 
         with noting():
-            self.save()
+            if self.setup.settings.checkpoint:
+                self.save()
+            else:
+                self.ranks.together(self.rows.sync)
         if self._is_done:
             evaluation = self.evaluate()
             with noting():
@@ -232,6 +237,12 @@ class Training:
         self.optimizer.synchronize()
         if self.saved_step == self.step:
             return
+        started = time.perf_counter()
+        with self.optimizer.span("save"):
+            self._save(keep_others=keep_others)
+        self._save_seconds += time.perf_counter() - started
+
+    def _save(self, *, keep_others: bool) -> None:
         self.rows.flush(self.optimizer.report)  # else a resumed log would lack the last row
         lines = self.ranks.together(self._sync_logs)
         state = {
@@ -285,6 +296,9 @@ class Training:
         self.step += 1
         self._drawn = None
         row = {"step": self.step, "loss": loss, "tokens": num_tokens, "skipped": not taken}
+        if self._save_seconds:
+            row["save_seconds"] = self._save_seconds
+            self._save_seconds = 0.0
         self.rows.add(row | {"seconds": time.perf_counter() - started}, optimizer.report)
         self._tell_decisions()
 

@@ -11,15 +11,21 @@ from experiments.output.files import write_json
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
 from experiments.training.log.step_log import read_steps
-from experiments.training.loop import Outcome, Training
+from experiments.training.loop import MODEL, Outcome, Training
 from experiments.training.preparation.setup import RunSetup, build_setup, describe
 from experiments.training.ranks.ranks import ALONE, Ranks
-from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint, load_checkpoint
+from experiments.training.saved.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+)
 from experiments.training.saved.resume import check_same_run, with_rise
-from experiments.training.saved.saving import warn_of_space
+from experiments.training.saved.space import check_space
 from experiments.training.settings.training import TrainSettings
 from experiments.training.stop import StopRequest
 from experiments.training.tuned.run import Tuning, with_start
+from zenflow.errors import CheckpointError
 
 
 def run(
@@ -45,23 +51,52 @@ def run(
         ConfigError: The settings can't be carried out.
         CheckpointError: A checkpoint can't be written, read, or is of another run.
     """
-    checkpoint = None
+    checkpoint, rows = None, []
     if resume:  # damage is found before anything large is loaded
+        _check_can_resume(settings, folder)
         checkpoint = load_checkpoint(folder / CHECKPOINTS, ranks)
-        read_steps(folder / "steps.jsonl")
+        rows = read_steps(folder / "steps.jsonl")
     setup = build_setup(settings, ranks=ranks)
     if checkpoint is not None:
         check_same_run(setup, checkpoint)  # before any file of the run is touched
+    space = check_space(setup, folder, has_one=checkpoint is not None)
     setup = with_start(setup, folder if resume else None)
     folder.mkdir(parents=True, exist_ok=True)
     with _training(setup, folder, reporter, checkpoint) as training:
         reporter.detail(describe(setup))
-        memory = training.memory()
-        reporter.detail(str(memory))
+        if checkpoint is not None:
+            reporter.detail(goes_on(checkpoint.step, setup.total_steps, rows))
+        reporter.detail(str(training.memory()))
+        reporter.detail(space)
         if ranks.is_first:
             write_json(folder / "config.json", _config_record(setup, training.changes))
-            warn_of_space(training, memory)
         return training.run(stop)
+
+
+def _check_can_resume(settings: TrainSettings, folder: Path) -> None:
+    """Refuse to go on with a run that has saved nothing because it was told so."""
+    if settings.checkpoint or latest_checkpoint(folder / CHECKPOINTS) is not None:
+        return
+    weights = folder / MODEL
+    from_weights = f", or a new run from its weights with --model {weights}"
+    raise CheckpointError(
+        f"the run in {folder} was started with --no-checkpoint, and nothing of it can be resumed: "
+        f"start it again with --overwrite{from_weights if weights.is_dir() else ''}"
+    )
+
+
+def goes_on(done: int, total: int, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return from which step a resumed run goes on, and what of its log is taken again."""
+    again = sum(row["step"] > done for row in rows)
+    text = f"goes on from step {done} of {total}"
+    if again:
+        steps = (
+            "1 step of the log after it is"
+            if again == 1
+            else (f"{again} steps of the log after it are")
+        )
+        text += f"; {steps} taken again"
+    return text
 
 
 @contextmanager

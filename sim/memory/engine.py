@@ -28,6 +28,8 @@ _BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
 _COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
 """Bytes of a split parameter's column: energy, score, second moment, factor, ownership, index."""
+_SAVED_COLUMN_BYTES = 2 * _INDEX + 2 * _FLOAT
+"""Bytes of it in a checkpoint: index, step count, score, second moment."""
 _FRESH_COLUMN_BYTES = _INDEX + 6 * _FLOAT
 _FRESH_ROW_BYTES = _INDEX + 7 * _FLOAT
 """Bytes of it, and of a row, that fresh steps need besides: as `zenflow.step.fresh.steps`, which
@@ -49,6 +51,8 @@ class EngineMemory:
     """Bytes of moments and masters of important columns and of whole parameters."""
     column_vectors: int
     """Bytes of what the device keeps for each column and row of split parameters."""
+    saved_vectors: int
+    """Bytes of owners, step counts and moving averages of columns and rows in a checkpoint."""
     packed: int
     """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
     columns: tuple[tuple[int, int], ...]
@@ -211,6 +215,8 @@ def _engine_memory(
     vectors = _COLUMN_BYTES * sum(width for _, width in split)
     if config.is_exact:
         vectors += sum(_FRESH_ROW_BYTES * r + _FRESH_COLUMN_BYTES * c for r, c in split)
+    saved = _SAVED_COLUMN_BYTES * sum(width for _, width in split) + _FLOAT * num_residents
+    saved += _FLOAT * sum(rows for rows, _ in split) if config.is_exact else 0
     return EngineMemory(
         host=host,
         depth=host.depth(math.inf),
@@ -219,6 +225,7 @@ def _engine_memory(
         + (2 * _FLOAT + own_master) * resident
         + _FLOAT * num_residents,
         column_vectors=vectors,
+        saved_vectors=saved,
         packed=2 * max(packed, default=0),
         columns=tuple(
             (own, rows * dtype_bytes) for (rows, _), own in zip(split, columns, strict=True)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.hardware.profile import HardwareProfile
+from sim.memory.engine import engine_memory
 from sim.memory.need import MemoryNeed, Shortfall, memory_of
+from sim.memory.saved import checkpoint_bytes
 from sim.models.workload import Workload
 from sim.planning.rules import rule_of
 from sim.simulate import Prediction, Strategy, simulate
@@ -76,6 +78,15 @@ class Option:
         """The strategy's name with what is changed."""
         return ", ".join([self.strategy.name, *self.changes])
 
+    @property
+    def checkpoint_bytes(self) -> int | None:
+        """Bytes of a checkpoint of `zenflow train`, for all devices together; None for others."""
+        config, work = self.strategy.config, self.need.workload
+        if config is None:
+            return None
+        memory = engine_memory([p.shape for p in work.parameters], config, work.dtype_bytes)
+        return checkpoint_bytes(memory, by_ranks=self.need.num_devices > 1)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         work, config = self.need.workload, self.strategy.config
@@ -95,6 +106,7 @@ class Option:
             "tokens_per_second": self.tokens_per_second,
             "prediction": self.prediction.to_dict() if self.prediction else None,
             "memory": self.need.to_dict(),
+            "checkpoint_bytes": self.checkpoint_bytes,
             "shortfalls": [shortfall.to_dict() for shortfall in self.shortfalls],
         }
 

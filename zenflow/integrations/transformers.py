@@ -180,6 +180,12 @@ class ZenFlowTrainerMixin(_Mixed):
         with nullcontext() if optimizer is None else optimizer.true_weights():
             super().save_model(*args, **kwargs)
 
+    def _save_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> None:
+        """Save the optimizer's state without what follows from the rest of it."""
+        optimizer = self.zenflow_optimizer
+        with nullcontext() if optimizer is None else optimizer.compact_states():
+            super()._save_optimizer_and_scheduler(*args, **kwargs)
+
 
 class ZenFlowTrainer(ZenFlowTrainerMixin, Trainer):
     """The Trainer of transformers with `ZenFlowAdamW`, in release mode unless told otherwise.

@@ -44,13 +44,13 @@ def plan_table(plan: Plan) -> Table:
 
     table = Table()
     table.add_column("runs here")
-    for name in ("step", "tokens/s", "stalled", "device", "host", "fits", "AdamW"):
+    for name in ("step", "tokens/s", "stalled", "device", "host", "disk", "fits", "AdamW"):
         table.add_column(name, justify="right", no_wrap=True)
     is_first = True
     for option, after in zip(plan.options, [*plan.options[1:], None], strict=True):
         if is_first and not option.is_ours:
             is_first = False
-            table.add_row("other systems, not run here", *[""] * 7, style="italic")
+            table.add_row("other systems, not run here", *[""] * 8, style="italic")
         done = option.prediction
         table.add_row(
             option.label,
@@ -59,6 +59,7 @@ def plan_table(plan: Plan) -> Table:
             f"{done.stall_fraction:.1%}" if done else "-",
             gib(option.need.device_bytes),
             gib(option.need.host_bytes),
+            gib(option.checkpoint_bytes) if option.checkpoint_bytes else "-",
             "yes" if option.fits else "may not" if option.may_fit else "no",
             _likeness(option),
             end_section=after is not None and option.is_ours != after.is_ours,
@@ -86,6 +87,8 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
         *_devices(plan, chosen),
         *_costs(plan, chosen, wishes),
         f"Memory: {_used(plan, chosen)}; {gib(plan.reserve)} of each is held in reserve.",
+        f"Disk: {gib(chosen.checkpoint_bytes or 0)} for a checkpoint, twice that while one is "
+        "saved (none with --no-checkpoint).",
         *_fewer(plan),
         *_accumulation(plan, chosen),
         *_accuracy(plan, chosen),

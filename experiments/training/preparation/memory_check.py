@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from experiments.training.ranks.ranks import ALONE, Ranks
-from sim.memory.engine import engine_memory
+from sim.memory.engine import EngineMemory, engine_memory
 from zenflow.errors import ConfigError
 from zenflow.host.limits import free_bytes
 
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from zenflow.config import ZenFlowConfig
+
+
+def memory_of_engine(model: nn.Module, config: ZenFlowConfig) -> EngineMemory:
+    """Return what one engine takes for a model, all ranks' parts together."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    element_bytes = min((p.element_size() for p in trained), default=0)
+    return engine_memory([tuple(p.shape) for p in trained], config, element_bytes)
 
 
 def check_host_memory(
@@ -32,10 +39,7 @@ def check_host_memory(
     Raises:
         ConfigError: There is not as much; the message says how much and what limits it.
     """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    element_bytes = min((p.element_size() for p in trained), default=0)
-    engine = engine_memory([tuple(p.shape) for p in trained], config, element_bytes)
-    plan = engine.plan(has_ring=not on_cpu)
+    plan = memory_of_engine(model, config).plan(has_ring=not on_cpu)
     on_device = plan.device_extra_bytes if on_cpu else 0
     if ranks.parallel == "ddp":  # where each device has all of its part
         on_device *= ranks.count

@@ -108,7 +108,9 @@ def read_whole(state: Mapping[str, Any], model: nn.Module, optimizer: ZenFlowAda
     """Take up the checkpoint of a run of one process, on any number of ranks."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    set_model_state_dict(model, state["model"], options=StateDictOptions(full_state_dict=True))
+    # What is not there the optimizer writes.
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, state["model"], options=options)
     optimizer.load_state_dict(state["optimizer"])
 
 

@@ -31,8 +31,10 @@ from zenflow.errors import CheckpointError
 CHECKPOINTS = "checkpoint"
 """Folder of a run's checkpoints, in the run's own."""
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the meaning of an entry changes."""
+_READ = (3, FORMAT)
+"""Formats that are read: 3 had what follows from the rest as well."""
 _TENSORS = "tensors.safetensors"
 _STATE = "state.json"
 _TEMPORARY = ".writing-"
@@ -116,8 +118,8 @@ def load_checkpoint(folder: Path, ranks: Ranks = ALONE) -> Checkpoint:
     found = checkpoints(folder)
     if not found:
         raise CheckpointError(
-            f"there is no checkpoint in {folder}: the run ended before its first save; start it "
-            "again without --resume"
+            f"there is no checkpoint in {folder}: the run ended before its first save, or was to "
+            "make none (--no-checkpoint); start it again without --resume"
         )
     path, *older = found
     cause: Exception | None = None
@@ -214,10 +216,10 @@ def _write(
 def _read(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     """Return a checkpoint, or raise one of ``_DAMAGE``."""
     saved = json.loads((path / _STATE).read_text(encoding="utf-8"))
-    if saved["format"] != FORMAT:
+    if saved["format"] not in _READ:
         raise CheckpointError(
             f"the checkpoint {path} is of format {saved['format']}, and this version of zenflow "
-            f"reads {FORMAT}: resume with the version that wrote it"
+            f"reads {' and '.join(map(str, _READ))}: resume with the version that wrote it"
         )
     content = saved["content"]
     if text_checksum(json.dumps(content)) != saved["checksum"]:

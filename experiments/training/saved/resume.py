@@ -20,8 +20,8 @@ from zenflow.errors import CheckpointError
 
 FREE_TO_CHANGE = frozenset(
     {
-        "steps", "epochs", "device", "link", "host_threads", "device_threads", "save_every",
-        "save_minutes", "eval_every", "eval_batches", "timeline_steps", "gradients",
+        "steps", "epochs", "device", "link", "host_threads", "device_threads", "checkpoint",
+        "save_every", "save_minutes", "eval_every", "eval_batches", "timeline_steps", "gradients",
         "parallel", "bind_cores",
     }
 )  # fmt: skip
@@ -43,7 +43,7 @@ def check_same_run(setup: RunSetup, checkpoint: Checkpoint) -> None:
         for name, value in asked.items()
         if name not in allowed and _comparable(saved.get(name)) != _comparable(value)
     ]
-    differences += _model_differences(checkpoint.state["model"], setup.model.state_dict())
+    differences += _model_differences(_shapes(checkpoint.state), setup.model.state_dict())
     if differences:
         raise CheckpointError(
             f"{checkpoint.path} is not of the run that is to go on:\n"
@@ -163,17 +163,24 @@ def _comparable(value: Any) -> Any:
     return list(value) if isinstance(value, tuple | list) else value
 
 
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[str, list[int]]]:
+    """Return dtype and shape of the tensors of the model that was saved."""
+    there = {name: (str(own.dtype), list(own.shape)) for name, own in state["model"].items()}
+    left_out = state.get("model_left_out", {}).items()
+    return there | {name: (dtype, list(shape)) for name, (dtype, shape) in left_out}
+
+
 def _model_differences(
-    saved: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor]
+    saved: Mapping[str, tuple[str, list[int]]], present: Mapping[str, torch.Tensor]
 ) -> list[str]:
     """Return which tensors are missing, too many, or of another shape or dtype."""
     differences = [f"the model has no tensor {name}" for name in saved if name not in present]
     for name, tensor in present.items():
         if name not in saved:
             differences.append(f"the checkpoint has no tensor {name}")
-        elif saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+        elif saved[name] != (str(tensor.dtype), list(tensor.shape)):
+            dtype, shape = saved[name]
             differences.append(
-                f"{name} was {saved[name].dtype} {tuple(saved[name].shape)}, "
-                f"now {tensor.dtype} {tuple(tensor.shape)}"
+                f"{name} was {dtype} {tuple(shape)}, now {tensor.dtype} {tuple(tensor.shape)}"
             )
     return differences

@@ -41,7 +41,9 @@ def save_run(
         CheckpointError: It can't be written; every rank gets the error.
     """
     if not ranks.are_several:
-        whole = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
+        with optimizer.compact_states():
+            states = optimizer.state_dict()
+        whole = {**model_part(model, optimizer, states["state"]), "optimizer": states}
         save_checkpoint(folder, step, {**state, **whole}, keep_others=keep_others)
     elif ranks.is_first:
         _lead(folder, step, state, model, optimizer, ranks, keep_others=keep_others)
@@ -62,8 +64,35 @@ def load_run(
     elif ranks.are_several:
         read_whole(checkpoint.state, model, optimizer)
     else:
-        model.load_state_dict(checkpoint.state["model"])
+        # What is not there the optimizer writes.
+        model.load_state_dict(checkpoint.state["model"], strict=False)
         optimizer.load_state_dict(checkpoint.state["optimizer"])
+
+
+def model_part(
+    model: nn.Module, optimizer: ZenFlowAdamW, entries: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a model's state without the weights that follow from the optimizer's.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer.
+        entries: Of the optimizer's state by the parameter's number. One with masters decides the
+            parameter's weights; float32 ones that the device updates whole have none.
+
+    Returns:
+        The rest as "model", and dtype and shape by name of what was left out as "model_left_out".
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    known = {id(params[number]) for number, entry in entries.items() if "master" in entry}
+    kept, left_out = {}, {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in known:
+            left_out[name] = [str(tensor.dtype), list(tensor.shape)]
+        else:
+            kept[name] = tensor.detach()
+            known.add(id(tensor))  # tied ones once
+    return {"model": kept, "model_left_out": left_out}
 
 
 def _lead(

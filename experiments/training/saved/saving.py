@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from zenflow.errors import CheckpointError, NormError
 
 if TYPE_CHECKING:
     from experiments.training.loop import Training
-    from zenflow.report import MemoryPlan
+    from experiments.training.settings.training import TrainSettings
 
 RETRY_SECONDS = 60.0
 """Most seconds from a save that failed to the next try."""
@@ -25,6 +24,13 @@ MOST_SHARE = 0.05
 
 class SavePace:
     """Says when a save is due: every so many steps, every so many minutes, or both."""
+
+    @classmethod
+    def of(cls, settings: TrainSettings) -> SavePace:
+        """Return the pace that a run's settings ask for."""
+        if not settings.checkpoint:
+            return cls(0, 0)
+        return cls(settings.save_every, settings.save_minutes)
 
     def __init__(
         self, steps: int, minutes: float, clock: Callable[[], float] = time.monotonic
@@ -61,24 +67,6 @@ class SavePace:
         self._due = self._clock() + min(self._seconds, RETRY_SECONDS)
 
 
-def warn_of_space(run: Training, memory: MemoryPlan) -> None:
-    """Say before the first step if a checkpoint will not fit, as far as can be told by then.
-
-    Args:
-        run: About to begin.
-        memory: Of its optimizer, on all ranks.
-    """
-    # Nothing waits in pinned memory at a save. Deferred weights are saved as they are used, too.
-    states = memory.host_bytes - memory.pinned_bytes + memory.device_extra_bytes
-    needed = 2 * run.setup.model_bytes + states
-    free = shutil.disk_usage(run.folder).free
-    if free < needed:
-        run.reporter.say(
-            f"Warning: a checkpoint of this run takes about {needed / 1e6:,.2f} MB, and "
-            f"{run.folder} has {free / 1e6:,.2f} MB free: free space before its first save."
-        )
-
-
 def save_or_warn(run: Training, pace: SavePace) -> None:
     """Save in the middle of a run, which a save that fails does not end."""
     started = time.monotonic()
@@ -106,7 +94,8 @@ def saving_first(run: Training) -> Iterator[None]:
     except Exception as error:
         trouble = ""
         # Ranks save together. All have the same norms; another error may be of this one alone.
-        if isinstance(error, NormError) or not run.setup.ranks.are_several:
+        is_of_all = isinstance(error, NormError) or not run.setup.ranks.are_several
+        if is_of_all and run.setup.settings.checkpoint:
             try:
                 run.optimizer.zero_grad()  # of the step under way
                 run.save(keep_others=True)
@@ -128,6 +117,8 @@ def resume_line(folder: Path) -> str:
 
 def how_to_go_on(run: Training) -> str:
     """Return what a run that ends now has saved, and the command that goes on from there."""
+    if run.saved_step is None and not run.setup.settings.checkpoint:
+        return "Nothing of it can be resumed, as --no-checkpoint asked: start it again."
     if run.saved_step is None:
         return "There is no checkpoint of it: start it again, where there is room for one."
     if run.saved_step == run.step:
@@ -144,7 +135,7 @@ def _bad_norm_advice(error: NormError, run: Training) -> str:
     if not kept:
         return told + (
             "There is no checkpoint of the steps before: start again with a lower --lr, and with "
-            "--save-minutes or --save-every for checkpoints on the way"
+            "--checkpoint and --save-minutes or --save-every for checkpoints on the way"
         )
     if run.saved_step == run.step:
         told += f"The step was not taken, and everything up to step {run.step} is saved. "

@@ -177,9 +177,13 @@ class TrainSettings(TuningSettings):
 
     None leaves the number to ``for_comparison``.
     """
-    save_every: int = setting(0, "Steps between checkpoints; 0: by minutes only.", OR_NEVER)
+    checkpoint: bool = setting(True, "Save what --resume needs, on the way and at the end.")
+    """Whether anything is saved for resuming. Model and results are written in any case."""
+    save_every: int = setting(
+        0, "Steps between checkpoints; 0: by minutes, and at the end.", OR_NEVER
+    )
     save_minutes: float = setting(
-        10.0, "Minutes between checkpoints, or more; 0: by steps only.", OR_NEVER
+        10.0, "Minutes between checkpoints, or more; 0: by steps, and at the end.", OR_NEVER
     )
     """Minutes between checkpoints; more where saving would take over 5% of the time."""
     eval_every: int = setting(0, "Steps between evaluations; 0: at the end only.", OR_NEVER)

@@ -14,6 +14,7 @@ from experiments.commands.training.train_flags import given_flags
 from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
+from sim.memory.parts import gib
 from zenflow.config import ZenFlowConfig
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
@@ -314,3 +315,21 @@ def test_an_answer_takes_few_seconds_and_no_torch():
     assert ran.returncode == 0, ran.stderr
     assert "Use zenflow" in ran.stdout
     assert float(ran.stderr.splitlines()[-1]) < 12
+
+
+def test_a_checkpoint_s_room_on_the_disk_is_in_the_table_the_answer_and_the_record():
+    said, options = run(*SHORT).output, record(*SHORT)["options"]
+    assert {option["checkpoint_bytes"] > 0 for option in options} == {True}
+    recommended = record(*SHORT)["recommended"]
+    size = gib(recommended["checkpoint_bytes"])
+    assert f"Disk: {size} for a checkpoint" in said
+    table = [line for line in said.splitlines() if line.startswith("│")]
+    assert any(f"{size} │" in line for line in table)
+    # Masters and moments, the weights of training, and a sixteenth or more of what lands.
+    each = recommended["checkpoint_bytes"] / record(*SHORT)["num_params"]
+    assert 12 < each < 18
+
+
+def test_other_systems_have_no_checkpoint_of_ours():
+    options = record(*SHORT, "--systems")["options"]
+    assert {o["checkpoint_bytes"] is None for o in options if not o["is_ours"]} == {True}

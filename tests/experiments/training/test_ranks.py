@@ -11,6 +11,7 @@ import time
 import pytest
 from safetensors.torch import load_file
 from torch import distributed
+from torch.distributed.checkpoint import FileSystemReader
 
 from autotune.decisions.file import read_decisions
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint, load_checkpoint
@@ -218,6 +219,18 @@ def test_only_the_first_rank_speaks(runs):
         assert "shared by 2 ranks" in first
         assert re.search("rank 0: .*core.*\nrank 1: .*core", first)
         assert second == ""
+
+
+def test_the_size_that_is_said_is_that_of_what_ranks_save(runs):
+    folder, said = runs
+    shards = latest_checkpoint(folder / "fsdp" / CHECKPOINTS) / "shards"
+    found = FileSystemReader(shards).read_metadata().state_dict_metadata.values()
+    # Of tensors alone: the files of a model as small as this one are full of indices.
+    sizes = [entry.size.numel() * entry.properties.dtype.itemsize for entry in found
+             if hasattr(entry, "size")]  # fmt: skip
+    ((_, first), _) = said["fsdp"]
+    told = re.search(r"checkpoint (\S+) MB each, two while saving", " ".join(first.split()))
+    assert float(told[1]) * 1e6 == pytest.approx(sum(sizes), rel=0.02)
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(runs):

@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import shutil
 
 import pytest
 import torch
@@ -389,13 +388,3 @@ def test_a_damaged_state_is_named_and_nothing_of_the_run_is_touched(tmp_path, fl
     assert "step-00000002 can't be read" in said
     assert "restore it from a copy or start again" in said
     assert (out / "steps.jsonl").read_bytes() == before
-
-
-def test_a_disk_that_is_too_small_for_a_checkpoint_is_told_before_the_first_step(
-    tmp_path, flags, monkeypatch
-):
-    usage = shutil.disk_usage(tmp_path)._replace(free=2_000_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    said = ended(1, "--out", tmp_path / "run", *flags, "--steps", "2")
-    assert "Warning: a checkpoint of this run takes about 2.4" in said, said
-    assert "start it again, where there is room for one" in said

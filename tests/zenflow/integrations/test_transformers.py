@@ -118,6 +118,17 @@ def test_a_resumed_run_goes_on_bit_for_bit(runs, release, tmp_path, record_prope
     assert are_equal(weights_of(again.model), weights_of(trainer.model))
 
 
+def test_a_checkpoint_holds_each_number_of_the_optimizer_once(runs):
+    trainer = runs[True]
+    path = Path(trainer.args.output_dir) / "checkpoint-5" / "optimizer.pt"
+    full = trainer.zenflow_optimizer.state_dict()
+    kept, whole = (
+        sum(tensor.nbytes for entry in state["state"].values() for tensor in entry.values())
+        for state in (torch.load(path), full)
+    )
+    assert kept < 0.95 * whole  # what lands is one in S of the weights, not all
+
+
 @pytest.mark.parametrize(**both_modes)
 def test_saves_at_epochs_ends_have_the_true_weights(plain, release, tmp_path):
     given = {"gradient_accumulation_steps": ACCUMULATION, "save_strategy": "epoch"}

@@ -70,20 +70,25 @@ def test_a_plan_of_nothing_divides_by_nothing():
 
 def test_a_plan_reads_as_a_table():
     assert str(a_plan(host_bytes=140_000_000_000, num_params=7_000_000_000)).splitlines() == [
-        "model                2 kB   7,000,000,000 parameters, 0.0% split",
-        "host               140 GB   20.00 B per parameter",
-        "  pinned             1 kB   part of host, 4 gradients wait",
-        "device extra       1.2 kB   0.00 B per parameter",
-        "device rings         64 B   bounded",
-        "device step         320 B   for a while in every step",
+        "device      3.58 kB   gradients and activations come on top",
+        "  model        2 kB   7,000,000,000 parameters, 0.0% of them shared with the host",
+        "  states     1.2 kB   0.00 B per parameter",
+        "  copies       64 B   gradients on their way to the host",
+        "  step        320 B   given back after every step",
+        "host         140 GB   20.00 B per parameter",
+        "  pinned       1 kB   part of it, up to 4 gradients wait there",
     ]
+
+
+def test_the_device_s_sum_is_that_of_the_lines_below_it():
+    assert a_plan().device_bytes == 2000 + 1200 + 64 + 320
 
 
 def test_a_plan_that_runs_says_where_its_threads_are():
     apart = a_plan(host_threads=4, host_cores=(0, 1, 8), host_nodes=(0, 2))
-    assert "  threads               4   on 3 cores of NUMA nodes 0, 2" in str(apart).splitlines()
+    assert "  threads         4   on 3 cores of NUMA nodes 0, 2" in str(apart).splitlines()
     assert "on 1 core of NUMA node 0" in str(
         a_plan(host_threads=1, host_cores=(3,), host_nodes=(0,))
     )
-    assert "  threads               2" in str(a_plan(host_threads=2)).splitlines()
+    assert "  threads         2" in str(a_plan(host_threads=2)).splitlines()
     assert apart == a_plan(), "a prediction is compared by its bytes"

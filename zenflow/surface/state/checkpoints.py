@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class Checkpointed(WithEngine):
 
     _filled_version: int | None
     """Version of the layout whose tensors `state` shows; None where it is empty."""
+    _makes_compact_states: bool = False
+    """Whether `state_dict` leaves out what follows from the rest."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.
@@ -45,6 +48,23 @@ class Checkpointed(WithEngine):
         if self._running.step:
             self._fill_state()
         return super().state_dict()
+
+    @contextmanager
+    def compact_states(self) -> Iterator[None]:
+        """Let `state_dict` leave out what follows from the rest: for files that are loaded whole.
+
+            with optimizer.compact_states():
+                torch.save(optimizer.state_dict(), "optimizer.pt")
+
+        `load_state_dict` takes up either kind, with the same bits. What a compact state has goes
+        by the step, so `torch.distributed.checkpoint`, which loads in place, needs full ones.
+        Where ranks share parameters or the host's work all states are full.
+        """
+        self._makes_compact_states = True
+        try:
+            yield
+        finally:
+            self._makes_compact_states = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that `state_dict` returned; deferred weights on the device included.
@@ -160,7 +180,13 @@ class Checkpointed(WithEngine):
     def _add_engine_state(self, state: dict[str, Any]) -> None:
         params = [param for group in self.param_groups for param in group["params"]]
         places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
-        add_engine_state(self._running, self._true_weights, places, state)
+        add_engine_state(
+            self._running,
+            self._true_weights,
+            places,
+            state,
+            is_compact=self._makes_compact_states,
+        )
 
 
 def complete_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

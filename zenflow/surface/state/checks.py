@@ -13,7 +13,9 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.errors import CheckpointError
 from zenflow.rule.blocks import important_count
+from zenflow.surface.state.compact import LEFT_OUT, rows_in_flight
 from zenflow.surface.state.parameter import (
+    LANDING,
     WHOLE,
     has_rows_of_another_rank,
     param_state,
@@ -115,7 +117,7 @@ def check_state(
     _check_layout(engine, saved)
     for key, place in order.items() if has_steps(state_dict, saved) else ():
         have = state_dict["state"].get(key, {})
-        want = _shapes(engine, place, saved["topk_ratio"])
+        want = _compact_shapes(engine, place, saved, _shapes(engine, place, saved["topk_ratio"]))
         wrong = [
             name for name, shape in want.items() if name not in have or have[name].shape != shape
         ]
@@ -156,6 +158,21 @@ def _shapes(
             rows = important if is_device else place.num_columns - important
             shapes[name] = torch.Size([rows, *shape[1:]])
     return shapes
+
+
+def _compact_shapes(
+    engine: Engine,
+    place: SplitParam | Resident,
+    saved: Mapping[str, Any],
+    shapes: dict[str, torch.Size],
+) -> dict[str, torch.Size]:
+    """Return the shapes that a state has of its full ones, if it lists what it leaves out."""
+    if LEFT_OUT not in saved or isinstance(place, Resident):
+        return shapes
+    lacks = saved[LEFT_OUT][engine.layout.splits.index(place)]
+    flying = sum(rows_in_flight(place, saved).values())
+    shapes[LANDING] = torch.Size([flying, *shapes[LANDING][1:]])
+    return {name: shape for name, shape in shapes.items() if name not in lacks}
 
 
 def _check_config(engine: Engine, saved: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WHOLE = ("scores", "mean_squares", "row_mean_squares", "window_sketch")
 """Names of tensors that have nothing to do with which columns are important."""
+TRAINING = "training_weight"
+"""Name of the weights of deferred columns that training sees, (D, O) in the parameter's dtype."""
 LANDING = "landing_weight"
 """Name of the weights of updates in flight, (D, O) in the parameter's dtype: zeros elsewhere."""
 _REPLICATED = {
@@ -89,7 +91,7 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
     if engine.fresh is not None:
         state["row_mean_squares"] = place.rows.mean_squares
     return state | {
-        "training_weight": place.host.staging,
+        TRAINING: place.host.staging,
         LANDING: torch.zeros((), dtype=place.param.dtype, device="cpu").expand(
             place.host.staging.shape
         ),

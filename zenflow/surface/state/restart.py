@@ -8,12 +8,12 @@ import torch
 
 from zenflow.columns.placement import fill_masters, share_evenly
 from zenflow.lanes.completion import already_done
-from zenflow.surface.state.parameter import LANDING, param_state
+from zenflow.surface.state.parameter import LANDING, TRAINING, param_state
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
 
-_OF_WEIGHTS = ("master", "device_master", "training_weight")
+_OF_WEIGHTS = ("master", "device_master", TRAINING)
 _OF_LAYOUT = ("deferred_columns", "important_columns")
 _KEPT = (*_OF_WEIGHTS, *_OF_LAYOUT, LANDING)
 

@@ -10,7 +10,7 @@ Trainers that bring a new optimizer's state to the GPU then bring nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +21,15 @@ from zenflow.columns.layout import Block, Landing, SplitParam
 from zenflow.knobs import Knobs
 from zenflow.lanes.completion import already_done
 from zenflow.surface.state.checks import ENTRY, FORMAT, check_state, has_steps, signature
+from zenflow.surface.state.compact import (
+    LEFT_OUT,
+    can_be_compact,
+    compact_entry,
+    rows_in_flight,
+)
 from zenflow.surface.state.parameter import (
     LANDING,
+    TRAINING,
     landing_weight,
     param_state,
     shown_state,
@@ -40,6 +47,8 @@ def add_engine_state(
     true_weights: TrueWeights,
     places: Mapping[int, SplitParam | Resident],
     state_dict: dict[str, Any],
+    *,
+    is_compact: bool = False,
 ) -> None:
     """Add to torch's part of a state what it lacks, the entries of live parameters left as are.
 
@@ -50,15 +59,26 @@ def add_engine_state(
         true_weights: Its swap of weights.
         places: Every trainable parameter's place by its number in torch's part.
         state_dict: Torch's part, changed.
+        is_compact: Whether to leave out what follows from the rest, where one rank can tell.
     """
-    states = state_dict["state"]
+    states, left_out = state_dict["state"], {}
     if states:
         true_weights.stash()
+    is_compact = is_compact and can_be_compact(engine)
     for index, place in places.items():
-        if index in states and isinstance(place, SplitParam):
+        if index not in states or not isinstance(place, SplitParam):
+            continue
+        if is_compact:
+            entry = compact_entry(place, states[index])
+            left_out[place] = sorted(set(states[index]) - set(entry))
+            states[index] = entry
+        else:
             landing = shown_state(place, {LANDING: landing_weight(place)})
             states[index] = {**states[index], **landing}
-    state_dict["param_groups"][0][ENTRY] = json.dumps(_engine_state(engine))
+    saved = _engine_state(engine)
+    if left_out:
+        saved[LEFT_OUT] = [left_out[split] for split in engine.layout.splits]
+    state_dict["param_groups"][0][ENTRY] = json.dumps(saved)
 
 
 def _engine_state(engine: Engine) -> dict[str, Any]:
@@ -117,7 +137,7 @@ def load_engine_state(
     if engine.layout.topk_ratio != saved["topk_ratio"]:
         engine.resize(saved["topk_ratio"])
     if is_started:
-        _load_params(engine, order, state_dict["state"])
+        _load_params(engine, order, state_dict["state"], _left_out(engine, saved))
     else:
         restart(engine)
     engine.step = int(saved["step"])
@@ -135,12 +155,11 @@ def load_engine_state(
         engine.probes.sketch.load_state_dict(saved["sketch"])
     _load_blocks(engine, saved)
     if is_started:
-        of_split = {
-            place: taken_part(place, LANDING, state_dict["state"][key][LANDING])
-            for key, place in order.items()
-            if isinstance(place, SplitParam)
-        }
-        _load_landings(engine, saved["landings"], of_split)
+        of_block: dict[int, Tensor] = {}
+        for key, place in order.items():
+            if isinstance(place, SplitParam):
+                of_block |= _rows_that_land(place, state_dict["state"][key], saved)
+        _load_landings(engine, saved["landings"], of_block)
         true_weights.restore()
     else:
         true_weights.forget()
@@ -150,12 +169,16 @@ def _load_params(
     engine: Engine,
     order: Mapping[Any, SplitParam | Resident],
     states: Mapping[Any, Mapping[str, Tensor]],
+    left_out: Mapping[SplitParam | Resident, Sequence[str]],
 ) -> None:
     """Set every parameter's tensors, and the weights that follow from them."""
     for key, place in order.items():
+        lacks = (LANDING, *left_out.get(place, ()))
         for name, tensor in param_state(engine, place).items():
-            if name != LANDING:
+            if name not in lacks:
                 tensor.copy_(taken_part(place, name, states[key][name]))
+        if isinstance(place, SplitParam) and TRAINING in lacks:
+            place.host.staging.copy_(place.host.master)
     for split in engine.layout.splits:
         split.columns.is_important.zero_()
         split.columns.is_important[split.important_columns] = True
@@ -174,32 +197,49 @@ def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
         block.wants_selection = bool(saved["wants_selection"][block.index])
 
 
+def _left_out(
+    engine: Engine, saved: Mapping[str, Any]
+) -> dict[SplitParam | Resident, Sequence[str]]:
+    """Return the names that each split parameter lacks in a state; none in a full one."""
+    if LEFT_OUT not in saved:
+        return {}
+    return dict(zip(engine.layout.splits, saved[LEFT_OUT], strict=True))
+
+
+def _rows_that_land(
+    split: SplitParam, entry: Mapping[str, Tensor], saved: Mapping[str, Any]
+) -> dict[int, Tensor]:
+    """Return the weights of a parameter's updates in flight by block; its masters are loaded."""
+    flying = rows_in_flight(split, saved)
+    if LANDING not in entry:
+        blocks = {block.index: block for block in split.blocks}
+        return {index: blocks[index].host.master for index in flying}
+    values = taken_part(split, LANDING, entry[LANDING])
+    if LEFT_OUT in saved:
+        return dict(zip(flying, values.split(list(flying.values())), strict=True))
+    rows = values.split([block.shape.num_deferred for block in split.blocks])
+    return {block.index: own for block, own in zip(split.blocks, rows, strict=True)}
+
+
 def _load_landings(
-    engine: Engine, landings: list[list[int]], values_of: Mapping[SplitParam, Tensor]
+    engine: Engine, landings: list[list[int]], rows_of: Mapping[int, Tensor]
 ) -> None:
     """Put updates back in flight.
 
     Args:
         engine: The engine; nothing is in flight.
         landings: Block, step of the landing, and step after which the window began, of each.
-        values_of: Weights by parameter, as `landing_weight` has them.
+        rows_of: Weights by block, as the host's rows are.
     """
     blocks = engine.layout.blocks
     by_step: dict[int, list[tuple[Block, int]]] = {}
     for index, land_step, opened in landings:
         by_step.setdefault(land_step, []).append((blocks[index], opened))
-    rows_of = {
-        block: rows
-        for split, values in values_of.items()
-        for block, rows in zip(
-            split.blocks, values.split([b.shape.num_deferred for b in split.blocks]), strict=True
-        )
-    }
     for land_step, entries in by_step.items():
         buffer = engine.uploads.take([block for block, _ in entries])
         for block, opened in entries:
             values = buffer.view_of(block)
-            values.copy_(rows_of[block])
+            values.copy_(rows_of[block.index])
             Landing(
                 block=block,
                 values=values,

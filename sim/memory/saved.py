@@ -1,0 +1,50 @@
+"""Bytes of a run's checkpoint: the engine's states on a disk, each number once.
+
+`zenflow.surface.state.compact` says what is left out because it follows from the rest, and
+`experiments.training.saved.run_state` leaves out the model's weights that the optimizer decides.
+"""
+
+from __future__ import annotations
+
+from sim.memory.engine import EngineMemory
+
+_STATES = 12
+"""Bytes of an element's master and moments in float32."""
+_FLOAT = 4
+
+
+def checkpoint_bytes(memory: EngineMemory, *, by_ranks: bool = False) -> int:
+    """Return the bytes of a checkpoint of all trained parameters, in the middle of a run.
+
+    Under the exact rule one in S blocks has an update in flight, on average over steps.
+
+    Args:
+        memory: What one engine takes for the whole model.
+        by_ranks: Whether several ranks write it, whose states leave nothing out.
+    """
+    if by_ranks:
+        return _full_bytes(memory)
+    deferred = memory.deferred * _bytes_of_deferred(memory)
+    return round(_STATES * memory.num_params + deferred) + memory.saved_vectors
+
+
+def _bytes_of_deferred(memory: EngineMemory) -> float:
+    """Return the bytes of a deferred element beside its master and moments."""
+    config, size = memory.host.config, memory.dtype_bytes
+    interval = config.update_interval
+    if config.is_exact:
+        if config.overlap_step:  # the weights of training, and those of updates in flight
+            return size + size / interval
+        return size if interval > 1 else 0  # nothing but a landing moves weights
+    sums = _FLOAT if interval > 1 else 0
+    return sums + (size if config.overlap_step else 0)  # what is in flight are masters
+
+
+def _full_bytes(memory: EngineMemory) -> int:
+    """Return the bytes of full states and of the model's own weights."""
+    size = memory.dtype_bytes
+    model = memory.num_params * size
+    masters = _FLOAT if size < _FLOAT else 0  # float32 ones of residents are the model's
+    residents = memory.resident * (2 * _FLOAT + masters)
+    split = _STATES * memory.split + 2 * size * memory.deferred + memory.host.sums
+    return model + residents + split + memory.saved_vectors
