@@ -37,6 +37,8 @@ class DecoderConfig:
     intermediate_size: int
     tie_word_embeddings: bool = True
     rms_norm_eps: float = 1e-6
+    num_key_value_heads: int | None = None
+    """Heads of keys and values, each shared by as many of the queries'; None for one a query."""
 
     @classmethod
     def of_size(cls, size: ModelSize, vocab_size: int) -> DecoderConfig:
@@ -54,7 +56,7 @@ class DecoderConfig:
         heads = values.get("num_attention_heads")
         if (
             values.get("model_type") != "llama"
-            or values.get("num_key_value_heads", heads) != heads
+            or (values.get("num_key_value_heads") or heads) != heads
         ):
             raise ConfigError(
                 "without transformers only models that this project has written can be loaded, "
@@ -63,8 +65,11 @@ class DecoderConfig:
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
+        """Return the fields by name; heads of keys and values only where they are fewer."""
+        values = asdict(self)
+        if self.num_key_value_heads is None:
+            del values["num_key_value_heads"]
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +100,27 @@ class Attention(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        width = config.hidden_size
+        width, heads = config.hidden_size, config.num_attention_heads
+        groups = config.num_key_value_heads or heads
         self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, width, bias=False)
-        self.v_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, width // heads * groups, bias=False)
+        self.v_proj = nn.Linear(width, width // heads * groups, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
-        self._heads = config.num_attention_heads
+        self._head_width = width // heads
+        self._is_grouped = groups != heads
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the attended values, (B, L, D)."""
         query, key, value = (
-            projection(x_BLD).unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            projection(x_BLD).unflatten(-1, (-1, self._head_width)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = functional.scaled_dot_product_attention(
-            _rotate(query, rotation), _rotate(key, rotation), value, is_causal=True
+            _rotate(query, rotation),
+            _rotate(key, rotation),
+            value,
+            is_causal=True,
+            enable_gqa=self._is_grouped,
         )
         out_BLD: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(-2))
         return out_BLD

@@ -71,10 +71,14 @@ def test_classifier_looks_at_the_last_real_token_only():
     assert model(short).logits.shape == (1, 3)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_same_function_as_transformers_llama(tied):
+@pytest.mark.parametrize(
+    "changes",
+    [{"tie_word_embeddings": True}, {"tie_word_embeddings": False}, {"num_key_value_heads": 2}],
+    ids=str,
+)
+def test_same_function_as_transformers_llama(changes):
     transformers = pytest.importorskip("transformers")
-    config = DecoderConfig(**{**CONFIG.to_dict(), "tie_word_embeddings": tied})
+    config = DecoderConfig(**{**CONFIG.to_dict(), **changes})
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             **config.to_dict(), pad_token_id=257, bos_token_id=None, eos_token_id=None
