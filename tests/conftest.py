@@ -23,6 +23,13 @@ else:
     settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let races be cut short, where a GPU is there for minutes only."""
+    parser.addoption(
+        "--race-steps", type=int, default=1000, help="steps of each race on a GPU (default: 1000)"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where CUDA isn't available."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 BAKED = "commit.txt"
 """File of this package in a wheel and in a source archive: the commit they were built from."""
+TOLD = "ZENFLOW_COMMIT"
+"""Environment variable that tells the commit of a copy of the files without their repository."""
 
 
 def commit() -> str | None:
     """Return the commit of this code, ``-dirty`` behind it if changed; None if nobody knows.
 
     A package knows the commit that it was built from. A clone asks git, which must know the
-    folder as the root of a repository: a virtual environment may lie in any other one.
+    folder as the root of a repository: a virtual environment may lie in any other one. Where git
+    knows nothing, the environment variable ``ZENFLOW_COMMIT`` may.
     """
     folder = Path(__file__).resolve().parents[1]
     try:
         return (folder / BAKED).read_text(encoding="utf-8").strip() or None
     except OSError:
-        return describe(folder.parent)
+        return describe(folder.parent) or os.environ.get(TOLD) or None
 
 
 def describe(root: Path) -> str | None:

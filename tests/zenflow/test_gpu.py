@@ -106,8 +106,9 @@ def test_random_delays_change_no_bit(monkeypatch, rule, slow, mode):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rule", timing.RULES)
-def test_a_thousand_steps_with_random_delays_change_no_bit(monkeypatch, rule, mode):
-    timing.check_delays(monkeypatch, rule, "everything", mode, num_steps=1000, device="cuda")
+def test_a_thousand_steps_with_random_delays_change_no_bit(monkeypatch, rule, mode, pytestconfig):
+    steps = pytestconfig.getoption("--race-steps")
+    timing.check_delays(monkeypatch, rule, "everything", mode, num_steps=steps, device="cuda")
 
 
 @pytest.mark.parametrize("rule", timing.RULES)
