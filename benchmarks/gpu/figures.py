@@ -14,6 +14,8 @@ from zenflow import StepReport, Timeline, ZenFlowConfig
 
 TRACED_STEPS = 8  # at the end of each run: two windows
 WIDTH = 11  # of a column
+FUSED, FUSED_MASTERS = BASELINES = ("torch_fused", "torch_fused, float32 masters")
+"""Names of torch's own AdamW, in the model's dtype and with float32 masters."""
 LEAST_SHARE, MOST_STALL = 0.95, 0.05
 """Least share of the device's speed and most of a step stalled, where the host's work fits.
 
@@ -126,6 +128,33 @@ def complete(record: dict[str, Any], speeds: dict[str, Any]) -> None:
         host["bytes_per_second"] = (
             record["host_bytes_per_step"] * TRACED_STEPS / host["busy_seconds"]
         )
+
+
+def device_seconds(timeline: Timeline) -> dict[str, float]:
+    """Return the device's seconds in each part of a step: forward, backward and step()."""
+    by_name = timeline.by_name()
+    return {
+        name: by_name["device", name] / TRACED_STEPS
+        for name in ("forward", "backward", "step")
+        if ("device", name) in by_name
+    }
+
+
+def shown_figures(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the few numbers of each run that a short table shows, by cell and run."""
+    found: dict[str, float] = {}
+    for cell in cells:
+        name = cell["cell"]["name"]
+        baselines = [{"name": key, **cell[key]} for key in BASELINES if cell.get(key)]
+        for run in [*baselines, *cell["runs"]]:
+            own = f"{name}: {run['name']}"
+            found[f"{own}, ms a step"] = 1e3 * run["step_seconds"]["median"]
+            if run["peak_device_bytes"] is not None:
+                found[f"{own}, peak GiB"] = run["peak_device_bytes"] / 2**30
+            if "device_seconds" in run:
+                found[f"{own}, ms of step()"] = 1e3 * run["device_seconds"].get("step", 0.0)
+                found[f"{own}, stalled %"] = 100 * run["stall_fraction"]
+    return found
 
 
 def _shown(value: float | None, form: str = ".1f", unit: float = 1e9) -> str:

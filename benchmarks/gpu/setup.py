@@ -6,40 +6,43 @@ import argparse
 import gc
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from benchmarks.record import link_bandwidth, scale_bandwidth, spread
-from experiments.calibration.parts import synchronize
+from benchmarks.record import link_bandwidth, scale_bandwidth
 from experiments.training.data.texts import stdlib_documents
 from experiments.training.data.tokens import ByteTokenizer
 from experiments.training.models.decoder import INIT_STD, DecoderConfig, LanguageModel
 from experiments.training.settings.training import NUM_BYTE_TOKENS, ModelSize
 from sim.models.workload import Workload
-from zenflow.config import PRESETS
 from zenflow.surface.arguments import default_host_threads
 
-DESCRIPTION = "Decoders of 1B and 3B parameters on a GPU under every preset."
+DESCRIPTION = "Decoders of 1B, 3B and 8B parameters on a GPU under every preset."
 VOCAB = 32_000
 """Rows of the embedding; the text's bytes use the first few."""
 _NUM_BATCHES = 8
-_STRETCHES = 3
-"""Number of times that some steps of the fused baseline are timed together."""
+_LOSS_TOKENS = 1024
+"""Tokens of a piece, where the loss goes by pieces."""
 
-
+_TINY = ModelSize(hidden=64, layers=2, heads=2, ffn=96, tied=False)
+_EIGHT = ModelSize(hidden=4096, layers=32, heads=32, ffn=14_336, tied=False)
 MODELS: Mapping[str, DecoderConfig] = {
-    name: DecoderConfig.of_size(size, vocab)
-    for name, size, vocab in (
-        ("1b", ModelSize(hidden=2048, layers=18, heads=16, ffn=5632, tied=False), VOCAB),
-        ("3b", ModelSize(hidden=3072, layers=26, heads=24, ffn=8192, tied=False), VOCAB),
-        ("tiny", ModelSize(hidden=64, layers=2, heads=2, ffn=96, tied=False), NUM_BYTE_TOKENS),
+    name: replace(DecoderConfig.of_size(size, vocab), num_key_value_heads=groups)
+    for name, size, vocab, groups in (
+        ("1b", ModelSize(hidden=2048, layers=18, heads=16, ffn=5632, tied=False), VOCAB, None),
+        ("3b", ModelSize(hidden=3072, layers=26, heads=24, ffn=8192, tied=False), VOCAB, None),
+        ("8b", _EIGHT, 128_256, 8),  # the shapes of Llama-3.1-8B
+        ("tiny", _TINY, NUM_BYTE_TOKENS, None),
+        ("tiny-grouped", _TINY, NUM_BYTE_TOKENS, 1),
     )
 }
+"""Models by name; matrices of their own at both ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class Cell:
     sequence: int
     recomputes: bool = False
     """Whether backward computes activations again."""
+    loss_tokens: int | None = None
+    """Tokens of a piece of the loss, whose logits backward computes again; None keeps all."""
 
     def __str__(self) -> str:
         """Return the cell in a few words, as in '1b, 8 x 1024, recomputed'."""
@@ -65,6 +70,7 @@ class Cell:
             batch_size=self.batch,
             sequence=self.sequence,
             checkpointing=self.recomputes,
+            loss="tokens" if self.loss_tokens is None else "parts",
         )
 
 
@@ -78,12 +84,26 @@ def _series(model: str, sequence: int, *batches: int, recomputed: int) -> tuple[
     return (first, again, *others)
 
 
+def _large(*batches: int) -> tuple[Cell, ...]:
+    """Return cells of 8B parameters that keep neither activations nor logits."""
+    return tuple(
+        Cell(model="8b", batch=batch, sequence=1024, recomputes=True, loss_tokens=_LOSS_TOKENS)
+        for batch in batches
+    )
+
+
 SERIES: Mapping[str, tuple[Cell, ...]] = {
+    "1b-short": tuple(Cell(model="1b", batch=batch, sequence=1024) for batch in (8, 16, 1)),
+    "8b-capped": _large(3, 6),
+    "8b": _large(8),
     "1b": _series("1b", 1024, 16, 8, 1, recomputed=32),
     "1b-long": _series("1b", 4096, 4, 2, recomputed=8),
     "3b": _series("3b", 1024, 8, 1, recomputed=8),
     "3b-long": _series("3b", 4096, 1, recomputed=4),
     "smoke": (Cell(model="tiny", batch=2, sequence=16),),
+    "smoke-parts": (
+        Cell(model="tiny-grouped", batch=2, sequence=16, recomputes=True, loss_tokens=12),
+    ),
 }
 SMOKE = {"steps": 16, "warm_steps": 4, "knobs": {"min_split_elements": 1}}
 
@@ -113,8 +133,13 @@ class Bench:
 
     def model(self) -> nn.Module:
         """Return the decoder in bfloat16, with the same weights at every call."""
-        with self.device:
-            model = LanguageModel(self._config).to(torch.bfloat16)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)  # no float32 model has to fit first
+        try:
+            with self.device:
+                model = LanguageModel(self._config)
+        finally:
+            torch.set_default_dtype(before)
         model.model.recomputes = self.cell.recomputes
         generator = torch.Generator(self.device).manual_seed(0)
         with torch.no_grad():
@@ -126,8 +151,16 @@ class Bench:
     def loss(self, model: nn.Module, step: int) -> Tensor:
         """Return the mean cross entropy of the step's batch, float32."""
         tokens = self.batches[step % len(self.batches)]
-        logits = model(tokens[:, :-1]).logits
-        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+        if self.cell.loss_tokens is None:
+            return _cross_entropy(model(inputs).logits.flatten(0, 1), targets, "mean")
+        hidden = model.get_submodule("model")(inputs).flatten(0, 1)
+        size = self.cell.loss_tokens
+        sums = [
+            checkpoint(_summed_loss, model.get_submodule("lm_head"), *piece, use_reentrant=False)
+            for piece in zip(hidden.split(size), targets.split(size), strict=True)
+        ]
+        return torch.stack(sums).sum() / len(targets)
 
     def free(self) -> None:
         """Give the memory of the run before back."""
@@ -154,6 +187,15 @@ class Bench:
         return {"name": str(self.cell), **asdict(self.cell), "decoder": self._config.to_dict()}
 
 
+def _summed_loss(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed cross entropy of some tokens by their last hidden states."""
+    return _cross_entropy(head(hidden), targets, "sum")
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return functional.cross_entropy(logits.float(), targets, reduction=reduction)
+
+
 def host_peak_bytes() -> int | None:
     """Return the peak of this process's resident memory; None where the system does not tell."""
     try:
@@ -172,57 +214,6 @@ def _real_text(cell: Cell) -> list[Tensor]:
     return list(tokens[:needed].long().view(shape))
 
 
-def compute_seconds(bench: Bench) -> dict[str, Any]:
-    """Return the time of forward and backward alone: no optimizer can be faster."""
-    bench.free()
-    model = bench.model()
-    seconds = []
-    for step in range(3 + bench.options.compute_steps):
-        synchronize(bench.device)
-        started = time.perf_counter()
-        bench.loss(model, step).backward()
-        synchronize(bench.device)
-        seconds.append(time.perf_counter() - started)
-        for param in model.parameters():
-            param.grad = None
-    return spread(seconds[3:])
-
-
-def fused_baseline(bench: Bench, learning_rate: float, max_norm: float) -> dict[str, Any] | None:
-    """Return times and memory of steps with torch's fused AdamW, as many people run it.
-
-    Its state has the model's own dtype, and there are no float32 masters. So it moves fewer bytes
-    than `on_device`, and rounds more. Steps follow each other without a wait, as in training.
-
-    Returns:
-        The record; None where it does not fit.
-    """
-    bench.free()
-    try:
-        model = bench.model()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
-        bench.forget_peak()
-        seconds = []
-        for _ in range(1 + _STRETCHES):
-            synchronize(bench.device)
-            started = time.perf_counter()
-            for step in range(bench.options.compute_steps):
-                bench.loss(model, step).backward()
-                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-                optimizer.step()
-                optimizer.zero_grad()
-            synchronize(bench.device)
-            seconds.append((time.perf_counter() - started) / bench.options.compute_steps)
-    except torch.OutOfMemoryError:
-        return None
-    timed = spread(seconds[1:])
-    return {
-        "step_seconds": timed,
-        "tokens_per_second": bench.tokens / timed["median"],
-        "peak_device_bytes": bench.peak_bytes(),
-    }
-
-
 def speeds_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the speeds of this machine's link and host memory, which bound a step."""
     size = 1 << (20 if options.smoke else 28)
@@ -236,22 +227,25 @@ def speeds_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command's options."""
+def parse(arguments: Sequence[str] | None, runs: Sequence[str]) -> argparse.Namespace:
+    """Return the command's options; runs may be chosen by their names."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
     add = parser.add_argument
-    series = [name for name in SERIES if name != "smoke"]
-    add("series", nargs="?", choices=series, default="1b", help="cells to measure")
+    add("series", nargs="?", choices=list(SERIES), help="cells to measure (default: 1b)")
     add("--out", type=Path, default=Path("runs/gpu_step"))
     add("--smoke", action="store_true", help="tiny, on the CPU: tests the script")
-    add("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
+    add("--runs", nargs="+", choices=runs, help="these only")
     add("--steps", type=int, default=32, help="timed steps of each run, at most")
     add("--warm-steps", type=int, default=10)
     add("--compute-steps", type=int, default=10)
     add("--limit", type=float, default=500, help="seconds for all cells together")
     add("--host-threads", type=int, default=default_host_threads())
+    add("--device-gib", type=float, help="use no more of the GPU's memory")
+    add("--queue-depth", type=int, help="gradients that wait on the host, where it is not S")
     parser.set_defaults(knobs={})
     options = parser.parse_args(arguments)
     if options.smoke:
-        vars(options).update(SMOKE, series="smoke")
+        vars(options).update(SMOKE)
+    series = options.series or "1b"
+    options.series = series if series.startswith("smoke") or not options.smoke else "smoke"
     return options

@@ -21,43 +21,40 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
+from benchmarks.gpu.baselines import compute_seconds, fused_baseline
 from benchmarks.gpu.figures import (
+    BASELINES,
+    FUSED_MASTERS,
     TRACED_STEPS,
     complete,
+    device_seconds,
     figures,
     host_bytes,
     lane_figures,
     shown_aims,
+    shown_figures,
     slowest_position,
     table,
 )
-from benchmarks.gpu.idle import profiled_idle
-from benchmarks.gpu.setup import (
-    SERIES,
-    Bench,
-    compute_seconds,
-    fused_baseline,
-    host_peak_bytes,
-    parse,
-    speeds_of,
-)
+from benchmarks.gpu.setup import SERIES, Bench, host_peak_bytes, parse, speeds_of
+from benchmarks.gpu.training import CLIP_NORM, LR, Training, num_steps, take_steps
 from benchmarks.record import setting
 from experiments.calibration.parts import synchronize
 from experiments.output.files import write_json, write_text
 from sim.hardware.unknown import generic_gpu
 from sim.memory.need import memory_of
 from sim.simulate import Strategy
-from zenflow import StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig
+from zenflow import Timeline, ZenFlowAdamW, ZenFlowConfig
 from zenflow.config import PRESETS
 from zenflow.host import kernel
 
 RELEASE, KEEP = "release", "keep"
-CLIP_NORM, LR = 1.0, 1e-4
 DRIFT = "on_device again"
-_LEAST_SECONDS = 60.0
+_LEAST_SECONDS = 40.0
 """Seconds that must be left for another cell to be begun."""
+_BESIDE_STEPS = 15.0
+"""Seconds of a run beside its steps, at most: state is laid out, columns are chosen first."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,12 @@ class Run:
     mode: str = RELEASE
     knobs: Mapping[str, Any] = field(default_factory=dict)
 
-    def config(self, knobs: Mapping[str, Any]) -> ZenFlowConfig:
-        """Return the configuration, with further knobs."""
-        return ZenFlowConfig.preset(self.preset, **self.knobs, **knobs)
+    def config(self, options: Namespace) -> ZenFlowConfig:
+        """Return the configuration under a command's options."""
+        config = ZenFlowConfig.preset(self.preset, **{**options.knobs, **self.knobs})
+        if options.queue_depth is None or not config.is_exact:
+            return config
+        return ZenFlowConfig(**{**config.to_dict(), "queue_depth": options.queue_depth})
 
 
 RUNS = (
@@ -81,83 +81,15 @@ RUNS = (
     Run("zenflow, keep", "zenflow", KEEP),
     Run(DRIFT, "on_device"),
 )
+ALL_DEFERRED = Run("zenflow, k 0", "zenflow", knobs={"topk_ratio": 0.0})
+"""A run for cards that have no room for important columns; only where it is asked for."""
+NAMES = (*BASELINES, *(run.name for run in (*RUNS, ALL_DEFERRED)))
 
 
-class Training:
-    """One run's steps. Nothing in them waits for the device: losses are read at the end.
-
-    Attributes:
-        reports: By step; the warm-up's come first.
-        losses: Of every step.
-    """
-
-    def __init__(self, bench: Bench, model: nn.Module, optimizer: ZenFlowAdamW) -> None:
-        """Begin with the first batch."""
-        self._bench, self._model, self._optimizer = bench, model, optimizer
-        self.reports: dict[int, StepReport] = {}
-        self.losses: list[Tensor] = []
-
-    def take(self, count: int) -> None:
-        """Take steps."""
-        for _ in range(count):
-            with self._optimizer.span("forward"):
-                loss = self._bench.loss(self._model, len(self.losses))
-            with self._optimizer.span("backward"):
-                loss.backward()
-            if not self._optimizer.releases_gradients:
-                self._optimizer.clip_grad_norm_(CLIP_NORM)
-            self._optimizer.step()
-            self.losses.append(loss.detach())
-            self._note()
-
-    def finish(self) -> None:
-        """Wait for all steps."""
-        self._optimizer.synchronize()
-        self._note()
-
-    def in_order(self) -> list[StepReport]:
-        """Return all reports by step."""
-        return [self.reports[step] for step in sorted(self.reports)]
-
-    def profiled(self, count: int) -> dict[str, Any] | None:
-        """Take steps under torch's profiler; return its idle share beside the reports' stalls."""
-        before = max(self.reports)
-
-        def steps() -> None:
-            self.take(count)
-            self.finish()
-
-        idle = profiled_idle(steps)
-        later = [report for report in self.in_order() if report.step > before]
-        seconds = sum(report.seconds for report in later)
-        if idle is None or not seconds:
-            return None
-        stalled = sum(report.stall_seconds for report in later)
-        return {**idle, "stall_share": stalled / seconds}
-
-    def _note(self) -> None:
-        """Keep the last finished step's report; on a GPU that is the step before the last."""
-        report = self._optimizer.report
-        if report is not None:
-            self.reports[report.step] = report
-
-
-def take_steps(training: Training, window: int, options: Namespace, budget: float) -> int:
-    """Take the warm-up and the timed steps; fewer of them, whole windows, if time runs out.
-
-    Returns:
-        The first timed step.
-    """
-    stretch = max(TRACED_STEPS, window)
-    started = time.monotonic()
-    warm: int = max(options.warm_steps, 2 * window)
-    training.take(warm)
-    for _ in range(max(1, options.steps // stretch)):
-        training.take(stretch)
-        if time.monotonic() - started > budget:
-            break
-    training.finish()
-    return warm + 1
+def chosen(names: Sequence[str] | None) -> list[Run]:
+    """Return the runs of some names, in their own order; without names all but the last."""
+    return [run for run in (*RUNS, ALL_DEFERRED)
+            if (run is not ALL_DEFERRED if names is None else run.name in names)]  # fmt: skip
 
 
 def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Timeline]:
@@ -165,7 +97,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
     bench.free()
     made = time.perf_counter()
     model = bench.model()
-    config = run.config(bench.options.knobs)
+    config = run.config(bench.options)
     optimizer = ZenFlowAdamW(
         model.named_parameters(),
         lr=LR,
@@ -181,27 +113,33 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
         made = time.perf_counter() - made
         training = Training(bench, model, optimizer)
         budget = (bench.deadline - time.monotonic()) / num_left - made
-        first = take_steps(training, config.update_interval, bench.options, budget)
+        timed = take_steps(training, config.update_interval, bench.options, budget)
         reports = training.in_order()
         timeline = optimizer.timeline
         blocks = optimizer._running.layout.blocks
         deferred = sum(block.shape.deferred_elements for block in blocks)
         record = {
             "name": run.name,
+            "preset": run.preset,
             "mode": run.mode,
             "config": config.to_dict(),
             "setup_seconds": made,
-            "first_timed_step": first,
+            "first_timed_step": timed.first,
+            "wall_seconds": timed.wall_seconds,
+            "garbage_collection": dict(timed.pauses),
             "memory": optimizer.memory.to_dict(),
             "peak_device_bytes": bench.peak_bytes(),
             "predicted_device_bytes": predicted_peak(bench, run),
             "peak_host_bytes": host_peak_bytes(),
             "deferred_params": deferred,
-            **figures(reports, first=first, tokens=bench.tokens),
-            "slowest_position": slowest_position(reports, first, config.update_interval),
+            **figures(reports, first=timed.first, tokens=bench.tokens),
+            "slowest_position": slowest_position(reports, timed.first, config.update_interval),
             "lanes": lane_figures(timeline),
+            "device_seconds": device_seconds(timeline),
             "host_bytes_per_step": host_bytes(config, deferred, optimizer.memory.queue_depth),
+            "peaks": training.peaks(config.update_interval),
             "profiled": training.profiled(TRACED_STEPS),
+            "step_ends": training.ends,
             "reports": [report.to_dict() for report in reports],
             "losses": [float(loss) for loss in training.losses],
         }
@@ -215,7 +153,7 @@ def predicted_peak(bench: Bench, run: Run) -> float | None:
     if bench.device.type == "cpu":
         return None
     strategy = Strategy(
-        name=run.preset, config=run.config(bench.options.knobs), releases=run.mode == RELEASE
+        name=run.preset, config=run.config(bench.options), releases=run.mode == RELEASE
     )
     need = memory_of(bench.cell.workload(), strategy, generic_gpu())
     parts = (part for part in need.parts if part.place == "device" and part.name != "framework")
@@ -230,13 +168,16 @@ def run_cell(
     One that fails, or does not fit, doesn't take the others with it.
 
     Returns:
-        The names of runs that time did not suffice for, judged by the longest before.
+        The names of runs that time did not suffice for, judged by their own steps.
     """
-    longest = 0.0
+    slowest = cell["speeds"]["compute_seconds"]["median"]
+    left_out = []
     for index, run in enumerate(runs):
-        started = time.monotonic()
-        if index and started + longest > bench.end:
-            return [f"{bench.cell}: {left.name}" for left in runs[index:]]
+        steps = num_steps(run.config(bench.options).update_interval, bench.options)
+        expected = _BESIDE_STEPS + steps * slowest
+        if index and time.monotonic() + expected > bench.end:
+            left_out.append(f"{bench.cell}: {run.name}")
+            continue
         try:
             record, timeline = measure(bench, run, len(runs) - index)
         except torch.OutOfMemoryError:
@@ -250,11 +191,11 @@ def run_cell(
             cell["runs"].append(record)
             name = f"{bench.cell} {run.name}".replace(", ", "_").replace(" ", "_")
             timeline.write(bench.options.out / f"{name}.trace.json.gz")
-            median = 1e3 * record["step_seconds"]["median"]
-            print(f"{bench.cell}: {run.name}: {median:.1f} ms a step", flush=True)
+            median = record["step_seconds"]["median"]
+            slowest = max(slowest, median)
+            print(f"{bench.cell}: {run.name}: {1e3 * median:.1f} ms a step", flush=True)
         save()
-        longest = max(longest, time.monotonic() - started)
-    return []
+    return left_out
 
 
 def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -> None:
@@ -264,6 +205,7 @@ def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -
 
     def save() -> None:
         write_json(options.out / "record.json", whole)
+        write_json(options.out / "figures.json", shown_figures(whole["cells"]))
 
     for index, cell in enumerate(cells):
         left = deadline - time.monotonic()
@@ -280,7 +222,11 @@ def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -
         except torch.OutOfMemoryError:  # no optimizer could train it here
             own["does_not_fit"].append("forward and backward")
             continue
-        own["torch_fused"] = fused_baseline(bench, LR, CLIP_NORM)
+        for name in BASELINES:
+            if options.runs is None or name in options.runs:
+                has_masters = name == FUSED_MASTERS
+                own[name] = fused_baseline(bench, LR, CLIP_NORM, has_masters=has_masters)
+                save()
         whole["not_reached"] += run_cell(bench, runs, own, save)
         own["compute_seconds_after"] = compute_seconds(bench)
     save()
@@ -306,7 +252,7 @@ def report_of(whole: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure a series; return the process's exit code."""
-    options = parse(arguments)
+    options = parse(arguments, NAMES)
     if not options.smoke and not torch.cuda.is_available():
         print(
             "this benchmark needs a CUDA device and torch sees none; --smoke runs the script on "
@@ -316,7 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.smoke:
         torch.set_num_threads(1)  # faster on tensors this small
-    runs = [run for run in RUNS if run.preset in options.presets]
+    if options.device_gib is not None and torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, options.device_gib * 2**30 / total))
+    runs = chosen(options.runs)
     options.out.mkdir(parents=True, exist_ok=True)
     speeds = speeds_of(options)
     whole = setting(
