@@ -24,6 +24,7 @@ from benchmarks.gpu import idle as gpu_idle
 from benchmarks.gpu import setup as gpu_setup
 from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu import suite as gpu_suite
+from benchmarks.gpu.loan.calls import CALLS
 from benchmarks.record import spread
 from tests.models import TinyStack, closing
 from zenflow import Span, StepReport, Timeline, ZenFlowAdamW, ZenFlowConfig
@@ -137,7 +138,8 @@ def test_a_failed_run_is_named_and_leaves_the_others(monkeypatch, tmp_path, caps
         return measure(bench, run, num_left)
 
     monkeypatch.setattr(gpu_step, "measure", broken)
-    assert gpu_step.main(["--smoke", "--out", str(tmp_path), "--presets", "zenflow"]) == 1
+    runs = ["zenflow", "zenflow, S 2", "zenflow, S 16", "zenflow, keep"]
+    assert gpu_step.main(["--smoke", "--out", str(tmp_path), "--runs", *runs]) == 1
     (cell,) = json.loads((tmp_path / "record.json").read_text())["cells"]
     assert cell["failures"] == {"zenflow, keep": "RuntimeError: broken"}
     assert cell["does_not_fit"] == ["zenflow, S 2", "zenflow, S 16"]
@@ -157,7 +159,8 @@ def test_runs_and_cells_that_time_does_not_suffice_for_are_named(
 ):
     twice = gpu_setup.SERIES["smoke"] * 2
     monkeypatch.setattr(gpu_step, "SERIES", {"smoke": twice})
-    arguments = ["--smoke", "--limit", limit, "--out", str(tmp_path), "--presets", "on_device"]
+    runs = ["on_device", "on_device again"]
+    arguments = ["--smoke", "--limit", limit, "--out", str(tmp_path), "--runs", *runs]
     assert gpu_step.main(arguments) == 0
     record = json.loads((tmp_path / "record.json").read_text())
     assert [run["name"] for cell in record["cells"] for run in cell["runs"]] == reached
@@ -249,7 +252,7 @@ def test_every_part_runs_by_itself_and_a_failed_one_leaves_the_others(
     assert gpu_suite.main(["--out", str(tmp_path), "--minutes", "0.02"]) == 1
     record = json.loads((tmp_path / "suite.json").read_text())
     assert [part["ended"] for part in record["parts"]] == [
-        "done", "failed with code 3", "stopped after 0.0 minutes", "done",
+        "done", "failed with code 3", "stopped after 1 s", "done",
     ]  # fmt: skip
     assert "failed with code 3" in capsys.readouterr().out
     assert gpu_suite.main(["last", "--out", str(tmp_path)]) == 0
@@ -270,8 +273,11 @@ def test_commands_of_parts_are_ones_that_exist(tmp_path):
         assert arguments[:2] == [sys.executable, "-m"]
         assert importlib.util.find_spec(arguments[2]) is not None
     assert gpu_suite.PARTS["presets-3b"](tmp_path, 570.0)[-1] == "525"
-    assert set(gpu_setup.SERIES) - {"smoke"} == {
-        name.removeprefix("presets-") for name in gpu_suite.PARTS if name.startswith("presets-")
+    loaned = [part.name for parts in CALLS.values() for part in parts]
+    named = {name.removeprefix("presets-") for name in (*gpu_suite.PARTS, *loaned)}
+    assert {name.removesuffix("-short") for name in gpu_setup.SERIES} - named == {
+        "smoke",
+        "smoke-parts",
     }
 
 

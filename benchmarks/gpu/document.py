@@ -21,7 +21,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.gpu.figures import aims
-from benchmarks.gpu.suite import SUITE
+from benchmarks.gpu.loan.run import SUITE
 from experiments.lab.losses import excess
 from experiments.lab.page import FORMER
 from experiments.lab.variants import BASELINE

@@ -1,6 +1,7 @@
 """What a GPU machine is: device, driver, link, host cores, memory bandwidth, host kernel.
 
     python -m benchmarks.gpu.environment [--out DIR]
+    python -m benchmarks.gpu.environment --smoke    the same script on the CPU
 
 Ends with code 2 where there is no CUDA device.
 """
@@ -48,28 +49,37 @@ def driver_facts() -> dict[str, str]:
     return dict(zip(_FIELDS, values, strict=True)) if len(values) == len(_FIELDS) else {}
 
 
-def environment() -> dict[str, Any]:
-    """Return everything measured and read."""
-    device = torch.device("cuda:0")
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    """Return what torch and the driver say of a GPU; of a CPU that plays one, its memory."""
+    if device.type == "cpu":
+        memory = psutil.virtual_memory().total
+        return {"name": "CPU in a GPU's place", "memory_bytes": memory, "cuda": None}
     properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": list(torch.cuda.get_device_capability(device)),
+        "cuda": torch.version.cuda,
+        **driver_facts(),
+    }
+
+
+def environment(*, is_smoke: bool = False) -> dict[str, Any]:
+    """Return everything measured and read."""
+    device = torch.device("cpu" if is_smoke else "cuda:0")
+    copied = 1 << 20 if is_smoke else _COPIED
     cores = usable_cores()
     torch.set_num_threads(cores)
     return setting(
-        device={
-            "name": properties.name,
-            "memory_bytes": properties.total_memory,
-            "multiprocessors": properties.multi_processor_count,
-            "capability": list(torch.cuda.get_device_capability(device)),
-            "cuda": torch.version.cuda,
-            **driver_facts(),
-        },
+        device=_device_facts(device),
         host={
             "usable_cores": cores,
             "memory_bytes": psutil.virtual_memory().total,
-            "copy_bytes_per_second": copy_bandwidth(4 * _COPIED),
+            "copy_bytes_per_second": copy_bandwidth(4 * copied),
             "kernel": kernel.active_kernel(),
         },
-        link_bytes_per_second=link_bandwidth(device, _COPIED),
+        link_bytes_per_second=link_bandwidth(device, copied),
     )
 
 
@@ -102,14 +112,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Look at the machine; return the process's exit code."""
     parser = argparse.ArgumentParser(description="What a GPU machine is.")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_environment"))
+    parser.add_argument("--smoke", action="store_true", help="on the CPU: tests the script")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
+    if not options.smoke and not torch.cuda.is_available():
         print("torch sees no CUDA device: install a CUDA build of torch", file=sys.stderr)
         return 2
-    found = environment()
+    found = environment(is_smoke=options.smoke)
     options.out.mkdir(parents=True, exist_ok=True)
     write_json(options.out / "environment.json", found)
     write_text(options.out / "table.txt", table(found) + "\n")
+    link, host = found["link_bytes_per_second"], found["host"]
+    figures = {
+        "link down, GB/s": link["d2h"] / 1e9,
+        "link up, GB/s": link["h2d"] / 1e9,
+        "host copies, GB/s": host["copy_bytes_per_second"] / 1e9,
+    }
+    write_json(options.out / "figures.json", figures)
     print(table(found))
     return 0
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from torch import cuda
 
+from benchmarks.gpu.loan.guard import guarded
+from benchmarks.gpu.loan.run import SUITE, ending
 from benchmarks.record import setting
 from experiments.output.files import write_json
 from zenflow.host.limits import usable_cores
 
-SUITE = "suite.json"
 _MINUTES = 9.5
 _MARGIN = 45.0
 """Seconds that a series of the benchmark leaves of its part, for its last run and its table."""
@@ -80,12 +81,9 @@ def run_part(name: str, out: Path, seconds: float) -> dict[str, Any]:
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    try:
-        done = subprocess.run(PARTS[name](folder, seconds), timeout=seconds, check=False)
-        ended = "done" if done.returncode == 0 else f"failed with code {done.returncode}"
-    except subprocess.TimeoutExpired:
-        ended = f"stopped after {seconds / 60:.1f} minutes"
-    return {"part": name, "ended": ended, "seconds": time.monotonic() - started}
+    done = subprocess.run(guarded(PARTS[name](folder, seconds), seconds), check=False)
+    took = time.monotonic() - started
+    return {"part": name, "ended": ending(done.returncode, seconds), "seconds": took}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,116 @@
+"""One call of a loan: parts one after another, whose records are whole whenever it is cut.
+
+    python -m benchmarks.gpu.loan plan                 what to carry, and the five lines to type
+    python -m benchmarks.gpu.loan N --out DIR          call N, of 1 to 5
+    python -m benchmarks.gpu.loan N --out DIR --smoke  the same on the CPU, tiny
+
+DIR gets records.tar.gz and table.txt, written anew while a part runs and behind it. Packages that
+are missing are named first. Ends with code 0 if all parts did, with 1 if one did not, and with 2
+where none can run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.gpu.loan import bring
+
+NEEDED = ("torch", "numpy", "psutil")
+"""Packages without which no part can run."""
+BROUGHT = ("simpy", "gguf")
+"""Packages that a machine with torch and transformers may lack."""
+_SECONDS = 560.0
+"""Time of a call: a command may take ten minutes."""
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command's options."""
+    parser = argparse.ArgumentParser(description="A call of a loan.")
+    add = parser.add_argument
+    add("call", choices=["plan", *"12345"], help="which, or what to bring and to type")
+    add("--out", type=Path, default=Path("runs/gpu_loan"), help="for records.tar.gz, table.txt")
+    add("--seconds", type=float, default=_SECONDS, help="for all parts together")
+    add("--parts", nargs="+", metavar="PART", help="these only")
+    add("--carried", type=Path, help=f"tokens, pieces of a model (default: {bring.CARRIED}/N)")
+    add("--wheels", type=Path, default=bring.CARRIED / bring.WHEELS, help="to install, offline")
+    add("--commit", help="of this tree, where git can't tell")
+    add("--smoke", action="store_true", help="tiny, on the CPU: tests the script")
+    return parser.parse_args(arguments)
+
+
+def _stop(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Say what is missing and run a call; return the process's exit code."""
+    end = time.monotonic()
+    options = parse(arguments)
+    end += options.seconds
+    if wrong := bring.install(options.wheels):
+        print(wrong, flush=True)
+    missing = bring.missing_of(NEEDED)
+    if not missing:
+        return run(options, end)
+    print(f"missing packages, without which nothing runs: {', '.join(missing)}", flush=True)
+    return 2
+
+
+def run(options: argparse.Namespace, end: float) -> int:
+    """Run the call, or say what it would take; return the process's exit code."""
+    if options.commit is not None:
+        os.environ["ZENFLOW_COMMIT"] = options.commit
+    from benchmarks.gpu.loan.calls import CALLS, PREDICTED
+    from benchmarks.gpu.loan.records import forget_drafts
+    from benchmarks.gpu.loan.run import Call, chosen
+    from benchmarks.record import setting
+    from experiments.output.commit import commit
+
+    if options.call == "plan":
+        print(bring.plan(CALLS, BROUGHT, commit()))
+        return 0
+    try:
+        parts = chosen(CALLS[int(options.call)], options.parts)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    missing = bring.missing_of(name for part in parts for name in part.needs)
+    if missing:
+        print(f"missing packages: {', '.join(missing)}; parts that need them are left out",
+              flush=True)  # fmt: skip
+    import torch
+
+    if not options.smoke and not torch.cuda.is_available():
+        print("torch sees no CUDA device: install a CUDA build of torch", file=sys.stderr)
+        return 2
+    bring.take_along(options.carried or bring.CARRIED / options.call)
+    out: Path = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    forget_drafts(out)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    whole = setting(
+        call=int(options.call),
+        smoke=options.smoke,
+        kernel=bring.build_kernel(),
+        missing=missing,
+        parts=[],
+    )
+    with tempfile.TemporaryDirectory(prefix="zenflow-loan-") as folder:
+        call = Call(whole, Path(folder) / f"call{options.call}", out,
+                    PREDICTED[int(options.call)], end=end)  # fmt: skip
+        for part in parts:
+            call.take(part)
+        print(f"\n{call.save()}", end="", flush=True)
+    return 0 if all(part["code"] == 0 for part in whole["parts"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
