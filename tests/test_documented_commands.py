@@ -59,6 +59,7 @@ REPRODUCED = Elsewhere("tests/experiments/paper/test_frame.py")
 SENTENCES = Elsewhere("tests/experiments/studies/test_sst2.py")
 RANKS = Elsewhere("tests/experiments/training/test_launched.py")
 TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
+LOAN = Elsewhere("tests/test_gpu_loan.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 LINES = {
     "README.md": {
@@ -167,6 +168,12 @@ LINES = {
         "zenflow study sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
             SENTENCES,
         "make gpu": Elsewhere("tests/test_benchmarks.py"),
+    },
+    "docs/gpu.md": {
+        "python3 -m benchmarks.gpu.loan plan": LOAN,
+        "python3 -m benchmarks.gpu.loan 1 --out runs/call1": LOAN,
+        "python -m benchmarks.gpu.document runs/call1/records.tar.gz runs/call2/records.tar.gz":
+            LOAN,
     },
     "notebooks/README.md": {
         'pip install -e ".[notebooks]"': NOTEBOOKS,

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import device_pass, finetune
+from benchmarks.gpu import document as gpu_document
 from benchmarks.gpu import figures as gpu_figures
 from benchmarks.gpu import setup as gpu_setup
 from benchmarks.gpu import step as gpu_step
@@ -22,6 +23,9 @@ from benchmarks.gpu.loan import __main__ as loan
 from benchmarks.gpu.loan import bring, guard, records
 from benchmarks.gpu.loan import run as loan_run
 from benchmarks.gpu.loan.calls import CALLS, PREDICTED, Part
+from experiments.output.files import write_json
+from experiments.studies.validation import document as validation_docs
+from zenflow.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 HANGS = """
@@ -376,3 +380,57 @@ def test_predictions_are_of_figures_that_parts_leave():
     }
     left = {f"{name}: {figure}" for name, figures in made.items() for figure in figures}
     assert {name for predicted in PREDICTED.values() for name in predicted} <= left
+
+
+def call_of(number, name, **changes):
+    return {
+        **SOME_CALL,
+        "call": number,
+        "commit": "0123456789ab",
+        "hardware": {"gpu": "NVIDIA H100", "cores": 16},
+        "versions": {"torch": "2.11.0"},
+        "parts": [{"part": name, "ended": "done", "code": 0, "seconds": 1.0, "limit": 2.0}],
+        **changes,
+    }
+
+
+def archive_of(whole, tmp_path, log=""):
+    folder, out = tmp_path / f"call{whole['call']}", tmp_path / f"out{whole['call']}"
+    own = folder / whole["parts"][0]["part"]
+    own.mkdir(parents=True)
+    out.mkdir()
+    (own / records.LOG).write_text(log)
+    write_json(folder / records.SUITE, whole)
+    records.save(whole, folder, out, {})
+    return out / records.ARCHIVE
+
+
+def test_archives_of_several_calls_become_one_record(tmp_path, monkeypatch):
+    log = "[gw0] [ 50%] PASSED tests/a.py::test_one\n[gw0] [ 99%] FAILED tests/a.py::test_two\n"
+    first = archive_of(call_of(1, "tests"), tmp_path, log)
+    second = archive_of(call_of(2, "finetune"), tmp_path)
+    results = tmp_path / "results"
+    keep = gpu_document.keep
+    monkeypatch.setattr(gpu_document, "keep", lambda runs: keep(runs, results))
+    for page in (gpu_document, validation_docs):
+        monkeypatch.setattr(page, "DOCUMENT", tmp_path / f"{page.__name__}.md")
+    assert gpu_document.main([str(first), str(second)]) == 0
+    (folder,) = results.iterdir()
+    suite = json.loads((folder / records.SUITE).read_text())
+    assert [each["part"] for each in suite["parts"]] == ["tests", "finetune"]
+    assert (folder / "tests" / records.LOG).read_text() == log
+    said = gpu_document.section(results)
+    assert "Parts: tests 1 failed, 1 passed (done), finetune done." in said
+    assert "0123456789ab" in said
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_archives_of_several_commits_are_not_mixed(tmp_path, is_archive):
+    first = archive_of(call_of(1, "tests"), tmp_path)
+    second = tmp_path / "no archive"
+    second.write_text("text")
+    if is_archive:
+        second = archive_of(call_of(2, "finetune", commit="ba9876543210"), tmp_path)
+    message = "of one commit" if is_archive else "a call of a loan has left"
+    with pytest.raises(ConfigError, match=message):
+        records.unpack([first, second], tmp_path / "joined")

@@ -1,9 +1,10 @@
 """Keep what `make gpu` has left, and make docs/gpu.md from committed records.
 
-    python -m benchmarks.gpu.document [RUNS]
+    python -m benchmarks.gpu.document [RUNS ...]
 
-With a directory of the suite's, its records become `experiments/results/<date>_gpu_<gpu>` and
-`<date>_validation_<gpu>`; without one nothing is copied. Then docs/gpu.md and docs/validation.md
+With a directory of the suite's, or the archives of a loan's calls, their records become
+`experiments/results/<date>_gpu_<gpu>` and `<date>_validation_<gpu>`; without any nothing is
+copied. Then docs/gpu.md and docs/validation.md
 are written anew; tests compare both with the records.
 """
 
@@ -14,6 +15,7 @@ import json
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.gpu.figures import aims
-from benchmarks.gpu.loan.run import SUITE
+from benchmarks.gpu.loan.records import LOG, SUITE, outcomes, unpack
 from experiments.lab.losses import excess
 from experiments.lab.page import FORMER
 from experiments.lab.variants import BASELINE
@@ -63,6 +65,46 @@ _READING = """\
 """
 
 
+_LOAN = """\
+## A short loan
+
+Somebody lends a GPU for half an hour. Nothing should be thought of while it is there:
+
+    python3 -m benchmarks.gpu.loan plan
+
+prints what to bring and five lines to type, such as
+
+    python3 -m benchmarks.gpu.loan 1 --out runs/call1
+
+A call takes at most 560 seconds. Where time is cut, calls 1, 3 and 2 tell most.
+
+| call | parts | answers |
+|---|---|---|
+| 1 | environment, tests, given, presets-1b, device_pass, races | Right to the byte? How fast? |
+| 2 | finetune, kernels | What does a pretrained model lose? Which kernels take the time? |
+| 3 | presets-8b-capped, presets-8b | Does an 8B model train in 23.6 GiB? How fast is it? |
+| 4 | calibration | What does the simulator get wrong? |
+| 5 | peers | How fast are other optimizers on equal batches? |
+
+- A part that takes too long is ended with all its processes, and the next one runs.
+- `records.tar.gz` and `table.txt` are whole at any moment, also where the call itself is killed.
+- Missing packages are named first. Parts that need them are left out, unless their wheels lie in
+  `runs/loan/wheels`.
+- The table has predictions beside results. They are estimates for an H100, made before any part
+  had run.
+- `--smoke` runs the script on a CPU with tiny models.
+- Call 4 is `zenflow calibrate` as it is. Validation needs no GPU afterwards:
+  `benchmarks.gpu.observations` reads runs of calls 1 and 3 as observations.
+- Of the peers, torch's fused AdamW and FSDP2 with CPU offload need nothing further. torchao and
+  bitsandbytes run if installed. DeepSpeed is not among them.
+
+At home, the archives of all calls become a record and this page:
+
+    python -m benchmarks.gpu.document runs/call1/records.tar.gz runs/call2/records.tar.gz
+
+No call has run on a GPU yet: each part has run on a CPU with tiny models only."""
+
+
 def keep(runs: Path, results: Path = RESULTS) -> Path:
     """Copy a suite's records to where they are committed; return the folder.
 
@@ -99,6 +141,7 @@ def document(results: Path = RESULTS) -> str:
     parts = [_INTRODUCTION, section(results), ""]
     if newest(results, "gpu", SUITE) is not None:
         parts.append(_READING)
+    parts.append(_LOAN)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -182,10 +225,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _ended(folder: Path, part: Mapping[str, Any]) -> str:
-    """Return how a part ended; of tests, how many."""
+    """Return how a part ended; of tests, how many, in a log that was cut too."""
     path = folder / part["part"] / TESTS
     if not path.is_file():
-        return str(part["ended"])
+        log = path.with_name(LOG)
+        counts_of = outcomes(log.read_text(encoding="utf-8")) if log.is_file() else {}
+        told = [f"{count} {how.lower()}" for how, count in sorted(counts_of.items())]
+        return f"{', '.join(told)} ({part['ended']})" if told else str(part["ended"])
     suites = ElementTree.parse(path).getroot().iter("testsuite")
     counts = [{key: int(item.get(key, 0)) for key in _COUNTS} for item in suites]
     total = {key: sum(count[key] for count in counts) for key in _COUNTS}
@@ -233,11 +279,18 @@ def _aims(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Keep records if a directory is named, write both documents; return the exit code."""
     parser = argparse.ArgumentParser(description="docs/gpu.md, from records.")
-    parser.add_argument("runs", nargs="?", type=Path, help="what make gpu has left: runs/gpu")
+    parser.add_argument(
+        "runs", nargs="*", type=Path, help="runs/gpu of make gpu, or archives of a loan's calls"
+    )
     options = parser.parse_args(arguments)
     try:
-        if options.runs is not None:
-            print(f"kept: {keep(options.runs)}")
+        if any(path.is_file() for path in options.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                unpack(options.runs, Path(folder))
+                print(f"kept: {keep(Path(folder))}")
+        elif options.runs:
+            (runs,) = options.runs
+            print(f"kept: {keep(runs)}")
         write_text(DOCUMENT, document())
         validation_docs.write(validation_docs.DOCUMENT)
     except ConfigError as error:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from argparse import Namespace
@@ -67,14 +69,18 @@ def _fused_masters(model: nn.Module, bench: Bench) -> Stepper:
 
 def _fsdp2(model: nn.Module, bench: Bench) -> Stepper:
     """Shard over one rank with float32 weights on the host, and step there."""
-    from torch.distributed import TCPStore, destroy_process_group, init_process_group
+    from torch.distributed import destroy_process_group, init_process_group
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     on_gpu = bench.device.type == "cuda"
-    store = TCPStore("localhost", 0, 1, is_master=True)
-    init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=0,
-                       world_size=1)  # fmt: skip
+    folder = tempfile.mkdtemp()
+    init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        init_method=f"file://{folder}/store",
+        rank=0,
+        world_size=1,
+    )
     mesh = init_device_mesh(bench.device.type, (1,))
     model.float()
     settings: dict[str, Any] = {
@@ -92,7 +98,11 @@ def _fsdp2(model: nn.Module, bench: Bench) -> Stepper:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step, destroy_process_group
+    def end() -> None:
+        destroy_process_group()
+        shutil.rmtree(folder)
+
+    return step, end
 
 
 def _torchao(model: nn.Module, bench: Bench) -> Stepper:

@@ -21,7 +21,8 @@ from typing import Any
 from torch import cuda
 
 from benchmarks.gpu.loan.guard import guarded
-from benchmarks.gpu.loan.run import SUITE, ending
+from benchmarks.gpu.loan.records import SUITE
+from benchmarks.gpu.loan.run import ending
 from benchmarks.record import setting
 from experiments.output.files import write_json
 from zenflow.host.limits import usable_cores

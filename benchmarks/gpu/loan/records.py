@@ -5,13 +5,18 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.output.files import fsync_folder, replacing, write_text
+from experiments.output.files import fsync_folder, replacing, write_json, write_text
+from zenflow.errors import ConfigError
 
+SUITE = "suite.json"
+"""Record of how each part ended."""
 ARCHIVE, TABLE, LOG, FIGURES = "records.tar.gz", "table.txt", "log.txt", "figures.json"
 _MOST_BYTES = 32 << 20
 """Bytes of the largest file that is put into the archive."""
@@ -53,6 +58,36 @@ def _add(archive: tarfile.TarFile, path: Path, name: Path) -> None:
     member = tarfile.TarInfo(str(name))
     member.size = len(data)
     archive.addfile(member, io.BytesIO(data))
+
+
+def unpack(archives: Sequence[Path], folder: Path) -> None:
+    """Put the records of some calls into one folder, as if one call had run all their parts.
+
+    Raises:
+        ConfigError: An archive holds no call's records, or they are of several commits or GPUs.
+    """
+    whole: dict[str, Any] | None = None
+    for path in archives:
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                with tarfile.open(path) as archive:
+                    archive.extractall(place, filter="data")
+                (root,) = Path(place).iterdir()
+                found = json.loads((root / SUITE).read_text(encoding="utf-8"))
+            except (OSError, ValueError, tarfile.TarError) as error:
+                raise ConfigError(
+                    f"{path} must be a {ARCHIVE} that a call of a loan has left ({error})"
+                ) from error
+            whole = whole or {**found, "parts": []}
+            first, own = ((each["commit"], each["hardware"]["gpu"]) for each in (whole, found))
+            if first != own:
+                raise ConfigError(
+                    f"archives must be of one commit and one GPU, and {path} is of {own} beside "
+                    f"{first}: keep each of them by itself"
+                )
+            whole["parts"] += found["parts"]
+            shutil.copytree(root, folder, dirs_exist_ok=True)
+    write_json(folder / SUITE, whole or {})
 
 
 def outcomes(log: str) -> dict[str, int]:

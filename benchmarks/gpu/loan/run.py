@@ -14,11 +14,10 @@ import psutil
 from benchmarks.gpu.loan.bring import KEPT, REPOSITORY, missing_of
 from benchmarks.gpu.loan.calls import Part, Place
 from benchmarks.gpu.loan.guard import OUT_OF_TIME, guarded
-from benchmarks.gpu.loan.records import LOG, save
+from benchmarks.gpu.loan.records import LOG, SUITE, save
 from experiments.output.files import write_json
 from zenflow.host.limits import free_bytes
 
-SUITE = "suite.json"
 _LEAST = 10.0
 """Seconds that must be left for another part to be begun."""
 _REFRESH = 15.0
