@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from benchmarks.gpu import device_pass, finetune
 from benchmarks.gpu import document as gpu_document
@@ -20,7 +19,7 @@ from benchmarks.gpu import figures as gpu_figures
 from benchmarks.gpu import setup as gpu_setup
 from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu.loan import __main__ as loan
-from benchmarks.gpu.loan import bring, guard, records
+from benchmarks.gpu.loan import bring, records
 from benchmarks.gpu.loan import run as loan_run
 from benchmarks.gpu.loan.calls import CALLS, PREDICTED, Part
 from experiments.output.files import write_json
@@ -54,7 +53,7 @@ def take(monkeypatch, tmp_path):
     """Return what runs parts as a call; handlers of signals stay as they are."""
     monkeypatch.setattr(loan.signal, "signal", lambda *_: None)
     monkeypatch.setattr(bring, "build_kernel", lambda: "torch operations")
-    monkeypatch.setattr(guard, "_LOOKS", 0.01)
+    monkeypatch.setattr(loan, "facts", lambda: dict(SOME_CALL))
 
     def run(*parts, out=tmp_path / "out", arguments=()):
         monkeypatch.setitem(CALLS, 1, parts)
@@ -132,7 +131,7 @@ def test_nothing_begins_without_what_all_parts_need(monkeypatch, tmp_path, capsy
 
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(loan, "facts", lambda: dict(SOME_CALL))
     assert loan.main(["1", "--out", str(tmp_path / "out")]) == 2
     assert "no CUDA device" in capsys.readouterr().err
     assert loan.main(["1", "--smoke", "--parts", "lost", "--out", str(tmp_path / "out")]) == 2
@@ -140,15 +139,17 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_part_is_left_out_where_host_memory_is_short(monkeypatch, tmp_path):
+def test_a_part_is_left_out_where_memory_or_a_file_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(loan_run, "free_bytes", lambda: (3 * 2**30, "the machine"))
     whole = {**SOME_CALL, "smoke": False, "parts": []}
     call = loan_run.Call(whole, tmp_path / "call1", tmp_path, {}, end=time.monotonic() + 60)
     call.take(part("small", "pass", host_gib=2))
     call.take(part("large", "pass", host_gib=4))
+    call.take(part("lacking", "pass", files=("no such model", "nor tokens")))
     assert [each["ended"] for each in whole["parts"]] == [
         "done",
         "left out: needs 4 GiB of free host memory, there are 3",
+        "left out: no such model, nor tokens did not travel along",
     ]
 
 

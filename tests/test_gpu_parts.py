@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.gpu import device_pass, finetune, given
 from benchmarks.gpu import setup as gpu_setup
 from benchmarks.gpu import step as gpu_step
-from benchmarks.gpu.baselines import fused_steps
+from benchmarks.gpu.baselines import compute_seconds, fused_steps
 from benchmarks.gpu.observations import observations
 from benchmarks.gpu.pretrained import Tokens
 from benchmarks.gpu.setup import MODELS, SERIES, Bench
@@ -263,3 +263,22 @@ def test_tokens_are_prepared_by_the_model_s_tokenizer(tmp_path, monkeypatch):
     assert_equal(tokens.train(0), batch)
     assert not torch.equal(tokens.train(1), tokens.train(2))
     assert all(held.shape == (2, 4) for held in tokens.held_out())
+
+
+def test_compute_alone_holds_one_gradient_at_a_time():
+    bench, held = bench_of(), []
+    bench.options.compute_steps = 1
+    made = bench.model
+
+    def model():
+        found = made()
+        params = list(found.parameters())
+        for param in params:
+            param.register_post_accumulate_grad_hook(
+                lambda _: held.append(sum(each.grad is not None for each in params))
+            )
+        return found
+
+    bench.model = model
+    assert compute_seconds(bench)["count"] == 1
+    assert set(held) == {1}

@@ -12,13 +12,16 @@ where none can run.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.loan import bring
 
@@ -63,6 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
+def facts() -> dict[str, Any]:
+    """Return hardware, versions and commit; asked elsewhere, since this process takes no GPU."""
+    code = "import json; from benchmarks.record import setting; print(json.dumps(setting()))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=bring.REPOSITORY, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def run(options: argparse.Namespace, end: float) -> int:
     """Run the call, or say what it would take; return the process's exit code."""
     if options.commit is not None:
@@ -70,7 +82,6 @@ def run(options: argparse.Namespace, end: float) -> int:
     from benchmarks.gpu.loan.calls import CALLS, PREDICTED
     from benchmarks.gpu.loan.records import forget_drafts
     from benchmarks.gpu.loan.run import Call, chosen
-    from benchmarks.record import setting
     from experiments.output.commit import commit
 
     if options.call == "plan":
@@ -85,9 +96,8 @@ def run(options: argparse.Namespace, end: float) -> int:
     if missing:
         print(f"missing packages: {', '.join(missing)}; parts that need them are left out",
               flush=True)  # fmt: skip
-    import torch
-
-    if not options.smoke and not torch.cuda.is_available():
+    known = facts()
+    if not options.smoke and known["hardware"]["gpu"] is None:
         print("torch sees no CUDA device: install a CUDA build of torch", file=sys.stderr)
         return 2
     bring.take_along(options.carried or bring.CARRIED / options.call)
@@ -96,13 +106,14 @@ def run(options: argparse.Namespace, end: float) -> int:
     forget_drafts(out)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    whole = setting(
-        call=int(options.call),
-        smoke=options.smoke,
-        kernel=bring.build_kernel(),
-        missing=missing,
-        parts=[],
-    )
+    whole: dict[str, Any] = {
+        **known,
+        "call": int(options.call),
+        "smoke": options.smoke,
+        "kernel": bring.build_kernel(),
+        "missing": missing,
+        "parts": [],
+    }
     with tempfile.TemporaryDirectory(prefix="zenflow-loan-") as folder:
         call = Call(whole, Path(folder) / f"call{options.call}", out,
                     PREDICTED[int(options.call)], end=end)  # fmt: skip

@@ -6,7 +6,7 @@ If time is cut, calls 1, 3 and 2 tell most. Every part runs by itself, under `gu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from zenflow.host.limits import usable_cores
 _ENGINE = ("simpy",)
 """Packages that the simulator loads, which predicts memory beside every run."""
 _TESTING = ("pytest", "xdist", "pytest_timeout", "hypothesis", *_ENGINE)
+_LARGE = "--steps 8 --warm-steps 2 --compute-steps 4"
+"""Options of runs whose steps take seconds. A gradient more that waits, q, is 16 GB of host."""
 _MARGIN = 15.0
 """Seconds that a series of runs leaves of its part, for its last run and its table."""
 
@@ -46,6 +48,8 @@ class Part:
     """Function that returns its command line."""
     needs: tuple[str, ...] = _ENGINE
     """Packages without which it can't run, beside those that all parts need."""
+    files: tuple[str, ...] = ()
+    """Names of files that must have travelled with some call."""
     host_gib: float = 0.0
     """Host memory that must be free before it starts, in GiB."""
 
@@ -59,12 +63,12 @@ def _benchmark(name: str, *arguments: str) -> Callable[[Place], list[str]]:
     return lambda place: _module(f"benchmarks.gpu.{name}", place, *arguments)
 
 
-def _series(name: str, *arguments: str) -> Callable[[Place], list[str]]:
+def _series(name: str, runs: Sequence[str], options: str) -> Callable[[Place], list[str]]:
     def command(place: Place) -> list[str]:
         limit = f"{max(_MARGIN, place.seconds - _MARGIN):.0f}"
         tiny = "smoke" if name.startswith("1b") else "smoke-parts"
-        own = (tiny if place.is_smoke else name, "--limit", limit)
-        return _module("benchmarks.gpu.step", place, *own, *arguments)
+        own = [tiny if place.is_smoke else name, "--limit", limit, "--runs", *runs]
+        return _module("benchmarks.gpu.step", place, *own, *options.split())
 
     return command
 
@@ -106,16 +110,9 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
         Part(name="given", limit=60, command=_benchmark("given"), host_gib=24),
         Part(
             name="presets-1b",
-            limit=150,
+            limit=160,
             command=_series(
-                "1b-short",
-                "--steps",
-                "24",
-                "--runs",
-                "torch_fused",
-                "on_device",
-                "zenflow",
-                "zero_offload",
+                "1b-short", ("torch_fused", "on_device", "zenflow", "zero_offload"), "--steps 24"
             ),
             host_gib=40,
         ),
@@ -133,6 +130,7 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
             limit=300,
             command=_finetune,
             needs=(*_ENGINE, "transformers", "gguf"),
+            files=(MODEL, TOKENS),
             host_gib=40,
         ),
         Part(name="kernels", limit=60, command=_benchmark("kernels"), host_gib=40),
@@ -140,38 +138,19 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
     3: (
         Part(
             name="presets-8b-capped",
-            limit=180,
+            limit=250,
             command=_series(
                 "8b-capped",
-                "--runs",
-                "zenflow, k 0",
-                "--steps",
-                "6",
-                "--warm-steps",
-                "2",
-                "--device-gib",
-                "23.6",
-                "--queue-depth",
-                "1",
+                ("zenflow, k 0",),
+                f"{_LARGE} --device-gib 23.6 --queue-depth 1",
             ),
             host_gib=112,
         ),
         Part(
             name="presets-8b",
-            limit=300,
-            command=_series(
-                "8b",
-                "--runs",
-                "torch_fused",
-                "zenflow",
-                "--steps",
-                "8",
-                "--warm-steps",
-                "2",
-                "--queue-depth",
-                "2",
-            ),
-            host_gib=114,
+            limit=290,
+            command=_series("8b", ("torch_fused", "zenflow"), f"{_LARGE} --queue-depth 2"),
+            host_gib=116,
         ),
     ),
     4: (Part(name="calibration", limit=280, command=_calibrate, host_gib=40),),

@@ -86,8 +86,12 @@ class Call:
             return f"needs {', '.join(missing)}"
         if self._end - time.monotonic() < _LEAST + _GRACE:
             return "no time"
+        if self._whole["smoke"]:
+            return ""
+        if lacking := [name for name in part.files if not (KEPT / name).is_file()]:
+            return f"{', '.join(lacking)} did not travel along"
         needed, free = part.host_gib, free_bytes()[0] / 2**30
-        if not self._whole["smoke"] and free < needed:
+        if free < needed:
             return f"needs {needed:.0f} GiB of free host memory, there are {free:.0f}"
         return ""
 
