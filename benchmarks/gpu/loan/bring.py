@@ -98,6 +98,12 @@ def plan(calls: Iterable[int], needed: Sequence[str], commit: str | None) -> str
     ]
     named = "" if commit is None else f" --commit {commit}"
     lines += [f"    python3 -m benchmarks.gpu.loan {number} --out $OUT{named}" for number in calls]
+    lines += [
+        "Where there are fifteen minutes, starts included, type in their place:",
+        f"    python3 -m benchmarks.gpu.loan 1 --out $OUT{named} --seconds 420",
+        f"    python3 -m benchmarks.gpu.loan 3 --out $OUT{named} --seconds 240 "
+        "--parts presets-8b-capped",
+    ]
     if commit is None or commit.endswith("-dirty"):
         lines.append(f"The tree is of commit {commit or 'unknown'}: commit first, or no record "
                      "of it can be published.")  # fmt: skip

@@ -107,7 +107,7 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
     1: (
         Part(name="environment", limit=30, command=_benchmark("environment"), needs=()),
         Part(name="tests", limit=200, command=_tests("gpu and not slow"), needs=_TESTING),
-        Part(name="given", limit=60, command=_benchmark("given"), host_gib=24),
+        Part(name="given", limit=60, command=_benchmark("given"), host_gib=34),
         Part(
             name="presets-1b",
             limit=160,
