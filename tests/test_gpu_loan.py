@@ -19,7 +19,7 @@ from benchmarks.gpu import figures as gpu_figures
 from benchmarks.gpu import setup as gpu_setup
 from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu.loan import __main__ as loan
-from benchmarks.gpu.loan import bring, records
+from benchmarks.gpu.loan import bring, calls, records
 from benchmarks.gpu.loan import run as loan_run
 from benchmarks.gpu.loan.calls import CALLS, PREDICTED, Part
 from experiments.output.files import write_json
@@ -124,9 +124,10 @@ def test_missing_packages_are_named_in_one_line_before_anything_runs(take, capsy
 
 def test_nothing_begins_without_what_all_parts_need(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(loan, "NEEDED", ("torch", "no_such_package", "neither_this_one"))
-    assert loan.main(["1", "--smoke", "--out", str(tmp_path / "out")]) == 2
+    arguments = ["1", "--smoke", "--parts", "environment", "--out", str(tmp_path / "out")]
+    assert loan.main(arguments) == 2
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.endswith(": no_such_package, neither_this_one")
+    assert line == "missing packages: no_such_package, neither_this_one; nothing can run"
     assert not (tmp_path / "out").exists()
 
 
@@ -300,6 +301,22 @@ def test_the_commit_of_a_copy_without_a_repository_is_the_one_that_is_told(monke
     assert commit.commit() == "0123456789ab"
     monkeypatch.setattr(commit, "describe", lambda root: "ba9876543210")
     assert commit.commit() == "ba9876543210", "git knows better"
+
+
+def test_parts_run_without_packages_that_they_do_not_ask_for():
+    """One import for all of them: each takes a while."""
+    place = calls.Place(out=Path("out"), kept=Path("kept"), seconds=60, is_smoke=True)
+    modules = [
+        each.command(place)[2]
+        for parts in CALLS.values()
+        for each in parts
+        if "simpy" not in each.needs and "pytest" not in each.needs
+    ]
+    assert len(modules) > 4
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('simpy', 'transformers', 'rich')));"
+    imports = f"{blocked} import {', '.join(modules)}"
+    done = subprocess.run([sys.executable, "-c", imports], env=environment(), check=False)
+    assert done.returncode == 0
 
 
 def test_every_call_fits_its_time_and_its_predictions_have_parts():

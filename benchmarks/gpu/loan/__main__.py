@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.loan import bring
+from benchmarks.gpu.loan.calls import CALLS, NEEDED, PREDICTED, Part, chosen
 
-NEEDED = ("torch", "numpy", "psutil")
-"""Packages without which no part can run."""
 BROUGHT = ("simpy", "gguf")
 """Packages that a machine with torch and transformers may lack."""
 _SECONDS = 560.0
@@ -59,11 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end += options.seconds
     if wrong := bring.install(options.wheels):
         print(wrong, flush=True)
-    missing = bring.missing_of(NEEDED)
-    if not missing:
-        return run(options, end)
-    print(f"missing packages, without which nothing runs: {', '.join(missing)}", flush=True)
-    return 2
+    if options.call == "plan":
+        from experiments.output.commit import commit
+
+        print(bring.plan(CALLS, BROUGHT, commit()))
+        return 0
+    try:
+        parts = chosen(CALLS[int(options.call)], options.parts)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    missing = bring.missing_of([*NEEDED, *(name for part in parts for name in part.needs)])
+    is_vain = not {*NEEDED}.isdisjoint(missing)
+    if missing:
+        result = "nothing can run" if is_vain else "parts that need them are left out"
+        print(f"missing packages: {', '.join(missing)}; {result}", flush=True)
+    return 2 if is_vain else run(options, parts, missing, end)
 
 
 def facts() -> dict[str, Any]:
@@ -75,27 +85,16 @@ def facts() -> dict[str, Any]:
     return found
 
 
-def run(options: argparse.Namespace, end: float) -> int:
-    """Run the call, or say what it would take; return the process's exit code."""
-    if options.commit is not None:
-        os.environ["ZENFLOW_COMMIT"] = options.commit
-    from benchmarks.gpu.loan.calls import CALLS, PREDICTED
+def run(
+    options: argparse.Namespace, parts: Sequence[Part], missing: Sequence[str], end: float
+) -> int:
+    """Run the parts; return the process's exit code."""
     from benchmarks.gpu.loan.records import forget_drafts
-    from benchmarks.gpu.loan.run import Call, chosen
-    from experiments.output.commit import commit
+    from benchmarks.gpu.loan.run import Call
+    from experiments.output.commit import TOLD
 
-    if options.call == "plan":
-        print(bring.plan(CALLS, BROUGHT, commit()))
-        return 0
-    try:
-        parts = chosen(CALLS[int(options.call)], options.parts)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    missing = bring.missing_of(name for part in parts for name in part.needs)
-    if missing:
-        print(f"missing packages: {', '.join(missing)}; parts that need them are left out",
-              flush=True)  # fmt: skip
+    if options.commit is not None:
+        os.environ[TOLD] = options.commit
     known = facts()
     if not options.smoke and known["hardware"]["gpu"] is None:
         print("torch sees no CUDA device: install a CUDA build of torch", file=sys.stderr)
@@ -111,7 +110,7 @@ def run(options: argparse.Namespace, end: float) -> int:
         "call": int(options.call),
         "smoke": options.smoke,
         "kernel": bring.build_kernel(),
-        "missing": missing,
+        "missing": list(missing),
         "parts": [],
     }
     with tempfile.TemporaryDirectory(prefix="zenflow-loan-") as folder:

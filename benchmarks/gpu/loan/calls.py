@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.loan.bring import MODEL, TOKENS
-from zenflow.host.limits import usable_cores
 
-_ENGINE = ("simpy",)
-"""Packages that the simulator loads, which predicts memory beside every run."""
-_TESTING = ("pytest", "xdist", "pytest_timeout", "hypothesis", *_ENGINE)
+NEEDED = ("torch", "numpy", "psutil")
+"""Packages without which no part can run."""
+_SIMULATOR = ("simpy",)
+"""Packages that the simulator loads, which predicts memory beside step times."""
+_TESTING = ("pytest", "xdist", "pytest_timeout", "hypothesis")
 _LARGE = "--steps 8 --warm-steps 2 --compute-steps 4"
 """Options of runs whose steps take seconds. A gradient more that waits, q, is 16 GB of host."""
 _MARGIN = 15.0
@@ -46,7 +47,7 @@ class Part:
     """Most seconds that it gets."""
     command: Callable[[Place], list[str]]
     """Function that returns its command line."""
-    needs: tuple[str, ...] = _ENGINE
+    needs: tuple[str, ...] = ()
     """Packages without which it can't run, beside those that all parts need."""
     files: tuple[str, ...] = ()
     """Names of files that must have travelled with some call."""
@@ -81,12 +82,15 @@ def _tests(marked: str, *arguments: str) -> Callable[[Place], list[str]]:
     """Return pytest's command: a line for each test, which stays if the rest is cut."""
 
     def command(place: Place) -> list[str]:
+        from zenflow.host.limits import usable_cores  # which needs psutil: it may be missing
+
         folders = ["tests/zenflow/test_gpu.py"] if place.is_smoke else ["tests/zenflow"]
         workers = str(min(8, max(1, usable_cores() // 2)))
         options = ["-v", "-n", "0" if place.is_smoke else workers, "--timeout=240"]
         report = f"--junitxml={place.out / 'tests.xml'}"
         command = [sys.executable, "-m", "pytest", STREAMS, *folders, *options, report]
-        return [*command, "-p", "no:cacheprovider", "-m", marked, *arguments]
+        anyway = ["--continue-on-collection-errors", "-p", "no:cacheprovider"]
+        return [*command, *anyway, "-m", marked, *arguments]
 
     return command
 
@@ -105,11 +109,12 @@ def _finetune(place: Place) -> list[str]:
 
 CALLS: Mapping[int, tuple[Part, ...]] = {
     1: (
-        Part(name="environment", limit=30, command=_benchmark("environment"), needs=()),
+        Part(name="environment", limit=30, command=_benchmark("environment")),
         Part(name="tests", limit=200, command=_tests("gpu and not slow"), needs=_TESTING),
         Part(name="given", limit=60, command=_benchmark("given"), host_gib=34),
         Part(
             name="presets-1b",
+            needs=_SIMULATOR,
             limit=160,
             command=_series(
                 "1b-short", ("torch_fused", "on_device", "zenflow", "zero_offload"), "--steps 24"
@@ -129,7 +134,7 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
             name="finetune",
             limit=300,
             command=_finetune,
-            needs=(*_ENGINE, "transformers", "gguf"),
+            needs=("transformers", "gguf"),
             files=(MODEL, TOKENS),
             host_gib=40,
         ),
@@ -138,6 +143,7 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
     3: (
         Part(
             name="presets-8b-capped",
+            needs=_SIMULATOR,
             limit=250,
             command=_series(
                 "8b-capped",
@@ -148,12 +154,21 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
         ),
         Part(
             name="presets-8b",
+            needs=_SIMULATOR,
             limit=290,
             command=_series("8b", ("torch_fused", "zenflow"), f"{_LARGE} --queue-depth 2"),
             host_gib=116,
         ),
     ),
-    4: (Part(name="calibration", limit=280, command=_calibrate, host_gib=40),),
+    4: (
+        Part(
+            name="calibration",
+            limit=280,
+            command=_calibrate,
+            needs=(*_SIMULATOR, "click", "rich"),
+            host_gib=40,
+        ),
+    ),
     5: (Part(name="peers", limit=420, command=_benchmark("peers"), host_gib=40),),
 }
 """Parts of each call, in order. What tells most comes first."""
@@ -188,3 +203,15 @@ PREDICTED: Mapping[int, Mapping[str, str]] = {
     5: {},
 }
 """What was expected of figures before anything of it had run: estimates, for an H100."""
+
+
+def chosen(parts: Sequence[Part], names: Sequence[str] | None) -> list[Part]:
+    """Return the parts of some names, in their order; all without names.
+
+    Raises:
+        ValueError: There is no part of a name.
+    """
+    known = [part.name for part in parts]
+    if unknown := [name for name in names or () if name not in known]:
+        raise ValueError(f"PART must be of {', '.join(known)}, got {', '.join(unknown)}")
+    return [part for part in parts if not names or part.name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,15 +141,3 @@ def ending(code: int, limit: float) -> str:
     if code == 0:
         return "done"
     return f"stopped after {limit:.0f} s" if code == OUT_OF_TIME else f"failed with code {code}"
-
-
-def chosen(parts: Sequence[Part], names: Sequence[str] | None) -> list[Part]:
-    """Return the parts of some names, in their order; all without names.
-
-    Raises:
-        ValueError: There is no part of a name.
-    """
-    known = [part.name for part in parts]
-    if unknown := [name for name in names or () if name not in known]:
-        raise ValueError(f"PART must be of {', '.join(known)}, got {', '.join(unknown)}")
-    return [part for part in parts if not names or part.name in names]
