@@ -365,7 +365,7 @@ def test_the_first_call_runs_whole_on_a_cpu(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3, 5])
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
 def test_the_other_calls_run_whole_on_a_cpu(number, tmp_path):
     run_smoke(number, tmp_path)
 

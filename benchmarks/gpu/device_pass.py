@@ -71,7 +71,7 @@ class Matrix:
         )
         config = ZenFlowConfig(min_split_elements=1, queue_depth=1)
         self.optimizer = ZenFlowAdamW(
-            [nn.Parameter(weight)], config=config, max_grad_norm=1.0, host_threads=1
+            [nn.Parameter(weight)], config=config, offload_gradients="release", host_threads=1
         )
         engine = self.optimizer._engine
         assert engine is not None

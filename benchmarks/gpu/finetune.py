@@ -71,7 +71,7 @@ class FineTuning:
         config = ZenFlowConfig(**{**options.knobs, **RULES[rule]})
         self.optimizer = ZenFlowAdamW(
             self._model.named_parameters(), lr=_LR, config=config, max_grad_norm=1.0,
-            host_threads=options.host_threads,
+            offload_gradients="release", host_threads=options.host_threads,
         )  # fmt: skip
         warm = max(1, int(_WARM_SHARE * options.steps))
         self._schedule = torch.optim.lr_scheduler.LambdaLR(

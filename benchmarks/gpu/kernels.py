@@ -34,7 +34,7 @@ def profiled(bench: Bench) -> profile:
     config = ZenFlowConfig(**bench.options.knobs)
     optimizer = ZenFlowAdamW(
         model.named_parameters(), lr=LR, config=config, max_grad_norm=CLIP_NORM,
-        host_threads=bench.options.host_threads,
+        offload_gradients="release", host_threads=bench.options.host_threads,
     )  # fmt: skip
     on_gpu = bench.device.type == "cuda"
     seen = [ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]

@@ -49,8 +49,9 @@ def _nothing() -> None:
 def _zenflow(model: nn.Module, bench: Bench) -> Stepper:
     config = ZenFlowConfig(**bench.options.knobs)
     optimizer = ZenFlowAdamW(
-        model.named_parameters(), lr=LR, config=config, max_grad_norm=CLIP_NORM
-    )
+        model.named_parameters(), lr=LR, config=config, max_grad_norm=CLIP_NORM,
+        offload_gradients="release",
+    )  # fmt: skip
 
     def end() -> None:
         optimizer.synchronize()
