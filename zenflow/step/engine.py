@@ -211,7 +211,8 @@ class Engine:
         Weights that a fresh step has moved become the true ones, which have all gradients of the
         steps that were taken.
         """
-        self.collector.await_norms()  # the next step's are written to the same memory
+        # A full bucket has moved weights, here as where no other rank has to be waited for.
+        self.collector.send_added(self.step + 1)
         moved = self.collector.gradients.sent if self.fresh is not None else []
         self.collector.discard()
         self.schedule.tasks.drop()

@@ -75,5 +75,6 @@ def two(folder_of_two):
         "too many",
         "save behind",
         "overflow",
+        "drop",
     )
     return Ranks(2, tasks, folder_of_two).found()

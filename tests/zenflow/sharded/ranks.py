@@ -33,6 +33,7 @@ from tests.test_documents import python_blocks
 from tests.zenflow.host_work import host_work
 from tests.zenflow.sharded.runs import (
     DELAYED,
+    DROPPING,
     LAST,
     NUM_STEPS,
     SAVED,
@@ -41,11 +42,14 @@ from tests.zenflow.sharded.runs import (
     TRAINED,
     Uneven,
     columns_of,
+    drop_some,
     groups_of,
     load,
     optimizer_of,
     save,
+    stack,
     take_steps,
+    whole,
 )
 from tests.zenflow.step.test_timing import delay
 from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig, ZenFlowError
@@ -62,7 +66,7 @@ def sharded(mesh, *, seed=0, reshard=True):
 
 def whole_weights(model):
     """Return copies of the whole parameters, on every rank."""
-    return [p.full_tensor().detach().cpu().clone() for p in model.parameters()]
+    return [whole(p) for p in model.parameters()]
 
 
 def train_one(scenario, rank, mesh, num_ranks=None):
@@ -288,6 +292,19 @@ def overflown(rank, mesh, folder):
     return found
 
 
+def dropped(rank, mesh, folder):
+    """Drop batches on the way, in several modes."""
+    found = {}
+    for name, scenario in DROPPING.items():
+        model = stack()
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        with closing(optimizer_of(model, scenario)) as optimizer:
+            found[name] = drop_some(model, optimizer, scenario, rank, mesh.size())
+    return found
+
+
 def killed(rank, mesh, folder):
     """Train, saving before every third step, until rank 1 is killed in the middle of a step."""
     model = sharded(mesh)
@@ -318,6 +335,7 @@ TASKS = {
     "too many": one_too_many,
     "save behind": saved_behind,
     "overflow": overflown,
+    "drop": dropped,
     "kill": killed,
 }
 

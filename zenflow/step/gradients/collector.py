@@ -129,7 +129,7 @@ class GradientCollector:
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
             self._measure(waiting)
-            self._send_added(step)
+            self.send_added(step)
             work = self.layout.shards.begin_adding(bucket.columns.energies)
             if work is None:
                 self._send(bucket, step)
@@ -137,19 +137,13 @@ class GradientCollector:
                 # Backward goes on meanwhile: the next full bucket finds the sums there.
                 self.gradients.adding = bucket, work
 
-    def _send_added(self, step: int) -> None:
+    def send_added(self, step: int) -> None:
         """Send the full bucket that waits for the norms of other ranks' rows, if there is one."""
-        bucket = self.await_norms()
-        if bucket is not None:
-            self._send(bucket, step)
-
-    def await_norms(self) -> Bucket | None:
-        """Wait for norms that are being added up over the ranks; return their bucket, if any."""
         if self.gradients.adding is None:
-            return None
+            return
         (bucket, work), self.gradients.adding = self.gradients.adding, None
         work.wait()
-        return bucket
+        self._send(bucket, step)
 
     def measure_rest(self) -> None:
         """Measure all gradients that have been taken."""
@@ -189,7 +183,7 @@ class GradientCollector:
         if self.gradients.is_complete:
             return
         self.gradients.is_complete = True
-        self._send_added(step)
+        self.send_added(step)
         for split in self.layout.splits:
             if split not in self.gradients.important:
                 split.columns.energies.zero_()
