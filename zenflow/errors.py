@@ -30,7 +30,12 @@ class GradientError(ZenFlowError):
     by reading ``.grad`` of a parameter whose gradient has left for the host. On a GPU a norm that
     is not finite is noticed a step late: then by every call that would build on the weights or
     show them, until a checkpoint is loaded.
+
+    Attributes:
+        is_late: Whether it was noticed a step late, so that weights may hold the gradient.
     """
+
+    is_late: bool = False
 
 
 class NormError(GradientError):

@@ -15,7 +15,7 @@ from torch import Tensor
 from zenflow.columns.shards import local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.errors import GradientError, NormError
+from zenflow.errors import GradientError
 from zenflow.lanes.copies import PacedLink
 from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
@@ -251,6 +251,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         """
         engine = self._running
         if self.releases_gradients:
+            self._check_averages()
             self._source.take_rest()
             engine.collector.complete(engine.step + 1)
             grads = resident_grads_of(engine.layout, engine.collector.gradients)
@@ -298,6 +299,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_averages()
         inverse_scale = self._inverse_scale()
         if inverse_scale is None:
             return loss  # the loss scale overflowed: no step, as with torch's optimizers
@@ -308,8 +310,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             self._source.warn_of_nothing()
             engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
         except BaseException as error:
-            is_late = isinstance(error, NormError) and not engine.device.is_synchronous
-            if isinstance(error, GradientError) and not is_late:
+            if isinstance(error, GradientError) and not error.is_late:
                 self._forget_gradients()
             else:
                 self._fail(error)

@@ -106,6 +106,15 @@ class GradientSource:
             handle = place.param.register_post_accumulate_grad_hook(hook(place))
             self._hooks.append(handle)
 
+    def note_arrivals(self, noted: set[SplitParam | Resident]) -> None:
+        """Put every parameter whose gradient comes or grows into a set from now on."""
+
+        def note(place: SplitParam | Resident) -> Callable[[Tensor], None]:
+            return lambda _: noted.add(place)
+
+        for place in self._places:
+            self._hooks.append(place.param.register_post_accumulate_grad_hook(note(place)))
+
     def _arrived(self, place: SplitParam | Resident) -> None:
         """Release a gradient once its last micro-batch has been added."""
         if not self._is_last_arrival(place):
@@ -176,7 +185,8 @@ class GradientSource:
             self._has_warned = True
             _log.warning(
                 "no parameter of this optimizer has a gradient: was the model wrapped (PEFT), "
-                "copied or frozen after the optimizer was made?"
+                "copied or frozen after the optimizer was made? Under FSDP2: did the last pass "
+                "before step() reduce gradients (set_requires_gradient_sync)?"
             )
 
     def _read_marks(self) -> list[Mark]:

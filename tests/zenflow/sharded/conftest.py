@@ -76,5 +76,6 @@ def two(folder_of_two):
         "save behind",
         "overflow",
         "drop",
+        "await",
     )
     return Ranks(2, tasks, folder_of_two).found()

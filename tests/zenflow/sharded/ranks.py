@@ -10,6 +10,8 @@ It leaves what it found, by task, in FOLDER/found-RANK.pt.
 import os
 import signal
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ from tests.zenflow.sharded.runs import (
     drop_some,
     groups_of,
     load,
+    loss_of,
     optimizer_of,
     save,
     stack,
@@ -305,6 +308,21 @@ def dropped(rank, mesh, folder):
     return found
 
 
+def awaited(rank, mesh, folder):
+    """Take a step that the other rank does not take; return the error and the seconds."""
+    # What has been waited for in vain stays in the way of what comes behind it in its group.
+    group = distributed.new_group(timeout=timedelta(seconds=12))
+    model = sharded(DeviceMesh.from_group(group, mesh.device_type))
+    scenario = {"optimizer": {"offload_gradients": "release", "wait_timeout": 3.0}}
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        loss_of(model, 0, [rank]).backward()
+        started = time.monotonic()
+        error = told(optimizer.step) if rank == 0 else None
+        seconds = time.monotonic() - started
+        distributed.barrier()
+    return error, seconds
+
+
 def killed(rank, mesh, folder):
     """Train, saving before every third step, until rank 1 is killed in the middle of a step."""
     model = sharded(mesh)
@@ -336,6 +354,7 @@ TASKS = {
     "save behind": saved_behind,
     "overflow": overflown,
     "drop": dropped,
+    "await": awaited,
     "kill": killed,
 }
 

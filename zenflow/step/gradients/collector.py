@@ -29,7 +29,7 @@ from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.window_sketch import WindowSketch
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
+    from zenflow.columns.shards import Adding
 
 OWN_USES = 2
 """Number of references to the memory of a gradient that nobody else has: the gradient's, and that
@@ -46,7 +46,7 @@ class StepGradients:
     """Whole gradients of the parameters that stay on the device."""
     waiting: dict[int, dict[SplitParam, Tensor]] = field(default_factory=dict)
     """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
-    adding: tuple[Bucket, Work] | None = None
+    adding: tuple[Bucket, Adding] | None = None
     """Full bucket that waits for the norms which other ranks' rows give its columns."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
     """Copies to the host, by the index of the bucket."""
