@@ -130,6 +130,15 @@ class GradientSource:
         self._arrivals[place] = self._arrivals.get(place, 0) + 1
         return self._arrivals[place] == self._accumulation_steps
 
+    def expect_passes(self, count: int) -> None:
+        """Let gradients leave in the last of so many backward passes, from the next one on.
+
+        For steps of more or fewer passes than the optimizer was made for. Later steps have as
+        many as this one in all. Where gradients have left already nothing changes.
+        """
+        if self._engine.collector.is_empty:
+            self._accumulation_steps = max(self._arrivals.values(), default=0) + count
+
     @torch.no_grad()
     def average_came(self, place: SplitParam | Resident, grad: Tensor) -> None:
         """Release a gradient that ranks have averaged, once its last micro-batch is in it.
