@@ -24,6 +24,7 @@ from zenflow.step.engine import Engine
 from zenflow.surface.arguments import (
     check_arguments,
     check_group,
+    check_put_back,
     check_same_params,
     check_settings,
     checked_config,
@@ -150,8 +151,10 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self.accumulation_steps = accumulation_steps
         # A GradScaler then leaves unscaling to step(), so that float16 parameters work too.
         self._step_supports_amp_scaling = not self.releases_gradients
+        # The engine's own list, as others may put another in the place of this one.
+        self._engines_groups = list(self.param_groups)
         self._engine, places = start_engine(
-            self.param_groups,
+            self._engines_groups,
             self.config,
             process_group=process_group,
             controller=controller,
@@ -166,12 +169,13 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
                 "accumulation_steps": accumulation_steps,
             },
         )
-        self._given = [param for group in self.param_groups for param in group["params"]]
+        self._given = [list(group["params"]) for group in self.param_groups]
+        self._seen_groups = self._look_at_groups()
         self._places = {place.param: place for place in places}
         self._source = GradientSource(
             self._engine,
             places,
-            frozen=[param for param in self._given if not param.requires_grad],
+            frozen=[p for group in self._given for p in group if not p.requires_grad],
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
         )
@@ -202,6 +206,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         engine = self._engine
         if engine is not None:
             self._check_no_gradients("add_param_group()")
+            self._take_groups()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -211,10 +216,35 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             self.param_groups.pop()
             raise
         if engine is not None:
-            self._given += group["params"]
+            self._given.append(list(group["params"]))
+            self._take_groups()
             self._places |= {place.param: place for place in added}
             self._source.add(added, [p for p in group["params"] if not p.requires_grad])
             self.memory = plan_memory(engine)
+
+    def _look_at_groups(self) -> list[tuple[Any, Any, int, int]]:
+        """Return what changes where groups are put in the place of others."""
+        groups = self.param_groups
+        return [(g, g.get("params"), len(g.get("params", ())), len(g)) for g in groups]
+
+    def _are_other_groups(self) -> bool:
+        now, seen = self._look_at_groups(), self._seen_groups
+        return len(now) != len(seen) or any(
+            a[0] is not b[0] or a[1] is not b[1] or a[2:] != b[2:]
+            for a, b in zip(now, seen, strict=True)
+        )
+
+    def _take_groups(self) -> None:
+        """Check the groups, and go by those that somebody has put in the place of others.
+
+        Raises:
+            RuntimeError: They have other parameters.
+            ValueError: One lacks a setting, or has a bad one.
+        """
+        check_put_back(self.param_groups, self._given)
+        self.param_groups[0].setdefault(ENTRY, "")
+        self._engines_groups[:] = self.param_groups
+        self._seen_groups = self._look_at_groups()
 
     # ---- gradients --------------------------------------------------------------------------
 
@@ -269,6 +299,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self._check_open()
         self._check_sound()
         self._take_late_weights()
+        if self._are_other_groups():  # before backward uses their settings
+            self._take_groups()
         if self._true_weights.are_shown:
             raise RuntimeError(
                 "the true weights are on the device since optimizer.eval(): call "

@@ -166,9 +166,10 @@ class HostShares:
         return whole
 
     def largest(self, values: Tensor) -> Tensor:
-        """Return the largest of each value over the ranks, in place, in order with the device's work.
+        """Return the largest of each value over the ranks, in place.
 
-        No upload may be under way: ranks' calls meet in their order.
+        It runs in order with the device's work. No upload may be under way, as ranks' calls meet
+        in their order.
         """
         distributed = torch.distributed
         with waiting_for_ranks():

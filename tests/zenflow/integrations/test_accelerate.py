@@ -1,5 +1,7 @@
 """A loop with Accelerate: the plain loop's bits, clipping in the optimizer, state on the host."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -173,7 +175,7 @@ def test_micro_batches_may_change_in_number_while_a_run_goes_on():
         for count in (2, 4, 1, 3):
             loop.accelerator.gradient_accumulation_steps = count
             loop.epoch()
-        ends.append([loop.run.losses, *sum(loop.run.true, [])])
+        ends.append([loop.run.losses, *itertools.chain(*loop.run.true)])
         loop.optimizer.close()
     assert ends[0][0] == ends[1][0]
     assert are_equal(ends[0][1:], ends[1][1:])

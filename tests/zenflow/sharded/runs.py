@@ -192,7 +192,7 @@ def stack():
 
 
 def drop_some(model, optimizer, scenario, rank=0, num_ranks=1):
-    """Train and drop batches on the way; return the weights after each step, then the true ones."""
+    """Train and drop batches; return the weights after each step, then the true ones."""
 
     def backward(batch, num_layers):
         generator = torch.Generator().manual_seed(batch)
