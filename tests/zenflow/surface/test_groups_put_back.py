@@ -134,8 +134,9 @@ def as_text(groups):
 
 
 OTHERS = (reversed_groups, swapped_within, one_less, merged, cut_elsewhere, copies, numbers, none)
+PUT_OTHERS = "param_groups have other parameters .* change their settings"
 REFUSED = [
-    *[(change, "param_groups have other parameters .* change their settings") for change in OTHERS],
+    *[(change, PUT_OTHERS) for change in OTHERS],
     *[
         (without(name), f"parameter group 1 lacks {name}: .* set them")
         for name in ("lr", "betas", "eps", "weight_decay")
