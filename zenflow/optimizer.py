@@ -24,8 +24,6 @@ from zenflow.step.engine import Engine
 from zenflow.surface.arguments import (
     check_arguments,
     check_group,
-    check_put_back,
-    check_same_params,
     check_settings,
     checked_config,
     gradient_mode,
@@ -34,6 +32,7 @@ from zenflow.surface.arguments import (
 from zenflow.surface.assembly import add_residents, start_engine
 from zenflow.surface.data_parallel import TakesAverages
 from zenflow.surface.gradient_hooks import GradientSource
+from zenflow.surface.groups import FollowsGroups, check_same_params
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
 from zenflow.surface.observed import Observed
 from zenflow.surface.state.checkpoints import Checkpointed, complete_state
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 Keep = Literal["keep"]
 
 
-class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
+class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, FollowsGroups):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
     AdamW is that of Loshchilov and Hutter (arXiv 1711.05101), in torch's order of operations. What
@@ -151,10 +150,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self.accumulation_steps = accumulation_steps
         # A GradScaler then leaves unscaling to step(), so that float16 parameters work too.
         self._step_supports_amp_scaling = not self.releases_gradients
-        # The engine's own list, as others may put another in the place of this one.
-        self._engines_groups = list(self.param_groups)
+        self._note_groups()
         self._engine, places = start_engine(
-            self._engines_groups,
+            self._groups_of_engine,
             self.config,
             process_group=process_group,
             controller=controller,
@@ -169,8 +167,6 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
                 "accumulation_steps": accumulation_steps,
             },
         )
-        self._given = [list(group["params"]) for group in self.param_groups]
-        self._seen_groups = self._look_at_groups()
         self._places = {place.param: place for place in places}
         self._source = GradientSource(
             self._engine,
@@ -206,7 +202,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         engine = self._engine
         if engine is not None:
             self._check_no_gradients("add_param_group()")
-            self._take_groups()
+            self._follow_groups()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -216,35 +212,10 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             self.param_groups.pop()
             raise
         if engine is not None:
-            self._given.append(list(group["params"]))
-            self._take_groups()
+            self._add_group()
             self._places |= {place.param: place for place in added}
             self._source.add(added, [p for p in group["params"] if not p.requires_grad])
             self.memory = plan_memory(engine)
-
-    def _look_at_groups(self) -> list[tuple[Any, Any, int, int]]:
-        """Return what changes where groups are put in the place of others."""
-        groups = self.param_groups
-        return [(g, g.get("params"), len(g.get("params", ())), len(g)) for g in groups]
-
-    def _are_other_groups(self) -> bool:
-        now, seen = self._look_at_groups(), self._seen_groups
-        return len(now) != len(seen) or any(
-            a[0] is not b[0] or a[1] is not b[1] or a[2:] != b[2:]
-            for a, b in zip(now, seen, strict=True)
-        )
-
-    def _take_groups(self) -> None:
-        """Check the groups, and go by those that somebody has put in the place of others.
-
-        Raises:
-            RuntimeError: They have other parameters.
-            ValueError: One lacks a setting, or has a bad one.
-        """
-        check_put_back(self.param_groups, self._given)
-        self.param_groups[0].setdefault(ENTRY, "")
-        self._engines_groups[:] = self.param_groups
-        self._seen_groups = self._look_at_groups()
 
     # ---- gradients --------------------------------------------------------------------------
 
@@ -299,8 +270,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self._check_open()
         self._check_sound()
         self._take_late_weights()
-        if self._are_other_groups():  # before backward uses their settings
-            self._take_groups()
+        self._follow_groups()  # before backward uses their settings
         if self._true_weights.are_shown:
             raise RuntimeError(
                 "the true weights are on the device since optimizer.eval(): call "

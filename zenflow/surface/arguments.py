@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -159,51 +158,6 @@ def check_group(group: Mapping[str, Any]) -> None:
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
 """AdamW's settings, which every parameter group has."""
-
-
-def check_same_params(
-    param_groups: Sequence[Mapping[str, Any]], given: Sequence[Sequence[torch.Tensor]]
-) -> None:
-    """Check that the groups have the parameters that they were given with.
-
-    Args:
-        param_groups: The groups as they are.
-        given: The parameters that each group had when it was given.
-
-    Raises:
-        RuntimeError: They have others, which would not be trained, or not by their settings.
-    """
-    now = [list(group.get("params", ())) for group in param_groups]
-    sizes = [[len(group) for group in groups] for groups in (now, given)]
-    if sizes[0] != sizes[1] or any(
-        a is not b for a, b in zip(chain(*now), chain(*given), strict=True)
-    ):
-        raise RuntimeError(
-            "param_groups have other parameters than the optimizer was made with, or the same in "
-            f"other groups or another order ({sizes[0]} parameters in groups, which were "
-            f"{sizes[1]}). Its memory was laid out by these groups: change their settings in "
-            "place, as in group['lr'] = 1e-4, or make a new optimizer"
-        )
-
-
-def check_put_back(
-    param_groups: Sequence[Mapping[str, Any]], given: Sequence[Sequence[torch.Tensor]]
-) -> None:
-    """Check groups that somebody may have put in the place of the optimizer's.
-
-    Raises:
-        RuntimeError: As `check_same_params`.
-        ValueError: A group lacks a setting, or one breaks its rule.
-    """
-    check_same_params(param_groups, given)
-    for index, group in enumerate(param_groups):
-        missing = [name for name in SETTINGS if name not in group]
-        if missing:
-            raise ValueError(
-                f"parameter group {index} lacks {', '.join(missing)}: each needs all of "
-                f"{', '.join(SETTINGS)}; set them, as in group['lr'] = 1e-4"
-            )
-        check_group(group)
 
 
 def check_arguments(
