@@ -218,8 +218,8 @@ class Shards:
         self.num_bytes += values.nbytes
         with waiting_for_ranks():
             work: Work = torch.distributed.all_reduce(values, group=self.group, async_op=True)
-        is_bounded = self.wait_timeout is not None and values.device.type == "cpu"
-        return Adding(work, timedelta(seconds=self.wait_timeout) if is_bounded else None)
+        limit = self.wait_timeout if values.device.type == "cpu" else None
+        return Adding(work, None if limit is None else timedelta(seconds=limit))
 
 
 def check_same(group: ProcessGroup | None, settings: Any) -> None:
