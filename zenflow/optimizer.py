@@ -288,7 +288,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         """Take one step of the update rule with the gradients of this backward.
 
         Raises:
-            GradientError: A gradient is not finite, or not of its parameter's kind.
+            GradientError: A gradient is not finite, not of its parameter's kind, or not the
+                average over the ranks of a process_group.
             WorkerError: A copy or the host's update failed; its cause is chained.
             DeadlineError: Something took longer than `wait_timeout`.
         """

@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of parameters."""
 
+SETTINGS = ("lr", "betas", "eps", "weight_decay")
+"""AdamW's settings, which every parameter group has."""
+
 OTHER_RULES = {
     "amsgrad": False,
     "maximize": False,
@@ -154,10 +157,6 @@ def check_group(group: Mapping[str, Any]) -> None:
                 f"{name}={group[name]} in a parameter group is for torch's own AdamW: this "
                 f"optimizer has {name}={only} only; leave it out"
             )
-
-
-SETTINGS = ("lr", "betas", "eps", "weight_decay")
-"""AdamW's settings, which every parameter group has."""
 
 
 def check_arguments(
