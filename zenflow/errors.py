@@ -33,6 +33,9 @@ class GradientError(ZenFlowError):
     them, until a checkpoint is loaded.
     """
 
+    is_late: bool = False
+    """Whether it was noticed a step late, so that weights may hold the gradient."""
+
 
 class NormError(GradientError):
     """The norm of a step's gradients is not finite."""

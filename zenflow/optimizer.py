@@ -15,7 +15,7 @@ from torch import Tensor
 from zenflow.columns.shards import local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.errors import GradientError, NormError
+from zenflow.errors import GradientError
 from zenflow.lanes.copies import PacedLink
 from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
@@ -26,7 +26,6 @@ from zenflow.surface.arguments import (
     check_gradients,
     check_group,
     check_norm,
-    check_same_params,
     check_settings,
     checked_config,
     note_unused,
@@ -34,6 +33,7 @@ from zenflow.surface.arguments import (
 from zenflow.surface.assembly import add_residents, start_engine
 from zenflow.surface.data_parallel import TakesAverages
 from zenflow.surface.gradient_hooks import GradientSource
+from zenflow.surface.groups import FollowsGroups, check_same_params
 from zenflow.surface.memory_plan import plan_memory, tell_of_memory
 from zenflow.surface.observed import Observed
 from zenflow.surface.state.checkpoints import Checkpointed, complete_state
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
+class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, FollowsGroups):
     """AdamW whose less important columns are updated by the host, behind the device's back.
 
     AdamW is that of Loshchilov and Hutter (arXiv 1711.05101), in torch's order of operations. What
@@ -155,8 +155,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         # A GradScaler then leaves unscaling to step(), so that float16 parameters work too. In
         # release mode it looks at gradients that have left, and these say what to do.
         self._step_supports_amp_scaling = True
+        self._note_groups()
         self._engine, places = start_engine(
-            self.param_groups,
+            self._groups_of_engine,
             self.config,
             process_group=process_group,
             controller=controller,
@@ -171,12 +172,11 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
                 "accumulation_steps": accumulation_steps,
             },
         )
-        self._given = [param for group in self.param_groups for param in group["params"]]
         self._places = {place.param: place for place in places}
         self._source = GradientSource(
             self._engine,
             places,
-            frozen=[param for param in self._given if not param.requires_grad],
+            frozen=[p for group in self._given for p in group if not p.requires_grad],
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
         )
@@ -207,6 +207,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         engine = self._engine
         if engine is not None:
             self._check_no_gradients("add_param_group()")
+            self._follow_groups()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -216,7 +217,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             self.param_groups.pop()
             raise
         if engine is not None:
-            self._given += group["params"]
+            self._add_group()
             self._places |= {place.param: place for place in added}
             self._source.add(added, [p for p in group["params"] if not p.requires_grad])
             self.memory = plan_memory(engine)
@@ -265,6 +266,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         engine = self._running
         self._source.drop_missing()
         if self.releases_gradients:
+            self._check_averages()
             self._source.take_rest()
             engine.collector.complete(engine.step + 1)
             grads = resident_grads_of(engine.layout, engine.collector.gradients)
@@ -282,6 +284,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self._check_open()
         self._check_sound()
         self._take_late_weights()
+        self._follow_groups()  # before backward uses their settings
         if self._true_weights.are_shown:
             raise RuntimeError(
                 "the true weights are on the device since optimizer.eval(): call "
@@ -299,7 +302,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         """Take one step of the update rule with the gradients of this backward.
 
         Raises:
-            GradientError: A gradient is not finite, or not of its parameter's kind.
+            GradientError: A gradient is not finite, not of its parameter's kind, or not the
+                average over the ranks of a process_group.
             WorkerError: A copy or the host's update failed; its cause is chained.
             DeadlineError: Something took longer than `wait_timeout`.
         """
@@ -312,6 +316,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_averages()
         inverse_scale = self._inverse_scale()
         if inverse_scale is None:
             return loss  # the loss scale overflowed: no step, as with torch's optimizers
@@ -323,8 +328,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             self._source.warn_of_nothing()
             engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
         except BaseException as error:
-            is_late = isinstance(error, NormError) and not engine.device.is_synchronous
-            if isinstance(error, GradientError) and not is_late:
+            if isinstance(error, GradientError) and not error.is_late:
                 self._forget_gradients()
             else:
                 self._fail(error)

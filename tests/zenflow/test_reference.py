@@ -13,6 +13,7 @@ from tests.published_reference import PublishedReference
 from tests.reference import Reference
 from tests.zenflow.decisions import decisions, schedules
 from zenflow import Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
+from zenflow.step.fresh import steps
 
 SHAPES = [(7,), (), (6, 5), (3, 8), (1, 9), (9, 1), (4, 3, 2), (2, 2, 3, 2), (5, 16)]
 
@@ -206,6 +207,16 @@ def test_bfloat16_weights_are_the_references_up_to_rounding(mode, scenario):
 @given(config=configs(block_elements=None, min_split_elements=1), seed=st.integers(0, 99))
 def test_automatic_blocks_follow_the_reference(config, seed):
     check_scenario(Scenario(config, [(3, 200), (130, 2), (2, 64)], 10, seed=seed), "release")
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_a_matrix_that_is_moved_in_pieces_follows_the_reference(mode, monkeypatch):
+    """As those of millions of elements are, each piece by the factors of its own rows."""
+    monkeypatch.setattr(steps, "MOST_ELEMENTS", 20)
+    config = ZenFlowConfig(
+        topk_ratio=0.25, update_interval=4, min_split_elements=1, block_elements=30
+    )
+    check_scenario(Scenario(config, [(9, 8), (7, 3), (5, 24)], max_norm=0.3), mode)
 
 
 def sign_config(**changes):

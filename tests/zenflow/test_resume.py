@@ -175,6 +175,35 @@ def test_a_running_optimizer_can_go_back_to_a_checkpoint():
                 assert_equal(run.step(step), weights[step], f"back to {first}, step {step}")
 
 
+def test_loading_again_and_again_takes_no_more_memory_for_uploads():
+    settings = {"config": config_of("exact"), "mode": "release"}
+    _, saved = uninterrupted(**settings)
+    with closing(Run(**settings)) as run:
+        taken = []
+        for _ in range(4):
+            run.load(saved[6])
+            taken.append(sum(b.memory.num_bytes for b in run.optimizer._engine.uploads._buffers))
+    assert taken[0] > 0, "nothing was in flight"
+    assert set(taken) == {taken[0]}
+
+
+def test_a_resumed_runs_reports_say_how_late_its_updates_are():
+    """Of those that were in flight when it was saved, too."""
+    settings = {"config": config_of("exact"), "mode": "release"}
+    _, saved = uninterrupted(**settings)
+    for first in (4, 5, 6, 7):
+        ages = []
+        for start in (0, first):
+            with closing(Run(**settings)) as run:
+                if start:
+                    run.load(saved[start])
+                for step in range(start, first + 1):
+                    run.step(step)
+                run.optimizer.synchronize()
+                ages.append(run.optimizer.report.staleness)
+        assert ages[0] == ages[1] > 1, f"saved at {first}"
+
+
 @pytest.mark.parametrize("rule", ["exact", "published"])
 def test_the_order_of_loading_model_and_optimizer_does_not_matter(rule):
     settings = {"config": config_of(rule), "mode": "keep"}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.host_rows import aligned
-from zenflow.columns.shards import RowSpread
+from zenflow.columns.shards import RowSpread, waiting_for_ranks
 from zenflow.errors import CheckpointError, ZenFlowError
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ class HostShares:
         for part, room in zip(parts, own.split(sizes), strict=True):
             _matrix(room, part.shape, part.dtype).copy_(part)
         found = own.new_empty(self.group.size(), own.numel())
-        all_gather(found.view(-1), own, group=self.group)
+        with waiting_for_ranks():
+            all_gather(found.view(-1), own, group=self.group)
         whole = []
         for part, count, rooms in zip(parts, num_rows, found.split(sizes, dim=1), strict=True):
             pieces = []
@@ -163,6 +164,17 @@ class HostShares:
                 pieces.append(_matrix(room, (len(part), last - first), part.dtype))
             whole.append(torch.cat(pieces, dim=1))
         return whole
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of each value over the ranks, in place.
+
+        It runs in order with the device's work. No upload may be under way, as ranks' calls meet
+        in their order.
+        """
+        distributed = torch.distributed
+        with waiting_for_ranks():
+            distributed.all_reduce(values, distributed.ReduceOp.MAX, group=self.group)
+        return values
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -180,7 +192,8 @@ class HostShares:
         if self.group is not None:
             found: list[str | None] = [None] * self.group.size()
             text = None if error is None else str(error)
-            torch.distributed.all_gather_object(found, text, group=self.group)
+            with waiting_for_ranks():
+                torch.distributed.all_gather_object(found, text, group=self.group)
             others = [f"rank {rank}: {there}" for rank, there in enumerate(found) if there]
             if error is None and others:
                 error = CheckpointError(f"another rank can't take up the state. {others[0]}")

@@ -11,13 +11,17 @@ FSDP2 has averaged: numbers are added up over the other dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
+
+from zenflow.errors import DeadlineError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -110,6 +114,45 @@ def is_of_another_rank(part: Tensor, rows: RowSpread | None) -> bool:
     return (there.size(), there.get_coordinate()) != (here.size(), here.get_coordinate())
 
 
+@contextmanager
+def waiting_for_ranks() -> Iterator[None]:
+    """Say what ranks have to do where one has waited for another in vain.
+
+    Raises:
+        DeadlineError: Another rank has not come, or has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # gloo and NCCL have no class of their own for it
+        raise DeadlineError(
+            f"this rank waited for another one in vain ({error}). All ranks have to take the same "
+            "steps: as many batches, backward passes, step(), zero_grad() and eval(). If one has "
+            "ended, its own error says why; start all of them again from the last checkpoint"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Adding:
+    """Numbers that are being added up over the ranks."""
+
+    work: Work
+    """Sum that was begun."""
+    timeout: timedelta | None
+    """Time after which a wait is an error; None where the ranks' group has a limit of its own."""
+
+    def wait(self) -> None:
+        """Order the sums before the device's later work.
+
+        Raises:
+            DeadlineError: Another rank has not come in time.
+        """
+        with waiting_for_ranks():
+            if self.timeout is None:
+                self.work.wait()
+            else:
+                self.work.wait(self.timeout)
+
+
 @dataclass(slots=True, eq=False)
 class Shards:
     """The ranks that have rows of the same parameters."""
@@ -118,10 +161,17 @@ class Shards:
     """These ranks; None where every rank has all rows."""
     num_bytes: int = 0
     """Bytes of the numbers that were added up so far."""
+    wait_timeout: float | None = None
+    """Seconds after which waiting for another rank is an error, on a CPU; None leaves that to the
+    group, as it is on a GPU. There such a wait would hold up the thread that launches work."""
 
     @classmethod
-    def of(cls, params: Sequence[NamedParam]) -> Shards:
+    def of(cls, params: Sequence[NamedParam], wait_timeout: float | None = None) -> Shards:
         """Return the ranks of these parameters.
+
+        Args:
+            params: The parameters.
+            wait_timeout: Seconds after which waiting for another rank is an error, on a CPU.
 
         Raises:
             ValueError: The parameters are spread in a way that can't be trained.
@@ -143,7 +193,7 @@ class Shards:
                     "with fully_shard over one DeviceMesh"
                 )
         places = [place.is_shard() for place in first.param.placements]
-        return cls(mesh.get_group(places.index(True)))
+        return cls(mesh.get_group(places.index(True)), wait_timeout=wait_timeout)
 
     def add_up(self, values: Tensor) -> Tensor:
         """Add a contiguous tensor up over the ranks, in place, in order with the device's work.
@@ -156,7 +206,7 @@ class Shards:
             work.wait()
         return values
 
-    def begin_adding(self, values: Tensor) -> Work | None:
+    def begin_adding(self, values: Tensor) -> Adding | None:
         """Begin to add a contiguous tensor up over the ranks, in place; all of them call it.
 
         Returns:
@@ -166,8 +216,10 @@ class Shards:
         if self.group is None or not values.numel():
             return None
         self.num_bytes += values.nbytes
-        work: Work = torch.distributed.all_reduce(values, group=self.group, async_op=True)
-        return work
+        with waiting_for_ranks():
+            work: Work = torch.distributed.all_reduce(values, group=self.group, async_op=True)
+        limit = self.wait_timeout if values.device.type == "cpu" else None
+        return Adding(work, None if limit is None else timedelta(seconds=limit))
 
 
 def check_same(group: ProcessGroup | None, settings: Any) -> None:
@@ -183,7 +235,8 @@ def check_same(group: ProcessGroup | None, settings: Any) -> None:
     if group is None:
         return
     found: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(found, settings, group=group)
+    with waiting_for_ranks():
+        torch.distributed.all_gather_object(found, settings, group=group)
     differing = [rank for rank, there in enumerate(found) if there != found[0]]
     if differing:
         names = [key for key, value in found[0].items() if found[differing[0]][key] != value]

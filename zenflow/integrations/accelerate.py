@@ -62,6 +62,7 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
         if isinstance(item, ZenFlowAdamW):
             _check_pair(accelerator, item)
             route_clipping(accelerator, item)
+            follow_accumulation(accelerator, item)
             ready.append(ZenFlowAcceleratedOptimizer(item, accelerator.scaler))
         else:
             ready.append(item)
@@ -100,6 +101,48 @@ def route_clipping(accelerator: Accelerator, optimizer: ZenFlowAdamW) -> None:
     if not isinstance(clipping, _Clipping):
         clipping = accelerator.clip_grad_norm_ = _Clipping(accelerator)
     clipping.optimizers.add(optimizer)
+
+
+def follow_accumulation(
+    accelerator: Accelerator, optimizer: ZenFlowAdamW, *, always: bool = False
+) -> None:
+    """Let gradients leave in the backward pass in which the accelerator syncs gradients.
+
+    It knows before each pass, and how many there are in a step may change in mid-run.
+
+    Args:
+        accelerator: The accelerator, whose `backward` is called for every pass.
+        optimizer: The optimizer.
+        always: Whether each step ends with the pass that syncs. Else only where the accelerator
+            accumulates: without it loops may accumulate by themselves.
+    """
+    if not optimizer.releases_gradients:
+        return
+    backward = accelerator.__dict__.get("backward")
+    if not isinstance(backward, _Backward):
+        backward = accelerator.backward = _Backward(accelerator)
+    backward.optimizers[optimizer] = always
+
+
+class _Backward:
+    """Stands for an accelerator's `backward`."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        # Weakly, as in `_Clipping`.
+        self._accelerator = weakref.ref(accelerator)
+        self._of_accelerator = type(accelerator).backward
+        self.optimizers: weakref.WeakKeyDictionary[ZenFlowAdamW, bool] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __call__(self, loss: Tensor, **kwargs: Any) -> None:
+        """Run a backward pass, from which gradients leave if it is the step's last."""
+        accelerator = self._accelerator()
+        assert accelerator is not None
+        for optimizer, always in self.optimizers.items():
+            if always or accelerator.gradient_accumulation_steps != 1:
+                optimizer._source.expect_passes(1 if accelerator.sync_gradients else 2)
+        self._of_accelerator(accelerator, loss, **kwargs)
 
 
 class _Clipping:

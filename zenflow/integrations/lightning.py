@@ -9,6 +9,7 @@ from zenflow.optimizer import ZenFlowAdamW
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
     from lightning.pytorch.trainer.states import TrainerFn
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -29,7 +30,8 @@ class ZenFlowCallback(Callback):
     - Every `log_every_n_steps` the loggers get `StepLog.take`'s values under `zenflow/`.
 
     In release mode the optimizer clips: `max_grad_norm` in place of the Trainer's
-    `gradient_clip_val`.
+    `gradient_clip_val`. Its steps have as many backward passes as the Trainer's, whose number may
+    change in mid-run, as `GradientAccumulationScheduler` changes it.
     """
 
     def __init__(self) -> None:
@@ -81,6 +83,14 @@ class ZenFlowCallback(Callback):
                 optimizer.train()
             elif batch_idx == 0:
                 optimizer.adopt_weights()
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Tell the optimizer how many passes are left to its step: that number may change."""
+        if pl_module.automatic_optimization:
+            every = trainer.accumulate_grad_batches
+            left = every - trainer.fit_loop.epoch_loop.batch_idx % every
+            for optimizer in _optimizers(trainer):
+                optimizer._source.expect_passes(left)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Take the step's report, and log where a row is due."""
@@ -134,6 +144,9 @@ def _check_release(trainer: Trainer, pl_module: LightningModule, optimizer: ZenF
         ValueError: A rule is broken; the message lists all that are.
     """
     clip, accumulated = trainer.gradient_clip_val, trainer.accumulate_grad_batches
+    callbacks = trainer.callbacks  # type: ignore[attr-defined] # set elsewhere
+    has_schedule = any(isinstance(c, GradientAccumulationScheduler) for c in callbacks)
+    is_counted = pl_module.automatic_optimization and not has_schedule
     rules = [
         (
             not clip,
@@ -141,7 +154,7 @@ def _check_release(trainer: Trainer, pl_module: LightningModule, optimizer: ZenF
             f"optimizer with max_grad_norm={clip}",
         ),
         (
-            not pl_module.automatic_optimization or accumulated == optimizer.accumulation_steps,
+            not is_counted or accumulated == optimizer.accumulation_steps,
             f"accumulate_grad_batches is {accumulated}, and the optimizer was made for "
             f"{optimizer.accumulation_steps}: give it accumulation_steps={accumulated}",
         ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zenflow.config import ZenFlowConfig
-from zenflow.integrations.accelerate import route_clipping, unwrapped
+from zenflow.integrations.accelerate import follow_accumulation, route_clipping, unwrapped
 from zenflow.integrations.step_log import StepLog
 from zenflow.optimizer import ZenFlowAdamW
 
@@ -161,6 +161,7 @@ class ZenFlowTrainerMixin(_Mixed):
         self.zenflow_optimizer = _zenflow(self.optimizer)
         self.zenflow_optimizer.zero_grad()  # a run before may have been broken off in backward
         route_clipping(self.accelerator, self.zenflow_optimizer)
+        follow_accumulation(self.accelerator, self.zenflow_optimizer, always=True)
         return self.zenflow_optimizer
 
     def _optimizer_arguments(self) -> dict[str, Any]:

@@ -100,8 +100,8 @@ class Completion:
         if not is_there:
             raise DeadlineError(
                 f"waited {timeout:g} s for {self.what}, which has not ended: the host or the link "
-                "is far slower than the steps need, or a thread hangs. Raise wait_timeout if "
-                "that is expected"
+                "is far slower than the steps need, a thread hangs, or another rank does not take "
+                "the same steps. Raise wait_timeout if that is expected"
             )
         if self.error is not None:
             raise WorkerError(

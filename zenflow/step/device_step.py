@@ -56,6 +56,8 @@ class Measured:
 
     factor: Tensor
     """Factor on the gradients, clip factor times inverse loss scale; shape (), on the device."""
+    norm: Tensor
+    """L2 norm over all gradients, the loss scale undone; shape (), on the device."""
     is_scaling: bool
     """Whether the factor can differ from 1."""
     values: HostValues
@@ -86,6 +88,7 @@ def measure(
         values = torch.cat([values, sketch.read(columns, factor)])
     return Measured(
         factor=factor,
+        norm=norm,
         is_scaling=max_norm is not None or inverse_scale != 1.0,
         values=device.to_host(values),
     )

@@ -77,6 +77,7 @@ from zenflow.step.host.published import PublishedTasks, make_sums
 from zenflow.step.host.schedule import HostSchedule
 from zenflow.step.host.tasks import AbstractHostTasks, Step
 from zenflow.step.reporter import Reporter, check_finite
+from zenflow.step.same_gradients import SameGradients
 from zenflow.step.uploads import UploadGate
 from zenflow.trace.recorder import Recorder
 from zenflow.trace.timeline import Timeline
@@ -143,6 +144,9 @@ class Engine:
         if releases and device.has_ring:
             sizes = [(len(s.room.staging), s.part.most * s.param.itemsize) for s in layout.splits]
             self.ring = GradientRing(device, sizes, wait_timeout=wait_timeout)
+        self.same: SameGradients | None = None
+        if layout.shares.group is not None and not releases:
+            self.same = SameGradients(layout.shares, device)
         self.collector = GradientCollector(
             device,
             layout,
@@ -212,7 +216,8 @@ class Engine:
         Weights that a fresh step has moved become the true ones, which have all gradients of the
         steps that were taken.
         """
-        self.collector.await_norms()  # the next step's are written to the same memory
+        # A full bucket has moved weights, here as where no other rank has to be waited for.
+        self.collector.send_added(self.step + 1)
         moved = self.collector.gradients.sent
         self.collector.discard()
         self.schedule.tasks.drop(self.layout.blocks)
@@ -274,12 +279,15 @@ class Engine:
             inverse_scale: Factor that undoes the loss scale.
 
         Raises:
-            GradientError: The gradient norm is not finite. On a CPU nothing has changed; on a GPU
-                the error comes one step late and the optimizer can't go on.
+            GradientError: The gradient norm is not finite, or ranks have different gradients. On a
+                CPU nothing has changed; on a GPU the error comes one step late and the optimizer
+                can't go on.
             WorkerError: A copy or a host task failed.
         """
         number = self.step + 1
         started = self.device.timing_mark()
+        if self.same is not None:
+            self.same.check()
         self.collector.complete(number)
         gradients = self.collector.gradients
         resident_grads = resident_grads_of(self.layout, gradients)
@@ -291,6 +299,8 @@ class Engine:
             inverse_scale=inverse_scale,
             sketch=self.probes.watching,
         )
+        if self.same is not None:  # before uploads begin: they meet other ranks too
+            self.same.compare(measured.norm, number)
         if self.device.is_synchronous:
             check_finite(measured.values.get()[1], number, self.device)
         self.passed.begin(inverse_scale)
@@ -325,6 +335,8 @@ class Engine:
         selecting = self.schedule.begin(step)
         self.gate.wait(landed)
         if selecting:
+            if self.same is not None:
+                self.same.check()
             with self.stalls.waiting("select"):
                 self.schedule.select(step, selecting)
         if step.lag == 0:

@@ -136,5 +136,5 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
         f"in float32, in which AdamW keeps the second moments; {remedy}. With "
         'float16 use torch.amp.GradScaler and offload_gradients="keep"'
     )
-    error.step, error.norm = step, norm
+    error.step, error.norm, error.is_late = step, norm, not device.is_synchronous
     raise error

@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of parameters."""
 
+SETTINGS = ("lr", "betas", "eps", "weight_decay")
+"""AdamW's settings, which every parameter group has."""
+
 OTHER_RULES = {
     "amsgrad": False,
     "maximize": False,
@@ -158,22 +161,6 @@ def check_group(group: Mapping[str, Any]) -> None:
                 f"{name}={group[name]} in a parameter group is for torch's own AdamW: this "
                 f"optimizer has {name}={only} only; leave it out"
             )
-
-
-def check_same_params(
-    param_groups: Sequence[Mapping[str, Any]], given: Sequence[torch.Tensor]
-) -> None:
-    """Check that the groups have the parameters that the optimizer was made with.
-
-    Raises:
-        RuntimeError: They have others, which would not be trained.
-    """
-    now = [param for group in param_groups for param in group["params"]]
-    if len(now) != len(given) or any(a is not b for a, b in zip(now, given, strict=True)):
-        raise RuntimeError(
-            "param_groups have other parameters than the optimizer was made with, where its "
-            "memory was laid out: make a new optimizer with these"
-        )
 
 
 def check_arguments(

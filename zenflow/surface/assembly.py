@@ -62,7 +62,7 @@ def start_engine(
         ValueError: The parameters do not go together, or not with the link.
     """
     named = named_params(param_groups)
-    shards = Shards.of(named)
+    shards = Shards.of(named, wait_timeout)
     where = common_device(named)
     shares = HostShares.of(named, process_group, wait_timeout)
     sharing = shards.group or shares.group

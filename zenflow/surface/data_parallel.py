@@ -9,18 +9,25 @@ waits only where averages take longer than backward does.
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from zenflow.errors import GradientError
+from zenflow.step.same_gradients import REMEDY
 from zenflow.surface.with_engine import WithEngine
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
+
+    from zenflow.columns.device_rows import Resident
+    from zenflow.columns.layout import SplitParam
 
 
 class TakesAverages(WithEngine):
@@ -69,24 +76,61 @@ class TakesAverages(WithEngine):
                     f"{place.name} is not among the parameters whose gradients the model "
                     "averages: wrap the module that has all of the optimizer's parameters"
                 )
-        hook = _AveragesHook(weakref.ref(self), model.process_group)
+        hook = _AveragesHook(weakref.ref(self), weakref.ref(model), model.process_group)
         model.register_comm_hook(hook, lambda state, bucket: state.begin(bucket))
+        self._averages, self._models = hook, [weakref.ref(model)]
         self._source.has_hooks = True
+        self._source.note_arrivals(hook.own)
+
+    _averages: _AveragesHook | None = None
+    """What follows the averages in release mode."""
+    _models: Sequence[weakref.ref[DistributedDataParallel]] | None = None
+    """Modules that average the gradients; None before they have been looked for."""
+
+    def _check_averages(self) -> None:
+        """Refuse gradients that not all ranks have, before they are used.
+
+        Raises:
+            GradientError: A gradient has not been averaged.
+            RuntimeError: A rank may end before the others.
+        """
+        if self._running.layout.shares.group is None:
+            return
+        if self._models is None:
+            self._models = _modules_of(self._places)
+        for model in self._models:
+            _check_join(model())
+        own = set() if self._averages is None else self._averages.own
+        for place in self._places.values():
+            if place in own and place.param.grad is not None:
+                raise GradientError(
+                    f"the gradient of {place.name} is this rank's own, not the ranks' average: "
+                    f"{REMEDY}"
+                )
 
 
 class _AveragesHook:
     """Begins a bucket's average, and lets an optimizer take the one before."""
 
-    def __init__(self, optimizer: weakref.ref[TakesAverages], process_group: ProcessGroup) -> None:
+    def __init__(
+        self,
+        optimizer: weakref.ref[TakesAverages],
+        model: weakref.ref[DistributedDataParallel],
+        process_group: ProcessGroup,
+    ) -> None:
         """Start with no bucket; the model that has this hook outlives optimizers."""
         self._optimizer = optimizer
+        self._model = model
         self._process_group = process_group
+        self.own: set[SplitParam | Resident] = set()
+        """Parameters that have had a gradient since their last average."""
         self._begun: tuple[GradBucket, Future[Tensor]] | None = None
 
     def begin(self, bucket: GradBucket) -> Future[Tensor]:
         """Return the average to be."""
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+        _check_join(self._model())
         average = allreduce_hook(self._process_group, bucket)
         optimizer = self._optimizer()
         if optimizer is None or not optimizer._finalizer.alive:
@@ -117,7 +161,30 @@ class _AveragesHook:
         for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             place = optimizer._places.get(param)
             if place is not None:
+                self.own.discard(place)
                 optimizer._source.average_came(place, _in_order_of(param, grad))
+
+
+def _modules_of(params: Collection[Tensor]) -> Sequence[weakref.ref[DistributedDataParallel]]:
+    """Return the modules that average some of these gradients, which nothing else names."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
+    return [weakref.ref(m) for m in found if any(p in params for p in m.module.parameters())]
+
+
+def _check_join(model: DistributedDataParallel | None) -> None:
+    """Refuse torch's context in which a rank may end before the others.
+
+    Raises:
+        RuntimeError: The model is in it.
+    """
+    if model is not None and model._join_config.enable:
+        raise RuntimeError(
+            "join() lets a rank end before the others, and all ranks of a process_group have to "
+            "take the same steps: leave it out, and give every rank as many batches "
+            "(DistributedSampler pads or drops the last ones)"
+        )
 
 
 def _in_order_of(param: Tensor, grad: Tensor) -> Tensor:

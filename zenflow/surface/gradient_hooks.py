@@ -109,6 +109,15 @@ class GradientSource:
             handle = place.param.register_post_accumulate_grad_hook(hook(place))
             self._hooks.append(handle)
 
+    def note_arrivals(self, noted: set[SplitParam | Resident]) -> None:
+        """Put every parameter whose gradient comes or grows into a set from now on."""
+
+        def note(place: SplitParam | Resident) -> Callable[[Tensor], None]:
+            return lambda _: noted.add(place)
+
+        for place in self._places:
+            self._hooks.append(place.param.register_post_accumulate_grad_hook(note(place)))
+
     def _arrived(self, place: SplitParam | Resident) -> None:
         """Release a gradient once its last micro-batch has been added."""
         if self._accumulation_steps > 1:
@@ -147,6 +156,15 @@ class GradientSource:
             self._arrivals[place] = -1
         else:
             self._sums[place] = _Identity(grad)
+
+    def expect_passes(self, count: int) -> None:
+        """Let gradients leave in the last of so many backward passes, from the next one on.
+
+        For steps of more or fewer passes than the optimizer was made for. Later steps have as
+        many as this one in all. Where gradients have left already nothing changes.
+        """
+        if self._engine.collector.is_empty:
+            self._accumulation_steps = max(self._arrivals.values(), default=0) + count
 
     @torch.no_grad()
     def average_came(self, place: SplitParam | Resident, grad: Tensor) -> None:
@@ -209,7 +227,8 @@ class GradientSource:
             self._has_warned = True
             _log.warning(
                 "no parameter of this optimizer has a gradient: was the model wrapped (PEFT), "
-                "copied or frozen after the optimizer was made?"
+                "copied or frozen after the optimizer was made? Under FSDP2: did the last pass "
+                "before step() reduce gradients (set_requires_gradient_sync)?"
             )
 
     def _read_marks(self) -> list[Mark]:

@@ -10,6 +10,7 @@ It leaves what it found, by task, in FOLDER/found-RANK.pt.
 import os
 import signal
 import sys
+import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -39,6 +40,7 @@ from tests.zenflow.sharded.runs import (
     Uneven,
     columns_of,
     load,
+    loss_of,
     optimizer_of,
     save,
     take_steps,
@@ -303,6 +305,95 @@ def dropped(rank, mesh, folder):
         return {"refused": refused, "weights": weights_of(model)}
 
 
+class _Failing(torch.autograd.Function):
+    """Lets what ends a backward pass fail, behind what others have put there before."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        def fail():
+            raise ValueError("a callback of somebody else")
+
+        torch.autograd.Variable._execution_engine.queue_callback(fail)
+        return grad
+
+
+def broken_off(rank, mesh, folder):
+    """Break a backward off when all buckets have been averaged, or don't; return the weights."""
+    ends = []
+    for breaks in (False, True):
+        model = DistributedDataParallel(TinyStack(), **SMALL_BUCKETS)
+        options = {"offload_gradients": "release", "process_group": model.process_group}
+        with closing(optimizer_of(model.module, {}, **options)) as optimizer:
+            optimizer.release_from(model)
+            for step in range(8):
+                rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(2 * step + rank))
+                rows.requires_grad_()
+                if breaks and step == 4:
+                    with pytest.raises(ValueError, match="somebody else"):
+                        model(_Failing.apply(3.0 * rows)).square().sum().backward()
+                    optimizer.zero_grad()
+                model(rows).square().sum().backward()
+                optimizer.step()
+            with optimizer.true_weights():
+                ends.append(weights_of(model))
+    return ends
+
+
+def apart(rank, mesh, folder):
+    """Return the errors of ranks that don't do the same, and how long they took."""
+
+    def own_gradients(model, optimizer):
+        with model.no_sync():
+            loss_of(model, 5, [rank]).backward()
+        optimizer.step()
+
+    def beside_the_module(model, optimizer):
+        loss_of(model.module, 5, [rank]).backward()
+        optimizer.step()
+
+    def half_averaged(model, optimizer):
+        loss_of(model, 5, [rank]).backward()
+        own_gradients(model, optimizer)
+
+    def joined(model, optimizer):
+        with model.join():
+            for step in range(5, 8 + rank):
+                loss_of(model, step, [rank]).backward()
+                optimizer.step()
+
+    def none_comes(model, optimizer):
+        loss_of(model, 5, [rank]).backward()
+        if rank == 0:
+            optimizer.step()
+
+    cases = {
+        "no_sync, keep": ("keep", 1, own_gradients),
+        "no_sync, release": ("release", 1, own_gradients),
+        "module, keep": ("keep", 1, beside_the_module),
+        "module, release": ("release", 1, beside_the_module),
+        "no_sync behind an average": ("release", 3, half_averaged),
+        "join, keep": ("keep", 1, joined),
+        "join, release": ("release", 1, joined),
+        "none comes": ("keep", 1, none_comes),
+    }
+    found = {}
+    for name, (mode, accumulation_steps, take) in cases.items():
+        options = {"offload_gradients": mode, "accumulation_steps": accumulation_steps}
+        scenario = {"optimizer": options, "micro_batches": accumulation_steps}
+        settings = {"wait_timeout": 3.0}
+        with training(mesh.device_type, scenario, **settings) as (model, optimizer):
+            take_steps(model, optimizer, scenario, range(5), rank, mesh.size())
+            started = time.monotonic()
+            error = told(partial(take, model, optimizer))
+            found[name] = error, time.monotonic() - started
+            distributed.barrier()
+    return found
+
+
 def failing(rank, mesh, folder):
     """Train until the host of rank 1 fails; nobody waits for long."""
     scenario = SCENARIOS["k = 0.1, S = 4, keep"]
@@ -351,6 +442,8 @@ TASKS = {
     "other order": in_other_order,
     "misuse": misused,
     "too many": one_too_many,
+    "broken off": broken_off,
+    "apart": apart,
     "drop": dropped,
     "fail": failing,
     "kill": killed,

@@ -62,6 +62,7 @@ def two(folder_of_two):
     tasks = (
         *("train", "share nothing", "ring", "save", "load", "delay", "export", "save by one"),
         *("weigh", "work", "other order", "misuse", "too many", "drop", "guide"),
+        *("broken off", "apart"),
     )
     return Ranks(2, tasks, folder_of_two, module=MODULE).found()
 
@@ -216,6 +217,43 @@ def test_a_rank_has_its_share_of_the_hosts_work_and_time(num_ranks, two, four):
 def test_bad_input_is_an_error_on_every_rank(what, message, two):
     for rank in two:
         assert re.match(message, rank["misuse"][what], re.DOTALL), rank["misuse"][what]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no_sync, keep", "GradientError: ranks have different gradients in step 6, .* no_sync"),
+        (
+            "module, keep",
+            "GradientError: ranks have different gradients in step 6, .* .module",
+        ),
+        ("no_sync, release", "GradientError: the gradient of .* is this rank's own, .* no_sync"),
+        (
+            "module, release",
+            "GradientError: the gradient of .* is this rank's own, .* .module",
+        ),
+        ("no_sync behind an average", "GradientError: the gradient of .* is this rank's own"),
+        ("join, keep", r"RuntimeError: join\(\) lets a rank end before .* as many batches"),
+        ("join, release", r"RuntimeError: join\(\) lets a rank end before .* as many batches"),
+    ],
+)
+def test_ranks_that_do_not_do_the_same_all_get_an_error_at_once(what, message, two):
+    for rank in two:
+        error, seconds = rank["apart"][what]
+        assert re.match(message, error, re.DOTALL), error
+        assert seconds < 3, "waited for the other"
+
+
+def test_a_rank_waits_no_longer_than_its_timeout_for_another(two):
+    error, seconds = two[0]["apart"]["none comes"]
+    assert re.match("DeadlineError: .* All ranks have to take the same steps", error), error
+    assert 2.5 < seconds < 20
+
+
+def test_a_backward_that_was_broken_off_leaves_nothing_to_the_next(two):
+    for rank in two:
+        undisturbed, disturbed = rank["broken off"]
+        assert_equal(disturbed, undisturbed)
 
 
 def test_what_the_guide_shows_learns(two):

@@ -1,5 +1,7 @@
 """A loop with Accelerate: the plain loop's bits, clipping in the optimizer, state on the host."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -164,6 +166,19 @@ def test_accumulation_that_differs_is_refused():
     optimizer = make_optimizer(decoder(), accumulation_steps=2)
     with pytest.raises(ValueError, match="give it accumulation_steps=3"):
         prepare(Accelerator(cpu=True, gradient_accumulation_steps=3), optimizer)
+
+
+def test_micro_batches_may_change_in_number_while_a_run_goes_on():
+    ends = []
+    for release in (True, False):
+        loop = Loop(release)
+        for count in (2, 4, 1, 3):
+            loop.accelerator.gradient_accumulation_steps = count
+            loop.epoch()
+        ends.append([loop.run.losses, *itertools.chain(*loop.run.true)])
+        loop.optimizer.close()
+    assert ends[0][0] == ends[1][0]
+    assert are_equal(ends[0][1:], ends[1][1:])
 
 
 def test_without_prepare_of_ours_clipping_fails_loudly():

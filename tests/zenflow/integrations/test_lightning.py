@@ -12,6 +12,7 @@ pytest.importorskip(
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
     ModelCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
@@ -277,6 +278,44 @@ def test_what_release_mode_can_not_do_is_refused_at_once(case, tmp_path):
     changes, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         trainer_in(tmp_path, **changes).fit(Module(), batches())
+
+
+class Changing(pl.Callback):
+    """Sets the number of micro-batches in a step before some batches, from the second one on."""
+
+    def __init__(self, numbers):
+        self.numbers, self.batch = numbers, 0
+
+    def on_train_batch_start(self, trainer, *_):
+        trainer.accumulate_grad_batches = self.numbers.get(
+            self.batch, trainer.accumulate_grad_batches
+        )
+        self.batch += 1
+
+
+CHANGES = {
+    "fewer": (2, lambda: GradientAccumulationScheduler({0: 2, 2: 1})),
+    "more": (1, lambda: GradientAccumulationScheduler({0: 1, 1: 2, 2: 3})),
+    "as many": (2, lambda: GradientAccumulationScheduler({0: 2})),
+    "not the optimizer's": (3, lambda: GradientAccumulationScheduler({1: 4})),
+    "by a callback": (1, lambda: Changing({3: 3, 8: 2, 13: 4, 17: 1})),
+}
+"""Micro-batches that the optimizer is made for, and what changes their number in mid-run."""
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_micro_batches_may_change_in_number_while_a_run_goes_on(case, tmp_path):
+    accumulation_steps, change = CHANGES[case]
+    ends = []
+    for release in (True, False):
+        module = Module(release, accumulation_steps)
+        trainer = trainer_in(tmp_path, [change()], accumulate_grad_batches=1, max_epochs=3)
+        trainer.fit(module, batches())
+        ends.append((trainer.global_step, module.losses, weights_of(module.model)))
+    (released, losses, weights), (kept, *_), *_ = ends
+    assert released == kept
+    assert losses == ends[1][1]
+    assert are_equal(weights, ends[1][2])
 
 
 def test_another_optimizer_is_refused(tmp_path):

@@ -164,6 +164,28 @@ def test_a_stream_that_ends_in_mid_step_trains_alike_in_both_modes(tmp_path):
     assert are_equal(ends[0][1:], ends[1][1:])
 
 
+class Accumulating(TrainerCallback):
+    """Changes the number of micro-batches in a step from epoch to epoch."""
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def on_epoch_begin(self, args, state, *_, **__):
+        args.gradient_accumulation_steps = self.counts[round(state.epoch or 0)]
+
+
+def test_micro_batches_may_change_in_number_while_a_run_goes_on(tmp_path):
+    ends = []
+    for release in (True, False):
+        given = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "max_steps": -1}
+        callbacks = [Accumulating([2, 4, 1])]
+        trainer = make(tmp_path, release=release, callbacks=callbacks, **given)
+        trainer.train()
+        ends.append([trainer.losses, *weights_of(trainer.model)])
+    assert ends[0][0] == ends[1][0]
+    assert are_equal(ends[0][1:], ends[1][1:])
+
+
 class BreakOff(TrainerCallback):
     """Raises after a micro-batch, whose gradients have left the device in release mode."""
 

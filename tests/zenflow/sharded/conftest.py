@@ -75,5 +75,7 @@ def two(folder_of_two):
         "too many",
         "save behind",
         "overflow",
+        "drop",
+        "await",
     )
     return Ranks(2, tasks, folder_of_two).found()

@@ -10,6 +10,7 @@ It leaves what it found, by task, in FOLDER/found-RANK.pt.
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from tests.test_documents import python_blocks
 from tests.zenflow.host_work import host_work
 from tests.zenflow.sharded.runs import (
     DELAYED,
+    DROPPING,
     LAST,
     NUM_STEPS,
     SAVED,
@@ -41,11 +43,15 @@ from tests.zenflow.sharded.runs import (
     TRAINED,
     Uneven,
     columns_of,
+    drop_some,
     groups_of,
     load,
+    loss_of,
     optimizer_of,
     save,
+    stack,
     take_steps,
+    whole,
 )
 from tests.zenflow.step.test_timing import delay
 from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig, ZenFlowError
@@ -62,7 +68,7 @@ def sharded(mesh, *, seed=0, reshard=True):
 
 def whole_weights(model):
     """Return copies of the whole parameters, on every rank."""
-    return [p.full_tensor().detach().cpu().clone() for p in model.parameters()]
+    return [whole(p) for p in model.parameters()]
 
 
 def train_one(scenario, rank, mesh, num_ranks=None):
@@ -288,6 +294,35 @@ def overflown(rank, mesh, folder):
     return found
 
 
+def dropped(rank, mesh, folder):
+    """Drop batches on the way, in several modes."""
+    found = {}
+    for name, scenario in DROPPING.items():
+        model = stack()
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        with closing(optimizer_of(model, scenario)) as optimizer:
+            found[name] = drop_some(model, optimizer, scenario, rank, mesh.size())
+    return found
+
+
+def awaited(rank, mesh, folder):
+    """Take a step that the other rank does not take; return the error and the seconds.
+
+    The last task: what was waited for in vain stays in the way of what comes behind it.
+    """
+    model = sharded(mesh)
+    scenario = {"optimizer": {"offload_gradients": "release", "wait_timeout": 3.0}}
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        loss_of(model, 0, [rank]).backward()
+        started = time.monotonic()
+        if rank == 0:
+            return told(optimizer.step), time.monotonic() - started
+        time.sleep(8)  # here until the other one has given up
+        return None
+
+
 def killed(rank, mesh, folder):
     """Train, saving before every third step, until rank 1 is killed in the middle of a step."""
     model = sharded(mesh)
@@ -318,6 +353,8 @@ TASKS = {
     "too many": one_too_many,
     "save behind": saved_behind,
     "overflow": overflown,
+    "drop": dropped,
+    "await": awaited,
     "kill": killed,
 }
 

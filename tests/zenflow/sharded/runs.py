@@ -7,11 +7,12 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from tests.models import TINY, closing, weights_of
+from tests.models import TINY, TinyStack, closing, weights_of
 from tests.zenflow.decisions import decisions
 from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
@@ -168,6 +169,60 @@ def take_steps(model, optimizer, scenario, steps, rank=0, num_ranks=1):
         optimizer.zero_grad()
 
 
+DROPPED_AT = {2: [5], 5: [6, 1, 6], 6: [6, 6], 8: [3], 9: [2, 6]}
+"""Batches that are dropped before some steps: the number of layers that each goes through.
+
+The model has two layers in a bucket, and backward begins with the last one's. So of 5 layers the
+first bucket lacks one, and of 6 all are full.
+"""
+DROPPING = {
+    f"{mode}, {rule}": {
+        "config": {"update_rule": rule, "topk_ratio": 0.25, "block_elements": 5_000},
+        "optimizer": {"offload_gradients": mode, "max_grad_norm": 0.5, "eps": 1e-3},
+    }
+    for mode in ("release", "keep")
+    for rule in ("exact", "published")
+} | {"release, clipped": {"clip": 0.4, "optimizer": {"offload_gradients": "release", "eps": 1e-3}}}
+"""Scenarios in which batches are dropped."""
+
+
+def stack():
+    """Return a model of three buckets."""
+    return TinyStack(num_layers=6, width=96)
+
+
+def drop_some(model, optimizer, scenario, rank=0, num_ranks=1):
+    """Train and drop batches; return the weights after each step, then the true ones."""
+
+    def backward(batch, num_layers):
+        generator = torch.Generator().manual_seed(batch)
+        rows = torch.randn(RANKS_OF_BATCH, 96, generator=generator).chunk(num_ranks)[rank]
+        model(rows, num_layers).square().sum(dim=1).mean().backward()
+        if "clip" in scenario:
+            optimizer.clip_grad_norm_(scenario["clip"])
+
+    def seen():
+        return [whole(p) for p in model.parameters()]
+
+    found = []
+    for step in range(12):
+        for number, num_layers in enumerate(DROPPED_AT.get(step, ())):
+            backward(100 * step + number, num_layers)
+            optimizer.zero_grad()
+            found += seen()
+        backward(step, 6)
+        optimizer.step()
+        found += seen()
+    with optimizer.true_weights():
+        return found + seen()
+
+
+def whole(param):
+    """Return a copy of a parameter that may be sharded."""
+    param = param.full_tensor() if isinstance(param, DTensor) else param
+    return param.detach().cpu().clone()
+
+
 SAVED = ("k = 0.3, S = 4, release", "published", "k = 1, S = 4, keep")
 """Scenarios that are saved and resumed."""
 SAVED_AT, LAST = 6, 12
@@ -210,3 +265,10 @@ def alone(scenario):
         with optimizer.true_weights():
             weights = weights_of(model)
         return weights, columns_of(optimizer)
+
+
+def dropping_alone(scenario):
+    """Return what `drop_some` finds in one process."""
+    model = stack()
+    with closing(optimizer_of(model, scenario)) as optimizer:
+        return drop_some(model, optimizer, scenario)

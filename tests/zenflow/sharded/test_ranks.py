@@ -11,6 +11,7 @@ from tests.models import assert_equal, closing, relative_difference, weights_of
 from tests.zenflow.sharded.conftest import Ranks
 from tests.zenflow.sharded.runs import (
     DELAYED,
+    DROPPING,
     LAST,
     SAVED,
     SAVED_AT,
@@ -19,6 +20,7 @@ from tests.zenflow.sharded.runs import (
     Uneven,
     alone,
     columns_of,
+    dropping_alone,
     load,
     optimizer_of,
     take_steps,
@@ -66,6 +68,14 @@ def test_an_overflow_in_one_ranks_rows_is_skipped_by_all(two):
         assert torch.equal(second, first)
         assert not torch.equal(third, second)
         assert torch.equal(third, two[0]["overflow"][-1][1])
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_batches_that_are_dropped_leave_the_weights_that_one_process_has(name, two):
+    alone = dropping_alone(DROPPING[name])
+    for rank in two:
+        assert relative_difference(rank["drop"][name], alone) < ROUNDING
+        assert_equal(rank["drop"][name], two[0]["drop"][name])
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -147,6 +157,13 @@ def test_a_rank_has_its_share_of_memory_and_traffic_and_adds_up_one_number_a_col
 def test_bad_input_is_an_error_on_every_rank(what, message, two):
     for rank in two:
         assert re.match(message, rank["misuse"][what], re.DOTALL), rank["misuse"][what]
+
+
+def test_a_rank_waits_no_longer_than_its_timeout_for_another(two):
+    """Though the mesh's group would wait for half an hour."""
+    error, seconds = two[0]["await"]
+    assert re.match("DeadlineError: .* All ranks have to take the same steps", error), error
+    assert 2.5 < seconds < 8
 
 
 def test_what_the_guide_shows_learns(two):

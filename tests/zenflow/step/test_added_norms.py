@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.models import closing
+from tests.models import assert_equal, closing, weights_of
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.columns.shards import Shards
 from zenflow.step.gradients.collector import GradientCollector
@@ -74,6 +74,21 @@ def test_norms_of_a_step_that_is_dropped_are_waited_for(events):
         backward(model)
         optimizer.zero_grad()
         assert events[-1] == "wait 2"
+
+
+def test_a_batch_that_is_dropped_leaves_the_true_weights_in_every_full_bucket(events):
+    """In the last one too, whose norms may still be on their way."""
+    model, optimizer = made()
+    with closing(optimizer):
+        for _ in range(6):
+            backward(model)
+            optimizer.step()
+        for _ in range(2):
+            backward(model)
+            optimizer.zero_grad()
+            left = weights_of(model)
+            with optimizer.true_weights():
+                assert_equal(left, weights_of(model))
 
 
 def test_an_optimizer_that_has_failed_waits_for_no_other_rank(events):

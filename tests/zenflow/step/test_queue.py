@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
+from tests.models import (
+    TINY,
+    GivenGradients,
+    OddShapes,
+    TinyStack,
+    assert_equal,
+    closing,
+    weights_of,
+)
 from tests.zenflow.host_work import host_work
 from tests.zenflow.step import test_timing as timing
 from tests.zenflow.test_reference import run_engine, scenarios
@@ -146,6 +154,24 @@ def test_a_room_is_not_written_while_a_late_pass_still_reads_it(monkeypatch):
 
 
 DEVICE = CpuDevice(torch.device("cpu"))
+
+
+def test_batches_that_are_dropped_leave_no_room_taken():
+    model = GivenGradients([(16, 64)])
+    config = ZenFlowConfig(
+        topk_ratio=0.0, update_interval=4, queue_depth=4, min_split_elements=1, block_elements=256
+    )
+    options = {"offload_gradients": "release", "max_grad_norm": 1.0}
+    with closing(ZenFlowAdamW(model.parameters(), config=config, **options)) as optimizer:
+        rooms = optimizer._engine.schedule.tasks.rooms
+        for step in range(12):
+            model.backward(model.draw_gradients(step))
+            optimizer.step()
+            model.backward(model.draw_gradients(100 + step))
+            optimizer.zero_grad()
+        optimizer.synchronize()
+        free = sum(room.last - room.first for room in rooms._free)
+        assert free == rooms.memory.num_bytes > 0
 
 
 @settings(max_examples=60, deadline=None)

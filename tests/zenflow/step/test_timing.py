@@ -12,7 +12,15 @@ import time
 import pytest
 import torch
 
-from tests.models import TINY, OddShapes, TinyStack, assert_equal, closing, weights_of
+from tests.models import (
+    TINY,
+    GivenGradients,
+    OddShapes,
+    TinyStack,
+    assert_equal,
+    closing,
+    weights_of,
+)
 from tests.zenflow.decisions import decisions
 from tests.zenflow.host_work import cut_finely, host_work
 from zenflow import LoggedDecisions, PacedLink, ZenFlowAdamW, ZenFlowConfig
@@ -77,6 +85,38 @@ def one_buffer(params):
     params = list(params)
     parts = torch.zeros(sum(p.numel() for p in params)).split([p.numel() for p in params])
     return [(p, part.view_as(p)) for p, part in zip(params, parts, strict=True)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_columns_are_handed_over_with_all_that_waits_of_their_gradients(first, monkeypatch):
+    """Also in a step in which their parameter has none, while earlier ones are on their way."""
+
+    def run():
+        model = GivenGradients([(64, 256), (64, 256)])  # a bucket each
+        config = ZenFlowConfig(
+            topk_ratio=0.25, update_interval=4, select_interval=1, importance_decay=0.0,
+            hysteresis=0.0, queue_depth=3, **TINY,
+        )  # fmt: skip
+        release = {"offload_gradients": "release", "host_threads": 1}
+        seen = []
+        optimizer = ZenFlowAdamW(model.parameters(), lr=1e-2, config=config, **release)
+        with closing(optimizer):
+            for step in range(12):
+                grads = model.draw_gradients(step)
+                grads[(step + first) % 2] = None
+                model.backward(grads)
+                optimizer.step()
+                seen += weights_of(model)
+        return seen
+
+    expected, perform = run(), CopyLane._perform
+
+    def slowly_to_the_host(self, copy):
+        time.sleep(0.05 if self.name == "d2h" else 0)
+        perform(self, copy)
+
+    monkeypatch.setattr(CopyLane, "_perform", slowly_to_the_host)
+    assert_equal(run(), expected)
 
 
 @pytest.mark.parametrize("has_buffer", [False, True], ids=["own memory", "one buffer"])

@@ -15,6 +15,7 @@ from tests.models import (
     two_groups,
     weights_of,
 )
+from tests.reference import Reference
 from tests.zenflow.runs import MODES
 from zenflow import CheckpointError, ZenFlowAdamW, ZenFlowConfig
 
@@ -137,6 +138,56 @@ def test_columns_are_chosen_by_adamws_second_moments():
         chosen = ours.state_dict()["state"][0]["important_columns"]
     energies = torchs.state_dict()["state"][0]["exp_avg_sq"].sum(dim=0)
     assert chosen.tolist() == sorted(energies.topk(3).indices.tolist())
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used and clipped"])
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_training_are_the_rules_with_adamws_moments(mode, is_used):
+    """Also of an optimizer that has been used and has clipped, of which nothing stays."""
+    first, last, max_norm = 5, 17, 0.3
+    model = GivenGradients(SHAPES)
+    config = ZenFlowConfig(
+        topk_ratio=0.3, update_interval=3, select_interval=4, importance_decay=0.9,
+        block_elements=20, **TINY,
+    )  # fmt: skip
+    reference = Reference([{"params": list(model.parameters()), **SETTINGS, "eps": 1e-8}], config)
+    twin = GivenGradients(SHAPES)
+    torchs = adamw(twin)
+    take(twin, torchs, range(first), absent=0.0)
+    for step in range(first):
+        reference.step(twin.draw_gradients(step))
+    release = {"offload_gradients": mode, "max_grad_norm": max_norm if mode == "release" else None}
+    with closing(ZenFlowAdamW(model.parameters(), config=config, **release)) as ours:
+
+        def step_of_ours(step, scale=1.0):
+            model.backward([scale * grad for grad in model.draw_gradients(step)])
+            if mode == "keep":
+                ours.clip_grad_norm_(max_norm)
+            ours.step()
+
+        for step in range(50, 57) if is_used else ():
+            step_of_ours(step, scale=7.0)
+        model.load_state_dict(twin.state_dict())
+        ours.load_state_dict(torchs.state_dict())
+        take_up(reference, max_norm)
+        for step in range(first, last):
+            step_of_ours(step)
+            reference.step(model.draw_gradients(step))
+            assert_close(weights_of(model), reference.weights)
+
+
+def take_up(reference, max_norm):
+    """Let a reference that was fed from the start be as after taking up AdamW's state."""
+    reference.max_norm, reference.clip = max_norm, 1.0
+    for block in reference.blocks:
+        beta2, steps = block.group["betas"][1], float(block.steps[0])
+        block.score = block.exp_avg_sq.sum(dim=0) / (1 - beta2**steps)
+        if block.is_split:
+            chosen = block.score.argsort(descending=True, stable=True)[: block.count]
+            block.important = torch.isin(torch.arange(len(block.score)), chosen)
+        block.weight[:] = block.master
+        block.n, block.start, block.land_step, block.pending = 0, reference.t, None, False
+    reference.set_due_steps(reference.t, reference.rule.update_interval)
 
 
 def test_windows_go_on_after_the_switch():

@@ -28,7 +28,7 @@ from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.window_sketch import WindowSketch
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
+    from zenflow.columns.shards import Adding
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class StepGradients:
     """Whole gradients of the parameters that stay on the device."""
     waiting: dict[int, dict[SplitParam, Tensor]] = field(default_factory=dict)
     """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
-    adding: tuple[Bucket, Work] | None = None
+    adding: tuple[Bucket, Adding] | None = None
     """Full bucket that waits for the norms which other ranks' rows give its columns."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
     """Copies to the host, by the index of the bucket."""
@@ -143,17 +143,11 @@ class GradientCollector:
 
     def send_added(self, step: int) -> None:
         """Send the full bucket that waits for the norms of other ranks' rows, if there is one."""
-        bucket = self.await_norms()
-        if bucket is not None:
-            self._send(bucket, step)
-
-    def await_norms(self) -> Bucket | None:
-        """Wait for norms that are being added up over the ranks; return their bucket, if any."""
         if self.gradients.adding is None:
-            return None
+            return
         (bucket, work), self.gradients.adding = self.gradients.adding, None
         work.wait()
-        return bucket
+        self._send(bucket, step)
 
     def measure_rest(self) -> None:
         """Measure all gradients that have been taken."""

@@ -23,8 +23,6 @@ from zenflow.surface.state.restart import restart, take_weights
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
 
-SETTINGS = ("lr", "betas", "eps", "weight_decay")
-"""A parameter group's settings that both optimizers have."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _OF_ADAMW = {"betas", "amsgrad"}
 """What tells a group of AdamW's from one of RAdam, whose moments are called the same."""

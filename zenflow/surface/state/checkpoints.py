@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from zenflow.errors import CheckpointError
+from zenflow.surface.arguments import SETTINGS
 from zenflow.surface.state.adamw import (
-    SETTINGS,
     adamw_state,
     check_adamw_state,
     load_adamw_state,
