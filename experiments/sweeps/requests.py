@@ -220,8 +220,21 @@ def as_traced(request: Request, given: Collection[str]) -> Request:
     return replace(request, **{k: v for k, v in own.items() if k not in given})
 
 
-def notes_on_trace(workload: Workload, hardware: HardwareProfile) -> list[str]:
-    """Return in a sentence what of a prediction is from a trace; nothing without one."""
+def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
+    """Return what a prediction takes from a trace, and what it does not take from the model."""
+    return [*_notes_on_model(workload), *_notes_on_trace(workload, hardware)]
+
+
+def _notes_on_model(workload: Workload) -> list[str]:
+    if workload.stored_as is None:
+        return []
+    return [
+        f"the file of {workload.name} has {workload.stored_as} weights (quantization_config); "
+        f"predicted with all of them in {workload.dtype}"
+    ]
+
+
+def _notes_on_trace(workload: Workload, hardware: HardwareProfile) -> list[str]:
     step = workload.traced
     if step is None:
         return []

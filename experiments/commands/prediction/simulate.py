@@ -22,7 +22,7 @@ from experiments.sweeps.requests import (
     Request,
     as_traced,
     hardware_of,
-    notes_on_trace,
+    notes_on,
     workload_of,
 )
 from experiments.traces.facts import TraceFacts
@@ -155,7 +155,7 @@ def _record(
         "step_seconds_interval": None
         if interval is None
         else {"low": interval.low, "high": interval.high, "coverage": interval.coverage},
-        "notes": notes_on_trace(workload, hardware),
+        "notes": notes_on(workload, hardware),
         "drivers": [] if interval is None else [list(item) for item in interval.drivers],
         "memory": memory.to_dict(),
         "chance_to_fit": memory.chance(hardware),
@@ -181,7 +181,7 @@ def _text(
         f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
         f"on {_machine(hardware)}; simulated",
         f"rule     {rule_of(memory.strategy)}",
-        *notes_on_trace(workload, hardware),
+        *notes_on(workload, hardware),
         f"step     {step * 1e3:.1f} ms, {_tokens_per_second(prediction, workload, hardware):,.0f} "
         f"tokens/s; slowest of a window {prediction.slowest_step_seconds * 1e3:.1f} ms",
         f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.1%})"
