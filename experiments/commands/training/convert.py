@@ -48,7 +48,7 @@ def convert_command(source: Path, output: Path | None) -> None:
         sys.exit(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table has said it
-        settings, knobs = read_config_file(source)
+        settings, knobs = read_config_file(source, num_gpus=found.num_gpus)
     if output is not None:
         _write(output, source, settings, knobs)
     for line in _answer(found, settings, knobs, output or source):
@@ -95,6 +95,7 @@ def _answer(
 
 
 def _notes(found: DeepSpeedSettings) -> Iterator[str]:
+    yield from _notes_on_batch(found)
     if found.schedule is None:
         yield "- No scheduler: the learning rate is constant, as it is in DeepSpeed."
     if found.config.update_rule == "published":
@@ -109,6 +110,19 @@ def _notes(found: DeepSpeedSettings) -> Iterator[str]:
         )
     if found.optimizer.get("weight_decay"):
         yield "- `zenflow train` decays matrices only; DeepSpeed, as the lines above, everything."
+
+
+def _notes_on_batch(found: DeepSpeedSettings) -> Iterator[str]:
+    batch, steps = found.batch_on(found.num_gpus or 1)
+    if found.num_gpus not in (None, 1):
+        yield (
+            f"- The file is for {found.num_gpus} GPUs. On one a step has {batch * steps} samples; "
+            f"accumulation of {steps * found.num_gpus} makes it {found.train_batch_size} again."
+        )
+    elif batch is None and not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(
+        found.auto
+    ):
+        yield "- No batch size, with which DeepSpeed would stop: it is yours to give."
 
 
 def _write(
