@@ -190,10 +190,11 @@ def _text(
         f"{prediction.h2d_bytes / 1e9:.3f} GB up",
     ]
     if interval is not None:
-        moved = ", ".join(name for name, _ in interval.drivers[:3])
+        names = ", ".join(name for name, _ in interval.drivers[:3])
+        moved = f"; most moved by {names}" if names else ""
         lines.append(
             f"interval {interval.low * 1e3:.1f} to {interval.high * 1e3:.1f} ms holds "
-            f"{interval.coverage:.0%} of draws; most moved by {moved}"
+            f"{interval.coverage:.0%} of draws{moved}"
         )
     lines += [
         f"{lane:<{_LANE_WIDTH}} busy {seconds * 1e3:9.1f} ms  {seconds / step:5.0%}"
