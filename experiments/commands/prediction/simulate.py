@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, given
-from experiments.commands.flag_types import PATH
+from experiments.commands.flag_types import NEW_FILE, PICTURE
 from experiments.commands.prediction.machine_flags import (
     compute_flags,
     run_flags,
@@ -18,6 +18,7 @@ from experiments.commands.prediction.machine_flags import (
     strategy_options,
 )
 from experiments.output.commit import commit
+from experiments.output.target import naming
 from experiments.sweeps.requests import (
     Request,
     as_traced,
@@ -53,8 +54,8 @@ _MOST_PARTS = 5
 @click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")
 @click.option("--seed", type=int, default=0, help="Of the draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
-@click.option("--trace", type=PATH, help="Write a Chrome trace (.gz too).")
-@click.option("--plot", type=PATH, help="Draw the timeline.")
+@click.option("--trace", type=NEW_FILE, help="Write a Chrome trace (.gz too).")
+@click.option("--plot", type=PICTURE, help="Draw the timeline.")
 @click.pass_context
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
@@ -72,7 +73,8 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
     memory = memory_of(workload, strategy, hardware)
     interval = _interval(workload, strategy, hardware, flags)
     if flags["trace"] is not None:
-        _described(prediction.timeline, workload, hardware).write(flags["trace"])
+        with naming(flags["trace"]):
+            _described(prediction.timeline, workload, hardware).write(flags["trace"])
     if flags["plot"] is not None:
         _draw(prediction, hardware, flags["plot"])
     if flags["as_json"]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, given
-from experiments.commands.flag_types import FOLDER
+from experiments.commands.flag_types import NEW_FOLDER
 from experiments.commands.prediction.machine_flags import (
     compute_flags,
     run_flags,
     simulation_flags,
     strategy_options,
 )
+from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option(
     "--out",
-    type=FOLDER,
+    type=NEW_FOLDER,
     help="Results go here. The same command with the same folder goes on where it ended.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; default: all cores.")
@@ -182,6 +183,7 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
     prices = parse_prices(flags["prices"])
     check_value(flags["value"])
     folder = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep"
+    check_folder(folder)
     outcome = run_sweep(sweep, folder, engine)
     files = outcome.files
     if len(outcome.found):

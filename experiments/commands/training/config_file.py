@@ -148,13 +148,13 @@ def settle_auto(
 def _parse(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else _toml(path, text)
+        content = json.loads(text) if path.suffix.lower() == ".json" else _toml(path, text)
     except OSError as error:
         raise ConfigError(
             f"--config {path} can't be read ({error.strerror}): check the path"
         ) from error
     except (ValueError, RecursionError) as error:  # a parser's ValueError has a line number
-        kind = "JSON" if path.suffix == ".json" else "TOML"
+        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
         raise ConfigError(f"--config {path} is not valid {kind}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold a table of settings, but holds {content!r}")

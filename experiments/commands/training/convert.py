@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command
-from experiments.commands.flag_types import PATH
+from experiments.commands.flag_types import PATH, OutputFile
 from experiments.commands.prediction.plan_run import DATA
 from experiments.commands.training.config_file import read_config_file, settle_auto
 from experiments.commands.training.train_flags import flags_of
@@ -28,7 +28,11 @@ _LONGEST_VALUE = 30
 
 @click.command(cls=Command, name="convert")
 @click.argument("source", type=PATH, metavar="DEEPSPEED.json")
-@click.option("--output", type=PATH, help="Settings for `zenflow train --config`: TOML, or .json.")
+@click.option(
+    "--output",
+    type=OutputFile(".toml", ".json"),
+    help="Settings for `zenflow train --config`: TOML, or .json.",
+)
 def convert_command(source: Path, output: Path | None) -> None:
     """Say what becomes of each key of a DeepSpeed JSON, and how to train as it says.
 
@@ -134,10 +138,5 @@ def _write(
     if output.exists() and output.samefile(source):
         raise ConfigError(f"--output {output} is the DeepSpeed JSON itself: name another file")
     content = file_content(settings, knobs)
-    is_json = output.suffix == ".json"
-    try:
-        write_text(output, json.dumps(content, indent=2) + "\n" if is_json else toml_of(content))
-    except OSError as error:
-        raise click.ClickException(
-            f"{output} can't be written ({error.strerror or error})"
-        ) from error
+    is_json = output.suffix.lower() == ".json"
+    write_text(output, json.dumps(content, indent=2) + "\n" if is_json else toml_of(content))

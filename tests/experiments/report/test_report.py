@@ -524,7 +524,7 @@ def test_bad_inputs_are_named_with_what_they_lack_and_nothing_is_written(tmp_pat
 
 @pytest.mark.parametrize(
     ("out", "message"),
-    [("trace.json", "must end in .html"), ("nowhere/a.html", "is no directory"),
+    [("trace.json", "must end in .html"), ("nowhere/a.html", "in a folder that exists"),
      ("dir.html", "is a directory")],
 )  # fmt: skip
 def test_a_page_that_can_not_be_is_refused_before_anything_is_read(tmp_path, out, message):

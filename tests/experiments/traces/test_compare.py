@@ -310,8 +310,8 @@ def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, runs):
         (["--steps", "3"], ["FIRST:LAST", "'3'"]),
         (["--steps", "4:2"], ["4:2", "swap"]),
         (["--steps", "8:9"], ["has none of 8 to 9", "whole steps are 1 to 2"]),
-        (["--plot", "/no/such/folder/x.png"], ["/no/such/folder", "existing directory"]),
-        (["--plot", "x.painting"], ["x.painting", "name a .png"]),
+        (["--plot", "/no/such/folder/x.png"], ["/no/such/folder", "in a folder that exists"]),
+        (["--plot", "x.painting"], ["x.painting", "must end in .png, .svg"]),
     ],
 )
 def test_bad_flags_end_with_rule_value_and_remedy(runs, flags, words):
