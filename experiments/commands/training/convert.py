@@ -42,6 +42,7 @@ def convert_command(source: Path, output: Path | None) -> None:
 
     # Epochs are counted in steps once the data is known; until then any number is as good.
     found, outcomes = read_with_outcomes(source, steps_per_epoch=1)
+    _check_kind(source, outcomes)
     refused = [outcome for outcome in outcomes if outcome.kind == "refused"]
     num_keys = sum(outcome.is_in_file for outcome in outcomes)
     click.echo(f"{source}: {num_keys} keys, {len(refused)} refused\n")
@@ -59,6 +60,22 @@ def convert_command(source: Path, output: Path | None) -> None:
         click.echo(line)
     if output is not None:
         click.echo(f"\nSettings: {output}")
+
+
+def _check_kind(source: Path, outcomes: Sequence[KeyOutcome]) -> None:
+    """Refuse a file without one of DeepSpeed's keys: it is of another kind.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    from zenflow.deepspeed.keys import COMMENT, known_names
+
+    keys = {o.key.split(".")[0] for o in outcomes if o.is_in_file and o.words != COMMENT}
+    if keys and not keys & set(known_names("")):
+        raise ConfigError(
+            f"{source} has none of DeepSpeed's keys, but {', '.join(sorted(keys))}: give the JSON "
+            "that DeepSpeed is started with"
+        )
 
 
 def _table(outcomes: Sequence[KeyOutcome]) -> Iterator[str]:

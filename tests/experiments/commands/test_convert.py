@@ -295,6 +295,14 @@ def test_known_keys_have_the_outcome_of_their_list(section):
         ('{"bf16": {},}', "no comma behind the last key"),
         ("[]", "must hold a JSON object"),
         ('{"bf16": 1, "bf16": 2}', "'bf16' stands there twice"),
+        (
+            '{"traceEvents": [], "schemaVersion": 1}',
+            "none of DeepSpeed's keys, but schemaVersion, ",
+        ),
+        (
+            '{"model_type": "llama", "_name_or_path": "x"}',
+            "DeepSpeed's keys, but model_type: give",
+        ),
     ],
 )
 def test_a_file_that_can_not_be_read_is_an_error_of_usage(tmp_path, text, words):

@@ -491,6 +491,7 @@ def bad_inputs(folder):
     (folder / "runs" / "b").mkdir()
     (folder / "runs" / "b" / "config.json").write_text('{"compare": []}')
     (folder / "text.txt").write_text("x")
+    (folder / "loop.json").symlink_to("loop.json")
     (folder / "broken.json").write_text("{")
     (folder / "other.json").write_text("{}")
     (folder / "cut.json.gz").write_bytes(gzip.compress(b"[" * 5000)[:-30])
@@ -501,7 +502,8 @@ def bad_inputs(folder):
     (folder / "names.csv").write_text("a,b\n")
     Timeline().write(folder / "no_spans.json")
     return {
-        "missing": "does not exist", "empty": "neither a run", "runs": "name some of a, b",
+        "missing": "does not exist", "loop.json": "does not exist", "empty": "neither a run",
+        "runs": "name some of a, b",
         "text.txt": "kind that a page can't show", "broken.json": "is not JSON",
         "other.json": "lacks a list traceEvents", "cut.json.gz": "can't be read",
         "nothing.json": "no event with a duration", "odd.json": "trace event format",
