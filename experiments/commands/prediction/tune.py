@@ -18,7 +18,7 @@ from experiments.commands.prediction.machine_flags import simulation_flags
 from experiments.commands.training.config_file import read_config_file, with_flags
 from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, train_flags
 from experiments.output.target import check_folder
-from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.sweeps.requests import Request, hardware_of, notes_on, workload_of
 from experiments.training.preparation.first_checks import check_first, located, trainable_name
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
@@ -107,6 +107,11 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
 
     out = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-tune"
     check_folder(out)
+    if flags["backend"] == "simulated":
+        request = _request(flags)
+        hardware, _ = hardware_of(request)
+        for note in notes_on(workload_of(request, hardware), hardware):
+            click.echo(f"Note: {note}", err=True)
     try:
         result = run_study(
             task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]
