@@ -31,7 +31,7 @@ class OutputFile(click.Path):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the path."""
-        path = super().convert(value, param, ctx)
+        path: Any = super().convert(value, param, ctx)
         try:
             check_file(path, self._suffixes)
         except ConfigError as error:
@@ -48,7 +48,7 @@ class OutputFolder(click.Path):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the path."""
-        path = super().convert(value, param, ctx)
+        path: Any = super().convert(value, param, ctx)
         source = None if ctx is None else ctx.get_parameter_source(param.name)
         if source is not click.core.ParameterSource.DEFAULT:
             try:

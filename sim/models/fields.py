@@ -167,7 +167,7 @@ def _violations(config: Config, fields: Fields) -> Iterator[str]:
             )
     sound: dict[str, int] = {}
     for name in (*itertools.chain(*fields.required), *fields.optional):
-        value = config.get(name)
+        value: Any = config.get(name)
         if _is_count(value, _MOST[name]):
             sound[name] = value
         elif value is not None:

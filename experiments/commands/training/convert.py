@@ -134,15 +134,15 @@ def _notes(found: DeepSpeedSettings) -> Iterator[str]:
 
 
 def _notes_on_batch(found: DeepSpeedSettings) -> Iterator[str]:
-    batch, steps = found.batch_on(found.num_gpus or 1)
-    if found.num_gpus not in (None, 1):
+    total, count = found.train_batch_size, found.num_gpus
+    steps = found.gradient_accumulation_steps
+    if total and count and steps and count > 1:
         yield (
-            f"- The file is for {found.num_gpus} GPUs. On one a step has {batch * steps} samples; "
-            f"accumulation of {steps * found.num_gpus} makes it {found.train_batch_size} again."
+            f"- The file is for {count} GPUs. On one a step has {total // count} samples; "
+            f"accumulation of {steps * count} makes it {total} again."
         )
-    elif batch is None and not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(
-        found.auto
-    ):
+    has_batch = total or found.train_micro_batch_size_per_gpu
+    if not has_batch and not any("batch_size" in name for name in found.auto):
         yield "- No batch size, with which DeepSpeed would stop: it is yours to give."
 
 
