@@ -22,7 +22,8 @@ _GRADIENT = "torch::autograd::AccumulateGrad"
 _EMBEDDING = "aten::embedding"
 _DTYPES = {"float": "float32", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
 """Types as the profiler spells them."""
-_ADAMW = frozenset({"adam", "adamw", "fusedadam", "fusedadamw"})
+_ADAMW = frozenset({"adam", "adamw", "fusedadam", "fusedadamw", "zenflowadamw"})
+"""Classes whose step takes as long as AdamW's, in small letters."""
 _OFFLOADED = 0.5
 """Bytes that a step copies for each parameter from which on it counts as offloaded."""
 
